@@ -1,0 +1,33 @@
+"""Checks of scalar arguments, made once where an argument enters."""
+
+import math
+
+from fcco_lightning.errors import ConfigError
+
+
+def positive(name: str, value: float) -> float:
+    """Return ``value`` if it is finite and > 0, else raise :class:`ConfigError` naming the argument."""
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{name} must be a finite number > 0, got {value!r}.")
+    return value
+
+
+def non_negative(name: str, value: float) -> float:
+    """Return ``value`` if it is finite and >= 0, else raise :class:`ConfigError` naming the argument."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{name} must be a finite number >= 0, got {value!r}.")
+    return value
+
+
+def fraction(name: str, value: float) -> float:
+    """Return ``value`` if it lies in (0, 1], else raise :class:`ConfigError` naming the argument."""
+    if not 0 < value <= 1:
+        raise ConfigError(f"{name} must lie in (0, 1], got {value!r}.")
+    return value
+
+
+def at_least(name: str, value: int, lowest: int) -> int:
+    """Return ``value`` if it is a whole number >= ``lowest``, else raise :class:`ConfigError` naming the argument."""
+    if isinstance(value, bool) or value != int(value) or value < lowest:
+        raise ConfigError(f"{name} must be a whole number >= {lowest}, got {value!r}.")
+    return int(value)
