@@ -1,0 +1,39 @@
+"""Finite-sum coupled compositional optimization and constrained training on PyTorch Lightning.
+
+The public names are imported on first use, so that ``import fcco_lightning`` costs nothing.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "algorithms": "ALEXR ALEXR2 BSGD MOAP MSVR SGD SOAP SONEX SONX SOX SOXBoost Algorithm",
+    "constraints": "Constraint GeometricRho HingePenalty LogisticLoss MeanAtMost MeanDifferenceAtMost Penalty Quantity "
+    "RawScores ROCFairness SmoothedHingePenalty SoftRate SquaredHingePenalty StandardScores",
+    "data": "TensorTable",
+    "data.datamodules": "SyntheticDataModule TabularDataModule",
+    "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
+    "estimators": "EMA CorrectedEMA DualMirror DualProx Estimator Minibatch ScaledEMA",
+    "models": "MLP",
+    "objectives": "AUC CrossEntropy LogisticPair Objective PairLoss SigmoidPair SquaredHingePair SquaredPair",
+    "outer": "Hinge MoreauEnvelope MoreauSmoothing NoSmoothing OuterFunction Smoothing",
+    "problem": "Engine InnerFunctions Problem",
+    "state": "DualState",
+    "steps": "AdamType HeavyBall ProximalPoint ProximalSGD Step Storm",
+    "training": "FCCOModule StepAtFractions",
+}
+_MODULE_OF = {name: f"{__name__}.{module}" for module, names in _HOME.items() for name in names.split()}
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

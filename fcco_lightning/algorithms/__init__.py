@@ -1,0 +1,16 @@
+"""Named algorithms: one file each, named as in the papers."""
+
+from fcco_lightning.algorithms.alexr import ALEXR
+from fcco_lightning.algorithms.alexr2 import ALEXR2
+from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.bsgd import BSGD
+from fcco_lightning.algorithms.moap import MOAP
+from fcco_lightning.algorithms.msvr import MSVR
+from fcco_lightning.algorithms.sgd import SGD
+from fcco_lightning.algorithms.soap import SOAP
+from fcco_lightning.algorithms.sonex import SONEX
+from fcco_lightning.algorithms.sonx import SONX
+from fcco_lightning.algorithms.sox import SOX
+from fcco_lightning.algorithms.sox_boost import SOXBoost
+
+__all__ = ["ALEXR", "ALEXR2", "BSGD", "MOAP", "MSVR", "SGD", "SOAP", "SONEX", "SONX", "SOX", "Algorithm", "SOXBoost"]

@@ -1,0 +1,28 @@
+"""Outer functions f: values, subgradients, proximal maps, envelopes and conjugates."""
+
+from fcco_lightning.outer.base import OuterFunction
+from fcco_lightning.outer.dro import ChiSquare, Maximum
+from fcco_lightning.outer.elementary import AbsoluteDifference, Hinge, Square, SquaredHinge, cvar
+from fcco_lightning.outer.log_exp import Log, LogSumExp, NegativeLog, Power, Ratio, Softplus
+from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
+
+__all__ = [
+    "AbsoluteDifference",
+    "ChiSquare",
+    "Hinge",
+    "Log",
+    "LogSumExp",
+    "Maximum",
+    "MoreauEnvelope",
+    "MoreauSmoothing",
+    "NegativeLog",
+    "NoSmoothing",
+    "OuterFunction",
+    "Power",
+    "Ratio",
+    "Smoothing",
+    "Softplus",
+    "Square",
+    "SquaredHinge",
+    "cvar",
+]

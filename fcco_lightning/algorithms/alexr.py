@@ -1,0 +1,24 @@
+"""ALEXR."""
+
+from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.checks import positive
+from fcco_lightning.estimators import DualMirror, DualProx
+
+
+class ALEXR(Algorithm):
+    r"""Extrapolated dual step, then a primal step with the updated y_i (000 Alg. 1); for convex f.
+
+    ``g~_i = g_i(w_t) + theta (g_i(w_t) - g_i(w_{t-1}))``, ``y_i <- argmax <y, g~_i> - f_i*(y) - tau U_psi(y, y_i)``,
+    ``G = (1/B1) sum_i Jac g_i(w_t)^T y_i``.  ``optimizer: ProximalSGD`` is the paper's primal step with r = mu/2 |w|^2.
+
+    Args:
+        tau: inverse dual step size, > 0.
+        theta: extrapolation, in [0, 1] (000: .1, 1); 0 saves the second forward pass.
+        mirror: psi = f* for smooth f (u-form, eq. (3)) instead of psi = |.|^2/2 (y-form).  At theta = 0 the mirror form
+            is SOAP with gamma = 1/(1 + tau).
+    """
+
+    def __init__(self, tau: float = 1.0, theta: float = 0.1, mirror: bool = False) -> None:  # noqa: FBT001, FBT002
+        positive("tau", tau)
+        gamma = 1 / (1 + tau)
+        super().__init__(DualMirror(gamma, gamma * theta) if mirror else DualProx(tau, theta))

@@ -1,0 +1,18 @@
+"""MOAP."""
+
+from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.estimators import ScaledEMA
+
+
+class MOAP(Algorithm):
+    r"""``u_i <- (1 - gamma) u_i + gamma (n/B1) g_i`` (sampled) or ``(1 - gamma) u_i`` (all others), momentum on G.
+
+    G is taken at the new u_i; ``optimizer: HeavyBall`` gives the momentum.  Touches all n rows at every step.
+
+    Args:
+        gamma: weight of the new value, in (0, 1].
+    Source: 001 eq. (3); the text leaves the step to "the same adaptation of NASA".
+    """
+
+    def __init__(self, gamma: float = 0.9) -> None:
+        super().__init__(ScaledEMA(gamma))

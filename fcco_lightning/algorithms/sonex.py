@@ -1,0 +1,44 @@
+"""SONEX."""
+
+from typing import Literal
+
+from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.estimators import CorrectedEMA
+from fcco_lightning.outer import MoreauSmoothing
+
+
+class SONEX(Algorithm):
+    r"""Smoothed outer functions, corrected averages, one loop (004 Alg. 1; constraints: eq. (40)).
+
+    ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples,
+    ``G = grad g_0 + (1/B1) sum_i Jac g_i(w_t)^T grad f_{i,lam}(u_i)`` with the OLD u_i (erratum E-004-4).
+    Momentum type: ``optimizer: HeavyBall``; Adam type (App. E): ``optimizer: AdamType`` or ``torch.optim.AdamW``.
+    At gamma' = 0 and lam -> 0 it is SOX.
+
+    Args:
+        gamma: weight of the new value, in (0, 1].
+        gamma_prime: weight of the correction, >= 0, or ``theory`` (Thm 4.7); 0 saves the second forward pass.
+        lam: outer smoothing, > 0.
+        fresh: take the outer gradient at the new u_i instead.
+        objective_gamma: gamma for an objective with inner functions of its own (004 F.3); as ``gamma`` if None.
+        objective_gamma_prime: gamma' for it; as ``gamma_prime`` if None.
+    """
+
+    def __init__(
+        self,
+        gamma: float = 0.8,
+        gamma_prime: float | Literal["theory"] = 0.1,
+        lam: float = 0.01,
+        fresh: bool = False,  # noqa: FBT001, FBT002
+        objective_gamma: float | None = None,
+        objective_gamma_prime: float | Literal["theory"] | None = None,
+    ) -> None:
+        super().__init__(
+            CorrectedEMA(gamma, gamma_prime, fresh),
+            MoreauSmoothing(lam),
+            objective_estimator=CorrectedEMA(
+                gamma if objective_gamma is None else objective_gamma,
+                gamma_prime if objective_gamma_prime is None else objective_gamma_prime,
+                fresh,
+            ),
+        )

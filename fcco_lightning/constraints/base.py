@@ -1,0 +1,47 @@
+"""What a constraint is: rows h_i(w) <= 0, each a convex function of inner values g_i(w)."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Batch, Inner
+
+
+class Constraint(ABC):
+    r"""m rows ``h_i(w) <= 0`` with ``h_i = h(g_i(w))`` for inner values g_i of width k.
+
+    A penalty phi of one variable (hinge, smoothed hinge, squared hinge, at tolerance kappa) becomes an outer function of
+    g_i through :meth:`outer`, so that a constraint is one more compositional term.
+
+    Attributes:
+        kappa: tolerance.
+        names: a short name per row, used in logs and pictures; its length is m.
+        width: k.
+    """
+
+    kappa: float
+    names: list[str]
+    width: int
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return len(self.names)
+
+    @abstractmethod
+    def inner(self, outputs: Any, batch: Batch) -> Inner:
+        """Mini-batch estimates of g_i(w), with graph; rows that the batch says nothing about are absent."""
+
+    @abstractmethod
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        """The outer function ``phi(h(.) + kappa)`` of the inner values."""
+
+    @abstractmethod
+    def violation(self, values: Tensor) -> Tensor:
+        """h_i from inner values: (b, k) -> (b,).  Positive where the constraint is violated."""
+
+    def vacuous(self, outputs: Tensor, batch: Batch) -> str | None:  # noqa: ARG002
+        """Why the constraint says nothing about these outputs although it holds, or None."""
+        return None

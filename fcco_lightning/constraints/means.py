@@ -1,0 +1,154 @@
+"""Constraints on means of a per-sample quantity over subsets of the data."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from fcco_lightning.checks import non_negative, positive
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives import binary_scores
+from fcco_lightning.outer import AbsoluteDifference, OuterFunction
+from fcco_lightning.records import Batch, Inner
+
+
+class Quantity(ABC):
+    """A per-sample quantity q(outputs, batch) of shape (B,), with graph."""
+
+    @abstractmethod
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """One value per sample."""
+
+
+@dataclass(frozen=True)
+class SoftRate(Quantity):
+    r"""``sigmoid((s - threshold) / temperature)``: its mean is a smoothed rate of predicted positives.
+
+    Over the positives it is the true positive rate, over the negatives the false positive rate.
+
+    Args:
+        threshold: decision threshold on the score.
+        temperature: unit of the score, > 0; the smaller, the closer to the hard rate.
+    """
+
+    threshold: float = 0.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002
+        return torch.sigmoid((binary_scores(outputs) - self.threshold) / self.temperature)
+
+
+@dataclass(frozen=True)
+class LogisticLoss(Quantity):
+    """Logistic loss of the score against the label (nats)."""
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        scores = binary_scores(outputs)
+        return binary_cross_entropy_with_logits(scores, batch["y"].to(scores.dtype), reduction="none")
+
+
+def select(where: dict[str, int], batch: Batch) -> Tensor:
+    """Mask (B,) of the samples whose columns have the given values.
+
+    Raises:
+        DataError: if a column is not in the batch.
+    """
+    missing = [name for name in where if name not in batch]
+    if missing:
+        raise DataError(
+            f"`where` names the column(s) {missing}, the batch has {sorted(batch)}. "
+            "Use y (label, 0 or 1), group (1 for the favoured group) or another column of the data."
+        )
+    some_column = next(iter(batch.values()))
+    mask = torch.ones(some_column.shape[0], dtype=torch.bool, device=some_column.device)
+    for name, value in where.items():
+        mask = mask & (batch[name] == value)
+    return mask
+
+
+def _empty(like: Tensor, width: int) -> Inner:
+    return Inner(torch.empty(0, dtype=torch.int64, device=like.device), like.new_empty(0, width))
+
+
+class MeanAtMost(Constraint):
+    r"""``h(w) = mean of q over the subset - kappa <= 0``.
+
+    Caps a rate (``quantity: SoftRate, where: {y: 0}`` is the false positive rate) or a loss
+    (``quantity: LogisticLoss, where: {group: 0}``).  A batch without a sample of the subset leaves the row untouched.
+
+    Args:
+        quantity: q.
+        kappa: the cap.
+        where: the subset, as column -> value; all samples if empty.
+        name: in logs and pictures.
+    """
+
+    width = 1
+
+    def __init__(
+        self, quantity: Quantity, kappa: float, where: dict[str, int] | None = None, name: str = "mean"
+    ) -> None:
+        self.quantity, self.where, self.kappa = quantity, dict(where or {}), float(kappa)
+        self.names = [name]
+
+    def inner(self, outputs: Tensor, batch: Batch) -> Inner:
+        chosen = self.quantity(outputs, batch)[select(self.where, batch)]
+        if chosen.numel() == 0:
+            return _empty(chosen, 1)
+        return Inner(torch.zeros(1, dtype=torch.int64, device=chosen.device), chosen.mean().reshape(1, 1))
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return phi
+
+    def violation(self, values: Tensor) -> Tensor:
+        return values[:, 0] - self.kappa
+
+
+class MeanDifferenceAtMost(Constraint):
+    r"""``h(w) = |mean of q over subset a - mean of q over subset b| - kappa <= 0``.
+
+    Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch without a
+    sample of either subset leaves the row untouched.
+
+    Args:
+        quantity: q.
+        kappa: tolerance, >= 0.
+        where_a: first subset, as column -> value.
+        where_b: second subset.
+        name: in logs and pictures.
+    """
+
+    width = 2
+
+    def __init__(
+        self,
+        quantity: Quantity,
+        kappa: float,
+        where_a: dict[str, int],
+        where_b: dict[str, int],
+        name: str = "difference",
+    ) -> None:
+        if where_a == where_b:
+            raise ConfigError(f"where_a and where_b are the same subset {where_a!r}: the difference is always 0.")
+        self.quantity, self.where_a, self.where_b = quantity, dict(where_a), dict(where_b)
+        self.kappa = non_negative("kappa", kappa)
+        self.names = [name]
+
+    def inner(self, outputs: Tensor, batch: Batch) -> Inner:
+        q = self.quantity(outputs, batch)
+        a, b = q[select(self.where_a, batch)], q[select(self.where_b, batch)]
+        if a.numel() == 0 or b.numel() == 0:
+            return _empty(q, 2)
+        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), torch.stack([a.mean(), b.mean()]).unsqueeze(0))
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return AbsoluteDifference(phi)
+
+    def violation(self, values: Tensor) -> Tensor:
+        return (values[:, 0] - values[:, 1]).abs() - self.kappa

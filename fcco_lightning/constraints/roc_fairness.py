@@ -1,0 +1,128 @@
+"""Equal ROC curves for two groups, as equal rates at a set of thresholds."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import non_negative, positive
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives import binary_scores
+from fcco_lightning.outer import AbsoluteDifference, OuterFunction
+from fcco_lightning.records import Batch, Inner
+
+_EDGE = 0.01  # a threshold between the 1% and the 99% quantile of the scores separates something
+_CELLS = 4  # (label, group), numbered 2 label + group
+
+
+class ScoreScale(ABC):
+    """The unit in which thresholds are given: a map of the batch's scores, with graph."""
+
+    @abstractmethod
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Scores (B,) in the unit of the thresholds, (B,)."""
+
+
+@dataclass(frozen=True)
+class RawScores(ScoreScale):
+    """The score itself (the paper's form).  The constraint can be met by moving or shrinking all scores."""
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        return scores
+
+
+@dataclass(frozen=True)
+class StandardScores(ScoreScale):
+    r"""``(s - mean(s)) / std(s)`` over the batch: no shift and no scaling of the scores changes the constraint.
+
+    Args:
+        floor: smallest standard deviation, > 0, in units of the score.
+    """
+
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        positive("floor", self.floor)
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        centred = scores - scores.mean()
+        return centred / centred.square().mean().sqrt().clamp(min=self.floor)
+
+
+class ROCFairness(Constraint):
+    r"""``h_tau^{+-}(w) = |mean_favoured sigma((s - tau)/T) - mean_other sigma((s - tau)/T)| - kappa <= 0``.
+
+    One row of width 2 (rate of the favoured group, rate of the other) per threshold over the positives (true positive
+    rates, rows 0..|thresholds|-1) and per threshold over the negatives (false positive rates, the rest): 004 F.2, with
+    T = 1, raw scores and thresholds -3..3 there.  A class that one of the groups lacks in a batch leaves its rows
+    untouched.
+
+    Warning: on raw scores the constraints can be met without any fairness, because an AUC objective does not change
+    when all scores are shifted out of the thresholds' window or shrunk; :meth:`vacuous` says when.  ``StandardScores``
+    with a small temperature cannot be gamed that way.
+
+    Args:
+        thresholds: tau, in units of ``scale``.
+        kappa: tolerance on a difference of rates, in [0, 1).
+        temperature: T, > 0, in units of ``scale``.
+        scale: unit of thresholds and temperature.
+    """
+
+    width = 2
+
+    def __init__(
+        self,
+        thresholds: Sequence[float] = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0),
+        kappa: float = 0.005,
+        temperature: float = 1.0,
+        scale: ScoreScale | None = None,
+    ) -> None:
+        if not thresholds or len(set(thresholds)) != len(thresholds):
+            raise ConfigError(f"thresholds must be a non-empty list without repeats, got {list(thresholds)!r}.")
+        self.thresholds = tuple(float(t) for t in thresholds)
+        self.kappa = non_negative("kappa", kappa)
+        if kappa >= 1:
+            raise ConfigError(f"kappa is a difference of rates and must be < 1, got {kappa!r}.")
+        self.temperature = positive("temperature", temperature)
+        self.scale = scale or RawScores()
+        self.names = [f"{rate}@{t:g}" for rate in ("tpr", "fpr") for t in self.thresholds]
+
+    def inner(self, outputs: Tensor, batch: Batch) -> Inner:
+        scores = self.scale(binary_scores(outputs))
+        cell = torch.arange(_CELLS, device=scores.device).unsqueeze(1)
+        member = (cell == 2 * batch["y"] + batch["group"]).to(scores.dtype)
+        count = member.sum(dim=1, keepdim=True)
+        above = torch.sigmoid((scores.unsqueeze(1) - scores.new_tensor(self.thresholds)) / self.temperature)
+        rates = (member @ above) / count.clamp(min=1)
+        n = len(self.thresholds)
+        tpr, fpr = rates[[3, 2]].T, rates[[1, 0]].T
+        index = torch.arange(2 * n, device=scores.device)
+        values = torch.cat([tpr, fpr])
+        unseen = [y for y in (1, 0) if not bool(count[2 * y : 2 * y + 2].all())]
+        if unseen:
+            index = torch.cat([index[:0], *(index[(1 - y) * n : (2 - y) * n] for y in (1, 0) if y not in unseen)])
+            values = values[index]
+        return Inner(index, values)
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return AbsoluteDifference(phi)
+
+    def violation(self, values: Tensor) -> Tensor:
+        return (values[:, 0] - values[:, 1]).abs() - self.kappa
+
+    def vacuous(self, outputs: Tensor, batch: Batch) -> str | None:  # noqa: ARG002
+        """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
+        scores = self.scale(binary_scores(outputs).detach().double())
+        low, high = torch.quantile(scores[:1_000_000], scores.new_tensor([_EDGE, 1 - _EDGE])).tolist()
+        inside = sum(low < t < high for t in self.thresholds)
+        if inside < min(2, len(self.thresholds)):
+            return (
+                f"{inside} of {len(self.thresholds)} thresholds in [{min(self.thresholds):g}, "
+                f"{max(self.thresholds):g}] lie within the scores' range [{low:.3g}, {high:.3g}]"
+            )
+        if high - low < self.temperature:
+            return f"the scores span {high - low:.3g}, less than one temperature ({self.temperature:g})"
+        return None

@@ -1,0 +1,80 @@
+"""What an estimator is: a pure map from remembered rows and fresh inner values to new rows and outer gradients."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Tracked
+
+
+class Sampling(NamedTuple):
+    """How the outer batch was drawn.
+
+    Attributes:
+        num_rows: n.
+        batch: B1, the number of different rows in the batch.
+    """
+
+    num_rows: int
+    batch: int
+
+
+class Estimator(ABC):
+    r"""Tracks inner values from mini-batches and says how much every inner function matters.
+
+    All tensors have shape (b, k) and carry no graph.  Attributes:
+
+    Attributes:
+        remembers: the estimator keeps rows; without, no state is allocated.
+        convex_only: it takes dual steps, so f must be convex.
+    """
+
+    remembers: ClassVar[bool] = True
+    convex_only: ClassVar[bool] = False
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether g_i(w_{t-1}; batch) is needed, i.e. a second forward pass at the previous weights."""
+        return False
+
+    def decay(self) -> float:
+        """Factor on ALL rows before the sampled ones are written; 1 except for MOAP."""
+        return 1.0
+
+    def first(self, inner: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
+        """The row that an index never seen counts as having: the fresh value, so that the first visit is exact."""
+        return inner
+
+    @abstractmethod
+    def update(
+        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, sampling: Sampling
+    ) -> Tracked:
+        """New rows and outer gradients.
+
+        Args:
+            rows: remembered rows; for an index never seen, :meth:`first`.
+            inner: g_i(w_t; batch).
+            previous: g_i(w_{t-1}; batch) on the same samples (equal to ``inner`` for an index never seen), or None if
+                there is no previous point (then it counts as equal to ``inner``).
+            outer: f, smoothed if the algorithm smooths.
+            sampling: n and B1.
+        """
+
+    def track(  # noqa: PLR0913
+        self,
+        rows: Tensor,
+        seen: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,
+        outer: OuterFunction,
+        sampling: Sampling,
+    ) -> Tracked:
+        """:meth:`update` with indices never seen replaced by their first value.  ``seen`` has shape (b,)."""
+        known = seen.unsqueeze(1)
+        rows = torch.where(known, rows, self.first(inner, outer))
+        if previous is not None:
+            previous = torch.where(known, previous, inner)
+        return self.update(rows, inner, previous, outer, sampling)

@@ -1,0 +1,71 @@
+"""Estimators that take dual steps: they remember y_i, or u_i with y_i = grad f(u_i)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import non_negative, positive
+from fcco_lightning.estimators.base import Estimator, Sampling
+from fcco_lightning.estimators.primal import CorrectedEMA
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Tracked
+
+
+@dataclass(frozen=True)
+class DualProx(Estimator):
+    r"""Extrapolated dual step in y-form, ``psi = |.|^2 / 2`` (000 Alg. 1).
+
+    ``g~_i = g_i(w_t) + theta (g_i(w_t) - g_i(w_{t-1}))`` and
+    ``y_i <- argmax_y <y, g~_i> - f*(y) - (tau/2) |y - y_i|^2 = prox_{f*/tau}(y_i + g~_i / tau)``.
+    A row never seen counts as y_i = 0, as in the paper.
+
+    Args:
+        tau: inverse dual step size, > 0.
+        theta: extrapolation, >= 0; at 0 the second forward pass is not made.
+    """
+
+    tau: float = 1.0
+    theta: float = 0.0
+    convex_only = True
+
+    def __post_init__(self) -> None:
+        positive("tau", self.tau)
+        non_negative("theta", self.theta)
+
+    @property
+    def needs_previous(self) -> bool:
+        return self.theta != 0
+
+    def first(self, inner: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
+        return torch.zeros_like(inner)
+
+    def update(
+        self,
+        rows: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,
+        outer: OuterFunction,
+        sampling: Sampling,  # noqa: ARG002
+    ) -> Tracked:
+        ahead = inner if previous is None else inner.add(inner - previous, alpha=self.theta)
+        y = outer.conjugate_prox(rows.add(ahead, alpha=1 / self.tau), 1 / self.tau)
+        return Tracked(y, y)
+
+
+@dataclass(frozen=True)
+class DualMirror(CorrectedEMA):
+    r"""Extrapolated dual step in u-form, ``psi = f*``: ``u_i <- (tau u_i + g~_i) / (1 + tau)``, ``y_i = grad f(u_i)``.
+
+    000 eq. (3) and 004 section 4.2: an average with ``gamma = 1/(1 + tau)`` and ``gamma' = gamma theta``, the outer
+    gradient taken at the new u_i.  For hinges it carries u_i outside [kappa, kappa + lam rho], which the y-form
+    forgets (erratum E-004-7).
+
+    Args:
+        gamma: 1/(1 + tau), in (0, 1].
+        gamma_prime: gamma theta, >= 0.
+        fresh: whether the outer gradient is taken at the new u_i; True in the papers.
+    """
+
+    fresh: bool = True
+    convex_only = True

@@ -1,0 +1,147 @@
+"""Estimators that remember u_i, a running estimate of g_i(w)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import fraction, non_negative
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators.base import Estimator, Sampling
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Tracked
+
+
+@dataclass(frozen=True)
+class Minibatch(Estimator):
+    r"""``u_i = g_i(w; batch)``: nothing is remembered, the gradient is biased (BSGD, 001 section 2.1)."""
+
+    remembers = False
+
+    def update(
+        self,
+        rows: Tensor,  # noqa: ARG002
+        inner: Tensor,
+        previous: Tensor | None,  # noqa: ARG002
+        outer: OuterFunction,
+        sampling: Sampling,  # noqa: ARG002
+    ) -> Tracked:
+        return Tracked(inner, outer.subgradient(inner))
+
+
+@dataclass(frozen=True)
+class EMA(Estimator):
+    r"""``u_i <- (1 - gamma) u_i + gamma g_i(w_t; batch)``.
+
+    Args:
+        gamma: weight of the new value, in (0, 1].
+        fresh: take the outer gradient at the new u_i (SOAP) or at the u_i before this step (SOX).
+    """
+
+    gamma: float = 0.9
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        fraction("gamma", self.gamma)
+
+    def update(
+        self,
+        rows: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,  # noqa: ARG002
+        outer: OuterFunction,
+        sampling: Sampling,  # noqa: ARG002
+    ) -> Tracked:
+        new = torch.lerp(rows, inner, self.gamma)
+        return Tracked(new, outer.subgradient(new if self.fresh else rows))
+
+
+@dataclass(frozen=True)
+class ScaledEMA(Estimator):
+    r"""``u_i <- (1 - gamma) u_i + gamma (n/B1) g_i`` for sampled i, ``u_i <- (1 - gamma) u_i`` for all others (MOAP).
+
+    The only estimator that touches all n rows at every step.  A first visit sets u_i = g_i.
+
+    Args:
+        gamma: weight of the new value, in (0, 1].
+    Source: 001 eq. (3).
+    """
+
+    gamma: float = 0.9
+
+    def __post_init__(self) -> None:
+        fraction("gamma", self.gamma)
+
+    def decay(self) -> float:
+        return 1 - self.gamma
+
+    def update(
+        self,
+        rows: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,  # noqa: ARG002
+        outer: OuterFunction,
+        sampling: Sampling,
+    ) -> Tracked:
+        new = torch.lerp(rows, inner * (sampling.num_rows / sampling.batch), self.gamma)
+        return Tracked(new, outer.subgradient(new))
+
+    def track(  # noqa: PLR0913
+        self,
+        rows: Tensor,
+        seen: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,
+        outer: OuterFunction,
+        sampling: Sampling,
+    ) -> Tracked:
+        new = torch.where(seen.unsqueeze(1), self.update(rows, inner, previous, outer, sampling).rows, inner)
+        return Tracked(new, outer.subgradient(new))
+
+
+@dataclass(frozen=True)
+class CorrectedEMA(Estimator):
+    r"""``u_i <- (1 - gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples.
+
+    The u-update of MSVR, SONX, SONEX (004 Alg. 1 line 7) and, with ``fresh=True`` and ``gamma' = gamma theta``, of
+    ALEXR2 (004 section 4.2).
+
+    Args:
+        gamma: weight of the new value, in (0, 1].
+        gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of
+            004 Thm 4.7.  At 0 the second forward pass is not made.
+        fresh: take the outer gradient at the new u_i, or at the u_i before this step (004 Alg. 1 line 9).
+    """
+
+    gamma: float = 0.8
+    gamma_prime: float | Literal["theory"] = 0.1
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        fraction("gamma", self.gamma)
+        if self.gamma_prime != "theory":
+            if isinstance(self.gamma_prime, str):
+                raise ConfigError(f"gamma_prime must be a number >= 0 or 'theory', got {self.gamma_prime!r}.")
+            non_negative("gamma_prime", self.gamma_prime)
+        elif self.gamma == 1:
+            raise ConfigError("gamma_prime='theory' divides by 1 - gamma: use gamma < 1, got gamma=1.")
+
+    @property
+    def needs_previous(self) -> bool:
+        return self.gamma_prime != 0
+
+    def correction(self, sampling: Sampling) -> float:
+        """gamma' as a number."""
+        if isinstance(self.gamma_prime, str):
+            rest = 1 - self.gamma
+            return rest + (sampling.num_rows - sampling.batch) / (sampling.batch * rest)
+        return self.gamma_prime
+
+    def update(
+        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, sampling: Sampling
+    ) -> Tracked:
+        new = torch.lerp(rows, inner, self.gamma)
+        if previous is not None:
+            new = new.add(inner - previous, alpha=self.correction(sampling))
+        return Tracked(new, outer.subgradient(new if self.fresh else rows))

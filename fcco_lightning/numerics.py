@@ -1,0 +1,45 @@
+"""Small numerical kernels shared by the outer functions: simplex projection and monotone roots."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_BISECTIONS = 100  # halves any float64 bracket down to its last bit
+
+
+def project_to_simplex(v: Tensor, radius: float = 1.0) -> Tensor:
+    """Euclidean projection of each row onto ``{p >= 0, sum p = radius}``.
+
+    Solves ``argmin_p |p - v|^2 / 2`` by sorting: ``p = max(v - t, 0)`` with t such that the row sums to ``radius``.
+
+    Args:
+        v: rows to project, shape (B, k).
+        radius: sum of a projected row, > 0.
+
+    Returns: shape (B, k), dtype and device of ``v``.
+    Source: Duchi et al., Efficient Projections onto the l1-Ball (2008), Figure 1.
+    """
+    descending = v.sort(dim=-1, descending=True).values
+    excess = descending.cumsum(dim=-1) - radius
+    rank = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
+    support = (descending * rank > excess).sum(dim=-1, keepdim=True)
+    shift = excess.gather(-1, support - 1) / support.to(v.dtype)
+    return (v - shift).clamp(min=0)
+
+
+def increasing_root(h: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """Elementwise root of a non-decreasing function by bisection.
+
+    Args:
+        h: maps a tensor to a tensor of the same shape, non-decreasing in each entry.
+        low: entries with ``h(low) <= 0``.
+        high: entries with ``h(high) >= 0``, same shape.
+
+    Returns: the root to the last bit of the dtype.
+    """
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        below = h(middle) < 0
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2

@@ -1,0 +1,94 @@
+"""What every outer function f offers: value, subgradient, prox, Moreau envelope, conjugate and its prox."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import positive
+from fcco_lightning.errors import ConfigError
+
+
+class OuterFunction(ABC):
+    r"""An outer function f: R^k -> R, applied to every row of a (B, k) tensor.
+
+    Rows are inner values u (unit: of the inner function) or dual values y (unit: of f per unit of u).  A class states
+    what holds of f, so that an algorithm that needs more can refuse it by name:
+
+    Attributes:
+        convex: f is convex, hence has a conjugate and dual steps.
+        monotone: f is non-decreasing in every coordinate.
+        smooth: f has a Lipschitz gradient where it is used, so it needs no smoothing.
+    """
+
+    convex: ClassVar[bool] = True
+    monotone: ClassVar[bool] = False
+    smooth: ClassVar[bool] = False
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f, the Lipschitz constant of f in the Euclidean norm; ``inf`` where f has none."""
+        return float("inf")
+
+    @abstractmethod
+    def value(self, u: Tensor) -> Tensor:
+        """f(u) for every row: (B, k) -> (B,)."""
+
+    @abstractmethod
+    def subgradient(self, u: Tensor) -> Tensor:
+        """One element of the subdifferential (the gradient where f is smooth): (B, k) -> (B, k)."""
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        r"""``argmin_v f(v) + |v - u|^2 / (2 lam)`` for every row: (B, k) -> (B, k).
+
+        Raises:
+            ConfigError: if f has no closed form of it.
+        """
+        raise ConfigError(
+            f"{self!r} has no closed-form prox. It is smooth, so use it without smoothing (SOX, SOAP) "
+            "or with a u-form dual step (ALEXR2, or ALEXR with form `mirror`)."
+        )
+
+    def envelope(self, u: Tensor, lam: float) -> Tensor:
+        r"""Moreau envelope ``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``: (B, k) -> (B,)."""
+        v = self.prox(u, positive("lam", lam))
+        return self.value(v) + (v - u).square().sum(-1) / (2 * lam)
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        r"""``grad f_lam(u) = (u - prox_{lam f}(u)) / lam``: (B, k) -> (B, k).  Source: 004 eq. (2)."""
+        return (u - self.prox(u, positive("lam", lam))) / lam
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        r"""``f*(y) = sup_u <y, u> - f(u)``, ``inf`` outside its domain: (B, k) -> (B,).
+
+        Raises:
+            ConfigError: if f is not convex (then f is not the conjugate of f*).
+        """
+        raise ConfigError(f"{self!r} offers no conjugate{'' if self.convex else ': it is not convex'}.")
+
+    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
+        r"""``argmin_v f*(v) + |v - y|^2 / (2 tau)`` by Moreau's identity: (B, k) -> (B, k), inside dom f*.
+
+        Args:
+            y: dual rows, shape (B, k).
+            tau: step size, > 0.
+
+        Raises:
+            ConfigError: if f is not convex or has no prox.
+        Source: Parikh and Boyd, Proximal Algorithms (2014), section 2.5.
+        """
+        self.require_convex("a dual step")
+        return y - tau * self.prox(y / positive("tau", tau), 1 / tau)
+
+    def require_convex(self, needed_by: str) -> None:
+        """Raise :class:`ConfigError` naming ``needed_by`` if f is not convex."""
+        if not self.convex:
+            raise ConfigError(
+                f"{needed_by} needs a convex outer function, and {self!r} is not convex. Use SOX, SONX or SONEX for it."
+            )
+
+
+def infinite_outside(value: Tensor, inside: Tensor) -> Tensor:
+    """``value`` where ``inside`` holds and +inf elsewhere (indicator of a domain)."""
+    return torch.where(inside, value, torch.inf)

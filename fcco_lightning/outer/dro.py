@@ -1,0 +1,89 @@
+"""Outer functions of distributionally robust objectives: chi-square dual and maximum."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fcco_lightning.checks import positive
+from fcco_lightning.numerics import project_to_simplex
+from fcco_lightning.outer.base import OuterFunction, infinite_outside
+
+
+@dataclass(frozen=True)
+class ChiSquare(OuterFunction):
+    r"""``f(u) = lam0 phi*(u)`` of the chi-square divergence, u = (loss - c) / lam0 (000 section 5.1, F.2).
+
+    ``half=True``: phi(t) = (t-1)^2/2, ``phi*(u) = [u+1]_+^2/2 - 1/2``; ``half=False``: phi(t) = (t-1)^2,
+    ``phi*(u) = [u+2]_+^2/4 - 1``.  The paper prints phi of the first with phi* of the second (erratum E-000-3).
+
+    Args:
+        lam0: weight of the divergence, > 0.
+        half: which of the two normalisations.
+    """
+
+    lam0: float = 1.0
+    half: bool = True
+    monotone = True
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("lam0", self.lam0)
+
+    @property
+    def _shift(self) -> float:
+        return 1.0 if self.half else 2.0
+
+    def value(self, u: Tensor) -> Tensor:
+        s = self._shift
+        return self.lam0 * ((u + s).clamp(min=0).square() / (2 * s) - s / 2).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return self.lam0 / self._shift * (u + self._shift).clamp(min=0)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        step = lam * self.lam0 / self._shift
+        return u - (u + self._shift).clamp(min=0) * (step / (1 + step))
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        value = self.lam0 * self._shift / 2 * (y / self.lam0 - 1).square()
+        return infinite_outside(value, y >= 0).sum(-1)
+
+    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
+        s = self._shift
+        return ((y + positive("tau", tau) * s) / (1 + tau * s / self.lam0)).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Maximum(OuterFunction):
+    r"""``f(u) = max_j u_j`` over the k coordinates of a row: multi-task group DRO (000 App. B).
+
+    The subgradient puts weight one on the first maximal coordinate.
+    """
+
+    monotone = True
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = 1."""
+        return 1.0
+
+    def value(self, u: Tensor) -> Tensor:
+        return u.max(dim=-1).values
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return u.new_zeros(u.shape).scatter_(-1, u.argmax(dim=-1, keepdim=True), 1.0)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        return u - lam * project_to_simplex(u / lam)
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        return project_to_simplex(u / positive("lam", lam))
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        tolerance = 16 * y.shape[-1] * 1.2e-7
+        inside = (y >= -tolerance).all(-1) & ((y.sum(-1) - 1).abs() <= tolerance)
+        return infinite_outside(y.new_zeros(y.shape[:-1]), inside)
+
+    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
+        positive("tau", tau)
+        return project_to_simplex(y)

@@ -1,0 +1,258 @@
+"""Outer functions built from logarithms, exponentials, powers and ratios."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import positive
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.numerics import increasing_root
+from fcco_lightning.outer.base import OuterFunction, infinite_outside
+
+_NEWTON_STEPS = 50  # the roots below are simple and start close; float64 is reached in fewer than 10
+
+
+@dataclass(frozen=True)
+class Log(OuterFunction):
+    r"""``f(u) = tau sum_j log u_j`` for u > 0: global contrastive loss, ListNet, Cox, softmax (001, 004 F.3).
+
+    Concave and ``tau / u_min^2``-weakly convex; the inner values are bounded below by ``floor``, where the function
+    counts as smooth.
+
+    Args:
+        tau: weight (the temperature of a contrastive loss), > 0.
+        floor: inner values below it count as ``floor``, > 0.
+    """
+
+    tau: float = 1.0
+    floor: float = 1e-12
+    convex = False
+    monotone = True
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("tau", self.tau)
+        positive("floor", self.floor)
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = tau / floor."""
+        return self.tau / self.floor
+
+    def value(self, u: Tensor) -> Tensor:
+        return self.tau * u.clamp(min=self.floor).log().sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return self.tau / u.clamp(min=self.floor)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        r"""Local minimiser ``(u + sqrt(u^2 - 4 lam tau)) / 2``; it exists for ``u >= 2 sqrt(lam tau)``."""
+        discriminant = u.square() - 4 * lam * self.tau
+        if bool((discriminant < 0).any() | (u < 0).any()):
+            raise ConfigError(
+                f"prox of {self!r} with lam={lam!r} exists only for u >= {2 * (lam * self.tau) ** 0.5:.3g}, got "
+                f"{u.min().item():.3g}. Use a smaller lam, or no smoothing: f is smooth on bounded inner values."
+            )
+        return (u + discriminant.sqrt()) / 2
+
+
+@dataclass(frozen=True)
+class NegativeLog(OuterFunction):
+    r"""``f(u) = -tau sum_j log u_j`` for u > 0, ``inf`` elsewhere: convex and decreasing (latent variable models, 001).
+
+    Args:
+        tau: weight, > 0.
+        floor: gradients are taken at ``max(u, floor)``, > 0.
+    """
+
+    tau: float = 1.0
+    floor: float = 1e-12
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("tau", self.tau)
+        positive("floor", self.floor)
+
+    def value(self, u: Tensor) -> Tensor:
+        return infinite_outside(-self.tau * u.clamp(min=self.floor).log(), u > 0).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return -self.tau / u.clamp(min=self.floor)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        root = (u.square() + 4 * lam * self.tau).sqrt()
+        # for u < 0 the sum cancels: multiply by the conjugate expression instead
+        return torch.where(u >= 0, (u + root) / 2, 2 * lam * self.tau / (root - u.clamp(max=0)))
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        inside = y < 0
+        size = torch.where(inside, -y, 1.0)
+        return infinite_outside(-self.tau + self.tau * (self.tau / size).log(), inside).sum(-1)
+
+
+@dataclass(frozen=True)
+class Power(OuterFunction):
+    r"""``f(u) = sum_j [u_j]_+^p`` with p > 1: the p-norm push (000 App. B, 001 section 4.2).
+
+    Args:
+        p: exponent, > 1.
+    """
+
+    p: float = 4.0
+    monotone = True
+
+    def __post_init__(self) -> None:
+        if self.p <= 1:
+            raise ConfigError(f"p must be > 1 (use Hinge for p = 1), got {self.p!r}.")
+
+    @property
+    def smooth(self) -> bool:  # type: ignore[override]
+        """For p >= 2 on bounded inner values."""
+        return self.p >= 2
+
+    def value(self, u: Tensor) -> Tensor:
+        return u.clamp(min=0).pow(self.p).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return self.p * u.clamp(min=0).pow(self.p - 1)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        high = u.clamp(min=0)
+
+        def residual(v: Tensor) -> Tensor:
+            return v + lam * self.p * v.pow(self.p - 1) - high
+
+        return torch.where(u > 0, increasing_root(residual, torch.zeros_like(u), high), u)
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        inside = y >= 0
+        size = y.clamp(min=0) / self.p
+        return infinite_outside((self.p - 1) * size.pow(self.p / (self.p - 1)), inside).sum(-1)
+
+
+@dataclass(frozen=True)
+class Softplus(OuterFunction):
+    r"""``f(u) = sum_j log(1 + exp(b u_j))``: robust logistic regression (000 App. B).
+
+    Args:
+        b: slope, not 0; its sign is minus the label.  Non-decreasing only for b > 0.
+    """
+
+    b: float = 1.0
+    smooth = True
+
+    def __post_init__(self) -> None:
+        if self.b == 0:
+            raise ConfigError("b must not be 0: f would be constant.")
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        """Non-decreasing for b > 0."""
+        return self.b > 0
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = |b|, per coordinate."""
+        return abs(self.b)
+
+    def value(self, u: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(self.b * u, threshold=50.0).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return self.b * torch.sigmoid(self.b * u)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        reach = lam * abs(self.b)
+        return increasing_root(lambda v: v - u + lam * self.subgradient(v), u - reach, u + reach)
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        p = y / self.b
+        inside = (p >= 0) & (p <= 1)
+        p = p.clamp(0, 1)
+        return infinite_outside(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p), inside).sum(-1)
+
+
+@dataclass(frozen=True)
+class Ratio(OuterFunction):
+    r"""``f(u) = -u_1 / u_2`` for rows of width 2 with u_2 > 0: average precision and NCA (001 (7), (8)).
+
+    Not convex; smooth where u_2 is bounded away from 0.
+
+    Args:
+        floor: denominators below it count as ``floor``, > 0.
+    """
+
+    floor: float = 1e-12
+    convex = False
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("floor", self.floor)
+
+    def value(self, u: Tensor) -> Tensor:
+        return -u[..., 0] / u[..., 1].clamp(min=self.floor)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        top, bottom = u[..., 0], u[..., 1].clamp(min=self.floor)
+        return torch.stack([-1 / bottom, top / bottom.square()], dim=-1)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        r"""The stationary point near u (f is not convex, so lam must be small against u_2).
+
+        ``v_1 = u_1 + lam / v_2`` and v_2 solves ``u_1/v_2^2 + lam/v_2^3 + (v_2 - u_2)/lam = 0``, by Newton from u_2.
+        """
+        top, bottom = u[..., 0], u[..., 1].clamp(min=self.floor)
+        v = bottom
+        for _ in range(_NEWTON_STEPS):
+            value = top / v**2 + lam / v**3 + (v - bottom) / lam
+            slope = -2 * top / v**3 - 3 * lam / v**4 + 1 / lam
+            v = v - value / slope
+        if not bool((torch.isfinite(v) & (v > 0)).all()):
+            raise ConfigError(
+                f"prox of {self!r} with lam={lam!r} has no stationary point near u. Use a smaller lam, "
+                "or no smoothing: f is smooth where u_2 is bounded away from 0."
+            )
+        return torch.stack([top + lam / v, v], dim=-1)
+
+
+@dataclass(frozen=True)
+class LogSumExp(OuterFunction):
+    r"""``f(u) = theta log( c sum_j exp(u_j / theta) )``: soft maximum over the k coordinates of a row.
+
+    With ``mean=False`` (c = 1) it is the multi-task objective of 000 App. B; with ``mean=True`` (c = 1/k) it is the
+    value of KL-regularised DRO, ``max_q <q, u> - theta KL(q, 1/k)`` (003 section 2).
+
+    Args:
+        theta: temperature, > 0.
+        mean: divide the sum by k.
+    """
+
+    theta: float = 1.0
+    mean: bool = False
+    monotone = True
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("theta", self.theta)
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = 1: the gradient lies on the simplex."""
+        return 1.0
+
+    def value(self, u: Tensor) -> Tensor:
+        scaled = torch.logsumexp(u / self.theta, dim=-1)
+        return self.theta * (scaled - self._log_count(u))
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return torch.softmax(u / self.theta, dim=-1)
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        tolerance = 16 * torch.finfo(y.dtype).eps * y.shape[-1]
+        inside = (y >= 0).all(-1) & ((y.sum(-1) - 1).abs() <= tolerance)
+        entropy = torch.xlogy(y, y.clamp(min=0)).sum(-1)
+        return infinite_outside(self.theta * (entropy + self._log_count(y)), inside)
+
+    def _log_count(self, rows: Tensor) -> Tensor:
+        return torch.log(rows.new_tensor(float(rows.shape[-1] if self.mean else 1)))

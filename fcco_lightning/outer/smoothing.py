@@ -1,0 +1,97 @@
+"""Smoothing as a map from outer function to outer function."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fcco_lightning.checks import positive
+from fcco_lightning.outer.base import OuterFunction
+
+
+@dataclass(frozen=True)
+class MoreauEnvelope(OuterFunction):
+    r"""``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``, itself an outer function.
+
+    ``f_lam <= f <= f_lam + lam C_f^2 / 2`` for convex f (004 Prop. A.2), its gradient is ``1/lam``-Lipschitz, and
+    ``(f_lam)* = f* + lam |.|^2 / 2``.
+
+    Args:
+        outer: the function to smooth; needs a prox.
+        lam: smoothing, > 0, in squared units of u per unit of f.  Theory: ``lam = eps / C_f``.
+    """
+
+    outer: OuterFunction
+    lam: float
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("lam", self.lam)
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """As f."""
+        return self.outer.convex
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        """As f."""
+        return self.outer.monotone
+
+    @property
+    def lipschitz(self) -> float:
+        """At most that of f."""
+        return self.outer.lipschitz
+
+    def value(self, u: Tensor) -> Tensor:
+        return self.outer.envelope(u, self.lam)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return self.outer.envelope_gradient(u, self.lam)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        total = lam + self.lam
+        return u + lam / total * (self.outer.prox(u, total) - u)
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        return self.outer.conjugate(y) + self.lam / 2 * y.square().sum(-1)
+
+    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
+        shrink = 1 + self.lam * positive("tau", tau)
+        return self.outer.conjugate_prox(y / shrink, tau / shrink)
+
+
+class Smoothing(ABC):
+    """A map from outer function to outer function.
+
+    A new smoothing (a schedule of lam, another kernel) is a subclass.
+    """
+
+    @abstractmethod
+    def __call__(self, outer: OuterFunction) -> OuterFunction:
+        """Return the smoothed function; a function that is smooth already passes unchanged."""
+
+
+@dataclass(frozen=True)
+class MoreauSmoothing(Smoothing):
+    """Replace a non-smooth f by its Moreau envelope.
+
+    Args:
+        lam: smoothing, > 0 (004 F.1: 1, .1, .01; F.2: 2e-2, 2e-3, 2e-4).
+    """
+
+    lam: float
+
+    def __post_init__(self) -> None:
+        positive("lam", self.lam)
+
+    def __call__(self, outer: OuterFunction) -> OuterFunction:
+        return outer if outer.smooth else MoreauEnvelope(outer, self.lam)
+
+
+@dataclass(frozen=True)
+class NoSmoothing(Smoothing):
+    """Leave f as it is; a non-smooth f is then used through a subgradient."""
+
+    def __call__(self, outer: OuterFunction) -> OuterFunction:
+        return outer

@@ -1,0 +1,159 @@
+"""One training step of any algorithm, independent of who runs the loop."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fcco_lightning.problem.forward import InnerFunctions, Measured, RandomState, evaluate_at
+from fcco_lightning.problem.problem import Problem
+from fcco_lightning.records import Batch
+from fcco_lightning.steps import PreviousWeights
+
+
+class Backend(Protocol):
+    """How gradients are computed and optimizers stepped; Lightning's precision and counters come in here."""
+
+    def backward(self, surrogate: Tensor) -> None:
+        """Leave the gradient of ``surrogate`` in ``.grad``."""
+
+    def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Gradients with respect to other tensors, in the same unit as ``.grad`` when :meth:`step` runs."""
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Bring ``.grad`` into its true unit (undo loss scaling)."""
+
+    def inner_step(self, optimizer: Optimizer) -> None:
+        """Step that does not count as an update of w."""
+
+    def update(self, optimizer: Optimizer, *, from_backward: bool) -> None:
+        """Step that counts; ``from_backward`` is False where ``.grad`` was set by hand."""
+
+
+class PlainBackend:
+    """A bare PyTorch loop."""
+
+    def backward(self, surrogate: Tensor) -> None:
+        """``surrogate.backward()``."""
+        surrogate.backward()
+
+    def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """``torch.autograd.grad``."""
+        return torch.autograd.grad(surrogate, list(weights), allow_unused=True)
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Nothing to undo."""
+
+    def inner_step(self, optimizer: Optimizer) -> None:
+        """``optimizer.step()``."""
+        optimizer.step()
+
+    def update(self, optimizer: Optimizer, *, from_backward: bool) -> None:  # noqa: ARG002
+        """``optimizer.step()``."""
+        optimizer.step()
+
+
+class Engine:
+    """Carries out a problem's algorithm on a stream of batches.
+
+    Args:
+        functions: network, objective and constraints.
+        problem: terms and algorithm, for the same objective and constraints.
+        backend: how to differentiate and step; a bare loop by default.
+
+    Example:
+        >>> import torch
+        >>> from fcco_lightning import SOX, AUC, Engine, InnerFunctions, Problem
+        >>> network, objective, algorithm = torch.nn.Linear(3, 1), AUC(), SOX()
+        >>> engine = Engine(InnerFunctions(network, objective, []), Problem(objective, [], None, algorithm, 8))
+        >>> optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        >>> batch = {"x": torch.eye(3)[[0, 1, 2, 0]], "y": torch.tensor([1, 0, 0, 1]), "index": torch.arange(4)}
+        >>> engine.train_batch(batch, optimizer)["objective"] > 0
+        tensor(True)
+    """
+
+    def __init__(self, functions: InnerFunctions, problem: Problem, backend: Backend | None = None) -> None:
+        self.functions, self.problem, self.backend = functions, problem, backend or PlainBackend()
+        self.algorithm = problem.algorithm
+        self.params = list(functions.trainable().values())
+        self.algorithm.step.bind(self.params)
+        self.previous = PreviousWeights()
+
+    def train_batch(self, batch: Batch, optimizer: Optimizer, *, last_batch: bool = False) -> dict[str, Tensor]:
+        """One batch: forward(s), rows, backward, and whatever step the algorithm makes of it.
+
+        Args:
+            batch: columns with the samples' ``index``.
+            optimizer: the user's, over the trainable parameters.
+            last_batch: the epoch ends with this batch, so a double loop closes.
+
+        Returns: estimates of the parts of F by name.
+
+        Raises:
+            NonFiniteError: before any row or weight has changed.
+        """
+        step, backend = self.algorithm.step, self.backend
+        estimates = self.inner_iteration(batch, optimizer)
+        if step.inner_optimizer is None:
+            self._updated(optimizer)
+        elif step.inner_done(last_batch=last_batch):
+            self.previous.forget()
+            backend.update(optimizer, from_backward=False)
+            self._updated(optimizer)
+        return estimates
+
+    def inner_iteration(self, batch: Batch, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The part of :meth:`train_batch` that happens at the iterate (z of a double loop, w otherwise)."""
+        step, backend = self.algorithm.step, self.backend
+        mover = step.inner_optimizer or optimizer
+        with step.at_iterate():
+            now, before, weights = self._measure(batch)
+            surrogate = self.problem.surrogate(now, before)
+            for p in self.params:
+                p.grad = None
+            if surrogate.value.requires_grad:
+                backend.backward(surrogate.value)
+            backend.prepare(mover)
+            if step.needs_previous_gradient:
+                known = surrogate.previous is not None and weights is not None
+                step.correct(backend.gradients(surrogate.previous, weights) if known else None)  # type: ignore[arg-type]
+            if self.algorithm.needs_previous:
+                self.previous.remember(self.params)
+            if step.inner_optimizer is None:
+                backend.update(optimizer, from_backward=True)
+            else:
+                backend.inner_step(step.inner_optimizer)
+        return surrogate.estimates
+
+    def recovery_iteration(self, batch: Batch, optimizer: Optimizer) -> None:
+        """One inner iteration of the recovery step (004 Cor. 4.11): w stays the centre, no update follows."""
+        self.inner_iteration(batch, optimizer)
+        self.algorithm.step.inner_count += 1  # type: ignore[attr-defined]
+
+    def _measure(self, batch: Batch) -> tuple[Measured, Measured | None, list[Tensor] | None]:
+        """Inner functions now and, where the algorithm needs it, at the previous weights."""
+        weights = self.previous.tensors if self.algorithm.needs_previous else None
+        if weights is None:
+            return self.functions(batch), None, None
+        random = RandomState(self.params[0].device)
+        now = self.functions(batch)
+        with_graph = self.algorithm.step.needs_previous_gradient
+        if with_graph:
+            weights = [w.detach().requires_grad_() for w in weights]
+        with torch.set_grad_enabled(with_graph):
+            before = evaluate_at(self.functions, weights, batch, random, direct=with_graph)
+        return now, before, weights
+
+    def _updated(self, optimizer: Optimizer) -> None:
+        self.algorithm.after_update(optimizer, self.problem.states)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Algorithm and previous weights; tensors and primitives only.  Rows are in the problem's state_dict."""
+        return {"algorithm": self.algorithm.state_dict(), "previous": self.previous.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where :meth:`state_dict` was taken."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.previous.load_state_dict(state["previous"], self.params)

@@ -1,0 +1,159 @@
+"""The problem: all terms together, and the surrogate whose gradient estimates grad F."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.algorithms import Algorithm
+from fcco_lightning.constraints import Constraint, HingePenalty, Penalty
+from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.estimators import Estimator
+from fcco_lightning.objectives import Objective
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.problem.forward import Measured
+from fcco_lightning.problem.terms import Term, TermStep
+from fcco_lightning.state import DualState
+
+
+class Surrogate(NamedTuple):
+    """The surrogate of one batch.
+
+    Attributes:
+        value: ``S(w) = g_0 + sum over terms of share * mean_i <y_i, g_i(w)>``; its gradient is the estimate G.
+        previous: the same at the previous weights (for STORM), or None.
+        estimates: running estimates of the parts of F by name, detached scalars: these are what is logged.
+    """
+
+    value: Tensor
+    previous: Tensor | None
+    estimates: dict[str, Tensor]
+
+
+class Problem(nn.Module):
+    r"""``min_w g_0(w) + (1/n) sum_i f_i(g_i(w)) + (1/m) sum_j phi_rho(h_j(w))``.
+
+    Holds the dual state of every term and nothing else: state_dict() is what must survive.
+
+    Args:
+        objective: the objective.
+        constraints: constraints; their rows together are the m of the penalty.
+        penalty: phi; None for a hinge with rho = 10.
+        algorithm: estimators and smoothing.
+        num_samples: size of the training split.
+        dtype: of the rows.
+
+    Raises:
+        ConfigError: if the algorithm takes dual steps and an outer function is not convex.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        objective: Objective,
+        constraints: Sequence[Constraint],
+        penalty: Penalty | None,
+        algorithm: Algorithm,
+        num_samples: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.algorithm, self.objective, self.penalty = algorithm, objective, penalty or HingePenalty()
+        self.constraints = list(constraints) if algorithm.uses_constraints and self.penalty.rho > 0 else []
+        m = sum(c.num_rows for c in self.constraints)
+        terms = []
+        if objective.outer is not None:
+            rows, remembers = objective.num_rows(num_samples), algorithm.objective_estimator.remembers
+            terms.append(
+                Term("objective", rows, objective.width, share=1.0, distinct=objective.distinct, remembers=remembers,
+                     dtype=dtype)
+            )  # fmt: skip
+        for c in self.constraints:
+            terms.append(
+                Term("penalty", c.num_rows, c.width, share=c.num_rows / m, distinct=True,
+                     remembers=algorithm.estimator.remembers, dtype=dtype)
+            )  # fmt: skip
+        self.terms = nn.ModuleList(terms)
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let rho follow its schedule."""
+        smooth = self.algorithm.smoothing
+        outers = [] if self.objective.outer is None else [smooth(self.objective.outer)]
+        rho = self.penalty.weight(epoch)
+        outers += [smooth(c.outer(self.penalty.outer(rho, c.kappa))) for c in self.constraints]
+        for outer, estimator in zip(outers, self._estimators(), strict=True):
+            if estimator.convex_only:
+                outer.require_convex(self.algorithm.name)
+        self.outers: list[OuterFunction] = outers
+
+    @property
+    def states(self) -> list[DualState]:
+        """Dual states of all terms that keep one."""
+        return [t.state for t in self._terms() if t.state is not None]
+
+    def surrogate(self, now: Measured, before: Measured | None) -> Surrogate:
+        """Track all inner values, write the rows, and return the surrogate.
+
+        Args:
+            now: inner functions at the point where the gradient is taken, with graph.
+            before: the same at the previous point, or None if there is none; with graph if the step needs its gradient.
+
+        Raises:
+            NonFiniteError: if a loss, score or inner value is NaN or infinite; no row has changed then.
+        """
+        with_previous = self.algorithm.step.needs_previous_gradient and before is not None
+        previous_inner = [None] * len(now.inner) if before is None else before.inner
+        steps: list[tuple[Term, TermStep, Estimator]] = []
+        for term, inner, old, outer, estimator in zip(
+            self._terms(), now.inner, previous_inner, self.outers, self._estimators(), strict=True
+        ):
+            if inner is not None and inner.index.numel():
+                step = term.step(inner, old, outer, estimator, with_previous=with_previous)
+                steps.append((term, step, estimator))
+        value = self._total(now.direct, [(t, s.surrogate) for t, s, _ in steps])
+        if not bool(torch.isfinite(value)):
+            raise NonFiniteError(self._blame(now))
+        for term, step, estimator in steps:
+            term.commit(step, estimator)
+        previous = None
+        if with_previous and before is not None:
+            pairs = [(t, s.previous_surrogate) for t, s, _ in steps if s.previous_surrogate is not None]
+            previous = self._total(before.direct, pairs)
+        return Surrogate(value, previous, self._estimates(now.direct, steps))
+
+    def _total(self, direct: Tensor | None, parts: Sequence[tuple[Term, Tensor]]) -> Tensor:
+        total = direct
+        for term, part in parts:
+            weighted = part if term.share == 1 else term.share * part
+            total = weighted if total is None else total + weighted
+        return torch.zeros(()) if total is None else total
+
+    @staticmethod
+    def _estimates(direct: Tensor | None, steps: Sequence[tuple[Term, TermStep, Estimator]]) -> dict[str, Tensor]:
+        estimates = {} if direct is None else {"objective": direct.detach()}
+        for term, step, _ in steps:
+            part = term.share * step.value
+            estimates[term.name] = estimates[term.name] + part if term.name in estimates else part
+        return estimates
+
+    def _blame(self, now: Measured) -> str:
+        """Name the first part that is not finite."""
+        where = "the surrogate"
+        if now.direct is not None and not bool(torch.isfinite(now.direct)):
+            where = f"the objective {type(self.objective).__name__} (value {now.direct.item()})"
+        for term, inner in zip(self._terms(), now.inner, strict=True):
+            if inner is not None and not bool(torch.isfinite(inner.values).all()):
+                where = f"an inner value of the {term.name}"
+        return (
+            f"{where} is not finite; no row and no weight was changed. The scores or the features hold NaN or infinity, "
+            "or the weights diverged: lower the learning rate or rho, clip with --model.gradient_clip_val, or set "
+            "--model.skip_nonfinite true to drop such batches."
+        )
+
+    def _terms(self) -> list[Term]:
+        return list(self.terms)  # type: ignore[arg-type]
+
+    def _estimators(self) -> list[Estimator]:
+        own = [] if self.objective.outer is None else [self.algorithm.objective_estimator]
+        return own + [self.algorithm.estimator] * len(self.constraints)

@@ -1,0 +1,105 @@
+"""Optimizers in the papers' notation, where ``torch.optim`` has none of that name."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, Optimizer
+
+from fcco_lightning.checks import fraction, non_negative, positive
+from fcco_lightning.errors import ConfigError
+
+Params = Iterable[Tensor] | Iterable[dict[str, Any]]
+
+
+class HeavyBall(SGD):
+    r"""Momentum type: ``v <- (1 - beta) v + beta G``, ``w <- w - lr v`` (001 Alg. 1, 004 Alg. 1).
+
+    ``torch.optim.SGD`` with momentum and dampening ``1 - beta``; v starts at the first gradient.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size, > 0.
+        beta: weight of the new gradient, in (0, 1]; 1 is plain SGD.
+        weight_decay: added to the gradient as ``weight_decay * w``, >= 0.
+    """
+
+    def __init__(self, params: Params, lr: float = 0.1, beta: float = 0.1, weight_decay: float = 0.0) -> None:
+        momentum = 1 - fraction("beta", beta)
+        super().__init__(
+            params,
+            lr=positive("lr", lr),
+            momentum=momentum,
+            dampening=momentum,
+            weight_decay=non_negative("weight_decay", weight_decay),
+        )
+
+
+class AdamType(Adam):
+    r"""Adam type (004 App. E): ``v <- (1-beta) v + beta G``, ``s <- (1-beta') s + beta' G^2``, ``w <- w - lr v/(sqrt s + eps)``.
+
+    ``torch.optim.Adam`` with ``betas = (1 - beta, 1 - beta')``.  The paper prints neither beta', eps nor a bias
+    correction; torch's is kept (erratum E-004-26).
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size, > 0.
+        beta: weight of the new gradient, in (0, 1].
+        beta_prime: weight of the new squared gradient, in (0, 1].
+        eps: added to the denominator, > 0.
+        weight_decay: decoupled (as AdamW), >= 0.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        beta: float = 0.1,
+        beta_prime: float = 1e-3,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=positive("lr", lr),
+            betas=(1 - fraction("beta", beta), 1 - fraction("beta_prime", beta_prime)),
+            eps=positive("eps", eps),
+            weight_decay=non_negative("weight_decay", weight_decay),
+            decoupled_weight_decay=True,
+        )
+
+
+class ProximalSGD(Optimizer):
+    r"""``w <- P_X[ (w - lr G) / (1 + lr mu) ]``: the primal step of ALEXR with r = (mu/2)|w|^2 and a ball X.
+
+    Minimises ``<G, v> + (mu/2)|v|^2 + |v - w|^2 / (2 lr)`` over v, then projects onto ``|v| <= radius``.
+
+    Args:
+        params: parameters or parameter groups (the ball holds all parameters of a group together).
+        lr: step size, > 0.
+        mu: strong convexity of r, >= 0.
+        radius: of X, > 0; None for the whole space.
+    Source: 000 Alg. 1, 001 section 3.4.
+    """
+
+    def __init__(self, params: Params, lr: float = 0.01, mu: float = 0.0, radius: float | None = None) -> None:
+        if radius is not None:
+            positive("radius", radius)
+        super().__init__(params, {"lr": positive("lr", lr), "mu": non_negative("mu", mu), "radius": radius})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One proximal gradient step."""
+        if closure is not None:
+            raise ConfigError("ProximalSGD takes no closure: call backward() before step().")
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                p.sub_(p.grad, alpha=group["lr"]).div_(1 + group["lr"] * group["mu"])
+            if group["radius"] is not None and params:
+                norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(p) for p in params]))
+                shrink = (group["radius"] / norm).clamp(max=1.0)
+                for p in params:
+                    p.mul_(shrink)
+        return None

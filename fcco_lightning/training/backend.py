@@ -1,0 +1,107 @@
+"""What Lightning's manual optimization takes away, given back: clipping, loss scaling, step counts, schedules."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fcco_lightning.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+
+class LightningBackend:
+    """Carries out the engine's steps through a Trainer.
+
+    One ``global_step`` per update of w: inner iterations are not counted, so ``max_steps``, ``every_n_train_steps`` and
+    the loggers' x-axis mean updates.
+
+    Args:
+        module: the LightningModule whose trainer is used.
+        clip_val: largest gradient norm (or value), None for no clipping.
+        clip_algorithm: ``norm`` or ``value``.
+    """
+
+    def __init__(self, module: "LightningModule", clip_val: float | None = None, clip_algorithm: str = "norm") -> None:
+        self.module, self.clip_val, self.clip_algorithm = module, clip_val, clip_algorithm
+
+    def backward(self, surrogate: Tensor) -> None:
+        """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
+        self.module.manual_backward(surrogate)
+
+    def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Gradients at the previous weights, in true units (the loss is scaled against underflow, then unscaled)."""
+        scaler = self._scaler
+        if scaler is None:
+            return torch.autograd.grad(surrogate, list(weights), allow_unused=True)
+        scaled = torch.autograd.grad(scaler.scale(surrogate), list(weights), allow_unused=True)
+        return [None if g is None else g / scaler.get_scale() for g in scaled]
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Undo the loss scaling, so that whatever follows sees true gradients."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+
+    def inner_step(self, optimizer: Optimizer) -> None:
+        """An inner iteration: clipped, scaled, not counted."""
+        self._clip(optimizer)
+        self._step(optimizer, from_backward=True)
+
+    def update(self, optimizer: Optimizer, *, from_backward: bool) -> None:
+        """An update of w: hooks, clipping, the optimizer, the counter, schedules per step.
+
+        A gradient set by hand (``from_backward=False``) was never scaled, so the scaler must not touch it.
+        """
+        trainer, module = self.module.trainer, self.module
+        counter = module.optimizers()
+        if isinstance(counter, list):
+            raise ConfigError("configure_optimizers returned several optimizers; one is needed over all parameters.")
+        counter._on_before_step()
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            callback.on_before_optimizer_step(trainer, module, optimizer)
+        module.on_before_optimizer_step(optimizer)
+        if from_backward:
+            self._clip(optimizer)
+        self._step(optimizer, from_backward=from_backward)
+        counter._on_after_step()
+        self.step_schedulers("step", trainer.global_step)
+
+    def step_schedulers(self, interval: str, count: int, *, plateau: bool = False) -> None:
+        """Step the learning-rate schedules of ``interval`` whose frequency divides ``count``.
+
+        Raises:
+            ConfigError: if a plateau schedule names a metric that was not logged.
+        """
+        for config in self.module.trainer.lr_scheduler_configs:
+            is_plateau = isinstance(config.scheduler, ReduceLROnPlateau)
+            if config.interval != interval or is_plateau != plateau or count % config.frequency:
+                continue
+            if not is_plateau:
+                config.scheduler.step()
+                continue
+            logged = self.module.trainer.callback_metrics
+            if config.monitor not in logged:
+                raise ConfigError(
+                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; there are {sorted(logged)}."
+                )
+            config.scheduler.step(logged[config.monitor])  # type: ignore[arg-type]
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        if self.clip_val:
+            self.module.clip_gradients(optimizer, self.clip_val, self.clip_algorithm)
+
+    def _step(self, optimizer: Optimizer, *, from_backward: bool) -> None:
+        scaler = self._scaler
+        if scaler is None or not from_backward:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+    @property
+    def _scaler(self) -> torch.amp.GradScaler | None:
+        return getattr(self.module.trainer.precision_plugin, "scaler", None)

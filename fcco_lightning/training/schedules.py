@@ -1,0 +1,45 @@
+"""Learning-rate schedules in the papers' terms."""
+
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from fcco_lightning.checks import positive
+from fcco_lightning.errors import ConfigError
+
+
+class StepAtFractions(LRScheduler):
+    r"""Multiply the learning rate by ``factor`` when a fraction of the epochs has passed.
+
+    The papers decay by 10 at 50% and 75% (001 section 5, 004 F.2).  The number of epochs comes from the Trainer, so it
+    follows ``--trainer.max_epochs``.
+
+    Args:
+        optimizer: whose learning rate it is.
+        fractions: increasing, in (0, 1).
+        factor: > 0.
+        total: epochs in all; None until the Trainer tells (:meth:`set_total`).
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        fractions: Sequence[float] = (0.5, 0.75),
+        factor: float = 0.1,
+        total: int | None = None,
+    ) -> None:
+        if any(not 0 < f < 1 for f in fractions):
+            raise ConfigError(f"fractions must lie in (0, 1), got {list(fractions)!r}.")
+        self.fractions, self.factor, self.total = sorted(fractions), positive("factor", factor), total
+        super().__init__(optimizer)
+
+    def set_total(self, epochs: int) -> None:
+        """Number of epochs in all, >= 1; keeps a number given at construction."""
+        if self.total is None:
+            self.total = epochs
+
+    def get_lr(self) -> list[float]:
+        """Learning rate per parameter group after ``last_epoch`` epochs."""
+        passed = 0 if self.total is None else sum(self.last_epoch >= f * self.total for f in self.fractions)
+        return [base * self.factor**passed for base in self.base_lrs]
