@@ -21,7 +21,7 @@ class Inner(NamedTuple):
         values: g_i(w; batch), shape (b, k), with graph.
     """
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index, which nobody needs here
     values: Tensor
 
 

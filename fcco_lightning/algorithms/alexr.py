@@ -18,7 +18,7 @@ class ALEXR(Algorithm):
             is SOAP with gamma = 1/(1 + tau).
     """
 
-    def __init__(self, tau: float = 1.0, theta: float = 0.1, mirror: bool = False) -> None:  # noqa: FBT001, FBT002
+    def __init__(self, tau: float = 1.0, theta: float = 0.1, mirror: bool = False) -> None:
         positive("tau", tau)
         gamma = 1 / (1 + tau)
         super().__init__(DualMirror(gamma, gamma * theta) if mirror else DualProx(tau, theta))

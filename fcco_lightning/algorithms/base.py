@@ -14,14 +14,14 @@ from fcco_lightning.steps import Step
 class Algorithm:
     r"""How inner values are remembered, outer functions smoothed, and weights moved.
 
-    The gradient estimate is always ``G = mean over sampled i of Jac g_i(w)^T y_i``; an algorithm only decides the y_i and
-    the step.  Named algorithms are subclasses that choose the parts; a new combination needs no class.
+    The gradient estimate is always ``G = mean over sampled i of Jac g_i(w)^T y_i``; an algorithm only decides the
+    y_i and the step.  Named algorithms are subclasses that choose the parts; a new combination needs no class.
 
     Args:
         estimator: for the constraints, and for the objective unless it has its own.
         smoothing: map on non-smooth outer functions; None for none.
         step: where gradients are taken and how they move the weights; None for the user's optimizer alone.
-        objective_estimator: for the objective's inner functions, if other than ``estimator`` (004 F.3: gamma_1, gamma_1').
+        objective_estimator: for the objective's inner functions, if other than ``estimator`` (004 F.3).
     """
 
     uses_constraints: bool = True

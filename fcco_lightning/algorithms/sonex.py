@@ -29,7 +29,7 @@ class SONEX(Algorithm):
         gamma: float = 0.8,
         gamma_prime: float | Literal["theory"] = 0.1,
         lam: float = 0.01,
-        fresh: bool = False,  # noqa: FBT001, FBT002
+        fresh: bool = False,
         objective_gamma: float | None = None,
         objective_gamma_prime: float | Literal["theory"] | None = None,
     ) -> None:

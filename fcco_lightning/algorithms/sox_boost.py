@@ -16,8 +16,8 @@ from fcco_lightning.state import DualState
 class SOXBoost(Algorithm):
     r"""SOX in stages (001 Alg. 2): every stage halves step size, beta and gamma and doubles its length.
 
-    A stage hands on a uniformly random iterate (w, u, v) of its own (erratum E-001-8).  Halving instead of the constants
-    of Thm 2 is what one does in practice.  beta is halved through the optimizer's momentum
+    A stage hands on a uniformly random iterate (w, u, v) of its own (erratum E-001-8).  Halving instead of the
+    constants of Thm 2 is what one does in practice.  beta is halved through the optimizer's momentum
     (``optimizer: HeavyBall``).
 
     Args:

@@ -12,8 +12,8 @@ from fcco_lightning.records import Batch, Inner
 class Constraint(ABC):
     r"""m rows ``h_i(w) <= 0`` with ``h_i = h(g_i(w))`` for inner values g_i of width k.
 
-    A penalty phi of one variable (hinge, smoothed hinge, squared hinge, at tolerance kappa) becomes an outer function of
-    g_i through :meth:`outer`, so that a constraint is one more compositional term.
+    A penalty phi of one variable (hinge, smoothed hinge, squared hinge, at tolerance kappa) becomes an outer function
+    of g_i through :meth:`outer`, so that a constraint is one more compositional term.
 
     Attributes:
         kappa: tolerance.
@@ -27,7 +27,7 @@ class Constraint(ABC):
 
     @property
     def num_rows(self) -> int:
-        """m."""
+        """M."""
         return len(self.names)
 
     @abstractmethod

@@ -113,8 +113,8 @@ class MeanAtMost(Constraint):
 class MeanDifferenceAtMost(Constraint):
     r"""``h(w) = |mean of q over subset a - mean of q over subset b| - kappa <= 0``.
 
-    Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch without a
-    sample of either subset leaves the row untouched.
+    Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch without
+    a sample of either subset leaves the row untouched.
 
     Args:
         quantity: q.

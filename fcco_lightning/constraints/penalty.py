@@ -36,7 +36,7 @@ class GeometricRho(RhoSchedule):
 
 
 class Penalty(ABC):
-    r"""``phi_rho(t)`` with ``phi_rho(t) = 0`` for t <= kappa; the problem is ``g_0 + (1/m) sum_i phi_rho(h_i + kappa)``.
+    r"""``phi_rho(t)``, 0 for t <= kappa; the problem becomes ``g_0 + (1/m) sum_i phi_rho(h_i + kappa)``.
 
     Args:
         rho: weight, >= 0; 0 only measures the constraints.
@@ -48,7 +48,7 @@ class Penalty(ABC):
         self.schedule = schedule
 
     def weight(self, epoch: int) -> float:
-        """rho at ``epoch``."""
+        """Rho at ``epoch``."""
         return self.rho if self.schedule is None else self.rho * self.schedule(epoch)
 
     @abstractmethod

@@ -63,7 +63,7 @@ class Estimator(ABC):
             sampling: n and B1.
         """
 
-    def track(  # noqa: PLR0913
+    def track(
         self,
         rows: Tensor,
         seen: Tensor,

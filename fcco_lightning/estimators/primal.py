@@ -87,7 +87,7 @@ class ScaledEMA(Estimator):
         new = torch.lerp(rows, inner * (sampling.num_rows / sampling.batch), self.gamma)
         return Tracked(new, outer.subgradient(new))
 
-    def track(  # noqa: PLR0913
+    def track(
         self,
         rows: Tensor,
         seen: Tensor,
@@ -121,8 +121,6 @@ class CorrectedEMA(Estimator):
     def __post_init__(self) -> None:
         fraction("gamma", self.gamma)
         if self.gamma_prime != "theory":
-            if isinstance(self.gamma_prime, str):
-                raise ConfigError(f"gamma_prime must be a number >= 0 or 'theory', got {self.gamma_prime!r}.")
             non_negative("gamma_prime", self.gamma_prime)
         elif self.gamma == 1:
             raise ConfigError("gamma_prime='theory' divides by 1 - gamma: use gamma < 1, got gamma=1.")
@@ -132,7 +130,7 @@ class CorrectedEMA(Estimator):
         return self.gamma_prime != 0
 
     def correction(self, sampling: Sampling) -> float:
-        """gamma' as a number."""
+        """Gamma' as a number."""
         if isinstance(self.gamma_prime, str):
             rest = 1 - self.gamma
             return rest + (sampling.num_rows - sampling.batch) / (sampling.batch * rest)

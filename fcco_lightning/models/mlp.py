@@ -25,7 +25,7 @@ class MLP(nn.Module):
         out_features: int = 1,
         in_features: int | None = None,
         dropout: float = 0.0,
-        batch_norm: bool = False,  # noqa: FBT001, FBT002
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         if not 0 <= dropout < 1:

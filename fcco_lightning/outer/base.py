@@ -39,7 +39,7 @@ class OuterFunction(ABC):
     def subgradient(self, u: Tensor) -> Tensor:
         """One element of the subdifferential (the gradient where f is smooth): (B, k) -> (B, k)."""
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
+    def prox(self, u: Tensor, lam: float) -> Tensor:  # noqa: ARG002 - overridden where f has one
         r"""``argmin_v f(v) + |v - u|^2 / (2 lam)`` for every row: (B, k) -> (B, k).
 
         Raises:
@@ -59,7 +59,7 @@ class OuterFunction(ABC):
         r"""``grad f_lam(u) = (u - prox_{lam f}(u)) / lam``: (B, k) -> (B, k).  Source: 004 eq. (2)."""
         return (u - self.prox(u, positive("lam", lam))) / lam
 
-    def conjugate(self, y: Tensor) -> Tensor:
+    def conjugate(self, y: Tensor) -> Tensor:  # noqa: ARG002 - overridden where f has one
         r"""``f*(y) = sup_u <y, u> - f(u)``, ``inf`` outside its domain: (B, k) -> (B,).
 
         Raises:

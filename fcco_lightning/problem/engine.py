@@ -37,7 +37,7 @@ class PlainBackend:
 
     def backward(self, surrogate: Tensor) -> None:
         """``surrogate.backward()``."""
-        surrogate.backward()
+        surrogate.backward()  # type: ignore[no-untyped-call]
 
     def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """``torch.autograd.grad``."""

@@ -41,9 +41,11 @@ class InnerFunctions(nn.Module):
     def forward(self, batch: Batch, *, direct: bool = True) -> Measured:
         """All estimates from one forward pass; ``direct=False`` leaves out the objective's direct part."""
         outputs = self.network(batch["x"])
-        inner = [c.inner(outputs, batch) for c in self.constraints]
-        own = [self.objective.inner(outputs, batch)] if self.objective.outer is not None else []
-        return Measured(self.objective.direct(outputs, batch) if direct else None, own + inner)
+        inner: list[Inner | None] = []
+        if self.objective.outer is not None:
+            inner.append(self.objective.inner(outputs, batch))
+        inner += [c.inner(outputs, batch) for c in self.constraints]
+        return Measured(self.objective.direct(outputs, batch) if direct else None, inner)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that are trained, by name."""
@@ -54,9 +56,9 @@ class RandomState:
     """The random state of the CPU and of the parameters' device, so that both forwards draw the same dropout masks."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
+        self._device = device
         self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if self._device is not None else None
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def restore(self) -> None:
         """Set the random state back to when this object was made."""

@@ -48,7 +48,7 @@ class Problem(nn.Module):
         ConfigError: if the algorithm takes dual steps and an outer function is not convex.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         objective: Objective,
         constraints: Sequence[Constraint],
@@ -63,16 +63,13 @@ class Problem(nn.Module):
         m = sum(c.num_rows for c in self.constraints)
         terms = []
         if objective.outer is not None:
-            rows, remembers = objective.num_rows(num_samples), algorithm.objective_estimator.remembers
-            terms.append(
-                Term("objective", rows, objective.width, share=1.0, distinct=objective.distinct, remembers=remembers,
-                     dtype=dtype)
-            )  # fmt: skip
-        for c in self.constraints:
-            terms.append(
-                Term("penalty", c.num_rows, c.width, share=c.num_rows / m, distinct=True,
-                     remembers=algorithm.estimator.remembers, dtype=dtype)
-            )  # fmt: skip
+            n, remembers = objective.num_rows(num_samples), algorithm.objective_estimator.remembers
+            terms.append(Term("objective", n, objective.width, 1.0, objective.distinct, remembers, dtype))
+        remembers = algorithm.estimator.remembers
+        terms += [
+            Term("penalty", c.num_rows, c.width, c.num_rows / m, distinct=True, remembers=remembers, dtype=dtype)
+            for c in self.constraints
+        ]
         self.terms = nn.ModuleList(terms)
         self.set_epoch(0)
 
@@ -146,9 +143,9 @@ class Problem(nn.Module):
             if inner is not None and not bool(torch.isfinite(inner.values).all()):
                 where = f"an inner value of the {term.name}"
         return (
-            f"{where} is not finite; no row and no weight was changed. The scores or the features hold NaN or infinity, "
-            "or the weights diverged: lower the learning rate or rho, clip with --model.gradient_clip_val, or set "
-            "--model.skip_nonfinite true to drop such batches."
+            f"{where} is not finite; no row and no weight was changed. The scores or the features hold NaN or "
+            "infinity, or the weights diverged: lower the learning rate or rho, clip with --model.gradient_clip_val, or "
+            "set --model.skip_nonfinite true to drop such batches."
         )
 
     def _terms(self) -> list[Term]:

@@ -25,7 +25,7 @@ class TermStep(NamedTuple):
     surrogate: Tensor
     previous_surrogate: Tensor | None
     value: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]
     tracked: Tracked
 
 
@@ -42,12 +42,11 @@ class Term(nn.Module):
         dtype: of the rows.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         name: str,
         num_rows: int,
         width: int,
-        *,
         share: float,
         distinct: bool,
         remembers: bool,

@@ -59,12 +59,12 @@ class DualState(nn.Module):
 
     @property
     def num_rows(self) -> int:
-        """n."""
+        """N."""
         return self.rows.shape[0]
 
     @property
     def width(self) -> int:
-        """k."""
+        """K."""
         return self.rows.shape[1]
 
     def seen_share(self) -> float:
@@ -98,7 +98,7 @@ class DualState(nn.Module):
                 "lower the learning rate, or set `skip_nonfinite: true` to drop such batches."
             )
         self.rows.index_copy_(0, index, values.to(self.rows.dtype))
-        self.seen.index_fill_(0, index, True)  # noqa: FBT003 - torch's signature
+        self.seen.index_fill_(0, index, True)
 
     @torch.no_grad()
     def scale_(self, factor: float) -> None:
@@ -142,4 +142,4 @@ class DualState(nn.Module):
                 f"problem needs {tuple(self.rows.shape)}. It was trained on another data set, split or set of "
                 "constraints: use the same ones, or start without --ckpt_path."
             )
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[arg-type]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

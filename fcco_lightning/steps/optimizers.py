@@ -37,8 +37,9 @@ class HeavyBall(SGD):
 
 
 class AdamType(Adam):
-    r"""Adam type (004 App. E): ``v <- (1-beta) v + beta G``, ``s <- (1-beta') s + beta' G^2``, ``w <- w - lr v/(sqrt s + eps)``.
+    r"""Adam type (004 App. E): ``w <- w - lr v / (sqrt(s) + eps)``.
 
+    ``v <- (1 - beta) v + beta G``, ``s <- (1 - beta') s + beta' G^2``:
     ``torch.optim.Adam`` with ``betas = (1 - beta, 1 - beta')``.  The paper prints neither beta', eps nor a bias
     correction; torch's is kept (erratum E-004-26).
 

@@ -47,8 +47,8 @@ class ProximalPoint(Step):
     r"""K inner iterations z around w, then the outer gradient ``G_t = (w - z_K) / nu`` for the user's optimizer.
 
     One batch is one inner iteration.  ``G_t`` is the gradient of the nested-smoothed objective
-    ``F_{lam,nu}(w) = min_z F_lam(z) + |z - w|^2 / (2 nu)`` (004 eq. (5); erratum E-004-1 for the missing beta).  The last
-    batch of an epoch closes the inner loop, so K_t is shorter there and every epoch ends with an update of w.  The
+    ``F_{lam,nu}(w) = min_z F_lam(z) + |z - w|^2 / (2 nu)`` (004 eq. (5); erratum E-004-1 for the missing beta).  The
+    last batch of an epoch closes the inner loop, so K_t is shorter there and every epoch ends with an update of w.  The
     parameters hold w whenever anyone else looks: z lives here.
 
     Args:

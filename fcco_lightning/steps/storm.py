@@ -34,7 +34,9 @@ class Storm(Step):
     def correct(self, previous_gradients: Sequence[Tensor | None] | None) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         if previous_gradients is not None and self._v:
-            old = [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, previous_gradients, strict=True)]
+            old = [
+                torch.zeros_like(p) if g is None else g for p, g in zip(self.params, previous_gradients, strict=True)
+            ]
             torch._foreach_sub_(self._v, old)
             torch._foreach_add_(gradients, self._v, alpha=1 - self.b)
         self._v = [g.clone() for g in gradients]

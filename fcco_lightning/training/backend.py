@@ -80,7 +80,7 @@ class LightningBackend:
             is_plateau = isinstance(config.scheduler, ReduceLROnPlateau)
             if config.interval != interval or is_plateau != plateau or count % config.frequency:
                 continue
-            if not is_plateau:
+            if not isinstance(config.scheduler, ReduceLROnPlateau):
                 config.scheduler.step()
                 continue
             logged = self.module.trainer.callback_metrics
@@ -88,7 +88,7 @@ class LightningBackend:
                 raise ConfigError(
                     f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; there are {sorted(logged)}."
                 )
-            config.scheduler.step(logged[config.monitor])  # type: ignore[arg-type]
+            config.scheduler.step(logged[config.monitor])
 
     def _clip(self, optimizer: Optimizer) -> None:
         if self.clip_val:

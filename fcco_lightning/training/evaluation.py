@@ -75,4 +75,4 @@ def summarise(
 
 
 def _both(labels: Tensor) -> bool:
-    return torch.unique(labels).numel() == 2
+    return bool(torch.unique(labels).numel() == 2)

@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -23,6 +23,7 @@ from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluation import BinaryEvaluation, Evaluation, summarise
 from fcco_lightning.training.schedules import StepAtFractions
 
+T = TypeVar("T")
 _CHECKPOINT_VERSION = 1
 _EVALUATION_COLUMNS = ("y", "group", "index")
 
@@ -49,7 +50,7 @@ class FCCOModule(LightningModule):
         num_samples: size of the training split; None takes it from the datamodule.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         network: nn.Module,
         objective: Objective | None = None,
@@ -63,7 +64,7 @@ class FCCOModule(LightningModule):
         evaluation: Evaluation | None = None,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str = "norm",
-        skip_nonfinite: bool = False,  # noqa: FBT001, FBT002
+        skip_nonfinite: bool = False,
         num_samples: int | None = None,
     ) -> None:
         super().__init__()
@@ -88,6 +89,7 @@ class FCCOModule(LightningModule):
         self._restored: dict[str, Any] | None = None
         self._collected: dict[int, list[tuple[Tensor, dict[str, Tensor]]]] = {}
         self._was_vacuous: dict[str, bool] = {}
+        self.last_summaries: dict[str, dict[str, float]] = {}
         self._own_accumulation = False
 
     # ---------------------------------------------------------------------------------------------- construction
@@ -103,9 +105,9 @@ class FCCOModule(LightningModule):
             trainer.gradient_clip_val = None
         if trainer.accumulate_grad_batches != 1:
             raise ConfigError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not defined for compositional objectives: "
-                "inner values of one batch would be tracked several times per update. Use --data.batch_size "
-                "times as large instead (ALEXR2's inner loop is --model.algorithm.K)."
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not defined for compositional "
+                "objectives: inner values of one batch would be tracked several times per update. Use a larger "
+                "--data.batch_size instead (ALEXR2's inner loop is --model.algorithm.K)."
             )
         return []
 
@@ -160,17 +162,28 @@ class FCCOModule(LightningModule):
 
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
-        assert self.problem is not None
-        functions = InnerFunctions(self.network, self.objective, self.problem.constraints)
-        self._engine = Engine(functions, self.problem, self.backend)
+        problem = self._require(self.problem)
+        functions = InnerFunctions(self.network, self.objective, problem.constraints)
+        self._engine = Engine(functions, problem, self.backend)
         if self._restored is not None:
-            self._engine.load_state_dict(self._restored["engine"])
+            self.engine.load_state_dict(self._restored["engine"])
 
     def on_train_start(self) -> None:
         """Continue the random streams of the checkpoint."""
         if self._restored is not None:
             _set_random_state(self._restored["random"])
             self._restored = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the running fit."""
+        return self._require(self._engine)
+
+    @staticmethod
+    def _require(part: T | None) -> T:
+        if part is None:
+            raise ConfigError("the module is not set up: pass it to Trainer.fit first.")
+        return part
 
     # -------------------------------------------------------------------------------------------------- training
 
@@ -180,17 +193,15 @@ class FCCOModule(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Let rho follow its schedule."""
-        assert self.problem is not None
-        self.problem.set_epoch(self.current_epoch)
+        self._require(self.problem).set_epoch(self.current_epoch)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One batch of the algorithm."""
-        assert self._engine is not None
         trainer = self.trainer
         last = trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
         optimizer = self.optimizers(use_pl_optimizer=False)
         try:
-            estimates = self._engine.train_batch(batch, optimizer, last_batch=last)  # type: ignore[arg-type]
+            estimates = self.engine.train_batch(batch, optimizer, last_batch=last)  # type: ignore[arg-type]
         except NonFiniteError:
             if not self.skip_nonfinite:
                 raise
@@ -199,8 +210,12 @@ class FCCOModule(LightningModule):
         if last:
             self.backend.step_schedulers("epoch", self.current_epoch + 1)
         self._count_updates()
-        if batch_idx % trainer.log_every_n_steps == 0 or last:
+        if batch_idx % self._log_interval == 0 or last:
             self._log_step(estimates, len(batch["index"]))
+
+    @property
+    def _log_interval(self) -> int:
+        return int(self.trainer.log_every_n_steps)  # type: ignore[attr-defined]
 
     def _count_updates(self) -> None:
         # Lightning's loggers count batches here; the x-axis is to be updates of w
@@ -222,12 +237,11 @@ class FCCOModule(LightningModule):
         step = self.algorithm.step
         if not isinstance(step, ProximalPoint) or not step.recovery_steps or self.trainer.interrupted:
             return
-        assert self._engine is not None
         optimizer, done = self.optimizers(use_pl_optimizer=False), 0
         while done < step.recovery_steps:
-            for batch in self.trainer.train_dataloader:
+            for batch in self.trainer.train_dataloader or ():
                 moved = self.trainer.strategy.batch_to_device(batch)
-                self._engine.recovery_iteration(moved, optimizer)  # type: ignore[arg-type]
+                self.engine.recovery_iteration(moved, optimizer)  # type: ignore[arg-type]
                 done += 1
                 if done == step.recovery_steps:
                     break
@@ -262,12 +276,14 @@ class FCCOModule(LightningModule):
 
     def _report(self, names: Sequence[str]) -> None:
         collected, self._collected = self._collected, {}
+        self.last_summaries = {}
         if self.trainer.sanity_checking:
             return
         for loader, parts in sorted(collected.items()):
             split = names[loader] if loader < len(names) else f"{names[-1]}{loader}"
             outputs, columns = concatenate(parts)
             summary = self.summarise(split, outputs, columns)
+            self.last_summaries[split] = dict(summary)
             bar = {f"{split}_{k}": summary.pop(k) for k in ("auc", "worst_violation") if k in summary}
             self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1)
             self.log_dict({f"{split}_{k}": v for k, v in summary.items()}, add_dataloader_idx=False, batch_size=1)
@@ -286,9 +302,10 @@ class FCCOModule(LightningModule):
         summary, reason = summarise(self.evaluation, self.constraints, outputs, columns)
         if reason and not self._was_vacuous.get(split, False):
             rank_zero_warn(
-                f"the constraints say nothing any more about the {split} split: {reason}. They can hold while the groups' "
-                f"ROC curves differ (hard gap {summary.get('roc_gap', float('nan')):.3f}). Use `scale: StandardScores` "
-                "with a small temperature in ROCFairness; see configs/roc_fairness/adult_ungameable.yaml."
+                f"the constraints say nothing any more about the {split} split: {reason}. They can hold while the "
+                f"groups' ROC curves differ (hard gap {summary.get('roc_gap', float('nan')):.3f}). Use "
+                "`scale: StandardScores` with a small temperature in ROCFairness; "
+                "see configs/roc_fairness/adult_ungameable.yaml."
             )
         self._was_vacuous[split] = reason is not None
         return summary
@@ -314,13 +331,16 @@ class FCCOModule(LightningModule):
         if stored is None:
             raise CheckpointError("the checkpoint was not written by FCCOModule during fit: it has no algorithm state.")
         if stored["version"] != _CHECKPOINT_VERSION:
-            raise CheckpointError(f"the checkpoint has format {stored['version']}, this version reads {_CHECKPOINT_VERSION}.")
+            raise CheckpointError(
+                f"the checkpoint has format {stored['version']}, this version reads {_CHECKPOINT_VERSION}."
+            )
         if self.problem is None:
             self._build(stored["num_samples"])
         elif stored["algorithm"] != self.algorithm.name:
             raise CheckpointError(
-                f"the checkpoint was written by {stored['algorithm']}, this run uses {self.algorithm.name}: their states "
-                f"mean different things. Use --model.algorithm {stored['algorithm']}, or start without --ckpt_path."
+                f"the checkpoint was written by {stored['algorithm']}, this run uses {self.algorithm.name}: their "
+                f"states mean different things. Use --model.algorithm {stored['algorithm']}, or start without "
+                "--ckpt_path."
             )
         self.skipped_batches = stored["skipped_batches"]
         self._restored = stored
@@ -333,9 +353,14 @@ def concatenate(parts: Sequence[tuple[Tensor, dict[str, Tensor]]]) -> tuple[Tens
 
 
 def _random_state() -> dict[str, Any]:
-    numpy_state = np.random.get_state()  # noqa: NPY002 - the legacy global stream is what user code may draw from
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": list(random.getstate()[1]), "gauss": random.getstate()[2]}
-    state["numpy"] = [numpy_state[0], torch.from_numpy(numpy_state[1].astype(np.int64)), *numpy_state[2:]]  # type: ignore[union-attr]
+    """The global streams that user code may draw from, as tensors and primitives."""
+    _, numbers, gauss = random.getstate()
+    legacy: Any = np.random.get_state()  # noqa: NPY002
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [list(numbers), gauss],
+        "numpy": [legacy[0], torch.from_numpy(legacy[1].astype(np.int64)), *legacy[2:]],
+    }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
@@ -343,7 +368,8 @@ def _random_state() -> dict[str, Any]:
 
 def _set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    random.setstate((3, tuple(state["python"]), state["gauss"]))
+    numbers, gauss = state["python"]
+    random.setstate((3, tuple(numbers), gauss))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
     if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -39,7 +40,7 @@ class StepAtFractions(LRScheduler):
         if self.total is None:
             self.total = epochs
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """Learning rate per parameter group after ``last_epoch`` epochs."""
         passed = 0 if self.total is None else sum(self.last_epoch >= f * self.total for f in self.fractions)
         return [base * self.factor**passed for base in self.base_lrs]

@@ -1,0 +1,133 @@
+"""The end of a run: a table in the terminal, report.json and pictures in the run's folder."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fcco_lightning.callbacks.pictures import plot_constraints, plot_objective_and_violation, plot_roc_by_group
+from fcco_lightning.callbacks.summary_table import render_summary, write_report
+from fcco_lightning.metrics.functional import roc_curve
+from fcco_lightning.objectives import binary_scores
+from fcco_lightning.training import FCCOModule
+from fcco_lightning.training.module import concatenate
+
+_NOT_REPORTED = ("score_min", "score_max")
+
+
+class Report(Callback):
+    """Keeps the figures of every validation and reports at the end of ``fit``.
+
+    Writes ``report.json`` (``{"train": {...}, "test": {...}, "seconds", "config"}``), ``auc_and_violation.png``,
+    ``constraints.png`` and ``roc_by_group.png``; the history is part of the checkpoint, so a resumed run
+    draws it whole.
+
+    Args:
+        enabled: report at the end of ``fit``.
+        pictures: write the PNGs too.
+        table: print the table.
+        folder: where to write; None for the logger's folder of this run.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        pictures: bool = True,
+        table: bool = True,
+        folder: str | None = None,
+    ) -> None:
+        self.enabled, self.pictures, self.table, self.folder = enabled, pictures, table, folder
+        self.config: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
+        self.report: dict[str, Any] = {}
+        self._started = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the history."""
+        self.history = list(state_dict["history"])
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Start the clock."""
+        self._started = time.perf_counter()
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the figures of every split, as logged."""
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not isinstance(pl_module, FCCOModule):
+            return
+        for split, summary in pl_module.last_summaries.items():
+            self.history.append({"epoch": trainer.current_epoch, "split": split, **summary})
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate every split with the final weights and write the report."""
+        if not self.enabled or not trainer.is_global_zero or trainer.interrupted:
+            return
+        loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
+        if not isinstance(pl_module, FCCOModule) or loaders is None:
+            return
+        seconds = time.perf_counter() - self._started
+        report: dict[str, Any] = {}
+        curves: dict[str, Any] = {}
+        for split, loader in loaders().items():
+            outputs, columns = _outputs(pl_module, loader)
+            report[split] = _as_reported(pl_module.summarise(split, outputs, columns))
+            curves[split] = _curves(outputs, columns, report[split].get("roc_gap"))
+        self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
+        self._write(Path(self.folder or trainer.log_dir or trainer.default_root_dir), curves)
+
+    def _write(self, folder: Path, curves: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_report(self.report, folder / "report.json")
+        if self.pictures:
+            plot_objective_and_violation(self.history, folder / "auc_and_violation.png")
+            plot_constraints(self.history, folder / "constraints.png")
+            plot_roc_by_group(curves, folder / "roc_by_group.png")
+        if self.table:
+            from rich.console import Console  # noqa: PLC0415 - only where a table is printed
+
+            Console().print(render_summary(self.report))
+        rank_zero_info(f"Report and pictures: {folder}")
+
+
+@torch.no_grad()
+def _outputs(module: FCCOModule, loader: DataLoader[Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs and columns of a whole split, on the CPU."""
+    was_training = module.training
+    module.eval()
+    parts = []
+    for batch in loader:
+        moved = module.transfer_batch_to_device(batch, module.device, 0)
+        columns = {name: batch[name] for name in ("y", "group", "index") if name in batch}
+        parts.append((module(moved["x"]).cpu(), columns))
+    module.train(was_training)
+    return concatenate(parts)
+
+
+def _as_reported(summary: dict[str, float]) -> dict[str, Any]:
+    """``vacuous`` as a truth value, constraints in a table of their own."""
+    kept: dict[str, Any] = {k: v for k, v in summary.items() if not k.startswith("h/")}
+    if "vacuous" in kept:
+        kept["vacuous"] = bool(kept["vacuous"])
+    constraints = {k.removeprefix("h/"): v for k, v in summary.items() if k.startswith("h/")}
+    return {**kept, "constraints": constraints} if constraints else kept
+
+
+def _curves(outputs: Tensor, columns: dict[str, Tensor], gap: float | None) -> dict[str, Any]:
+    """ROC curves by group, as :func:`plot_roc_by_group` takes them."""
+    if "group" not in columns or gap is None or math.isnan(gap):
+        return {}
+    scores = binary_scores(outputs).float()
+    groups = {}
+    for g in (0, 1):
+        chosen = columns["group"] == g
+        groups[g] = roc_curve(scores[chosen], columns["y"][chosen])
+    return {"groups": groups, "gap": gap}

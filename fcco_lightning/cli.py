@@ -1,0 +1,111 @@
+"""``fcco fit|validate|test|predict``: LightningCLI with every part configurable by class path or short name."""
+
+import copy
+import pickle
+import signal
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+import fcco_lightning.algorithms
+import fcco_lightning.constraints
+import fcco_lightning.data.datamodules
+import fcco_lightning.estimators
+import fcco_lightning.models
+import fcco_lightning.objectives
+import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
+from fcco_lightning.callbacks.report import Report
+from fcco_lightning.errors import CheckpointError, FCCOError
+from fcco_lightning.training import FCCOModule
+
+_TRAINER_DEFAULTS = {
+    "default_root_dir": "runs",
+    "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "runs", "name": ""}},
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+
+
+class FCCOCLI(LightningCLI):
+    """LightningCLI whose explicit arguments beat a checkpoint's hyperparameters."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Report and checkpoints as sections of their own."""
+        parser.add_lightning_class_args(Report, "report")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "{epoch}"})
+
+    def _parse_ckpt_path(self) -> None:
+        """Do not let a checkpoint's hyperparameters override what was typed.
+
+        Lightning reads them into the configuration after the command line was parsed.  Here the configuration is what
+        the user gave; a checkpoint that does not fit it is refused by name when it is loaded.
+        """
+        path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
+        if path and path not in ("best", "last", "hpc", "registry"):
+            check_checkpoint(Path(path))
+
+    def before_fit(self) -> None:
+        """Hand the configuration to the report."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Report):
+                text = self.parser.dump(copy.deepcopy(self.config), skip_none=True, format="yaml")
+                callback.config = yaml.safe_load(text).get("fit", {})
+
+
+def check_checkpoint(path: Path) -> None:
+    """Refuse a missing or damaged checkpoint file.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"--ckpt_path {path}: there is no such file (looked in {Path.cwd()}).")
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"--ckpt_path {path}: the file is truncated or no checkpoint. Use an earlier one.")
+    with zipfile.ZipFile(path) as archive:
+        try:
+            damaged = archive.testzip()
+        except (zipfile.BadZipFile, EOFError, OSError) as error:
+            damaged = str(error)
+    if damaged:
+        raise CheckpointError(f"--ckpt_path {path}: the file is damaged at {damaged}. Use an earlier one.")
+
+
+def run(args: Sequence[str]) -> int:
+    """Run the command line and turn expected errors into one message.
+
+    Args:
+        args: as typed, without the program's name.
+
+    Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
+    """
+    try:
+        FCCOCLI(
+            FCCOModule,
+            LightningDataModule,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            trainer_defaults=_TRAINER_DEFAULTS,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"prog": "fcco"},
+            args=list(args),
+        )
+    except (FCCOError, pickle.UnpicklingError) as error:
+        sys.stderr.write(f"\nfcco: {type(error).__name__}: {error}\n")
+        return 1
+    except SIGTERMException:
+        sys.stderr.write("\nfcco: stopped by SIGTERM; resume with --ckpt_path and the last checkpoint of the run.\n")
+        return 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        sys.stderr.write("\nfcco: interrupted; resume with --ckpt_path and the last checkpoint of the run.\n")
+        return 128 + signal.SIGINT
+    return 0
