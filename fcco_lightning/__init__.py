@@ -16,7 +16,7 @@ _HOME = {
     "data.datamodules": "SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "estimators": "EMA CorrectedEMA DualMirror DualProx Estimator Minibatch ScaledEMA",
-    "models": "MLP",
+    "models": "TabularMLP",
     "objectives": "AUC CrossEntropy LogisticPair Objective PairLoss SigmoidPair SquaredHingePair SquaredPair",
     "outer": "Hinge MoreauEnvelope MoreauSmoothing NoSmoothing OuterFunction Smoothing",
     "problem": "Engine InnerFunctions Problem",

@@ -1,33 +1,45 @@
 """Checks of scalar arguments, made once where an argument enters."""
 
 import math
+from numbers import Real
 
 from fcco_lightning.errors import ConfigError
 
 
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
 def positive(name: str, value: float) -> float:
     """Return ``value`` if it is finite and > 0, else raise :class:`ConfigError` naming the argument."""
-    if not (math.isfinite(value) and value > 0):
+    if not (_is_finite(value) and value > 0):
         raise ConfigError(f"{name} must be a finite number > 0, got {value!r}.")
     return value
 
 
 def non_negative(name: str, value: float) -> float:
     """Return ``value`` if it is finite and >= 0, else raise :class:`ConfigError` naming the argument."""
-    if not (math.isfinite(value) and value >= 0):
+    if not (_is_finite(value) and value >= 0):
         raise ConfigError(f"{name} must be a finite number >= 0, got {value!r}.")
+    return value
+
+
+def finite(name: str, value: float) -> float:
+    """Return ``value`` if it is a finite number, else raise :class:`ConfigError` naming the argument."""
+    if not _is_finite(value):
+        raise ConfigError(f"{name} must be a finite number, got {value!r}.")
     return value
 
 
 def fraction(name: str, value: float) -> float:
     """Return ``value`` if it lies in (0, 1], else raise :class:`ConfigError` naming the argument."""
-    if not 0 < value <= 1:
+    if not (_is_finite(value) and 0 < value <= 1):
         raise ConfigError(f"{name} must lie in (0, 1], got {value!r}.")
     return value
 
 
 def at_least(name: str, value: int, lowest: int) -> int:
     """Return ``value`` if it is a whole number >= ``lowest``, else raise :class:`ConfigError` naming the argument."""
-    if isinstance(value, bool) or value != int(value) or value < lowest:
+    if isinstance(value, bool) or not _is_finite(value) or value != int(value) or value < lowest:
         raise ConfigError(f"{name} must be a whole number >= {lowest}, got {value!r}.")
     return int(value)

@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import yaml
 from lightning.pytorch import LightningDataModule
@@ -33,6 +34,15 @@ _TRAINER_DEFAULTS = {
 }
 
 
+class ArgumentParser(LightningArgumentParser):
+    """Says what is wrong, without the list of all options in front of it."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
+        """Print the message and exit with status 2."""
+        sys.stderr.write(f"fcco: error: {message.rstrip()}\n(fcco fit --help lists every option)\n")
+        sys.exit(2)
+
+
 class FCCOCLI(LightningCLI):
     """LightningCLI whose explicit arguments beat a checkpoint's hyperparameters."""
 
@@ -41,6 +51,10 @@ class FCCOCLI(LightningCLI):
         parser.add_lightning_class_args(Report, "report")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "{epoch}"})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Sequence[str] | None) -> None:  # type: ignore[override]
+        """Parse ``args``, or the command line."""
+        self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:
         """Do not let a checkpoint's hyperparameters override what was typed.
@@ -79,11 +93,11 @@ def check_checkpoint(path: Path) -> None:
         raise CheckpointError(f"--ckpt_path {path}: the file is damaged at {damaged}. Use an earlier one.")
 
 
-def run(args: Sequence[str]) -> int:
+def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and turn expected errors into one message.
 
     Args:
-        args: as typed, without the program's name.
+        args: as typed, without the program's name; None for the command line.
 
     Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
     """
@@ -96,8 +110,9 @@ def run(args: Sequence[str]) -> int:
             auto_configure_optimizers=False,
             trainer_defaults=_TRAINER_DEFAULTS,
             save_config_kwargs={"overwrite": True},
+            parser_class=ArgumentParser,
             parser_kwargs={"prog": "fcco"},
-            args=list(args),
+            args=args,  # type: ignore[arg-type]
         )
     except (FCCOError, pickle.UnpicklingError) as error:
         sys.stderr.write(f"\nfcco: {type(error).__name__}: {error}\n")

@@ -20,6 +20,7 @@ def project_to_simplex(v: Tensor, radius: float = 1.0) -> Tensor:
     Returns: shape (B, k), dtype and device of ``v``.
     Source: Duchi et al., Efficient Projections onto the l1-Ball (2008), Figure 1.
     """
+    v = v - v.amax(dim=-1, keepdim=True)  # changes nothing, and keeps the digits of rows much larger than the radius
     descending = v.sort(dim=-1, descending=True).values
     excess = descending.cumsum(dim=-1) - radius
     rank = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)

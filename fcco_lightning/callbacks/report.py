@@ -1,6 +1,5 @@
 """The end of a run: a table in the terminal, report.json and pictures in the run's folder."""
 
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.callbacks.pictures import plot_constraints, plot_objective_and_violation, plot_roc_by_group
 from fcco_lightning.callbacks.summary_table import render_summary, write_report
-from fcco_lightning.metrics.functional import roc_curve
+from fcco_lightning.metrics.group import SplitROC, split_roc
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.module import concatenate
-
-_NOT_REPORTED = ("score_min", "score_max")
 
 
 class Report(Callback):
@@ -60,7 +57,7 @@ class Report(Callback):
         """Start the clock."""
         self._started = time.perf_counter()
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the figures of every split, as logged."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or not isinstance(pl_module, FCCOModule):
             return
@@ -76,15 +73,17 @@ class Report(Callback):
             return
         seconds = time.perf_counter() - self._started
         report: dict[str, Any] = {}
-        curves: dict[str, Any] = {}
+        curves: dict[str, SplitROC] = {}
+        names = getattr(trainer.datamodule, "group_names", ("group 0", "group 1"))  # type: ignore[attr-defined]
         for split, loader in loaders().items():
             outputs, columns = _outputs(pl_module, loader)
             report[split] = _as_reported(pl_module.summarise(split, outputs, columns))
-            curves[split] = _curves(outputs, columns, report[split].get("roc_gap"))
+            if "group" in columns:
+                curves[split] = split_roc(binary_scores(outputs).float(), columns["y"], columns["group"], names)
         self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
         self._write(Path(self.folder or trainer.log_dir or trainer.default_root_dir), curves)
 
-    def _write(self, folder: Path, curves: dict[str, Any]) -> None:
+    def _write(self, folder: Path, curves: dict[str, SplitROC]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_report(self.report, folder / "report.json")
         if self.pictures:
@@ -94,8 +93,14 @@ class Report(Callback):
         if self.table:
             from rich.console import Console  # noqa: PLC0415 - only where a table is printed
 
-            Console().print(render_summary(self.report))
+            figures = {k: _without_constraints(v) if isinstance(v, dict) else v for k, v in self.report.items()}
+            Console().print(render_summary(figures))
         rank_zero_info(f"Report and pictures: {folder}")
+
+
+def _without_constraints(part: dict[str, Any]) -> dict[str, Any]:
+    """All values of all constraints are for the file, not for the terminal."""
+    return {k: v for k, v in part.items() if k != "constraints"}
 
 
 @torch.no_grad()
@@ -119,15 +124,3 @@ def _as_reported(summary: dict[str, float]) -> dict[str, Any]:
         kept["vacuous"] = bool(kept["vacuous"])
     constraints = {k.removeprefix("h/"): v for k, v in summary.items() if k.startswith("h/")}
     return {**kept, "constraints": constraints} if constraints else kept
-
-
-def _curves(outputs: Tensor, columns: dict[str, Tensor], gap: float | None) -> dict[str, Any]:
-    """ROC curves by group, as :func:`plot_roc_by_group` takes them."""
-    if "group" not in columns or gap is None or math.isnan(gap):
-        return {}
-    scores = binary_scores(outputs).float()
-    groups = {}
-    for g in (0, 1):
-        chosen = columns["group"] == g
-        groups[g] = roc_curve(scores[chosen], columns["y"][chosen])
-    return {"groups": groups, "gap": gap}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fcco_lightning.checks import non_negative, positive
+from fcco_lightning.checks import finite, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import binary_scores
@@ -94,7 +94,7 @@ class MeanAtMost(Constraint):
     def __init__(
         self, quantity: Quantity, kappa: float, where: dict[str, int] | None = None, name: str = "mean"
     ) -> None:
-        self.quantity, self.where, self.kappa = quantity, dict(where or {}), float(kappa)
+        self.quantity, self.where, self.kappa = quantity, dict(where or {}), finite("kappa", kappa)
         self.names = [name]
 
     def inner(self, outputs: Tensor, batch: Batch) -> Inner:

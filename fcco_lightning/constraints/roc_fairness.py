@@ -49,7 +49,8 @@ class StandardScores(ScoreScale):
 
     def __call__(self, scores: Tensor) -> Tensor:
         centred = scores - scores.mean()
-        return centred / centred.square().mean().sqrt().clamp(min=self.floor)
+        # clamped before the root, whose slope at 0 is infinite: equal scores have gradient 0, not NaN
+        return centred / centred.square().mean().clamp(min=self.floor**2).sqrt()
 
 
 class ROCFairness(Constraint):

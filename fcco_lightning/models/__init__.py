@@ -1,5 +1,5 @@
 """Networks that the papers train and no library offers."""
 
-from fcco_lightning.models.mlp import MLP
+from fcco_lightning.models.mlp import TabularMLP
 
-__all__ = ["MLP"]
+__all__ = ["TabularMLP"]

@@ -8,7 +8,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 
 
-class MLP(nn.Module):
+class TabularMLP(nn.Module):
     r"""``x -> Linear -> ReLU -> ... -> Linear``.
 
     Args:

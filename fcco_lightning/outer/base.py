@@ -70,6 +70,9 @@ class OuterFunction(ABC):
     def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
         r"""``argmin_v f*(v) + |v - y|^2 / (2 tau)`` by Moreau's identity: (B, k) -> (B, k), inside dom f*.
 
+        ``y - tau prox_{f/tau}(y/tau)`` is the gradient of ``f_{1/tau}`` at ``y/tau``, which lies in dom f* also after
+        rounding where :meth:`envelope_gradient` is written without the cancellation.
+
         Args:
             y: dual rows, shape (B, k).
             tau: step size, > 0.
@@ -79,7 +82,7 @@ class OuterFunction(ABC):
         Source: Parikh and Boyd, Proximal Algorithms (2014), section 2.5.
         """
         self.require_convex("a dual step")
-        return y - tau * self.prox(y / positive("tau", tau), 1 / tau)
+        return self.envelope_gradient(y / positive("tau", tau), 1 / tau)
 
     def require_convex(self, needed_by: str) -> None:
         """Raise :class:`ConfigError` naming ``needed_by`` if f is not convex."""

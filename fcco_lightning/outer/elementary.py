@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import positive
+from fcco_lightning.checks import finite, positive
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import OuterFunction, infinite_outside
 
 
@@ -60,6 +61,7 @@ class Hinge(OuterFunction):
 
     def __post_init__(self) -> None:
         positive("rho", self.rho)
+        finite("kappa", self.kappa)
 
     @property
     def lipschitz(self) -> float:
@@ -115,6 +117,7 @@ class SquaredHinge(OuterFunction):
 
     def __post_init__(self) -> None:
         positive("rho", self.rho)
+        finite("kappa", self.kappa)
 
     def value(self, u: Tensor) -> Tensor:
         return self.rho / 2 * (u - self.kappa).clamp(min=0).square().sum(-1)
@@ -141,21 +144,27 @@ class AbsoluteDifference(OuterFunction):
     r"""``f(u) = phi(|u_1 - u_2|)`` for rows of width 2: penalises two rates that differ (004 F.2).
 
     With ``phi = Hinge(rho, kappa)`` it is the fairness function ``rho [|u_1 - u_2| - kappa]_+``.  Convex because phi
-    is convex and non-decreasing; not monotone.  With d = u_1 - u_2 all maps reduce to one variable:
-    ``prox_{lam f}(u) = u + (e - d)/2 (1, -1)`` where ``e = prox_{2 lam phi(|.|)}(d)``.
+    is convex and has slope 0 at 0, hence does not fall after it; not monotone.  With d = u_1 - u_2 all maps reduce to
+    one variable: ``prox_{lam f}(u) = u + (e - d)/2 (1, -1)`` where ``e = prox_{2 lam phi(|.|)}(d)``.
 
     Args:
-        phi: convex and non-decreasing function of one variable.
+        phi: convex function of one variable with slope 0 at 0.
     """
 
     phi: OuterFunction
 
     def __post_init__(self) -> None:
         self.phi.require_convex("AbsoluteDifference")
+        slope = self.phi.subgradient(torch.zeros(1, 1)).item()
+        if slope != 0:
+            raise ConfigError(
+                f"AbsoluteDifference needs a convex phi with slope 0 at 0, {self.phi!r} has slope {slope:g} there. "
+                "Use a hinge or a squared hinge with kappa >= 0."
+            )
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]
-        """As smooth as phi, whose derivative must vanish at 0 (kappa >= 0 sees to that)."""
+        """As smooth as phi, whose slope is 0 at 0."""
         return self.phi.smooth
 
     @property
@@ -172,15 +181,12 @@ class AbsoluteDifference(OuterFunction):
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         d = self._difference(u)
-        e = d.sign() * self.phi.prox(d.abs(), 2 * lam).clamp(min=0)
+        e = d.sign() * self.phi.prox(d.abs(), 2 * lam)
         return u + self._spread((e - d) / 2)
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
         d = self._difference(u)
-        size = d.abs()
-        # the clamp of the prox at 0 only matters for kappa < 0; min() keeps the same map without cancellation
-        slope = torch.minimum(self.phi.envelope_gradient(size, 2 * positive("lam", lam)), size / (2 * lam))
-        return self._spread(d.sign() * slope)
+        return self._spread(d.sign() * self.phi.envelope_gradient(d.abs(), 2 * positive("lam", lam)))
 
     def conjugate(self, y: Tensor) -> Tensor:
         on_line = (y[..., :1] == -y[..., 1:]).all(-1)

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import positive
+from fcco_lightning.checks import finite, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
 from fcco_lightning.outer.base import OuterFunction, infinite_outside
 
 _NEWTON_STEPS = 50  # the roots below are simple and start close; float64 is reached in fewer than 10
+_ROOT = 1e-4  # relative residual of a root that float32 reaches with room to spare
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class Power(OuterFunction):
     monotone = True
 
     def __post_init__(self) -> None:
-        if self.p <= 1:
-            raise ConfigError(f"p must be > 1 (use Hinge for p = 1), got {self.p!r}.")
+        if not 1 < self.p < float("inf"):
+            raise ConfigError(f"p must be finite and > 1 (use Hinge for p = 1), got {self.p!r}.")
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]
@@ -143,7 +144,7 @@ class Softplus(OuterFunction):
     smooth = True
 
     def __post_init__(self) -> None:
-        if self.b == 0:
+        if finite("b", self.b) == 0:
             raise ConfigError("b must not be 0: f would be constant.")
 
     @property
@@ -208,7 +209,8 @@ class Ratio(OuterFunction):
             value = top / v**2 + lam / v**3 + (v - bottom) / lam
             slope = -2 * top / v**3 - 3 * lam / v**4 + 1 / lam
             v = v - value / slope
-        if not bool((torch.isfinite(v) & (v > 0)).all()):
+        residual = lam * (top / v**2 + lam / v**3) + (v - bottom)
+        if not bool(((v > 0) & (slope > 0) & (residual.abs() <= _ROOT * bottom)).all()):
             raise ConfigError(
                 f"prox of {self!r} with lam={lam!r} has no stationary point near u. Use a smaller lam, "
                 "or no smoothing: f is smooth where u_2 is bounded away from 0."

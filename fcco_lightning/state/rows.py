@@ -10,7 +10,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.errors import CheckpointError, NonFiniteError, StateIndexError
 
 STATE_VERSION = 1
-_INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+_INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Rows(NamedTuple):
@@ -77,7 +77,7 @@ class DualState(nn.Module):
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
         """
-        self._check_index(index)
+        index = self._checked(index)
         return Rows(self.rows.index_select(0, index), self.seen.index_select(0, index))
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ class DualState(nn.Module):
             StateIndexError: if an index is not a whole number in [0, n).
             NonFiniteError: if a value is NaN or infinite; no row has changed then.
         """
-        self._check_index(index)
+        index, values = self._checked(index), values.to(self.rows.dtype)  # a value may overflow the rows' dtype
         finite = torch.isfinite(values)
         if not bool(finite.all()):
             where = int((~finite).any(dim=-1).nonzero()[0])
@@ -97,7 +97,7 @@ class DualState(nn.Module):
                 f"(batch position {where}); no row was changed. Look for NaN or infinite scores or losses: "
                 "lower the learning rate, or set `skip_nonfinite: true` to drop such batches."
             )
-        self.rows.index_copy_(0, index, values.to(self.rows.dtype))
+        self.rows.index_copy_(0, index, values)
         self.seen.index_fill_(0, index, True)
 
     @torch.no_grad()
@@ -105,14 +105,15 @@ class DualState(nn.Module):
         """Multiply every row by ``factor``: O(n), only for MOAP, whose definition is dense."""
         self.rows.mul_(factor)
 
-    def _check_index(self, index: Tensor) -> None:
+    def _checked(self, index: Tensor) -> Tensor:
+        """``index`` as int64."""
         if index.dtype not in _INDEX_DTYPES or index.dim() != 1:
             raise StateIndexError(
                 f"index must be a 1-D tensor of whole numbers, got {index.dim()}-D {index.dtype}. "
                 "Pass the dataset's `index` column, e.g. torch.arange(n)[batch]."
             )
         if index.numel() == 0:
-            return
+            return index.long()
         low, high = (int(end) for end in index.aminmax())
         if low < 0 or high >= self.num_rows:
             worst = low if low < 0 else high
@@ -121,6 +122,7 @@ class DualState(nn.Module):
                 f"the dual state holds rows 0..{self.num_rows - 1}, got index {worst} at batch position {where}. "
                 "Index the training split itself from 0, and size the state with num_rows=len(train_split)."
             )
+        return index.long()
 
     def get_extra_state(self) -> dict[str, Any]:
         """Version of the format, so that an old checkpoint can be told apart."""

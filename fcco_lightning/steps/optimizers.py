@@ -95,10 +95,11 @@ class ProximalSGD(Optimizer):
         if closure is not None:
             raise ConfigError("ProximalSGD takes no closure: call backward() before step().")
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
+            params = group["params"]
             for p in params:
-                p.sub_(p.grad, alpha=group["lr"]).div_(1 + group["lr"] * group["mu"])
-            if group["radius"] is not None and params:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"]).div_(1 + group["lr"] * group["mu"])
+            if group["radius"] is not None:
                 norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(p) for p in params]))
                 shrink = (group["radius"] / norm).clamp(max=1.0)
                 for p in params:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fcco_lightning.checks import at_least, non_negative, positive
+from fcco_lightning.checks import at_least, positive
 from fcco_lightning.steps.base import Step, like_parameters
 
 
@@ -63,7 +63,7 @@ class ProximalPoint(Step):
         self.batches_per_update = at_least("K", K, 1)
         self.eta = positive("eta", eta)
         self.nu = positive("nu", nu)
-        self.recovery_steps = int(non_negative("recovery_steps", recovery_steps))
+        self.recovery_steps = at_least("recovery_steps", recovery_steps, 0)
         self.inner_count = 0
 
     def bind(self, params: Sequence[nn.Parameter]) -> None:

@@ -24,10 +24,20 @@ class LightningBackend:
         module: the LightningModule whose trainer is used.
         clip_val: largest gradient norm (or value), None for no clipping.
         clip_algorithm: ``norm`` or ``value``.
+        scheduler_interval: ``epoch`` or ``step``: what the learning-rate schedule counts.
+        scheduler_monitor: logged metric that a ReduceLROnPlateau watches.
     """
 
-    def __init__(self, module: "LightningModule", clip_val: float | None = None, clip_algorithm: str = "norm") -> None:
+    def __init__(
+        self,
+        module: "LightningModule",
+        clip_val: float | None = None,
+        clip_algorithm: str = "norm",
+        scheduler_interval: str = "epoch",
+        scheduler_monitor: str | None = None,
+    ) -> None:
         self.module, self.clip_val, self.clip_algorithm = module, clip_val, clip_algorithm
+        self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
 
     def backward(self, surrogate: Tensor) -> None:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
@@ -68,27 +78,30 @@ class LightningBackend:
             self._clip(optimizer)
         self._step(optimizer, from_backward=from_backward)
         counter._on_after_step()
-        self.step_schedulers("step", trainer.global_step)
+        self.step_schedulers("step")
 
-    def step_schedulers(self, interval: str, count: int, *, plateau: bool = False) -> None:
-        """Step the learning-rate schedules of ``interval`` whose frequency divides ``count``.
+    def step_schedulers(self, interval: str, *, plateau: bool = False) -> None:
+        """Step the learning-rate schedule if it counts in ``interval`` ("step" or "epoch").
 
         Raises:
             ConfigError: if a plateau schedule names a metric that was not logged.
         """
-        for config in self.module.trainer.lr_scheduler_configs:
-            is_plateau = isinstance(config.scheduler, ReduceLROnPlateau)
-            if config.interval != interval or is_plateau != plateau or count % config.frequency:
-                continue
-            if not isinstance(config.scheduler, ReduceLROnPlateau):
-                config.scheduler.step()
-                continue
-            logged = self.module.trainer.callback_metrics
-            if config.monitor not in logged:
-                raise ConfigError(
-                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; there are {sorted(logged)}."
-                )
-            config.scheduler.step(logged[config.monitor])
+        if interval != self.scheduler_interval:
+            return
+        for scheduler in (config.scheduler for config in self.module.trainer.lr_scheduler_configs):
+            if isinstance(scheduler, ReduceLROnPlateau):
+                if plateau:
+                    scheduler.step(self._monitored())
+            elif not plateau:
+                scheduler.step()
+
+    def _monitored(self) -> Tensor:
+        logged = self.module.trainer.callback_metrics
+        if self.scheduler_monitor not in logged:
+            raise ConfigError(
+                f"scheduler_monitor is {self.scheduler_monitor!r}, which was not logged; there are {sorted(logged)}."
+            )
+        return logged[self.scheduler_monitor]
 
     def _clip(self, optimizer: Optimizer) -> None:
         if self.clip_val:

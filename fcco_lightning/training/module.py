@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fcco_lightning.algorithms import SONEX, Algorithm
 from fcco_lightning.checks import positive
@@ -79,9 +80,10 @@ class FCCOModule(LightningModule):
         self.constraints, self.penalty = list(constraints), penalty
         self.algorithm = algorithm or SONEX()
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
         self.evaluation = evaluation or BinaryEvaluation()
-        self.backend = LightningBackend(self, gradient_clip_val, gradient_clip_algorithm)
+        self.backend = LightningBackend(
+            self, gradient_clip_val, gradient_clip_algorithm, scheduler_interval, scheduler_monitor
+        )
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.skipped_batches = 0
         self.problem: Problem | None = None
@@ -146,12 +148,17 @@ class FCCOModule(LightningModule):
         if self.scheduler is None:
             return optimizer
         scheduler = self.scheduler(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau) and (
+            self.backend.scheduler_interval == "step" or self.backend.scheduler_monitor is None
+        ):
+            raise ConfigError(
+                "ReduceLROnPlateau needs scheduler_interval='epoch' and scheduler_monitor=a logged metric, e.g. train_auc."
+            )
         if isinstance(scheduler, StepAtFractions):
             if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
                 raise ConfigError("StepAtFractions needs a number of epochs: set --trainer.max_epochs.")
             scheduler.set_total(self.trainer.max_epochs)
-        config = {"scheduler": scheduler, "interval": self.scheduler_interval, "monitor": self.scheduler_monitor}
-        return {"optimizer": optimizer, "lr_scheduler": config}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def _take_over_accumulation(self) -> None:
         """One update of w per K batches is what Lightning knows as accumulation; its counters then agree."""
@@ -208,7 +215,7 @@ class FCCOModule(LightningModule):
             self.skipped_batches += 1
             estimates = {}
         if last:
-            self.backend.step_schedulers("epoch", self.current_epoch + 1)
+            self.backend.step_schedulers("epoch")
         self._count_updates()
         if batch_idx % self._log_interval == 0 or last:
             self._log_step(estimates, len(batch["index"]))
@@ -230,7 +237,7 @@ class FCCOModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Schedules that watch a validation metric."""
-        self.backend.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
+        self.backend.step_schedulers("epoch", plateau=True)
 
     def on_train_end(self) -> None:
         """The recovery step (004 Cor. 4.11), where the algorithm asks for one."""

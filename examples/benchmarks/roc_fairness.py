@@ -1,0 +1,209 @@
+"""AUC under ROC-fairness constraints: methods x seeds on one data set, as a JSON file, a table and a picture.
+
+Every run goes through the product's own command line and configs, so it is the run that a user gets::
+
+    uv run python examples/benchmarks/roc_fairness.py --data adult --train adult_train.csv --test adult_test.csv
+    uv run python examples/benchmarks/roc_fairness.py --data compas --train compas.csv --seeds 5 --jobs 2
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --tune          # the grids, one seed each
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation beta  # 004 Table 3
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation type  # 004 Table 5
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation pareto  # the form that cannot be gamed
+
+A row reports mean +- standard deviation over seeds.  Tuning takes the run with the highest training AUC among those whose
+worst training violation is at most 0.005; every method gets the same number of runs.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+CONFIGS = Path(__file__).parents[2] / "configs/roc_fairness"
+METHODS = ("alexr2", "sonex", "sox_squared_hinge", "sonx", "sgd")
+TOLERANCE = 0.005
+COLUMNS = ("train.auc", "train.worst_violation", "train.roc_gap", "test.auc", "test.worst_violation", "test.roc_gap")
+
+# The same budget for every method: 12 runs.  Values from the grids of 004 F.2.
+GRIDS: dict[str, dict[str, list[Any]]] = {
+    "alexr2": {
+        "model.penalty.rho": [4, 10, 40],
+        "model.optimizer.lr": [1e-3, 1e-2],
+        "model.algorithm.eta+nu": [(0.1, 0.1), (0.01, 0.01)],
+    },
+    "sonex": {
+        "model.penalty.rho": [4, 10, 40],
+        "model.optimizer.lr": [1e-3, 1e-2],
+        "model.algorithm.lam": [2e-2, 2e-3],
+    },
+    "sox_squared_hinge": {
+        "model.penalty.rho": [10, 100, 400, 1000],
+        "model.optimizer.lr": [1e-2, 1e-3, 1e-4],
+    },
+    "sonx": {
+        "model.penalty.rho": [4, 10, 40],
+        "model.optimizer.lr": [0.1, 1e-2, 1e-3, 1e-4],
+    },
+}
+ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "beta": {f"beta={b}": ("alexr2", {"model.optimizer.beta": b}) for b in (0.1, 0.3, 0.5, 1.0)},
+    "type": {
+        "Adam": ("alexr2", {}),
+        **{
+            f"momentum lr={lr}": ("alexr2", {"model.optimizer": "HeavyBall", "model.optimizer.lr": lr})
+            for lr in (1.0, 0.1, 0.01)
+        },
+    },
+    "pareto": {f"rho={rho}": ("ungameable", {"model.penalty.rho": rho}) for rho in (1, 2, 3, 5, 8, 12, 20)},
+}
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """One run in its own process; the report with the job's description."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    from fcco_lightning.cli import run
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["fit", "--config", str(CONFIGS / f"{job['config']}.yaml"), "--seed_everything", str(job["seed"])]
+        arguments += ["--data.seed", str(job["seed"]), "--report.folder", folder, "--report.table", "false"]
+        arguments += ["--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
+        arguments += ["--trainer.default_root_dir", folder, "--checkpoint.save_last", "false"]
+        arguments += [f"--{key}={value}" for key, value in expand(job["overrides"]).items()]
+        with open(os.devnull, "w") as silent:
+            stderr, sys.stderr = sys.stderr, silent if not job.get("verbose") else sys.stderr
+            status = run(arguments)
+            sys.stderr = stderr
+        if status:
+            return {**job, "failed": status}
+        report = json.loads((Path(folder) / "report.json").read_text())
+    report.pop("config")
+    for split in ("train", "test"):
+        report[split].pop("constraints", None)
+    return {**job, **report}
+
+
+def expand(overrides: dict[str, Any]) -> dict[str, Any]:
+    """``a.b+c: (1, 2)`` as ``a.b: 1, a.c: 2``."""
+    flat: dict[str, Any] = {}
+    for key, value in overrides.items():
+        stem, _, names = key.rpartition(".")
+        if "+" in names:
+            flat.update({f"{stem}.{n}": v for n, v in zip(names.split("+"), value, strict=True)})
+        else:
+            flat[key] = value
+    return flat
+
+
+def run_all(jobs: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
+    """All jobs, ``workers`` at a time, with a line each as they end."""
+    results = []
+    with ProcessPoolExecutor(workers) as pool:
+        for done in pool.map(train, jobs):
+            results.append(done)
+            shown = {k: done["train"][k] for k in ("auc", "worst_violation", "roc_gap")} if "train" in done else "FAILED"
+            print(f"{done['label']} seed {done['seed']} {done['overrides']}: {shown} {done.get('seconds')}s", flush=True)
+    return results
+
+
+def picked(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The tuned run: highest training AUC among the feasible ones, else the least violation."""
+    finished = [r for r in results if "train" in r]
+    feasible = [r for r in finished if r["train"]["worst_violation"] <= TOLERANCE]
+    if feasible:
+        return max(feasible, key=lambda r: r["train"]["auc"])
+    return min(finished, key=lambda r: r["train"]["worst_violation"])
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Markdown: mean +- standard deviation over seeds per label."""
+    lines = ["| run | seeds | " + " | ".join(COLUMNS) + " | vacuous | seconds |", "|---" * (len(COLUMNS) + 4) + "|"]
+    for label in dict.fromkeys(r["label"] for r in results):
+        runs = [r for r in results if r["label"] == label and "train" in r]
+        cells = []
+        for column in COLUMNS:
+            split, name = column.split(".")
+            values = [r[split][name] for r in runs]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.fmean(values):.4f} +- {spread:.4f}")
+        vacuous = f"{sum(bool(r['train']['vacuous']) for r in runs)}/{len(runs)}"
+        seconds = f"{statistics.median(r['seconds'] for r in runs):.0f}"
+        lines.append(f"| {label} | {len(runs)} | " + " | ".join(cells) + f" | {vacuous} | {seconds} |")
+    return "\n".join(lines)
+
+
+def picture(results: list[dict[str, Any]], path: Path, x: str) -> None:
+    """Test AUC against ``x`` on the test split, one colour per label, one dot per seed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for label in dict.fromkeys(r["label"] for r in results):
+        runs = [r for r in results if r["label"] == label and "test" in r]
+        axes.scatter([r["test"][x] for r in runs], [r["test"]["auc"] for r in runs], label=label, s=28)
+    axes.set_xlabel({"worst_violation": "worst violation max h (test)", "roc_gap": "hard ROC gap (test)"}[x])
+    axes.set_ylabel("AUC (test)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    FigureCanvasAgg(figure).print_figure(path, dpi=130)
+
+
+def main() -> None:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=["adult", "compas"], required=True)
+    parser.add_argument("--train", required=True, help="training table")
+    parser.add_argument("--test", help="test table (Adult)")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, help="as in the configs by default")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--tune", action="store_true", help="the grids with one seed, then the picked run of each")
+    parser.add_argument("--ablation", choices=sorted(ABLATIONS))
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+    given = parser.parse_args()
+
+    common = {"data.train": given.train} | ({"data.test": given.test} if given.test else {})
+    if given.epochs:
+        common["trainer.max_epochs"] = given.epochs
+
+    def job(label: str, config: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
+        return {"label": label, "config": f"{given.data}_{config}", "seed": seed, "overrides": common | overrides}
+
+    if given.ablation:
+        runs = ABLATIONS[given.ablation].items()
+        jobs = [job(label, config, s, o) for label, (config, o) in runs for s in range(given.seeds)]
+    elif given.tune:
+        jobs = [
+            job(m, m, 0, dict(zip(GRIDS[m], values, strict=True)))
+            for m in given.methods
+            if m in GRIDS
+            for values in itertools.product(*GRIDS[m].values())
+        ]
+    else:
+        jobs = [job(m, m, s, {}) for m in given.methods for s in range(given.seeds)]
+    results = run_all(jobs, given.jobs)
+
+    given.out.mkdir(parents=True, exist_ok=True)
+    name = f"roc_fairness_{given.data}_{'tune' if given.tune else given.ablation or 'methods'}"
+    (given.out / f"{name}.json").write_text(json.dumps(results, indent=1))
+    if given.tune:
+        for m in dict.fromkeys(r["label"] for r in results):
+            best = picked([r for r in results if r["label"] == m])
+            print(f"picked {m}: {best['overrides']} train {best['train']}")
+        return
+    print("\n" + table(results))
+    picture(results, given.out / f"{name}.png", "roc_gap" if given.ablation == "pareto" else "worst_violation")
+    print(f"\n{given.out / name}.json, .png")
+
+
+if __name__ == "__main__":
+    main()

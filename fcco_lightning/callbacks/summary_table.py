@@ -1,0 +1,126 @@
+"""The report of a finished run: a table for the terminal and a JSON file for programs.
+
+A *report* maps each split to its metrics, beside ``seconds`` (wall-clock time of the run) and ``config``::
+
+    {"train": {"auc": 0.89, "worst_violation": -0.001, "roc_gap": 0.28, "vacuous": True},
+     "test": {"auc": 0.88, "roc_gap": 0.27}, "seconds": 93.4, "config": {"seed": 0}}
+
+Every key is optional.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+NOT_SPLITS = ("config",)
+TITLES = {
+    "auc": "AUC",
+    "worst_violation": "worst violation, max h",
+    "roc_gap": "hard ROC gap",
+    "vacuous": "constraints vacuous",
+}
+SIGNIFICANT_DIGITS = 7  # what a float32 holds
+VACUOUS_WARNING = (
+    "Constraints vacuous: the scores lie outside the thresholds' window, so a small violation says nothing. "
+    "Read the hard ROC gap."
+)
+
+
+def render_summary(report: Mapping[str, Any]) -> Table:
+    """Lay out a report with one row a metric and one column a split.
+
+    A violation above 0 is red, one that meets the constraints green; a run whose constraints are vacuous carries a
+    warning under the table.
+
+    Args:
+        report: see the module.
+
+    Returns:
+        Table to be printed by ``rich``.
+    """
+    splits = {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS}
+    table = Table(title="Summary of the run", caption=_caption(report, splits), caption_justify="left")
+    table.add_column("metric")
+    for split in splits:
+        table.add_column(split, justify="right")
+    present = dict.fromkeys(key for part in splits.values() for key in part)
+    for key in sorted(present, key=lambda key: list(TITLES).index(key) if key in TITLES else len(TITLES)):
+        table.add_row(TITLES.get(key, key), *(_cell(key, part.get(key)) for part in splits.values()))
+    return table
+
+
+def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Write a report as JSON, whole or not at all: a reader never sees half a file, even if the run is killed.
+
+    Tensors and numpy values become numbers or lists, paths become strings.  Numbers that are not finite become null,
+    as JSON knows none.  Other floats are rounded to 7 significant digits, except under ``config``, which stays exact.
+
+    Args:
+        report: see the module; more keys are written as they are.
+        path: file to write; its folder is created, an older file is replaced.
+
+    Returns:
+        The file written.
+
+    Raises:
+        TypeError: if a value has no form in JSON; an older file then stays as it was.
+    """
+    target = Path(path)
+    content = {str(key): _plain(part, exact=key == "config") for key, part in report.items()}
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic only within one file system.
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _plain(value: Any, *, exact: bool = False) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, exact=exact) for key, item in value.items()}
+    if isinstance(value, Tensor) or hasattr(value, "tolist"):  # numpy's scalars and arrays, without importing numpy
+        return _plain(value.tolist(), exact=exact)
+    if isinstance(value, float):
+        rounded = value if exact else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+        return rounded if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item, exact=exact) for item in value]
+    return value
+
+
+def _cell(key: str, value: Any) -> Text:
+    value = _plain(value)
+    if value is None:
+        return Text("-", style="dim")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no", style="bold red" if key == "vacuous" and value else "")
+    if not isinstance(value, float):
+        return Text(str(value))
+    if key == "worst_violation":
+        return Text(f"{value:+.4f}", style="red" if value > 0 else "green")
+    return Text(f"{value:.4f}")
+
+
+def _caption(report: Mapping[str, Any], splits: Mapping[str, Mapping[str, Any]]) -> Text:
+    seconds = _plain(report.get("seconds"))
+    config = report.get("config")
+    shown = {key: value for key, value in config.items() if isinstance(value, str | int | float)} if config else {}
+    caption = Text(style="not italic")
+    parts = [f"{seconds:.1f} s"] if seconds is not None else []
+    caption.append(", ".join(parts + [f"{key}={value}" for key, value in shown.items()]), style="dim")
+    if any(part.get("vacuous") for part in splits.values()):
+        caption.append(f"\n{VACUOUS_WARNING}", style="bold red")
+    return caption

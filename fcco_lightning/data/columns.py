@@ -1,0 +1,99 @@
+"""Looking up columns and the values in them, with messages that name the way out."""
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fcco_lightning.errors import DataError
+
+_MAX_LISTED = 12
+
+
+def text_of(column: pd.Series) -> pd.Series:
+    """Return the cells as stripped text, missing cells kept; whole numbers read the same as int and as float."""
+    return column.map({value: _text(value) for value in column.dropna().unique()}).astype(object)
+
+
+def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], where: str) -> None:
+    """Check that ``frame`` has all ``wanted`` columns.
+
+    Args:
+        frame: the table.
+        wanted: argument name -> the columns it names.
+        where: what the table is, for the message.
+
+    Raises:
+        DataError: naming the argument, the available columns and the closest match.
+    """
+    available = [str(name) for name in frame.columns]
+    for argument, names in wanted.items():
+        for name in names:
+            if name in available:
+                continue
+            close = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise DataError(f"{argument}={name!r} is not a column of {where}.{hint} Its columns are {available}.")
+
+
+def require_filled(column: pd.Series, argument: str, where: str) -> None:
+    """Raise :class:`DataError` if a cell of ``column`` is missing: a label or a group cannot be imputed."""
+    missing = column.isna().to_numpy()
+    if missing.any():
+        raise DataError(
+            f"Column {str(column.name)!r} ({argument}) of {where} has {missing.sum()} missing cells (first: row "
+            f"{missing.argmax()}). Labels and groups are never imputed: remove those rows or fill them in."
+        )
+
+
+def indicator(column: pd.Series, value: object, argument: str, where: str) -> Tensor:
+    """Mark the cells equal to ``value``; 1, 1.0, True and "1" are equal, and so are "a" and " a ".
+
+    Args:
+        column: n cells without gaps.
+        value: what to look for.
+        argument: which argument named ``value``, for the message.
+        where: what the table is, for the message.
+
+    Returns:
+        int64 tensor of shape (n,) with values in {0, 1}.
+
+    Raises:
+        DataError: if no cell equals ``value``, listing the values there are.
+    """
+    text = text_of(column)
+    found = [cell for cell in text.unique() if _key(cell) == _key(_text(value))]
+    if not found:
+        raise DataError(
+            f"{argument}={value!r} is not a value of column {str(column.name)!r} in {where}. "
+            f"Its values are {listed(text.unique())}."
+        )
+    return torch.from_numpy(text.isin(found).to_numpy().astype(np.int64))
+
+
+def listed(values: Iterable[object]) -> str:
+    """Return the values as sorted text, cut after a dozen."""
+    names = sorted(str(value) for value in values)
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{names[:_MAX_LISTED]}{more}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _key(text: str) -> str | float:
+    """What two texts are compared by: their number if they are one, so that '1', '1.0' and 'True' agree."""
+    if text in {"True", "False"}:
+        return float(text == "True")
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text

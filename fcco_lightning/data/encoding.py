@@ -1,0 +1,184 @@
+"""From a table of numbers and words to float features, fitted on the training split only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fcco_lightning.data.columns import require_columns, text_of
+from fcco_lightning.errors import ConfigError, DataError
+
+FloatArray = npt.NDArray[np.float64]
+MISSING = "(missing)"
+
+
+@dataclass(frozen=True)
+class NumericColumn:
+    """A column that is standardised: (x - mean) / std, or 0 throughout if it was constant (std = 0)."""
+
+    name: str
+    mean: float
+    std: float
+    median: float
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features it becomes."""
+        return [self.name]
+
+    @classmethod
+    def fit(cls, name: str, values: FloatArray) -> "NumericColumn":
+        """Measure ``values`` (n,); entries that are not finite are left out."""
+        values = values[np.isfinite(values)]
+        if not len(values):
+            raise DataError(f"Column {name!r} has no finite value to fit on. Drop it (drop=[{name!r}]).")
+        # Whether it is constant is asked of the values: the std of equal floats may be 1e-17 instead of 0.
+        std = float(values.std()) if values.min() < values.max() else 0.0
+        return cls(name, float(values.mean()), std, float(np.median(values)))
+
+    def transform(self, values: FloatArray) -> FloatArray:
+        """Return the feature, shape (n, 1)."""
+        values = np.where(np.isfinite(values), values, self.median)
+        return ((values - self.mean) / self.std if self.std else np.zeros_like(values))[:, None]
+
+
+@dataclass(frozen=True)
+class CategoricalColumn:
+    """A column that becomes one 0/1 feature per category of the training split; an unknown one is all zeros."""
+
+    name: str
+    categories: list[str]
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features it becomes."""
+        return [f"{self.name}={category}" for category in self.categories]
+
+    def transform(self, text: pd.Series) -> tuple[FloatArray, int]:
+        """Return the features, shape (n, number of categories), and how many cells were unknown."""
+        codes = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(text, dtype=object))
+        known = codes >= 0
+        hot = np.zeros((len(codes), len(self.categories)))
+        hot[known.nonzero()[0], codes[known]] = 1.0
+        return hot, int((~known).sum())
+
+
+class TabularEncoder:
+    """Standardises numbers and one-hot encodes the rest, in the column order of the frame it was fitted on.
+
+    Args:
+        categorical: numeric columns to treat as categories; columns of text, bool or any other type always are.
+        missing: ``"error"`` refuses NaN and infinity; ``"impute"`` takes the training median for numbers and a
+            category of their own for the rest.
+
+    Attributes:
+        unknown_counts: column -> cells of the latest :meth:`transform` whose category was never seen in fitting.
+
+    Example:
+        >>> encoder = TabularEncoder().fit(pd.DataFrame({"age": [20, 40], "job": ["cook", "smith"]}))
+        >>> encoder.feature_names
+        ['age', 'job=cook', 'job=smith']
+        >>> encoder.transform(pd.DataFrame({"age": [30], "job": ["poet"]}))
+        tensor([[0., 0., 0.]])
+    """
+
+    def __init__(self, categorical: Sequence[str] = (), missing: Literal["error", "impute"] = "error") -> None:
+        if missing not in {"error", "impute"}:
+            raise ConfigError(f"missing must be 'error' or 'impute', got {missing!r}.")
+        self.categorical = tuple(categorical)
+        self.missing = missing
+        self.columns: list[NumericColumn | CategoricalColumn] = []
+        self.unknown_counts: dict[str, int] = {}
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the d features, in order."""
+        return [feature for column in self.columns for feature in column.features]
+
+    def fit(self, frame: pd.DataFrame, where: str = "the training split") -> "TabularEncoder":
+        """Learn means, standard deviations, medians and categories from ``frame`` (n, columns) and return self."""
+        require_columns(frame, {"categorical": self.categorical}, where)
+        self.columns = [self._fit_column(frame[name], where) for name in frame.columns]
+        return self
+
+    def transform(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
+        """Encode ``frame``.
+
+        Args:
+            frame: n rows with the columns of the fit, in any order.
+            where: what it is, for messages.
+
+        Returns:
+            Features, shape (n, d), float32.
+
+        Raises:
+            DataError: if it is not fitted, a column is absent, or (``missing="error"``) a cell is missing.
+        """
+        if not self.columns:
+            raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
+        require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
+        self.unknown_counts = {}
+        blocks = [self._transform_column(column, frame[column.name], where) for column in self.columns]
+        return torch.from_numpy(np.concatenate(blocks, axis=1)).float()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything learnt, as lists, dicts, texts and numbers only."""
+        return {
+            "missing": self.missing,
+            "categorical": list(self.categorical),
+            "columns": [asdict(column) for column in self.columns],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another encoder has learnt."""
+        self.missing, self.categorical = state["missing"], tuple(state["categorical"])
+        self.columns = [
+            CategoricalColumn(**column) if "categories" in column else NumericColumn(**column)
+            for column in state["columns"]
+        ]
+
+    def _fit_column(self, column: pd.Series, where: str) -> NumericColumn | CategoricalColumn:
+        name = str(column.name)
+        if self._is_number(column):
+            return NumericColumn.fit(name, self._numbers(column, where))
+        return CategoricalColumn(name, sorted(self._words(column, where).unique()))
+
+    def _transform_column(self, column: NumericColumn | CategoricalColumn, cells: pd.Series, where: str) -> FloatArray:
+        if isinstance(column, NumericColumn):
+            if not self._is_number(cells):
+                raise DataError(
+                    f"Column {column.name!r} held numbers in the training split but is {cells.dtype} in {where}. "
+                    f"Repair it, or treat it as categories everywhere (categorical=[{column.name!r}])."
+                )
+            return column.transform(self._numbers(cells, where))
+        hot, unknown = column.transform(self._words(cells, where))
+        if unknown:
+            self.unknown_counts[column.name] = unknown
+        return hot
+
+    def _is_number(self, column: pd.Series) -> bool:
+        kind = column.dtype
+        numeric = pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
+        return numeric and column.name not in self.categorical
+
+    def _numbers(self, column: pd.Series, where: str) -> FloatArray:
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        self._refuse(~np.isfinite(values), column, "NaN or infinite", "the training median", where)
+        return values
+
+    def _words(self, column: pd.Series, where: str) -> pd.Series:
+        text = text_of(column)
+        self._refuse(text.isna().to_numpy(), column, "missing", "a category of their own", where)
+        return text.fillna(MISSING)
+
+    def _refuse(self, bad: npt.NDArray[np.bool_], column: pd.Series, what: str, cure: str, where: str) -> None:
+        if self.missing == "error" and bad.any():
+            raise DataError(
+                f"Column {str(column.name)!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). "
+                f"Remove those rows, drop the column, or set missing='impute' ({cure})."
+            )

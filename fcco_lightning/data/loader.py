@@ -1,0 +1,166 @@
+"""A DataLoader that continues exactly where a checkpoint left it."""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from fcco_lightning.data.samplers import BatchPlan
+from fcco_lightning.data.table import collate
+from fcco_lightning.errors import CheckpointError, ConfigError
+
+
+class RankBatches(DistributedSampler[Any]):
+    """This process's share of a plan's batches: rows [rank * B, (rank + 1) * B) of every union batch of P * B.
+
+    It is a ``DistributedSampler`` so that Lightning leaves it in place and forwards ``set_epoch`` to it, but it yields
+    whole batches.
+
+    Args:
+        dataset: what the batches index.
+        plan: union batches of all ``world_size`` processes.
+        rank: this process, in 0..world_size-1.
+        world_size: number of processes P.
+
+    Raises:
+        ConfigError: if the plan's batches cannot be divided evenly among the processes.
+    """
+
+    def __init__(self, dataset: Dataset[Any], plan: BatchPlan, rank: int = 0, world_size: int = 1) -> None:
+        super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
+        if world_size > 1 and (plan.batch_size % world_size or not plan.even):
+            raise ConfigError(
+                f"Union batches of {plan.batch_size} rows (even: {plan.even}) cannot be divided among "
+                f"world_size={world_size}. Use a multiple of world_size and a plan with drop_last=True."
+            )
+        self.plan = plan
+        self.local = slice(rank * plan.batch_size // world_size, (rank + 1) * plan.batch_size // world_size)
+        self.first = 0
+        self.lag = 0
+
+    @property
+    def plan_epoch(self) -> int:
+        """The epoch of the plan: the one set, less how far the count is ahead (``lag``)."""
+        return int(self.epoch) - self.lag
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; going back starts the count afresh."""
+        if epoch < self.epoch:
+            self.lag = 0
+        super().set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self.plan.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in islice(self.plan.batches(self.plan_epoch), self.first, None):
+            yield batch[self.local].tolist()
+
+
+class ResumableLoader(DataLoader[Any]):
+    """Training loader whose position is part of a checkpoint, with any number of workers and processes.
+
+    Batches are those of ``plan`` for the current epoch.  ``set_epoch`` of :attr:`sampler` (which Lightning calls)
+    starts another epoch; iterating again without it replays the epoch.  The global random state is never touched.
+
+    Args:
+        dataset: map-style data set; its ``__getitems__`` is used where it has one.
+        plan: union batches of all processes.
+        rank: this process.
+        world_size: number of processes.
+        num_workers: worker processes; batches they have prepared but not delivered are not counted as given.
+        limit: batches after which the consumer ends an epoch (``limit_train_batches``); None if it takes all.
+        **options: further arguments of ``DataLoader``.
+
+    Example:
+        >>> from fcco_lightning.data.samplers import UniformBatches
+        >>> from fcco_lightning.data.table import TensorTable
+        >>> table = TensorTable({"y": torch.zeros(6)})
+        >>> loader = ResumableLoader(table, UniformBatches(6, batch_size=2))
+        >>> everything = [batch["index"].tolist() for batch in loader]
+        >>> loader.load_state_dict({"epoch": 0, "given": 1, "batch_size": 2})
+        >>> [batch["index"].tolist() for batch in loader] == everything[1:]
+        True
+    """
+
+    sampler: RankBatches
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        plan: BatchPlan,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 0,
+        limit: int | None = None,
+        **options: Any,
+    ) -> None:
+        share = RankBatches(dataset, plan, rank, world_size)
+        options.setdefault("collate_fn", collate)
+        # An own generator: without one every epoch would draw its workers' seed from the global random state, and a
+        # resumed run would differ from an uninterrupted one in whatever is drawn next (dropout).
+        own = torch.Generator()
+        super().__init__(dataset, batch_sampler=share, num_workers=num_workers, generator=own, **options)
+        # torch forbids `sampler` beside `batch_sampler`, but `.sampler` is where Lightning looks for set_epoch and for
+        # a DistributedSampler that it must not replace.
+        self.__dict__["sampler"] = share
+        self._counted_epoch = self._given = self._skip = 0
+        self._loaded = False
+        self._epoch_length = len(self) if limit is None else min(limit, len(self))
+
+    def __len__(self) -> int:
+        return self.sampler.plan.num_batches
+
+    # A generator function on purpose: Lightning calls iter() before set_epoch, so nothing may be decided until the
+    # first batch is asked for.
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        share = self.sampler
+        if self._loaded:
+            self._settle()
+        share.first = self._given = self._skip
+        self._counted_epoch, self._skip = share.plan_epoch, 0
+        self.generator.manual_seed(share.plan.generator(share.plan_epoch).initial_seed())
+        for batch in super().__iter__():
+            self._given += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return ``epoch`` of the plan, batches ``given`` in it and union ``batch_size``, equal on all processes."""
+        share = self.sampler
+        position = {"epoch": share.plan_epoch, "given": self._given if self._counted_epoch == share.plan_epoch else 0}
+        if self._loaded:
+            position = {"epoch": self._counted_epoch, "given": self._skip}
+        return {**position, "batch_size": share.plan.batch_size}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue behind the last batch given when ``state`` was taken, also with another number of processes.
+
+        The next iteration is the rest of that epoch, or the following epoch if nothing is left of it, whatever number
+        ``set_epoch`` gives it; later numbers count on from there.
+
+        Raises:
+            CheckpointError: if the union batch has another size, so that the position would mean other rows.
+        """
+        size = self.sampler.plan.batch_size
+        if state["batch_size"] != size:
+            raise CheckpointError(
+                f"The checkpoint's loader gave union batches of {state['batch_size']} rows, this one gives {size}. "
+                f"Set batch_size so that batch_size * number of processes = {state['batch_size']}."
+            )
+        self.sampler.set_epoch(state["epoch"])
+        self._counted_epoch, self._given, self._skip, self._loaded = state["epoch"], 0, state["given"], True
+
+    def _settle(self) -> None:
+        """Start from the loaded position and remember how Lightning's epoch count differs from the plan's.
+
+        With max_steps Lightning counts an epoch too many on resuming: an empty one if the checkpoint was taken at the
+        end of an epoch, the interrupted one if max_steps had cut it short.
+        """
+        finished = self._skip >= self._epoch_length
+        self.sampler.lag += self.sampler.plan_epoch - (self._counted_epoch + finished)
+        self._skip = 0 if finished else self._skip
+        self._loaded = False

@@ -1,0 +1,168 @@
+"""Batch plans: the batches of an epoch as a pure function of (seed, epoch).
+
+Nothing is drawn from a global random generator, so an epoch can be replayed, skipped into, or divided among processes
+and always holds the same batches.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, fraction
+from fcco_lightning.errors import ConfigError, DataError
+
+
+class BatchPlan(ABC):
+    """The batches of every epoch.
+
+    Args:
+        batch_size: rows in a batch, over all processes together.
+        seed: whole number >= 0.
+
+    Attributes:
+        num_batches: batches in an epoch, the same in every epoch.
+        even: whether every batch has exactly ``batch_size`` rows; only then can it be divided among processes.
+    """
+
+    num_batches: int
+    even: bool = True
+
+    def __init__(self, batch_size: int, seed: int) -> None:
+        self.batch_size = at_least("batch_size", batch_size, 1)
+        self.seed = at_least("seed", seed, 0)
+
+    @abstractmethod
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield the ``num_batches`` batches of ``epoch`` as int64 index tensors of shape (B,)."""
+
+    def generator(self, epoch: int) -> torch.Generator:
+        """Return a fresh CPU generator that depends on (seed, epoch) only."""
+        # SeedSequence mixes the pair: seed + epoch would make epoch 1 of seed 0 equal to epoch 0 of seed 1.
+        mixed = np.random.SeedSequence([self.seed, at_least("epoch", epoch, 0)]).generate_state(1, np.uint64)[0]
+        return torch.Generator().manual_seed(int(mixed))
+
+
+class UniformBatches(BatchPlan):
+    """Every epoch is a permutation of 0..num_rows-1, cut into batches.
+
+    Args:
+        num_rows: rows n of the data set.
+        batch_size: rows in a batch, <= n.
+        seed: whole number >= 0.
+        drop_last: leave out the last batch when it would be short (the n mod batch_size rows left out differ from
+            epoch to epoch).
+
+    Raises:
+        DataError: if ``batch_size`` > ``num_rows``.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, seed: int = 0, *, drop_last: bool = True) -> None:
+        super().__init__(batch_size, seed)
+        self.num_rows = _enough_rows(num_rows, self.batch_size)
+        self.drop_last = drop_last
+        self.even = drop_last or self.num_rows % self.batch_size == 0
+        self.num_batches = self.num_rows // self.batch_size + (not self.even)
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield consecutive pieces of one permutation, each of shape (batch_size,) (the last may be shorter)."""
+        order = torch.randperm(self.num_rows, generator=self.generator(epoch))
+        yield from torch.split(order, self.batch_size)[: self.num_batches]
+
+
+class BalancedBatches(BatchPlan):
+    """Every batch holds the same number of positives, as losses over pairs of a positive and a negative need.
+
+    Each class is gone through in a random order and shuffled anew when exhausted, so within an epoch the counts of any
+    two rows of a class differ by one at most.  An epoch is n // batch_size batches.  Positives are spread evenly over
+    the positions of a batch, so that contiguous parts of it (one per process) are balanced too.
+
+    Args:
+        labels: classes of all rows, shape (n,), values in {0, 1}.
+        batch_size: rows in a batch, <= n.
+        seed: whole number >= 0.
+        positive_fraction: share of positives in a batch, in (0, 1); rounded to whole rows.
+        allow_repeats: let a row occur twice in a batch that asks for more rows of a class than there are.
+
+    Raises:
+        ConfigError: if a batch would hold no positive or no negative.
+        DataError: if a class has no rows, or fewer than a batch asks for.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        positive_fraction: float = 0.5,
+        allow_repeats: bool = False,
+    ) -> None:
+        super().__init__(batch_size, seed)
+        self.num_batches = _enough_rows(len(labels), self.batch_size) // self.batch_size
+        self.num_positive = _positives(self.batch_size, positive_fraction)
+        self.num_negative = self.batch_size - self.num_positive
+        self.allow_repeats = allow_repeats
+        self._positives = self._rows_of(labels, 1, self.num_positive)
+        self._negatives = self._rows_of(labels, 0, self.num_negative)
+        # Position j is a positive where the count floor(j * share) steps up: evenly spaced, and exact in integers.
+        steps = torch.arange(self.batch_size + 1) * self.num_positive // self.batch_size
+        self._is_positive = steps.diff().bool()
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield batches of shape (batch_size,) with ``num_positive`` positives each."""
+        generator = self.generator(epoch)
+        positives = _cycle(self._positives, self.num_positive, generator)
+        negatives = _cycle(self._negatives, self.num_negative, generator)
+        for _ in range(self.num_batches):
+            batch = torch.empty(self.batch_size, dtype=torch.int64)
+            batch[self._is_positive] = next(positives)
+            batch[~self._is_positive] = next(negatives)
+            yield batch
+
+    def _rows_of(self, labels: Tensor, label: int, needed: int) -> Tensor:
+        rows = (labels == label).nonzero().flatten()
+        if len(rows) == 0:
+            raise DataError(f"labels must hold both classes 0 and 1, but none of its {len(labels)} rows is {label}.")
+        if len(rows) < needed and not self.allow_repeats:
+            raise DataError(
+                f"A batch of {self.batch_size} asks for {needed} rows of class {label}, which has {len(rows)}. "
+                "Lower batch_size, change positive_fraction, or set allow_repeats=True."
+            )
+        return rows
+
+
+def _cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield ``size`` of ``rows`` at a time for ever, one shuffled pass after another."""
+    left = rows[:0]
+    while True:
+        take, left = left[:size], left[size:]
+        while len(take) < size:
+            fresh = rows[torch.randperm(len(rows), generator=generator)]
+            # Rows this batch already holds go to the end of the new pass: no repeats, and no row loses its turn.
+            seen = torch.isin(fresh, take)
+            fresh = torch.cat([fresh[~seen], fresh[seen]])
+            missing = size - len(take)
+            take, left = torch.cat([take, fresh[:missing]]), fresh[missing:]
+        yield take
+
+
+def _enough_rows(num_rows: int, batch_size: int) -> int:
+    if batch_size > num_rows:
+        raise DataError(
+            f"batch_size={batch_size} exceeds the {num_rows} rows of the training split "
+            "(with several processes it counts the rows of all of them). Lower batch_size."
+        )
+    return num_rows
+
+
+def _positives(batch_size: int, positive_fraction: float) -> int:
+    count = round(fraction("positive_fraction", positive_fraction) * batch_size)
+    if not 1 <= count <= batch_size - 1:
+        raise ConfigError(
+            f"positive_fraction={positive_fraction!r} of batch_size={batch_size} is {count} positives and "
+            f"{batch_size - count} negatives; both must be >= 1. Raise batch_size or move positive_fraction to 0.5."
+        )
+    return count

@@ -1,0 +1,80 @@
+"""A table of tensors that hands out whole batches with one gather per column."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from fcco_lightning.errors import DataError
+
+
+class TensorTable(Dataset[dict[str, Tensor]]):
+    """Columns of equal length, plus ``index``: the position 0..n-1 of every sample in this very table.
+
+    Args:
+        columns: name -> tensor, all with the same first dimension n >= 1, for example ``x`` (n, d) float32,
+            ``y`` (n,) int64 and ``group`` (n,) int64.  Floating columns must be finite.
+
+    Raises:
+        DataError: if a column is missing its rows, has a length of its own, holds NaN or infinity, or is called
+            ``index``.
+
+    Example:
+        >>> table = TensorTable({"y": torch.tensor([1, 0, 1])})
+        >>> table.__getitems__([2, 1])
+        {'y': tensor([1, 0]), 'index': tensor([2, 1])}
+    """
+
+    def __init__(self, columns: Mapping[str, Tensor]) -> None:
+        size = _common_length(columns)
+        for name, column in columns.items():
+            _check_finite(name, column)
+        self.columns = {name: column.contiguous() for name, column in columns.items()}
+        self.columns["index"] = torch.arange(size)
+
+    def __len__(self) -> int:
+        return len(self.columns["index"])
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        """Return sample ``i``: every column without its first dimension."""
+        return {name: column[i] for name, column in self.columns.items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Return the batch of the B rows ``indices``: every column with first dimension B.
+
+        ``DataLoader`` calls this instead of B times ``__getitem__``; use it with :func:`collate`.
+        """
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return {name: column.index_select(0, rows) for name, column in self.columns.items()}
+
+
+def collate(batch: Any) -> Any:
+    """Pass a batch that is already a mapping through; collate a list of samples as torch does."""
+    return batch if isinstance(batch, Mapping) else default_collate(batch)
+
+
+def _common_length(columns: Mapping[str, Tensor]) -> int:
+    if not columns:
+        raise DataError("columns must hold at least one column, got none.")
+    if "index" in columns:
+        raise DataError("columns must not hold 'index': TensorTable adds it itself (0..n-1). Rename that column.")
+    lengths = {name: column.shape[0] if column.ndim else 0 for name, column in columns.items()}
+    if len(set(lengths.values())) != 1:
+        raise DataError(f"All columns must have the same number of rows, got {lengths}.")
+    size = next(iter(lengths.values()))
+    if size == 0:
+        raise DataError(f"A table needs at least one row; the columns {sorted(columns)} have none.")
+    return size
+
+
+def _check_finite(name: str, column: Tensor) -> None:
+    if not column.is_floating_point():
+        return
+    bad = ~torch.isfinite(column).reshape(len(column), -1).all(dim=1)
+    if bad.any():
+        raise DataError(
+            f"Column {name!r} must be finite, but {int(bad.sum())} of {len(column)} rows hold NaN or infinity "
+            f"(first: row {int(bad.int().argmax())}). Remove or impute them before building the table."
+        )

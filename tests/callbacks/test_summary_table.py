@@ -1,0 +1,120 @@
+"""The report as a table and as a file."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fcco_lightning.callbacks.summary_table import render_summary, write_report
+
+REPORT = {
+    "train": {"average_precision": 0.77, "worst_violation": -0.0014, "auc": 0.91234, "vacuous": False},
+    "test": {"auc": 0.9, "worst_violation": 0.0021, "roc_gap": math.nan},
+    "seconds": 93.42,
+    "config": {"seed": 0, "kappa": 0.005, "nested": {"deep": 1}},
+}
+
+
+def printed(report):
+    console = Console(width=120, record=True, file=None, quiet=True)
+    console.quiet = False
+    with console.capture() as capture:
+        console.print(render_summary(report))
+    return capture.get()
+
+
+def cells(report):
+    """Rows of the printed table, as name -> values."""
+    lines = [line for line in printed(report).splitlines() if line.startswith("│")]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    return {name: values for name, *values in rows}
+
+
+def test_a_row_a_metric_and_a_column_a_split():
+    assert cells(REPORT) == {
+        "AUC": ["0.9123", "0.9000"],
+        "worst violation, max h": ["-0.0014", "+0.0021"],
+        "hard ROC gap": ["-", "-"],
+        "constraints vacuous": ["no", "-"],
+        "average_precision": ["0.7700", "-"],
+    }
+    assert [column.header for column in render_summary(REPORT).columns] == ["metric", "train", "test"]
+
+
+def test_caption_holds_seconds_and_plain_settings_and_no_false_alarm():
+    text = printed(REPORT)
+    assert "93.4 s, seed=0, kappa=0.005" in text
+    assert "nested" not in text
+    assert "Constraints vacuous" not in text
+
+
+def test_vacuous_constraints_are_called_so():
+    report = {**REPORT, "train": {**REPORT["train"], "vacuous": True}}
+    assert "Constraints vacuous" in printed(report)
+    assert cells(report)["constraints vacuous"] == ["yes", "-"]
+
+
+def test_violation_is_red_and_feasibility_green():
+    rows = render_summary(REPORT).columns
+    styles = [[str(cell.style) for cell in column.cells][1] for column in rows[1:]]
+    assert styles == ["green", "red"]
+
+
+@pytest.mark.parametrize("report", [{}, {"train": {}}, {"seconds": None}, {"test": {"auc": torch.tensor(0.5), "n": 7}}])
+def test_any_part_may_be_absent(report):
+    assert printed(report)
+
+
+def test_report_is_read_back(tmp_path):
+    path = write_report(REPORT, tmp_path / "run" / "report.json")
+    assert path == tmp_path / "run" / "report.json"
+    expected = {**REPORT, "test": {**REPORT["test"], "roc_gap": None}}
+    assert json.loads(path.read_text()) == expected
+    assert [file.name for file in path.parent.iterdir()] == ["report.json"]
+
+
+def test_values_of_other_libraries_become_plain_numbers(tmp_path):
+    report = {
+        "test": {
+            "tensor": torch.tensor(0.9),
+            "rates": torch.tensor([0.1, math.inf], dtype=torch.float64),
+            "scalar": np.float32(0.1),
+            "count": np.int64(3),
+            "flag": torch.tensor(True),
+            "pair": (1, -math.inf),
+        },
+        "config": {"lr": 0.123456789, "path": Path("data"), "off": None, 1: "x"},
+    }
+    assert json.loads(write_report(report, str(tmp_path / "r.json")).read_text()) == {
+        "test": {
+            "tensor": 0.9,
+            "rates": [0.1, None],
+            "scalar": 0.1,
+            "count": 3,
+            "flag": True,
+            "pair": [1, None],
+        },
+        "config": {"lr": 0.123456789, "path": "data", "off": None, "1": "x"},
+    }
+
+
+def test_a_value_without_a_json_form_leaves_the_older_file(tmp_path):
+    path = write_report({"seconds": 1.0}, tmp_path / "r.json")
+    with pytest.raises(TypeError):
+        write_report({"seconds": object()}, path)
+    assert json.loads(path.read_text()) == {"seconds": 1.0}
+
+
+def test_a_failed_replacement_leaves_the_older_file_and_no_rest(tmp_path, monkeypatch):
+    path = write_report({"seconds": 1.0}, tmp_path / "r.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            write_report({"seconds": 2.0}, path)
+    assert json.loads(path.read_text()) == {"seconds": 1.0}
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+    assert json.loads(write_report({"seconds": 2.0}, path).read_text()) == {"seconds": 2.0}

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+import torch
+
+from fcco_lightning.constraints import LogisticLoss, MeanAtMost, MeanDifferenceAtMost, SoftRate
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.outer import AbsoluteDifference, Hinge
+
+EXACT = 1e-12  # means of at most 50 numbers of order one, float64
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(50, generator=generator, dtype=torch.float64, requires_grad=True)
+    y, group = torch.randint(2, (2, 50), generator=generator)
+    return scores, {"y": y, "group": group, "index": torch.arange(50)}
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def arrays(data):
+    return data[0].detach().numpy(), data[1]["y"].numpy(), data[1]["group"].numpy()
+
+
+def test_false_positive_rate_cap(data):
+    s, y, _ = arrays(data)
+    cap = MeanAtMost(SoftRate(threshold=0.2, temperature=0.5), kappa=0.1, where={"y": 0}, name="fpr")
+    inner = cap.inner(*data)
+    rate = sigmoid((s[y == 0] - 0.2) / 0.5).mean()
+    assert inner.index.tolist() == [0]
+    assert inner.values.tolist() == [[pytest.approx(rate, abs=EXACT)]]
+    assert cap.violation(inner.values).tolist() == [pytest.approx(rate - 0.1, abs=EXACT)]
+    assert cap.outer(Hinge(2.0, cap.kappa)) == Hinge(2.0, 0.1)
+    assert (cap.names, cap.num_rows, cap.width) == (["fpr"], 1, 1)
+
+
+def test_loss_of_a_group_and_its_gradient(data):
+    s, y, group = arrays(data)
+    inner = MeanAtMost(LogisticLoss(), kappa=0.5, where={"group": 0}).inner(*data)
+    loss = np.log(1 + np.exp(-np.where(y == 1, s, -s)))
+    assert inner.values.item() == pytest.approx(loss[group == 0].mean(), abs=EXACT)
+    inner.values.sum().backward()
+    expected = np.where(group == 0, sigmoid(s) - y, 0.0) / (group == 0).sum()
+    assert data[0].grad.numpy() == pytest.approx(expected, abs=EXACT)
+
+
+def test_no_subset_is_everyone(data):
+    s, _, _ = arrays(data)
+    inner = MeanAtMost(SoftRate(), kappa=0.5).inner(data[0].unsqueeze(1), data[1])
+    assert inner.values.item() == pytest.approx(sigmoid(s).mean(), abs=EXACT)
+
+
+def test_equal_opportunity(data):
+    s, y, group = arrays(data)
+    equal = MeanDifferenceAtMost(SoftRate(), 0.02, {"y": 1, "group": 1}, {"y": 1, "group": 0}, name="tpr")
+    inner = equal.inner(*data)
+    a, b = (sigmoid(s[(y == 1) & (group == g)]).mean() for g in (1, 0))
+    assert inner.index.tolist() == [0]
+    assert inner.values.tolist() == [pytest.approx([a, b], abs=EXACT)]
+    assert equal.violation(inner.values).tolist() == [pytest.approx(abs(a - b) - 0.02, abs=EXACT)]
+    assert equal.violation(inner.values.flip(1)).tolist() == [pytest.approx(abs(a - b) - 0.02, abs=EXACT)]
+    phi = Hinge(3.0, equal.kappa)
+    assert equal.outer(phi) == AbsoluteDifference(phi)
+    assert (equal.names, equal.num_rows, equal.width) == (["tpr"], 1, 2)
+
+
+def test_the_penalty_is_zero_exactly_where_the_constraint_holds(data):
+    values = torch.tensor([[0.3, 0.281], [0.3, 0.279], [0.1, 0.3]], dtype=torch.float64)
+    equal = MeanDifferenceAtMost(SoftRate(), 0.02, {"y": 1}, {"y": 0})
+    phi = equal.outer(Hinge(3.0, equal.kappa)).value(values)
+    assert phi.tolist() == pytest.approx((3 * equal.violation(values).clamp(min=0)).tolist(), abs=EXACT)
+    assert (phi > 0).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "width"),
+    [
+        (MeanAtMost(SoftRate(), 0.1, {"y": 2}), 1),
+        (MeanDifferenceAtMost(SoftRate(), 0.1, {"y": 1}, {"y": 2}), 2),
+        (MeanDifferenceAtMost(SoftRate(), 0.1, {"y": 2}, {"y": 1}), 2),
+    ],
+)
+def test_an_empty_subset_leaves_the_row_out(data, constraint, width):
+    inner = constraint.inner(*data)
+    assert inner.index.shape == (0,)
+    assert inner.index.dtype == torch.int64
+    assert inner.values.shape == (0, width)
+
+
+def test_an_unknown_column_is_refused_by_name(data):
+    with pytest.raises(DataError, match=r"\['sex'\], the batch has \['group', 'index', 'y'\]"):
+        MeanAtMost(SoftRate(), 0.1, {"y": 1, "sex": 1}).inner(*data)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SoftRate(temperature=0.0), "temperature must be a finite number > 0"),
+        (lambda: MeanDifferenceAtMost(SoftRate(), -0.1, {"y": 1}, {"y": 0}), "kappa must be a finite number >= 0"),
+        (lambda: MeanDifferenceAtMost(SoftRate(), 0.1, {"y": 1}, {"y": 1}), "same subset"),
+        (lambda: MeanAtMost(SoftRate(), float("nan")), "kappa must be a finite number"),
+    ],
+)
+def test_bad_arguments_are_refused(make, message):
+    MeanDifferenceAtMost(SoftRate(temperature=0.1), 0.0, {"y": 1}, {"y": 0})
+    MeanAtMost(SoftRate(), -3.0)  # a mean may well have to be negative
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_means_are_never_vacuous(data):
+    assert MeanAtMost(SoftRate(), 0.1).vacuous(*data) is None

@@ -1,0 +1,151 @@
+import math
+
+import pytest
+import torch
+
+from fcco_lightning.constraints import RawScores, ROCFairness, StandardScores
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.outer import AbsoluteDifference, Hinge
+
+EXACT = 1e-12  # means of at most 60 sigmoids, float64
+THRESHOLDS = (-0.5, 0.0, 1.0)
+
+
+def sample(size=60, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(size, generator=generator, dtype=torch.float64)
+    y, group = torch.randint(2, (2, size), generator=generator)
+    return scores, {"y": y, "group": group}
+
+
+def rate(scores, batch, label, group, tau, temperature):
+    """Loop over the samples."""
+    total, count = 0.0, 0
+    for s, y, g in zip(scores.tolist(), batch["y"].tolist(), batch["group"].tolist(), strict=True):
+        if (y, g) == (label, group):
+            total += 1 / (1 + math.exp(-(s - tau) / temperature))
+            count += 1
+    return total / count
+
+
+def brute_force(scores, batch, labels=(1, 0), temperature=1.0):
+    """Rows of the constraint: true positive rates, then false positive rates; the favoured group (1) first."""
+    return [[rate(scores, batch, y, g, tau, temperature) for g in (1, 0)] for y in labels for tau in THRESHOLDS]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+def test_rows_are_rates_by_threshold_group_and_class(temperature):
+    scores, batch = sample()
+    fair = ROCFairness(THRESHOLDS, kappa=0.01, temperature=temperature)
+    inner = fair.inner(scores, batch)
+    expected = torch.tensor(brute_force(scores, batch, temperature=temperature), dtype=torch.float64)
+    assert inner.index.tolist() == [0, 1, 2, 3, 4, 5]
+    assert torch.allclose(inner.values, expected, atol=EXACT)
+    assert fair.names == ["tpr@-0.5", "tpr@0", "tpr@1", "fpr@-0.5", "fpr@0", "fpr@1"]
+    assert (fair.num_rows, fair.width) == (6, 2)
+    gap = (expected[:, 0] - expected[:, 1]).abs() - 0.01
+    assert torch.allclose(fair.violation(inner.values), gap, atol=EXACT)
+    assert fair.outer(Hinge(4.0, fair.kappa)) == AbsoluteDifference(Hinge(4.0, 0.01))
+
+
+def test_the_favoured_group_comes_first():
+    batch = {"y": torch.tensor([1, 1, 0, 0]), "group": torch.tensor([1, 0, 1, 0])}
+    values = ROCFairness((0.0,)).inner(torch.tensor([9.0, -9.0, 8.0, -8.0]), batch).values
+    assert (values > 0.5).tolist() == [[True, False], [True, False]]
+
+
+def test_gradient_of_a_row_is_that_of_its_rates():
+    scores, batch = sample()
+    scores.requires_grad_()
+    values = ROCFairness(THRESHOLDS).inner(scores, batch).values
+    (gradient,) = torch.autograd.grad(values[1, 0] - 2 * values[5, 1], scores)
+    expected = torch.zeros(60, dtype=torch.float64)
+    for label, group, tau, weight in ((1, 1, 0.0, 1.0), (0, 0, 1.0, -2.0)):
+        members = (batch["y"] == label) & (batch["group"] == group)
+        p = torch.sigmoid(scores.detach() - tau)
+        expected += weight * torch.where(members, p * (1 - p), 0.0) / members.sum()
+    assert torch.allclose(gradient, expected, atol=EXACT)
+
+
+@pytest.mark.parametrize(("missing", "rows"), [((1, 0), [3, 4, 5]), ((1, 1), [3, 4, 5]), ((0, 0), [0, 1, 2])])
+def test_a_class_that_a_group_lacks_leaves_its_rows_out(missing, rows):
+    scores, batch = sample()
+    keep = ~((batch["y"] == missing[0]) & (batch["group"] == missing[1]))
+    scores, batch = scores[keep], {name: column[keep] for name, column in batch.items()}
+    inner = ROCFairness(THRESHOLDS).inner(scores, batch)
+    assert inner.index.tolist() == rows
+    expected = brute_force(scores, batch, labels=(1 - missing[0],))
+    assert torch.allclose(inner.values, torch.tensor(expected, dtype=torch.float64), atol=EXACT)
+
+
+def test_a_batch_of_one_group_has_no_rows():
+    scores, batch = sample()
+    inner = ROCFairness(THRESHOLDS).inner(scores, batch | {"group": torch.ones_like(batch["group"])})
+    assert inner.index.shape == (0,)
+    assert inner.values.shape == (0, 2)
+
+
+@pytest.mark.parametrize(("shift", "factor"), [(100.0, 1.0), (0.0, 0.01), (-7.0, 30.0)])
+def test_standard_scores_do_not_change_under_shift_and_scale(shift, factor):
+    scores, batch = sample()
+    fair = ROCFairness(THRESHOLDS, temperature=0.15, scale=StandardScores())
+    moved = fair.inner(factor * scores + shift, batch).values
+    assert torch.allclose(moved, fair.inner(scores, batch).values, atol=1e-9)
+    raw = ROCFairness(THRESHOLDS, temperature=0.15, scale=RawScores())
+    assert not torch.allclose(
+        raw.inner(factor * scores + shift, batch).values, raw.inner(scores, batch).values, atol=0.01
+    )
+
+
+def test_standard_scores_have_mean_zero_and_deviation_one():
+    standard = StandardScores()(sample()[0])
+    assert standard.mean().item() == pytest.approx(0, abs=EXACT)
+    assert standard.std(correction=0).item() == pytest.approx(1, abs=EXACT)
+
+
+def test_standard_scores_of_equal_scores_are_zero_with_a_finite_gradient():
+    constant = torch.full((5,), 3.0, requires_grad=True)
+    standard = StandardScores()(constant)
+    standard[0].backward()
+    assert standard.tolist() == [0] * 5
+    assert bool(torch.isfinite(constant.grad).all())
+
+
+def test_vacuous_constraints_say_why():
+    scores, batch = sample()
+    fair = ROCFairness()
+    assert fair.vacuous(2 * scores, batch) is None
+    assert "0 of 7 thresholds" in fair.vacuous(scores - 40, batch)
+    assert "1 of 7 thresholds" in fair.vacuous(0.01 * scores, batch)
+    assert "less than one temperature" in ROCFairness((-0.01, 0.0, 0.01)).vacuous(0.05 * scores, batch)
+    standard = ROCFairness((-1.0, 0.0, 1.0), temperature=0.15, scale=StandardScores())
+    assert standard.vacuous(0.01 * scores - 40, batch) is None
+
+
+def test_a_single_threshold_needs_only_itself_inside():
+    scores, batch = sample()
+    assert ROCFairness((0.0,), temperature=0.5).vacuous(scores, batch) is None
+    assert "0 of 1 thresholds" in ROCFairness((5.0,)).vacuous(scores, batch)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"thresholds": ()}, "non-empty list without repeats"),
+        ({"thresholds": (0.0, 1.0, 0.0)}, "non-empty list without repeats"),
+        ({"kappa": -0.1}, "kappa must be a finite number >= 0"),
+        ({"kappa": 1.0}, "must be < 1"),
+        ({"kappa": float("nan")}, "kappa must be"),
+        ({"temperature": 0.0}, "temperature must be a finite number > 0"),
+    ],
+)
+def test_bad_arguments_are_refused(bad, message):
+    ROCFairness((0.0,), kappa=0.0, temperature=1e-3)
+    with pytest.raises(ConfigError, match=message):
+        ROCFairness(**bad)
+
+
+def test_floor_of_the_deviation_must_be_positive():
+    StandardScores(1e-9)
+    with pytest.raises(ConfigError, match="floor must be"):
+        StandardScores(0.0)

@@ -1,0 +1,221 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningModule, Trainer
+
+from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
+from fcco_lightning.data.datamodules.tabular import TabularDataModule
+from fcco_lightning.data.samplers import UniformBatches
+from fcco_lightning.errors import DataError
+
+DATA = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[3].parent / "shared/data"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no benchmark data in {DATA} (set FCCO_DATA)")
+ROLES = {"label": "y", "positive": 1, "sensitive": "sex", "favoured": "M"}
+ADULT = {"label": "income", "positive": ">50K", "sensitive": "sex", "favoured": "Male"}
+
+
+def make_frame(rows=200, seed=0):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "a": rng.normal(size=rows),
+            "sex": np.tile(["M", "F", "M", "F"], rows // 4),
+            "y": np.tile([0, 0, 1, 1], rows // 4),
+        }
+    )
+
+
+def make(**changes):
+    module = TabularDataModule(**{"train": make_frame(), "test_fraction": 0.2, "batch_size": 8, **ROLES, **changes})
+    module.setup()
+    return module
+
+
+class Plain(LightningModule):
+    def __init__(self, features):
+        super().__init__()
+        self.layer = torch.nn.Linear(features, 1)
+        self.seen, self.evaluated = [], []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch["index"].tolist())
+        return self.layer(batch["x"]).mean()
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.evaluated.append((dataloader_idx, batch["index"].tolist()))
+
+    def predict_step(self, batch, batch_idx):
+        return self.layer(batch["x"])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def make_trainer(tmp_path, **arguments):
+    return Trainer(
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **arguments,
+    )
+
+
+@needs_data
+def test_adult_has_the_published_sizes():
+    module = TabularDataModule(train=str(DATA / "adult_train.csv"), test=str(DATA / "adult_test.csv"), **ADULT)
+    module.setup("fit")
+    assert {name: (len(t), int(t.columns["y"].sum())) for name, t in module.tables.items()} == {
+        "train": (32_561, 7_841),
+        "test": (16_281, 3_846),
+    }
+    assert (module.class_names, module.group_names) == (("<=50K", ">50K"), ("Female", "Male"))
+    raw = pd.read_csv(DATA / "adult_train.csv")
+    assert module.num_features == len(pd.get_dummies(raw.drop(columns="income")).columns)
+    x = module.tables["train"].columns["x"]
+    assert x[:, module.feature_names.index("age")].std(correction=0).item() == pytest.approx(1, abs=1e-4)
+    assert module.tables["train"].columns["group"].sum() == (raw["sex"] == "Male").sum()
+
+
+@needs_data
+def test_compas_is_split_by_seed():
+    roles = {"label": "two-year-recid", "positive": 1, "sensitive": "race", "favoured": "Caucasian"}
+    sizes = {}
+    for seed in (0, 1):
+        module = TabularDataModule(
+            train=DATA / "compas.csv", test_fraction=0.2, split_seed=seed, drop=["decile-score"], **roles
+        )
+        module.setup()
+        assert "decile-score" not in module.feature_names
+        assert len(module.tables["train"]) + len(module.tables["test"]) == 6_167
+        assert sum(int(t.columns["group"].sum()) for t in module.tables.values()) == 2_100
+        sizes[seed] = module.state_dict()["train_split"]
+    assert sizes[0]["rows"] == sizes[1]["rows"]
+    assert sizes[0]["digest"] != sizes[1]["digest"]
+
+
+def test_the_encoder_sees_the_training_split_only():
+    module = make(val_fraction=0.25)
+    assert {name: len(table) for name, table in module.tables.items()} == {"train": 120, "val": 40, "test": 40}
+    train = module.tables["train"].columns["x"][:, 0]
+    assert train.mean().item() == pytest.approx(0, abs=1e-6)
+    assert abs(module.tables["test"].columns["x"][:, 0].mean().item()) > 1e-4
+
+
+def test_loaders_give_ordered_splits_by_name():
+    module = make(val_fraction=0.25, eval_batch_size=32)
+    assert module.val_names == ["train", "val"] == list(module.val_dataloader())
+    loaders = module.evaluation_loaders()
+    assert list(loaders) == ["train", "val", "test"]
+    for name, loader in loaders.items():
+        assert torch.cat([batch["index"] for batch in loader]).tolist() == list(range(len(module.tables[name])))
+    assert make().val_names == ["train"]
+
+
+def test_training_batches_follow_seed_and_share():
+    module = make(seed=5)
+    expected = UniformBatches(module.num_train, 8, seed=5).batches(0)
+    for batch, rows in zip(module.train_dataloader(), expected, strict=True):
+        assert torch.equal(batch["index"], rows)
+    for batch in make(positive_fraction=0.25).train_dataloader():
+        assert batch["y"].sum() == 2
+
+
+def test_processes_share_the_union_batch():
+    module, whole = make(), make(batch_size=16)
+
+    class TwoProcesses:
+        world_size, limit_train_batches = 2, 1.0
+
+        def __init__(self, rank):
+            self.global_rank = rank
+
+    parts = []
+    for rank in (0, 1):
+        module.trainer = TwoProcesses(rank)
+        parts.append([batch["index"] for batch in module.train_dataloader()])
+    for batch, *halves in zip(whole.train_dataloader(), *parts, strict=True):
+        assert torch.equal(batch["index"], torch.cat(halves))
+
+
+def test_trainer_validates_by_name_and_resumes_exactly(tmp_path):
+    whole = Plain(make().num_features)
+    make_trainer(tmp_path, max_steps=40, limit_val_batches=0).fit(whole, datamodule=make())
+    first, second = Plain(make().num_features), Plain(make().num_features)
+    trainer = make_trainer(tmp_path, max_steps=7, limit_val_batches=0)
+    trainer.fit(first, datamodule=make())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    module = make(val_fraction=0.0)
+    make_trainer(tmp_path, max_steps=40).fit(second, datamodule=module, ckpt_path=tmp_path / "a.ckpt")
+    assert first.seen + second.seen == whole.seen
+    assert {index for index, _ in second.evaluated} == {0}
+    both = Plain(module.num_features)
+    make_trainer(tmp_path).validate(both, datamodule=make(val_fraction=0.25), verbose=False)
+    assert [(index, len(rows)) for index, rows in both.evaluated] == [(0, 120), (1, 40)]
+    outputs = make_trainer(tmp_path).predict(both, datamodule=module)
+    assert sum(len(output) for output in outputs) == 40
+
+
+@pytest.mark.parametrize("change", [{"split_seed": 3}, {"train": make_frame(400)}, {"use_sensitive": False}])
+def test_a_checkpoint_of_other_rows_is_refused(change, tmp_path):
+    torch.save(make().state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    make().load_state_dict(state)
+    with pytest.raises(DataError, match=r"'rows': 160.*there.*'rows': \d+.*here"):
+        make(**change).load_state_dict(state)
+    late = TabularDataModule(**{"train": make_frame(), "test_fraction": 0.2, **ROLES, **change})
+    late.load_state_dict(state)
+    with pytest.raises(DataError, match="another training split"):
+        late.setup()
+
+
+@pytest.mark.parametrize("given", [{"test": make_frame(), "test_fraction": 0.2}, {"test_fraction": None}])
+def test_exactly_one_source_of_test_rows(given):
+    with pytest.raises(DataError, match=r"Exactly one of test .* got (both|neither)"):
+        make(**given)
+
+
+def test_rejects_bad_tables():
+    frame = make_frame()
+    with pytest.raises(DataError, match="'a' of the train split has 1 NaN"):
+        make(train=frame.assign(a=[np.nan, *frame["a"][1:]]), test=frame, test_fraction=None)
+    with pytest.raises(DataError, match=r"test split has no rows in cell 'F x 1'"):
+        make(test=frame[(frame["sex"] == "M") | (frame["y"] == 0)], test_fraction=None)
+    with pytest.raises(DataError, match=r"classes \('no', '1'\) are not train's \('0', '1'\)"):
+        make(test=frame.assign(y=frame["y"].map({0: "no", 1: "1"})), test_fraction=None)
+    with pytest.raises(DataError, match="batch_size=161 exceeds the 160 rows"):
+        make(batch_size=161).train_dataloader()
+    with pytest.raises(DataError, match=r"before TabularDataModule\.setup"):
+        _ = TabularDataModule(train=frame, test_fraction=0.2, **ROLES).num_train
+
+
+def test_the_command_line_builds_it(tmp_path):
+    make_frame().to_csv(tmp_path / "t.csv", index=False)
+    (tmp_path / "c.yaml").write_text("data: {label: y, positive: 1, sensitive: sex, favoured: M, test_fraction: 0.2}\n")
+    parser = ArgumentParser()
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(TabularDataModule, "data")
+    config = parser.parse_args([f"--config={tmp_path / 'c.yaml'}", f"--data.train={tmp_path / 't.csv'}"])
+    module = TabularDataModule(**vars(config.data))
+    module.setup()
+    assert module.num_train == 160
+
+
+def test_synthetic_data_take_the_same_path():
+    module = SyntheticDataModule(num_train=400, num_test=300, val_fraction=0.25)
+    module.setup()
+    assert [len(table) for table in module.tables.values()] == [300, 100, 300]
+    assert module.num_features == module.problem.dim + 1
+    again = SyntheticDataModule(num_train=400, num_test=300, val_fraction=0.25)
+    again.load_state_dict(module.state_dict())
+    again.setup()
+    assert torch.equal(again.tables["test"].columns["x"], module.tables["test"].columns["x"])
+    assert next(iter(again.train_dataloader()))["x"].shape == (128, 21)

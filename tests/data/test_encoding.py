@@ -1,0 +1,117 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from fcco_lightning.data.encoding import MISSING, TabularEncoder
+from fcco_lightning.errors import ConfigError, DataError
+
+TOLERANCE = 1e-6  # features are float32
+
+
+def make_frame(rows, seed, jobs=("cook", "smith", "poet")):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "age": rng.integers(17, 90, rows),
+            "job": rng.choice(jobs, rows),
+            "hours": rng.normal(40, 12, rows),
+            "owner": rng.random(rows) < 0.5,
+            "code": rng.integers(1, 4, rows),
+        }
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_scikit_learn_column_by_column(seed):
+    train, test = make_frame(200, seed), make_frame(80, seed + 100, jobs=("cook", "smith", "unseen"))
+    numbers, words = StandardScaler(), OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    numbers.fit(train[["age", "hours"]])
+    words.fit(train[["job", "owner", "code"]])
+    encoder = TabularEncoder(categorical=["code"]).fit(train)
+    for frame in (train, test):
+        scaled = numbers.transform(frame[["age", "hours"]])
+        hot = words.transform(frame[["job", "owner", "code"]])
+        expected = np.concatenate([scaled[:, :1], hot[:, :3], scaled[:, 1:], hot[:, 3:]], axis=1)
+        x = encoder.transform(frame)
+        assert x.dtype == torch.float32
+        np.testing.assert_allclose(x.numpy(), expected, atol=TOLERANCE)
+    assert encoder.unknown_counts == {"job": int((test["job"] == "unseen").sum())}
+
+
+def test_feature_names_are_in_the_order_of_the_frame():
+    assert TabularEncoder(["code"]).fit(make_frame(50, 0)).feature_names == [
+        "age", "job=cook", "job=poet", "job=smith", "hours", "owner=False", "owner=True", "code=1", "code=2", "code=3",
+    ]  # fmt: skip
+
+
+def test_column_order_of_later_tables_does_not_matter():
+    frame = make_frame(50, 0)
+    encoder = TabularEncoder().fit(frame)
+    assert torch.equal(encoder.transform(frame), encoder.transform(frame[frame.columns[::-1]]))
+
+
+def test_constant_columns_become_zero_even_where_they_vary_later():
+    encoder = TabularEncoder().fit(pd.DataFrame({"c": [0.1] * 7, "x": range(7)}))
+    assert encoder.transform(pd.DataFrame({"c": [0.1, 5.0], "x": [1, 2]}))[:, 0].tolist() == [0.0, 0.0]
+
+
+def test_a_tiny_spread_is_not_constant():
+    x = TabularEncoder().fit(frame := pd.DataFrame({"t": [1e9, 1e9 + 0.25]})).transform(frame)
+    assert x.flatten().tolist() == [-1.0, 1.0]
+
+
+def test_state_survives_a_weights_only_checkpoint(tmp_path):
+    train, test = make_frame(60, 1), make_frame(20, 2)
+    encoder = TabularEncoder(["code"], missing="impute").fit(train)
+    torch.save(encoder.state_dict(), tmp_path / "encoder.pt")
+    restored = TabularEncoder()
+    restored.load_state_dict(torch.load(tmp_path / "encoder.pt", weights_only=True))
+    assert restored.feature_names == encoder.feature_names
+    assert torch.equal(restored.transform(test), encoder.transform(test))
+
+
+@pytest.mark.parametrize(("bad", "row"), [(np.nan, 3), (np.inf, 3), (-np.inf, 3)])
+def test_numbers_that_are_not_finite_are_refused(bad, row):
+    frame = make_frame(10, 0)
+    frame.loc[[row, 7], "hours"] = bad
+    with pytest.raises(DataError, match=rf"'hours' of the training split has 2 NaN.*row {row}.*missing='impute'"):
+        TabularEncoder().fit(frame)
+    encoder = TabularEncoder().fit(make_frame(10, 0))
+    with pytest.raises(DataError, match="'hours' of the test split"):
+        encoder.transform(frame, "the test split")
+
+
+def test_missing_categories_are_refused():
+    frame = make_frame(10, 0).astype({"job": object})
+    frame.loc[4, "job"] = None
+    with pytest.raises(DataError, match=r"'job'.* 1 missing cells \(first: row 4\).*impute"):
+        TabularEncoder().fit(frame)
+
+
+def test_impute_takes_the_training_median_and_an_own_category():
+    train = pd.DataFrame({"n": [1.0, 2.0, 9.0, np.nan], "w": ["a", None, "b", "a"]})
+    encoder = TabularEncoder(missing="impute").fit(train)
+    assert encoder.feature_names == ["n", f"w={MISSING}", "w=a", "w=b"]
+    known = np.array([1.0, 2.0, 9.0])
+    expected = (np.median(known) - known.mean()) / known.std()
+    x = encoder.transform(pd.DataFrame({"n": [np.inf, np.nan], "w": [None, "b"]}, dtype=object).astype({"n": float}))
+    np.testing.assert_allclose(x[:, 0], [expected] * 2, atol=TOLERANCE)
+    assert x[:, 1:].tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+def test_rejects():
+    frame = make_frame(10, 0)
+    with pytest.raises(ConfigError, match="missing must be 'error' or 'impute', got 'drop'"):
+        TabularEncoder(missing="drop")
+    with pytest.raises(DataError, match="not fitted"):
+        TabularEncoder().transform(frame)
+    with pytest.raises(DataError, match=r"categorical='cod' is not a column.*Did you mean 'code'"):
+        TabularEncoder(["cod"]).fit(frame)
+    with pytest.raises(DataError, match="'hours' is not a column of the table"):
+        TabularEncoder().fit(frame).transform(frame.drop(columns="hours"))
+    with pytest.raises(DataError, match=r"'age' held numbers.*categorical=\['age'\]"):
+        TabularEncoder().fit(frame).transform(frame.assign(age="old"))
+    with pytest.raises(DataError, match="no finite value"):
+        TabularEncoder(missing="impute").fit(pd.DataFrame({"n": [np.nan, np.nan]}))

@@ -1,0 +1,193 @@
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+
+from fcco_lightning.data.loader import ResumableLoader
+from fcco_lightning.data.samplers import BalancedBatches, UniformBatches
+from fcco_lightning.data.table import TensorTable, collate
+from fcco_lightning.errors import CheckpointError, ConfigError
+
+ROWS, BATCH, EPOCHS = 23, 4, 3  # 5 batches an epoch, 3 rows left over
+
+
+def make_loader(workers=0, **options):
+    return ResumableLoader(
+        TensorTable({"x": torch.ones(ROWS, 1)}), UniformBatches(ROWS, BATCH, seed=1), num_workers=workers, **options
+    )
+
+
+class Recorder(LightningModule):
+    """Remembers the rows it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch["index"].tolist())
+        return self.layer(batch["x"]).sum()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class SaveAfter(Callback):
+    def __init__(self, step, path, hook):
+        self.step, self.path, self.hook = step, path, hook
+
+    def _save(self, trainer, hook):
+        if hook == self.hook and trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+    def on_train_batch_end(self, trainer, *args):
+        self._save(trainer, "batch")
+
+    def on_validation_end(self, trainer, *args):
+        self._save(trainer, "validation")
+
+    def on_train_epoch_end(self, trainer, *args):
+        self._save(trainer, "epoch")
+
+
+def fit(workers, tmp_path, callbacks=(), ckpt=None, save=None, **limits):
+    module = Recorder()
+    trainer = Trainer(
+        **({"max_epochs": EPOCHS} | limits),
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    validation = torch.utils.data.DataLoader(TensorTable({"x": torch.ones(2, 1)}), collate_fn=collate)
+    loader = make_loader(workers, limit=limits.get("limit_train_batches"))
+    trainer.fit(module, loader, validation, ckpt_path=ckpt)
+    if save:
+        trainer.save_checkpoint(save)
+    return module.seen
+
+
+def expected(epochs=EPOCHS):
+    plan = UniformBatches(ROWS, BATCH, seed=1)
+    return [batch.tolist() for epoch in range(epochs) for batch in plan.batches(epoch)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("limits", [{}, {"max_epochs": -1, "max_steps": 15}], ids=["epochs", "steps"])
+@pytest.mark.parametrize(
+    ("step", "hook"),
+    [(2, "batch"), (7, "batch"), (5, "batch"), (10, "batch"), (5, "epoch"), (10, "epoch"), (10, "validation")],
+)
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, workers, step, hook, limits):
+    path = tmp_path / "last.ckpt"
+    before = fit(workers, tmp_path, [SaveAfter(step, path, hook)], **limits)
+    after = fit(workers, tmp_path, ckpt=path, **limits)
+    assert before == expected()[:step]
+    assert before + after == expected()
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_epochs": -1, "max_steps": 15}], ids=["epochs", "steps"])
+def test_interrupted_three_times(tmp_path, limits):
+    stops = [(5, "epoch"), (7, "batch"), (10, "epoch")]
+    seen, ckpt = [], None
+    for step, hook in stops:
+        path = tmp_path / f"{step}.ckpt"
+        seen += fit(0, tmp_path, [SaveAfter(step, path, hook)], ckpt=ckpt, **limits)
+        ckpt = path
+    assert seen + fit(0, tmp_path, ckpt=ckpt, **limits) == expected()
+
+
+@pytest.mark.parametrize("steps", [2, 5, 7])
+def test_more_steps_after_max_steps(tmp_path, steps):
+    path = tmp_path / "last.ckpt"
+    before = fit(0, tmp_path, save=path, max_epochs=-1, max_steps=steps)
+    assert before + fit(0, tmp_path, ckpt=path, max_epochs=-1, max_steps=15) == expected()
+
+
+def test_resume_of_shortened_epochs(tmp_path):
+    limits = {"max_epochs": -1, "max_steps": 9, "limit_train_batches": 3}
+    whole = fit(0, tmp_path, **limits)
+    assert whole == [batch for epoch in range(3) for batch in expected()[5 * epoch : 5 * epoch + 3]]
+    for step, hook in [(3, "epoch"), (3, "batch"), (4, "batch"), (6, "batch")]:
+        path = tmp_path / f"{step}.ckpt"
+        before = fit(0, tmp_path, [SaveAfter(step, path, hook)], **limits)
+        assert before + fit(0, tmp_path, ckpt=path, **limits) == whole
+
+
+def test_uninterrupted_run_follows_the_plan(tmp_path):
+    assert fit(0, tmp_path) == expected()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_prepared_but_undelivered_batches_are_not_counted(workers):
+    loader = make_loader(workers)
+    batches = iter(loader)
+    given = [next(batches)["index"].tolist() for _ in range(2)]
+    state = loader.state_dict()
+    assert state == {"epoch": 0, "given": 2, "batch_size": BATCH}
+    batches.close()
+    resumed = make_loader(workers)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert given + [batch["index"].tolist() for batch in resumed] == expected(1)
+    assert resumed.state_dict()["given"] == 5
+    resumed.sampler.set_epoch(1)
+    assert resumed.state_dict() == {"epoch": 1, "given": 0, "batch_size": BATCH}
+    assert [batch["index"].tolist() for batch in resumed] == expected(2)[5:]
+
+
+def test_iterating_again_replays_the_epoch_and_len_is_the_whole_epoch():
+    loader = make_loader()
+    assert [[b["index"].tolist() for b in loader] for _ in range(2)] == [expected(1)] * 2
+    loader.load_state_dict({"epoch": 0, "given": 3, "batch_size": BATCH})
+    assert len(loader) == 5
+
+
+def test_iteration_leaves_the_global_random_state_alone():
+    before = torch.get_rng_state()
+    list(make_loader())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_lightning_collects_its_state():
+    combined = CombinedLoader({"a": make_loader(), "b": make_loader()}, "min_size")
+    next(iter(combined))
+    assert combined._state_dicts() == [{"epoch": 0, "given": 1, "batch_size": BATCH}] * 2
+
+
+@pytest.mark.parametrize("plan", [UniformBatches(24, 6), BalancedBatches(torch.arange(24) % 2, 6)])
+def test_ranks_share_out_the_union_batch(plan):
+    table = TensorTable({"x": torch.ones(24, 1)})
+    ranks = [[b["index"] for b in ResumableLoader(table, plan, rank=r, world_size=3)] for r in range(3)]
+    for union, *parts in zip(plan.batches(0), *ranks, strict=True):
+        assert torch.equal(union, torch.cat(parts))
+        assert [len(part) for part in parts] == [2, 2, 2]
+
+
+def test_resume_with_another_number_of_processes():
+    table, plan = TensorTable({"x": torch.ones(24, 1)}), UniformBatches(24, 6)
+    two = ResumableLoader(table, plan, rank=1, world_size=2)
+    batches = iter(two)
+    next(batches)
+    one = ResumableLoader(table, plan)
+    one.load_state_dict(two.state_dict())
+    assert [b["index"].tolist() for b in one] == [b.tolist() for b in plan.batches(0)][1:]
+
+
+def test_rejects_another_union_batch_and_uneven_shares():
+    table = TensorTable({"x": torch.ones(24, 1)})
+    with pytest.raises(CheckpointError, match=r"union batches of 12 rows, this one gives 6.*batch_size \* number"):
+        ResumableLoader(table, UniformBatches(24, 6)).load_state_dict({"epoch": 0, "given": 1, "batch_size": 12})
+    with pytest.raises(ConfigError, match=r"7 rows .*world_size=2.*multiple"):
+        ResumableLoader(table, UniformBatches(24, 7), world_size=2)
+    with pytest.raises(ConfigError, match="drop_last=True"):
+        ResumableLoader(table, UniformBatches(23, 6, drop_last=False), world_size=2)

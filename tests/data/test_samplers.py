@@ -1,0 +1,90 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from fcco_lightning.data.samplers import BalancedBatches, UniformBatches
+from fcco_lightning.errors import ConfigError, DataError
+
+LABELS = (torch.arange(100) % 10 == 0).long()  # 10 positives, 90 negatives
+
+
+def plans():
+    return [UniformBatches(100, 8, seed=3), BalancedBatches(LABELS, 8, seed=3)]
+
+
+def epoch_of(plan, epoch):
+    return torch.stack(list(plan.batches(epoch)))
+
+
+@pytest.mark.parametrize("plan", plans(), ids=lambda plan: type(plan).__name__)
+def test_batches_depend_on_seed_and_epoch_only(plan):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = epoch_of(plan, 4)
+    assert torch.equal(torch.get_rng_state(), before)  # no global randomness used
+    torch.manual_seed(99)
+    assert torch.equal(first, epoch_of(plan, 4))
+    assert not torch.equal(first, epoch_of(plan, 5))
+    assert first.shape == (plan.num_batches, 8)
+
+
+def test_neighbouring_seeds_are_not_shifted_epochs():
+    assert not torch.equal(epoch_of(UniformBatches(100, 8, seed=0), 1), epoch_of(UniformBatches(100, 8, seed=1), 0))
+
+
+def test_uniform_epoch_is_a_permutation():
+    whole = torch.cat(list(UniformBatches(103, 10, drop_last=False).batches(0)))
+    assert whole.sort().values.tolist() == list(range(103))
+    dropped = torch.cat(list(UniformBatches(103, 10).batches(0)))
+    assert torch.equal(whole[:100], dropped)
+
+
+def test_drop_last_makes_batches_even():
+    assert not UniformBatches(103, 10, drop_last=False).even
+    assert UniformBatches(103, 10).even
+    assert UniformBatches(100, 10, drop_last=False).even
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.5, 4), (0.25, 2), (0.75, 6)])
+def test_balanced_batches_have_their_share_without_repeats(share, count):
+    plan = BalancedBatches(LABELS, 8, positive_fraction=share)
+    for epoch in range(5):
+        for batch in plan.batches(epoch):
+            assert LABELS[batch].sum() == count
+            assert len(set(batch.tolist())) == 8
+
+
+def test_balanced_uses_the_rows_of_a_class_equally_often():
+    used = Counter(torch.cat(list(BalancedBatches(LABELS, 8, positive_fraction=0.375).batches(0))).tolist())
+    for label in (0, 1):
+        counts = [used[i] for i in range(100) if LABELS[i] == label]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_contiguous_parts_of_a_balanced_batch_are_balanced():
+    for batch in BalancedBatches(LABELS, 20).batches(0):
+        assert [int(part.sum()) for part in LABELS[batch].reshape(5, 4)] == [2] * 5
+
+
+def test_repeats_only_if_allowed():
+    labels = torch.tensor([1, 0, 0, 0, 0, 0, 0, 0])
+    with pytest.raises(DataError, match=r"4 rows of class 1, which has 1.*allow_repeats"):
+        BalancedBatches(labels, 8)
+    assert (epoch_of(BalancedBatches(labels, 8, allow_repeats=True), 0) == 0).sum() == 4
+
+
+def test_rejects():
+    with pytest.raises(DataError, match=r"batch_size=11 exceeds the 10 rows.*Lower"):
+        UniformBatches(10, 11)
+    with pytest.raises(DataError, match="batch_size=101 exceeds the 100 rows"):
+        BalancedBatches(LABELS, 101)
+    with pytest.raises(DataError, match="none of its 9 rows is 1"):
+        BalancedBatches(torch.zeros(9), 2)
+    with pytest.raises(ConfigError, match=r"positive_fraction=0.01 of batch_size=8 is 0 positives"):
+        BalancedBatches(LABELS, 8, positive_fraction=0.01)
+    with pytest.raises(ConfigError, match="8 positives and 0 negatives"):
+        BalancedBatches(LABELS, 8, positive_fraction=1.0)
+    with pytest.raises(ConfigError, match="seed"):
+        UniformBatches(10, 2, seed=-1)
+    assert UniformBatches(10, 10).num_batches == 1

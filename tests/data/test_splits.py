@@ -1,0 +1,52 @@
+import pytest
+import torch
+from sklearn.model_selection import StratifiedShuffleSplit
+
+from fcco_lightning.data.splits import require_all_cells, stratified_split
+from fcco_lightning.errors import ConfigError, DataError
+
+STRATA = torch.arange(1000) % 7 % 4
+
+
+def test_the_parts_are_disjoint_sorted_and_complete():
+    rest, held = stratified_split(STRATA, 0.2, 0, "test_fraction")
+    assert torch.cat([rest, held]).sort().values.tolist() == list(range(1000))
+    for part in (rest, held):
+        assert torch.equal(part, part.sort().values)
+
+
+def test_the_shares_are_those_of_scikit_learn():
+    _, held = stratified_split(STRATA, 0.2, 0, "test_fraction")
+    _, expected = next(StratifiedShuffleSplit(1, test_size=0.2, random_state=0).split(STRATA, STRATA))
+    ours, theirs = (torch.bincount(STRATA[torch.as_tensor(rows)]) for rows in (held, expected))
+    assert (ours - theirs).abs().max() <= 1  # ties in rounding
+
+
+def test_the_split_depends_on_the_seed_only():
+    draws = [stratified_split(STRATA, 0.2, seed, "f")[1].tolist() for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_rejects():
+    for share in (0.0, 1.0, -0.1, 1.5):
+        with pytest.raises(ConfigError, match=r"val_fraction must lie in \(0, 1\)"):
+            stratified_split(STRATA, share, 0, "val_fraction")
+    with pytest.raises(DataError, match="holds out none"):
+        stratified_split(STRATA[:4], 0.01, 0, "f")
+
+
+@pytest.mark.parametrize(
+    ("y", "group", "message"),
+    [
+        ([0, 0, 0], [0, 1, 1], "class 'rich'"),
+        ([0, 1, 1], [1, 1, 1], "group 'F'"),
+        ([0, 1, 0], [0, 0, 1], "cell 'M x rich'.*'F x poor': 1"),
+    ],
+)
+def test_empty_cells(y, group, message):
+    with pytest.raises(DataError, match=message):
+        require_all_cells(torch.tensor(y), torch.tensor(group), ("poor", "rich"), ("F", "M"), "test split")
+
+
+def test_full_cells_pass():
+    require_all_cells(torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1]), ("a", "b"), ("c", "d"), "test split")

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+
+from fcco_lightning.data.synthetic import GaussianGroups
+from fcco_lightning.errors import ConfigError
+
+SAMPLES = 1_000_000
+AUC_TOLERANCE = 2e-3  # 4 standard errors of an AUC of 0.9 with 240,000 positives are 1.3e-3
+GAP_TOLERANCE = 8e-3  # 4 standard errors of a rate measured on the 30,000 positives of group 0, maximum over thresholds
+
+PROBLEMS = [GaussianGroups(dim=2), GaussianGroups(dim=3, deltas=(1.0, 2.5), priors=(0.4, 0.2), favoured_share=0.4)]
+
+
+@pytest.fixture(scope="module", params=PROBLEMS, ids=["default", "other"])
+def scored(request):
+    sample = request.param.sample(SAMPLES, torch.Generator().manual_seed(0))
+    return request.param, sample, request.param.bayes_score(sample["x"]).numpy()
+
+
+def test_closed_forms_against_sampling(scored):
+    problem, sample, score = scored
+    y, group = sample["y"].numpy(), sample["group"].numpy()
+    assert problem.bayes_auc() == pytest.approx(roc_auc_score(y, score), abs=AUC_TOLERANCE)
+    grid = np.linspace(score.min(), score.max(), 400)
+    gaps = []
+    for label in (0, 1):
+        rates = [
+            1 - np.searchsorted(np.sort(score[(y == label) & (group == a)]), grid) / ((y == label) & (group == a)).sum()
+            for a in (0, 1)
+        ]
+        gaps.append(np.abs(rates[0] - rates[1]).max())
+    assert problem.bayes_roc_gap() == pytest.approx(max(gaps), abs=GAP_TOLERANCE)
+
+
+def test_the_score_is_the_log_odds(scored):
+    problem, sample, _ = scored
+    x, group = sample["x"][:500].double(), sample["group"][:500]
+    directions = np.zeros((2, problem.dim))
+    directions[0, 0] = 1
+    directions[1, :2] = np.cos(problem.angle), np.sin(problem.angle)
+    for i in range(0, 500, 25):
+        a = int(group[i])
+        prior = problem.priors[a]
+        up, down = (norm.logpdf(x[i, :-1], loc=sign * problem.deltas[a] / 2 * directions[a]).sum() for sign in (1, -1))
+        expected = up - down + np.log(prior / (1 - prior))
+        assert problem.bayes_score(x[i : i + 1]).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_no_other_score_ranks_better(scored):
+    _, sample, score = scored
+    best = roc_auc_score(sample["y"][:100_000], score[:100_000])
+    for rival in (sample["x"][:100_000, 0], sample["x"][:100_000, :2].sum(dim=1)):
+        assert roc_auc_score(sample["y"][:100_000], rival) < best
+
+
+def test_default_problem_is_imbalanced_and_unfair():
+    problem = GaussianGroups()
+    assert 0.88 < problem.bayes_auc() < 0.92
+    assert problem.bayes_roc_gap() > 0.15
+
+
+def test_samples_depend_on_the_generator_only():
+    draw = [GaussianGroups().sample(50, torch.Generator().manual_seed(seed))["x"] for seed in (0, 0, 1)]
+    assert torch.equal(draw[0], draw[1])
+    assert not torch.equal(draw[0], draw[2])
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"dim": 1}, {"deltas": (0.0, 1.0)}, {"priors": (0.1, 1.0)}, {"favoured_share": 0.0}]
+)
+def test_rejects(arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        GaussianGroups(**arguments)

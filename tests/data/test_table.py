@@ -1,0 +1,46 @@
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from fcco_lightning.data.table import TensorTable, collate
+from fcco_lightning.errors import DataError
+
+
+@pytest.fixture
+def table():
+    return TensorTable({"x": torch.randn(7, 3, generator=torch.Generator().manual_seed(0)), "y": torch.arange(7) % 2})
+
+
+def test_batched_access_equals_torch_collation_of_single_samples(table):
+    rows = [5, 0, 5, 2]
+    expected = default_collate([table[i] for i in rows])
+    batch = table.__getitems__(rows)
+    assert batch.keys() == expected.keys() == {"x", "y", "index"}
+    for name in expected:
+        assert torch.equal(batch[name], expected[name])
+        assert batch[name].dtype == expected[name].dtype
+
+
+def test_index_is_the_position(table):
+    assert [int(table[i]["index"]) for i in range(len(table))] == list(range(7))
+
+
+def test_collate_passes_mappings_and_collates_lists(table):
+    batch = table.__getitems__([1, 2])
+    assert collate(batch) is batch
+    assert torch.equal(collate([table[1], table[2]])["x"], batch["x"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "at least one column"),
+        ({"x": torch.zeros(0, 2)}, "at least one row"),
+        ({"x": torch.zeros(3, 2), "y": torch.zeros(4)}, "same number of rows.*'x': 3, 'y': 4"),
+        ({"index": torch.arange(3)}, "index"),
+        ({"x": torch.tensor([[0.0, 1.0], [1.0, float("nan")], [float("inf"), 0.0]])}, "'x'.*2 of 3 rows.*row 1"),
+    ],
+)
+def test_rejects(columns, message):
+    with pytest.raises(DataError, match=message):
+        TensorTable(columns)

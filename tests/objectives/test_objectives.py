@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives import (
+    AUC,
+    CrossEntropy,
+    LogisticPair,
+    Objective,
+    SigmoidPair,
+    SquaredHingePair,
+    SquaredPair,
+    binary_scores,
+)
+
+EXACT = 1e-12  # means of at most 100 numbers of order one, float64
+
+PAIRS = [  # the loss of d = s_i - s_j and its derivative
+    (SigmoidPair(), lambda d: 1 / (1 + np.exp(d)), lambda d: -np.exp(d) / (1 + np.exp(d)) ** 2),
+    (SigmoidPair(0.5), lambda d: 1 / (1 + np.exp(2 * d)), lambda d: -2 * np.exp(2 * d) / (1 + np.exp(2 * d)) ** 2),
+    (SquaredPair(0.7), lambda d: (0.7 - d) ** 2, lambda d: -2 * (0.7 - d)),
+    (SquaredHingePair(0.7), lambda d: max(0, 0.7 - d) ** 2, lambda d: -2 * max(0, 0.7 - d)),
+    (LogisticPair(), lambda d: np.log(1 + np.exp(-d)), lambda d: -1 / (1 + np.exp(d))),
+]
+
+
+def batch(size=17, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(size, generator=generator, dtype=torch.float64, requires_grad=True)
+    return scores, {"y": (torch.rand(size, generator=generator) < 0.4).long()}
+
+
+@pytest.mark.parametrize(("loss", "value", "slope"), PAIRS, ids=[repr(p[0]) for p in PAIRS])
+def test_auc_is_the_mean_over_pairs(loss, value, slope):
+    scores, columns = batch()
+    s, y = scores.tolist(), columns["y"].tolist()
+    total, gradient, pairs = 0.0, np.zeros(len(s)), 0
+    for i in range(len(s)):
+        for j in range(len(s)):
+            if y[i] == 1 and y[j] == 0:
+                pairs += 1
+                total += value(s[i] - s[j])
+                gradient[i] += slope(s[i] - s[j])
+                gradient[j] -= slope(s[i] - s[j])
+    measured = AUC(loss).direct(scores, columns)
+    measured.backward()
+    assert measured.item() == pytest.approx(total / pairs, abs=EXACT)
+    assert scores.grad.numpy() == pytest.approx(gradient / pairs, abs=EXACT)
+
+
+def test_auc_uses_the_sigmoid_and_takes_a_column_of_scores():
+    scores, columns = batch()
+    expected = AUC(SigmoidPair()).direct(scores, columns)
+    assert torch.equal(AUC().direct(scores, columns), expected)
+    assert torch.equal(AUC().direct(scores.unsqueeze(1), columns), expected)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_batch_without_one_of_the_classes_says_nothing(label):
+    scores, _ = batch()
+    value = AUC().direct(scores, {"y": torch.full((17,), label)})
+    value.backward()
+    assert value.item() == 0
+    assert scores.grad.tolist() == [0] * 17
+
+
+class Counting(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_auc_is_a_few_operators_whatever_the_number_of_pairs():
+    scores, columns = batch(128)
+    with Counting() as counting:
+        AUC().direct(scores, columns)
+    assert 0 < counting.calls <= 30
+
+
+def test_cross_entropy_is_the_log_loss():
+    scores, columns = batch()
+    expected = log_loss(columns["y"], torch.sigmoid(scores).detach().numpy())
+    assert CrossEntropy().direct(scores, columns).item() == pytest.approx(expected, abs=EXACT)
+    assert CrossEntropy().direct(scores.unsqueeze(1), columns).item() == pytest.approx(expected, abs=EXACT)
+
+
+def test_cross_entropy_of_several_classes_is_the_log_loss():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (20,), generator=generator)
+    expected = log_loss(y, torch.softmax(scores, dim=1).numpy(), labels=[0, 1, 2])
+    assert CrossEntropy().direct(scores, {"y": y}).item() == pytest.approx(expected, abs=EXACT)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 1, 1), ()])
+def test_scores_of_another_shape_are_refused(shape):
+    assert binary_scores(torch.zeros(4, 1)).shape == (4,)
+    assert binary_scores(torch.zeros(4)).shape == (4,)
+    with pytest.raises(DataError, match=r"shape \(B,\) or \(B, 1\), got"):
+        binary_scores(torch.zeros(shape))
+    with pytest.raises(DataError, match="got"):
+        AUC().direct(torch.zeros(shape), {"y": torch.ones(4)})
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(SigmoidPair, "scale"), (SquaredPair, "margin"), (SquaredHingePair, "margin")]
+)
+def test_units_must_be_positive(kind, name, bad):
+    kind(0.1)
+    with pytest.raises(ConfigError, match=f"{name} must be a finite number > 0"):
+        kind(bad)
+
+
+def test_an_objective_has_neither_part_unless_it_says_so():
+    class Nothing(Objective):
+        pass
+
+    nothing = Nothing()
+    assert nothing.direct(torch.zeros(2), {}) is None
+    assert nothing.inner(torch.zeros(2), {}) is None
+    assert nothing.num_rows(7) == 7

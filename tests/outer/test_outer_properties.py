@@ -1,0 +1,200 @@
+import pytest
+import torch
+from outer_cases import ALL_OUTER, CONVEX, NOT_CONVEX, WITH_PROX, Case, case_name
+
+import fcco_lightning.outer as package
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.outer import (
+    AbsoluteDifference,
+    ChiSquare,
+    Hinge,
+    Log,
+    LogSumExp,
+    MoreauEnvelope,
+    MoreauSmoothing,
+    NegativeLog,
+    NoSmoothing,
+    OuterFunction,
+    Power,
+    Ratio,
+    Softplus,
+    Square,
+    SquaredHinge,
+    cvar,
+)
+
+ROUNDING = 1e-11  # float64 arithmetic on values up to about 1e3
+JUMP = 10.0  # a Lipschitz gradient's difference quotient does not grow; a jump's grows 1e6-fold, |u|^(1/2)'s 1e3-fold
+
+
+def test_every_outer_function_of_the_package_is_a_case():
+    classes = {c for c in vars(package).values() if isinstance(c, type) and issubclass(c, OuterFunction)}
+    assert {type(c.outer) for c in ALL_OUTER} == classes - {OuterFunction}
+
+
+@pytest.mark.parametrize("case", ALL_OUTER, ids=case_name)
+def test_convexity_flag(case):
+    a, b = case.rows(40, seed=1), case.rows(40, seed=2)
+    above = (case.outer.value(a) + case.outer.value(b)) / 2 - case.outer.value((a + b) / 2)
+    assert bool((above >= -ROUNDING).all()) == case.outer.convex
+
+
+@pytest.mark.parametrize("case", ALL_OUTER, ids=case_name)
+def test_monotonicity_flag(case):
+    u = case.rows(60)
+    rise = torch.stack([case.outer.value(u + 0.3 * e) - case.outer.value(u) for e in torch.eye(case.width).double()])
+    assert bool((rise >= -ROUNDING).all()) == case.outer.monotone
+
+
+@pytest.mark.parametrize("case", ALL_OUTER, ids=case_name)
+def test_smoothness_flag(case):
+    kinks = torch.tensor(case.kinks, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(20, 1, case.width, generator=generator, dtype=torch.float64)
+
+    def quotient(size: float) -> float:
+        ahead = case.outer.subgradient((kinks + size * directions).reshape(-1, case.width))
+        back = case.outer.subgradient((kinks - size * directions).reshape(-1, case.width))
+        return float(((ahead - back).norm(dim=1) / size).max())
+
+    assert (quotient(1e-8) < JUMP * quotient(1e-2)) == case.outer.smooth
+
+
+FINITE_LIPSCHITZ = [c for c in CONVEX if c.outer.lipschitz != float("inf")]
+
+
+@pytest.mark.parametrize("case", FINITE_LIPSCHITZ, ids=case_name)
+def test_lipschitz_constant_holds_and_is_attained(case):
+    u = 20 * case.rows(400)
+    slopes = case.outer.subgradient(u).norm(dim=1)
+    assert slopes.max() <= case.outer.lipschitz * (1 + ROUNDING)
+    assert slopes.max() >= 0.999 * case.outer.lipschitz
+
+
+def test_lipschitz_constant_of_the_logarithm_is_its_slope_at_the_floor():
+    log = Log(tau=0.5, floor=0.1)
+    u = torch.tensor([[0.1], [0.1001]], dtype=torch.float64)
+    assert (log.value(u)[1] - log.value(u)[0]).item() / 0.0001 == pytest.approx(log.lipschitz, rel=1e-3)
+
+
+@pytest.mark.parametrize("outer", [Square(), SquaredHinge(), ChiSquare(), Power(), NegativeLog()], ids=repr)
+def test_unbounded_slopes_have_no_lipschitz_constant(outer):
+    assert outer.lipschitz == float("inf")
+
+
+@pytest.mark.parametrize("lam", [0.05, 0.7])
+@pytest.mark.parametrize("case", [c for c in FINITE_LIPSCHITZ if c in WITH_PROX], ids=case_name)
+def test_envelope_lies_within_lam_c_squared_over_two_of_the_function(case, lam):
+    u = case.rows(100)
+    gap = case.outer.value(u) - case.outer.envelope(u, lam)
+    assert gap.min() >= -ROUNDING
+    assert gap.max() <= lam * case.outer.lipschitz**2 / 2 + ROUNDING
+
+
+@pytest.mark.parametrize("lam", [0.05, 0.7])
+@pytest.mark.parametrize("case", WITH_PROX, ids=case_name)
+def test_gradient_of_the_envelope_is_lipschitz_with_one_over_lam(case, lam):
+    a, b = case.rows(60, seed=1), case.rows(60, seed=2)
+    change = (case.outer.envelope_gradient(a, lam) - case.outer.envelope_gradient(b, lam)).norm(dim=1)
+    assert bool((change <= (a - b).norm(dim=1) / lam * (1 + 1e-6) + ROUNDING).all())
+
+
+@pytest.mark.parametrize("u0", [0.5, 0.501, 0.5005, 0.49, 0.6])
+def test_small_lam_loses_no_digits_in_float32(u0):
+    # (u - prox)/lam would round by 3e-8/2e-4 = 1.5e-4
+    lam, tolerance = 2e-4, 2e-6
+    row = torch.tensor([[u0]], dtype=torch.float32)
+    single = Hinge(rho=10.0, kappa=0.5).envelope_gradient(row, lam)
+    assert single.dtype == torch.float32
+    assert abs(single.item() - Hinge(10.0, 0.5).envelope_gradient(row.double(), lam).item()) <= 10 * tolerance
+    rows = torch.tensor([[u0, 0.495]], dtype=torch.float32)
+    fair = AbsoluteDifference(Hinge(rho=10.0, kappa=2.0**-8))
+    difference = fair.envelope_gradient(rows, lam).double() - fair.envelope_gradient(rows.double(), lam)
+    assert difference.abs().max() <= 10 * tolerance
+
+
+def test_smoothing_maps_only_non_smooth_functions():
+    hinge, square = Hinge(2.0), Square()
+    assert MoreauSmoothing(0.1)(hinge) == MoreauEnvelope(hinge, 0.1)
+    assert MoreauSmoothing(0.1)(square) is square
+    assert NoSmoothing()(hinge) is hinge
+
+
+def test_cvar_is_a_hinge_of_weight_one_over_r():
+    assert cvar(0.25) == Hinge(rho=4.0)
+
+
+def test_wide_rows_of_separable_functions_sum():
+    u = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64)
+    for case in CONVEX:
+        if case.width == 1 and case.low < 0:
+            parts = sum(case.outer.value(u[:, j : j + 1]) for j in range(3))
+            assert case.outer.value(u).item() == pytest.approx(parts.item(), rel=1e-12)
+
+
+BAD = float("nan"), float("inf"), 0.0, -1.0
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (Hinge, "rho"),
+        (SquaredHinge, "rho"),
+        (Square, "c"),
+        (cvar, "r"),
+        (ChiSquare, "lam0"),
+        (Log, "tau"),
+        (lambda v: Log(floor=v), "floor"),
+        (NegativeLog, "tau"),
+        (lambda v: NegativeLog(floor=v), "floor"),
+        (Ratio, "floor"),
+        (LogSumExp, "theta"),
+        (lambda v: MoreauEnvelope(Hinge(), v), "lam"),
+        (MoreauSmoothing, "lam"),
+    ],
+)
+def test_weights_must_be_positive(make, name, value):
+    make(0.5)
+    with pytest.raises(ConfigError, match=f"{name} must be a finite number > 0"):
+        make(value)
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5, -2.0, float("nan"), float("inf")])
+def test_power_needs_an_exponent_above_one(p):
+    Power(1.01)
+    with pytest.raises(ConfigError, match="p must be"):
+        Power(p)
+
+
+@pytest.mark.parametrize("b", [0.0, float("nan"), float("inf")])
+def test_softplus_needs_a_slope(b):
+    Softplus(-0.5)
+    with pytest.raises(ConfigError, match="b must"):
+        Softplus(b)
+
+
+@pytest.mark.parametrize("kappa", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", [Hinge, SquaredHinge])
+def test_tolerance_must_be_finite(kind, kappa):
+    kind(1.0, -0.5)
+    with pytest.raises(ConfigError, match="kappa must be"):
+        kind(1.0, kappa)
+
+
+@pytest.mark.parametrize(
+    "phi", [Log(), NegativeLog(), Softplus(-1.0), Softplus(1.0), ChiSquare(), Hinge(kappa=-0.1)], ids=repr
+)
+def test_absolute_difference_needs_a_convex_function_with_slope_zero_at_zero(phi):
+    AbsoluteDifference(SquaredHinge(kappa=0.0))
+    with pytest.raises(ConfigError, match="AbsoluteDifference needs a convex"):
+        AbsoluteDifference(phi)
+
+
+@pytest.mark.parametrize("case", ALL_OUTER, ids=case_name)
+def test_require_convex(case: Case):
+    if case in NOT_CONVEX:
+        with pytest.raises(ConfigError, match=r"ALEXR needs a convex outer function, and .* is not convex"):
+            case.outer.require_convex("ALEXR")
+    else:
+        case.outer.require_convex("ALEXR")

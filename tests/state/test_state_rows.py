@@ -1,0 +1,173 @@
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fcco_lightning.errors import CheckpointError, NonFiniteError, StateIndexError
+from fcco_lightning.state import DualState
+
+
+def filled(num_rows=6, width=2, dtype=torch.float64):
+    """Rows 0, 2, 4 hold their number, the others were never written."""
+    state = DualState(num_rows, width, dtype)
+    index = torch.arange(0, num_rows, 2)
+    state.write(index, index.to(dtype).unsqueeze(1).expand(-1, width))
+    return state
+
+
+def snapshot(state):
+    return state.rows.clone(), state.seen.clone()
+
+
+def assert_unchanged(state, before):
+    assert torch.equal(state.rows, before[0])
+    assert torch.equal(state.seen, before[1])
+
+
+def test_reads_what_was_written_and_says_what_was_never_written():
+    rows = filled().read(torch.tensor([4, 1, 2]))
+    assert rows.values.tolist() == [[4, 4], [0, 0], [2, 2]]
+    assert rows.seen.tolist() == [True, False, True]
+    assert filled().seen_share() == 0.5
+
+
+def test_writing_leaves_all_other_rows_alone():
+    state = filled()
+    state.write(torch.tensor([5, 0]), torch.tensor([[7.0, 8.0], [9.0, 10.0]], dtype=torch.float64))
+    assert state.rows.tolist() == [[9, 10], [0, 0], [2, 2], [0, 0], [4, 4], [7, 8]]
+    assert state.seen.tolist() == [True, False, True, False, True, True]
+
+
+def test_what_was_read_is_a_copy_without_graph():
+    state = filled()
+    values = state.read(torch.tensor([2])).values
+    values.add_(1)
+    assert state.rows[2].tolist() == [2, 2]
+    state.write(torch.tensor([1]), torch.ones(1, 2, dtype=torch.float64, requires_grad=True))
+    assert not state.rows.requires_grad
+
+
+def test_rows_are_converted_to_the_dtype_of_the_state():
+    state = DualState(2)
+    state.write(torch.tensor([1]), torch.tensor([[0.1]], dtype=torch.float64))
+    assert state.rows.dtype == torch.float32
+    assert state.rows[1].item() == torch.tensor(0.1).item()
+
+
+class Touched(TorchDispatchMode):
+    """Counts operators, and names those that see a tensor of all n rows."""
+
+    def __init__(self, num_rows):
+        super().__init__()
+        self.num_rows, self.calls, self.dense = num_rows, 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        if any(isinstance(a, torch.Tensor) and a.dim() and a.shape[0] == self.num_rows for a in args):
+            self.dense.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_reading_and_writing_touch_only_the_rows_of_the_batch():
+    calls = []
+    for n in (1000, 100_000):
+        state, index = DualState(n), torch.tensor([3, 700, 5])
+        with Touched(n) as touched:
+            state.read(index)
+            state.write(index, torch.ones(3, 1))
+        assert touched.dense == {"index_select", "index_copy_", "index_fill_"}  # O(batch) each
+        calls.append(touched.calls)
+    assert calls[0] == calls[1]
+
+
+def test_scale_is_dense():
+    state = filled()
+    state.scale_(0.5)
+    assert state.rows[:, 0].tolist() == [0, 0, 1, 0, 2, 0]
+    assert state.seen.tolist() == [True, False] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_every_whole_number_dtype_is_an_index(dtype):
+    state = filled()
+    index = torch.tensor([1, 4], dtype=dtype)
+    state.write(index, torch.full((2, 2), 3.0, dtype=torch.float64))
+    assert state.read(index).values.tolist() == [[3, 3], [3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (torch.tensor([0, 2, 6]), r"rows 0\.\.5, got index 6 at batch position 2"),
+        (torch.tensor([0, -1, 9]), "got index -1 at batch position 1"),
+        (torch.tensor([1.0, 2.0, 3.0]), "1-D tensor of whole numbers, got 1-D torch.float32"),
+        (torch.tensor([True, False, True]), "got 1-D torch.bool"),
+        (torch.tensor([[0], [1], [2]]), "got 2-D torch.int64"),
+    ],
+)
+def test_a_wrong_index_changes_nothing(index, message):
+    state = filled()
+    before = snapshot(state)
+    with pytest.raises(StateIndexError, match=message):
+        state.read(index)
+    with pytest.raises(StateIndexError, match=message):
+        state.write(index, torch.ones(3, 2, dtype=torch.float64))
+    assert_unchanged(state, before)
+
+
+def test_the_first_and_last_row_and_no_row_are_fine():
+    state = filled()
+    assert state.read(torch.tensor([0, 5])).seen.tolist() == [True, False]
+    assert state.read(torch.tensor([], dtype=torch.int64)).values.shape == (0, 2)
+    before = snapshot(state)
+    state.write(torch.tensor([], dtype=torch.int64), torch.empty(0, 2, dtype=torch.float64))
+    assert_unchanged(state, before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_bad_value_never_enters(bad):
+    state = filled()
+    before = snapshot(state)
+    values = torch.ones(3, 2, dtype=torch.float64)
+    values[1, 1] = bad
+    with pytest.raises(NonFiniteError, match=r"row 5 of the dual state .*batch position 1.*skip_nonfinite"):
+        state.write(torch.tensor([0, 5, 3]), values)
+    assert_unchanged(state, before)
+
+
+def test_a_value_that_overflows_the_rows_never_enters():
+    state = DualState(2)
+    with pytest.raises(NonFiniteError, match="row 1"):
+        state.write(torch.tensor([1]), torch.tensor([[1e300]], dtype=torch.float64))
+    assert state.rows.tolist() == [[0], [0]]
+    assert not bool(state.seen.any())
+
+
+@pytest.mark.parametrize(("num_rows", "width", "name"), [(0, 1, "num_rows"), (3, 0, "width"), (2.5, 1, "num_rows")])
+def test_sizes_must_be_whole_and_positive(num_rows, width, name):
+    assert DualState(1, 1).rows.shape == (1, 1)
+    with pytest.raises(ValueError, match=f"{name} must be a whole number >= 1"):
+        DualState(num_rows, width)
+
+
+def test_state_dict_round_trip(tmp_path):
+    state = filled()
+    torch.save(state.state_dict(), tmp_path / "state.pt")
+    other = DualState(6, 2, torch.float64)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert_unchanged(other, snapshot(state))
+
+
+@pytest.mark.parametrize(("num_rows", "width"), [(7, 2), (6, 1)])
+def test_another_shape_is_refused_with_both_shapes(num_rows, width):
+    state = DualState(num_rows, width, torch.float64)
+    before = snapshot(state)
+    with pytest.raises(CheckpointError, match=rf"shape \(6, 2\).*needs \({num_rows}, {width}\)"):
+        state.load_state_dict(filled().state_dict())
+    assert_unchanged(state, before)
+
+
+def test_another_format_version_is_refused():
+    stored = filled().state_dict()
+    stored["_extra_state"] = {"version": 99}
+    with pytest.raises(CheckpointError, match="format version 99"):
+        filled().load_state_dict(stored)

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from fcco_lightning.numerics import increasing_root, project_to_simplex
+
+EXACT = 1e-12  # closed forms in float64
+SLSQP = 1e-6  # what the reference solver reaches
+
+
+@pytest.mark.parametrize("radius", [1.0, 2.5])
+def test_projection_to_the_simplex_against_a_solver(radius):
+    generator = torch.Generator().manual_seed(0)
+    for v in torch.randn(10, 4, generator=generator, dtype=torch.float64) * 2:
+        found = minimize(
+            lambda p, v=v: ((p - v.numpy()) ** 2).sum(),
+            np.full(4, radius / 4),
+            bounds=[(0, None)] * 4,
+            constraints={"type": "eq", "fun": lambda p: p.sum() - radius},
+            options={"ftol": 1e-15},
+        )
+        p = project_to_simplex(v.unsqueeze(0), radius)[0]
+        assert p.sum().item() == pytest.approx(radius, abs=EXACT)
+        assert p.numpy() == pytest.approx(found.x, abs=SLSQP)
+
+
+def test_projection_keeps_points_of_the_simplex():
+    p = torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    assert torch.allclose(project_to_simplex(p), p, atol=EXACT, rtol=0)
+
+
+def test_projection_of_rows_far_from_the_simplex_in_float32():
+    v = torch.tensor([[3e8, 1.0], [-5e7, -5e7], [2e7, 2e7 - 2]])
+    assert project_to_simplex(v).tolist() == [[1, 0], [0.5, 0.5], [1, 0]]
+
+
+def test_root_of_an_increasing_function():
+    target = torch.tensor([-8.0, 0.0, 2.0, 27.0], dtype=torch.float64)
+    bound = torch.full_like(target, 5.0)
+    root = increasing_root(lambda v: v**3 - target, -bound, bound)
+    assert torch.allclose(root**3, target, atol=EXACT)
+
+
+def test_root_at_the_ends_of_the_bracket():
+    low, high = torch.zeros(1), torch.ones(1)
+    assert increasing_root(lambda v: v + 0.0, low, high).item() == pytest.approx(0, abs=1e-6)
+    assert increasing_root(lambda v: v - 1.0, low, high).item() == pytest.approx(1, abs=1e-6)

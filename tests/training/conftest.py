@@ -1,0 +1,46 @@
+"""A small job for the tests of the LightningModule."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lightning.pytorch import Trainer
+
+from fcco_lightning import FCCOModule, HingePenalty, ROCFairness, TabularMLP
+from fcco_lightning.steps import AdamType
+
+
+@pytest.fixture
+def make_module() -> Callable[..., FCCOModule]:
+    """A module with dropout and ROC constraints; keyword arguments replace its parts."""
+
+    def build(**changes: Any) -> FCCOModule:
+        parts: dict[str, Any] = {
+            "network": TabularMLP(hidden=[8], dropout=0.2),
+            "constraints": [ROCFairness(thresholds=[-1, 0, 1])],
+            "penalty": HingePenalty(rho=4),
+            "optimizer": lambda params: AdamType(params, lr=0.01),
+        }
+        return FCCOModule(**(parts | changes))
+
+    return build
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Any) -> Callable[..., Trainer]:
+    """A quiet CPU trainer; keyword arguments replace its flags."""
+
+    def build(**changes: Any) -> Trainer:
+        flags: dict[str, Any] = {
+            "max_epochs": 2,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "default_root_dir": tmp_path,
+        }
+        return Trainer(**(flags | changes))
+
+    return build

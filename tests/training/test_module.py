@@ -1,0 +1,283 @@
+"""What Lightning's manual optimization takes away is given back."""
+
+import copy
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from fcco_lightning import (
+    ALEXR2,
+    MSVR,
+    SGD,
+    SONEX,
+    SOX,
+    ConfigError,
+    HeavyBall,
+    NonFiniteError,
+    ROCFairness,
+    TabularMLP,
+)
+from fcco_lightning.data import TensorTable
+from fcco_lightning.training import StepAtFractions
+
+BATCHES = 10  # of 20 rows in an epoch of the small table
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "per_epoch"), [(SONEX, BATCHES), (MSVR, BATCHES), (lambda: ALEXR2(K=4), 3)], ids=["SONEX", "MSVR", "ALEXR2"]
+)
+def test_one_global_step_per_update_of_w(algorithm, per_epoch, make_module, make_trainer, small_data):
+    trainer = make_trainer()
+    trainer.fit(make_module(algorithm=algorithm()), small_data)
+    assert trainer.global_step == 2 * per_epoch == trainer.estimated_stepping_batches
+
+
+def test_max_steps_counts_updates(make_module, make_trainer, small_data):
+    class Batches(Callback):
+        seen = 0
+
+        def on_train_batch_end(self, *args):
+            self.seen += 1
+
+    counter = Batches()
+    trainer = make_trainer(max_steps=4, max_epochs=-1, callbacks=[counter])
+    trainer.fit(make_module(algorithm=ALEXR2(K=4)), small_data)
+    assert trainer.global_step == 4
+    assert counter.seen == 4 + 4 + 2 + 4  # the epoch's last batch closes the third inner loop early
+
+
+def test_every_n_train_steps_and_logger_count_updates(make_module, make_trainer, small_data, tmp_path):
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    logger = CSVLogger(tmp_path, name="log")
+    trainer = make_trainer(
+        enable_checkpointing=True, callbacks=[saver], logger=logger, log_every_n_steps=1, max_epochs=2
+    )
+    trainer.fit(make_module(algorithm=ALEXR2(K=4)), small_data)
+    assert sorted(p.name for p in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt"]
+    import pandas as pd
+
+    logged = pd.read_csv(f"{logger.log_dir}/metrics.csv")
+    assert logged["step"].max() <= trainer.global_step
+    assert logged["step"].is_monotonic_increasing
+
+
+def test_clipping_flag_of_the_trainer_is_honoured(make_module, make_trainer, small_data):
+    seen = []
+
+    class Recorder(HeavyBall):
+        def step(self, closure=None):
+            grads = [p.grad for g in self.param_groups for p in g["params"]]
+            seen.append(torch.stack([g.norm() for g in grads]).norm().item())
+            return super().step(closure)
+
+    def fit(**flags):
+        seen.clear()
+        torch.manual_seed(0)
+        module = make_module(algorithm=SOX(), optimizer=lambda p: Recorder(p, lr=0.1))
+        make_trainer(max_epochs=1, **flags).fit(module, small_data)
+        return list(seen)
+
+    free = fit()
+    limit = min(free) / 2
+    clipped = fit(gradient_clip_val=limit)
+    assert max(clipped) <= limit * (1 + 1e-4) < min(free)
+
+
+def test_accumulation_is_refused_with_the_replacement(make_module, make_trainer, small_data):
+    with pytest.raises(ConfigError, match="--data.batch_size"):
+        make_trainer(accumulate_grad_batches=2).fit(make_module(), small_data)
+
+
+def test_the_same_trainer_can_fit_a_double_loop_twice(make_module, make_trainer, small_data):
+    trainer, module = make_trainer(max_epochs=1), make_module(algorithm=ALEXR2(K=4))
+    trainer.fit(module, small_data)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, small_data)
+    assert trainer.global_step == 6
+
+
+def test_schedules_per_epoch_and_per_step(make_module, make_trainer, small_data):
+    def final_lr(epochs, **parts):
+        trainer = make_trainer(max_epochs=epochs)
+        trainer.fit(make_module(optimizer=lambda p: HeavyBall(p, lr=1.0), **parts), small_data)
+        return trainer.optimizers[0].param_groups[0]["lr"]
+
+    assert final_lr(4, scheduler=StepAtFractions) == pytest.approx(0.01)  # after epochs 2 and 3
+    assert final_lr(2, scheduler=StepAtFractions) == pytest.approx(0.01)
+    halve = lambda o: LambdaLR(o, lambda k: 0.5**k)  # noqa: E731
+    assert final_lr(3, scheduler=halve) == pytest.approx(0.5**3)
+    assert final_lr(1, scheduler=halve, scheduler_interval="step") == pytest.approx(0.5**BATCHES)
+    alexr2 = {"algorithm": ALEXR2(K=5), "scheduler": halve, "scheduler_interval": "step"}
+    assert final_lr(1, **alexr2) == pytest.approx(0.25)
+
+
+def test_plateau_schedule_watches_a_logged_metric(make_module, make_trainer, small_data):
+    plateau = lambda o: ReduceLROnPlateau(o, mode="min", patience=0)  # noqa: E731
+    trainer = make_trainer(max_epochs=4)  # the AUC rises, so "min" sees no improvement
+    trainer.fit(make_module(scheduler=plateau, scheduler_monitor="train_auc"), small_data)
+    assert trainer.optimizers[0].param_groups[0]["lr"] < 0.01
+    with pytest.raises(ConfigError, match="scheduler_monitor"):
+        make_trainer().fit(make_module(scheduler=plateau), small_data)
+    with pytest.raises(ConfigError, match="which was not logged"):
+        make_trainer().fit(make_module(scheduler=plateau, scheduler_monitor="val_auk"), small_data)
+
+
+@pytest.mark.parametrize("algorithm", [SONEX, MSVR, lambda: ALEXR2(K=3)], ids=["SONEX", "MSVR", "ALEXR2"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_mixed_precision_follows_full_precision(algorithm, precision, make_module, make_trainer, small_data):
+    def weights(**flags):
+        torch.manual_seed(0)
+        module = make_module(
+            network=TabularMLP(hidden=[8]), algorithm=algorithm(), optimizer=lambda p: HeavyBall(p, lr=0.05, beta=1.0)
+        )
+        make_trainer(max_epochs=1, **flags).fit(module, small_data)
+        return torch.cat([p.detach().flatten() for p in module.network.parameters()])
+
+    start = weights(limit_train_batches=0)
+    full = weights()
+    scaler = torch.amp.GradScaler("cpu") if precision == "16-mixed" else None
+    mixed = weights(plugins=[MixedPrecision(precision, "cpu", scaler)])
+    moved = (full - start).norm()
+    # half precision keeps 8 (bf16) or 11 (fp16) bits: far below a missing or doubled loss scale (65536)
+    assert (mixed - full).norm() < 0.1 * moved
+
+
+def test_validation_leaves_rows_and_shows_the_centre(make_module, make_trainer, small_data):
+    """In the middle of an inner loop validation sees w, not z, and writes nothing."""
+    shots = {}
+
+    class Watch(Callback):
+        def on_validation_start(self, trainer, module):
+            shots["before"] = copy.deepcopy(module.state_dict())
+            shots["z"] = [z.clone() for z in module.algorithm.step.state_dict()["iterate"]]
+
+        def on_validation_end(self, trainer, module):
+            for name, now in module.state_dict().items():
+                if isinstance(now, torch.Tensor):
+                    assert torch.equal(now, shots["before"][name]), name
+            shots["count"] = module.algorithm.step.inner_count
+
+    module = make_module(algorithm=ALEXR2(K=4))
+    make_trainer(max_epochs=1, limit_train_batches=7, val_check_interval=6, callbacks=[Watch()]).fit(module, small_data)
+    assert shots["count"] == 2
+    w = list(shots["before"].values())[0]
+    assert not torch.equal(shots["z"][0], w)
+
+
+def test_batch_norm_and_dropout_train(make_module, make_trainer, small_data):
+    module = make_module(network=TabularMLP(hidden=[8], dropout=0.3, batch_norm=True))
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(module, small_data)
+    assert module.network.layers[1].num_batches_tracked == BATCHES  # once per step, in spite of the second forward
+    assert trainer.callback_metrics["train_auc"] > 0.6
+
+
+def test_logged_figures(make_module, make_trainer, small_data):
+    trainer = make_trainer()
+    trainer.fit(make_module(), small_data)
+    names = {"auc", "worst_violation", "roc_gap", "score_min", "score_max", "vacuous", "h/tpr@0", "h/fpr@-1"}
+    assert {f"train_{n}" for n in names} <= set(trainer.callback_metrics)
+    (tested,) = trainer.test(trainer.lightning_module, small_data, verbose=False)
+    assert {f"test_{n}" for n in names} <= set(tested)
+    assert max(v for k, v in tested.items() if "h/" in k) == pytest.approx(tested["test_worst_violation"])
+
+
+def test_vacuous_constraints_warn_once(make_module, make_trainer, small_data):
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = TabularMLP(hidden=[4])
+
+        def forward(self, x):
+            return self.inside(x) - 50
+
+    with pytest.warns(UserWarning, match="say nothing any more about the train split") as caught:
+        make_trainer(max_epochs=3).fit(make_module(network=Shifted()), small_data)
+    assert sum("say nothing" in str(w.message) for w in caught) == 1
+
+
+def test_a_nonfinite_batch_stops_or_is_skipped(make_module, make_trainer, small_data):
+    small_data.setup()
+    table = small_data.tables["train"]
+    assert isinstance(table, TensorTable)
+    table.columns["x"][7, 0] = math.nan  # as a broken transform would; the table itself refuses NaN
+    module = make_module()
+    with pytest.raises(NonFiniteError, match="skip_nonfinite"):
+        make_trainer(max_epochs=1).fit(module, small_data)
+    assert all(torch.isfinite(p).all() for p in module.parameters())
+    tolerant = make_module(skip_nonfinite=True)
+    make_trainer(max_epochs=1, limit_val_batches=0).fit(tolerant, small_data)
+    assert tolerant.skipped_batches == 1
+    assert all(torch.isfinite(p).all() for p in tolerant.parameters())
+
+
+def test_recovery_step_moves_w_to_the_inner_solution(make_module, make_trainer, small_data):
+    def weights(steps):
+        torch.manual_seed(0)
+        module = make_module(network=TabularMLP(hidden=[8]), algorithm=ALEXR2(K=4, recovery_steps=steps))
+        trainer = make_trainer(max_epochs=1)
+        trainer.fit(module, small_data)
+        assert trainer.global_step == 3
+        return torch.cat([p.detach().flatten() for p in module.network.parameters()])
+
+    plain = weights(0)
+    assert not torch.equal(weights(25), plain)
+    assert (weights(25) - plain).norm() < 1.0
+
+
+def test_sgd_measures_constraints_without_penalising_them(make_module, make_trainer, small_data):
+    def weights(**parts):
+        torch.manual_seed(0)
+        module = make_module(network=TabularMLP(hidden=[8]), algorithm=SGD(), **parts)
+        trainer = make_trainer(max_epochs=1)
+        trainer.fit(module, small_data)
+        return trainer.callback_metrics, [p.detach() for p in module.network.parameters()]
+
+    measured, with_constraints = weights()
+    _, without = weights(constraints=[])
+    assert "train_worst_violation" in measured
+    assert all(torch.equal(a, b) for a, b in zip(with_constraints, without, strict=True))
+
+
+def test_predict_gives_outputs_with_indices(make_module, make_trainer, small_data):
+    module, trainer = make_module(), make_trainer(max_epochs=1)
+    trainer.fit(module, small_data)
+    parts = trainer.predict(module, small_data)
+    assert torch.equal(torch.cat([p["index"] for p in parts]), torch.arange(80))
+    assert torch.cat([p["output"] for p in parts]).shape == (80,)
+
+
+def test_several_constraints_share_the_penalty(make_module, make_trainer, small_data):
+    pair = [ROCFairness(thresholds=[0]), ROCFairness(thresholds=[0, 1])]
+    module = make_module(constraints=pair)
+    make_trainer(max_epochs=1).fit(module, small_data)
+    assert [t.share for t in module.problem.terms] == pytest.approx([2 / 6, 4 / 6])
+    assert {"h/tpr@0", "h/tpr@0'"} <= set(module.last_summaries["train"])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"scheduler_interval": "epochs"},
+        {"gradient_clip_algorithm": "l1"},
+        {"gradient_clip_val": -1.0},
+    ],
+    ids=lambda b: next(iter(b)),
+)
+def test_bad_arguments(bad, make_module):
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        make_module(**bad)
+
+
+def test_more_than_one_process_is_refused(make_module, make_trainer, small_data, monkeypatch):
+    trainer = make_trainer()
+    monkeypatch.setattr(type(trainer), "world_size", 2)
+    with pytest.raises(ConfigError, match="devices 1"):
+        trainer.fit(make_module(), small_data)

@@ -1,0 +1,153 @@
+"""A checkpoint is a continuation, bit for bit."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch.optim.lr_scheduler import LambdaLR
+
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    BSGD,
+    MOAP,
+    MSVR,
+    SGD,
+    SOAP,
+    SONEX,
+    SONX,
+    SOX,
+    AdamType,
+    CheckpointError,
+    HeavyBall,
+    ROCFairness,
+    SOXBoost,
+)
+from tests.conftest import make_data, make_frame
+
+ALL_ALGORITHMS = [
+    SGD, BSGD, SOAP, MOAP, SOX, MSVR, SONX, SONEX, ALEXR, partial(ALEXR2, K=4), partial(SOXBoost, first_stage=7)
+]  # fmt: skip
+
+
+class SaveAt(Callback):
+    """Saves once, after a batch of an epoch, before any hook that follows the batch."""
+
+    def __init__(self, path, epoch, batch):
+        self.path, self.epoch, self.batch = path, epoch, batch
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
+            trainer.save_checkpoint(self.path)
+
+
+def everything(trainer):
+    """All tensors that training has moved, by name."""
+    module = trainer.lightning_module
+    tensors = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
+    flat = {"optimizer": trainer.optimizers[0].state_dict(), "engine": module.engine.state_dict()}
+    todo = list(flat.items())
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif isinstance(value, dict):
+            todo += [(f"{name}.{k}", v) for k, v in value.items()]
+        elif isinstance(value, list | tuple):
+            todo += [(f"{name}.{k}", v) for k, v in enumerate(value)]
+        elif isinstance(value, int | float):
+            tensors[name] = torch.tensor(value)
+    return tensors
+
+
+@pytest.mark.parametrize("algorithm", ALL_ALGORITHMS, ids=lambda a: getattr(a, "__name__", getattr(a, "func", a)))
+@pytest.mark.parametrize("batch", [4, 9], ids=["mid-epoch", "epoch's end"])
+def test_resume_equals_uninterrupted(algorithm, batch, make_module, make_trainer, tmp_path):
+    """Dropout, a schedule per step, and for ALEXR2 (K = 4) the middle of an inner loop."""
+    path = tmp_path / "at.ckpt"
+
+    def fit(callbacks=(), ckpt_path=None):
+        torch.manual_seed(3 if ckpt_path is None else 99)  # a resumed run must not depend on its own seed
+        module = make_module(
+            algorithm=algorithm(),
+            optimizer=lambda p: HeavyBall(p, lr=0.05),
+            scheduler=lambda o: LambdaLR(o, lambda k: 1 / (1 + k)),
+            scheduler_interval="step",
+        )
+        trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
+        trainer.fit(module, make_data(), ckpt_path=ckpt_path)
+        return trainer
+
+    whole = fit([SaveAt(path, epoch=1, batch=batch)])
+    resumed = fit(ckpt_path=path)
+    expected, actual = everything(whole), everything(resumed)
+    assert expected.keys() == actual.keys()
+    different = [name for name in expected if not torch.equal(expected[name], actual[name])]
+    assert not different
+    assert resumed.global_step == whole.global_step
+
+
+def save_one(make_module, make_trainer, path, **parts):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(make_module(**parts), make_data())
+    trainer.save_checkpoint(path)
+
+
+def test_checkpoint_loads_with_weights_only(make_module, make_trainer, tmp_path):
+    path = tmp_path / "a.ckpt"
+    save_one(make_module, make_trainer, path, algorithm=ALEXR2(K=4))
+    stored = torch.load(path, weights_only=True)
+    assert stored["fcco"]["algorithm"] == "ALEXR2"
+    assert stored["fcco"]["num_samples"] == 200
+
+
+def test_validate_and_test_from_a_checkpoint(make_module, make_trainer, tmp_path):
+    path = tmp_path / "a.ckpt"
+    save_one(make_module, make_trainer, path)
+    direct = make_trainer().test(make_module(), make_data(), ckpt_path=path, verbose=False)
+    again = make_trainer().test(make_module(), make_data(), ckpt_path=path, verbose=False)
+    assert direct == again
+    assert 0.5 < direct[0]["test_auc"] <= 1
+
+
+def test_checkpoint_of_another_algorithm(make_module, make_trainer, tmp_path):
+    path = tmp_path / "a.ckpt"
+    save_one(make_module, make_trainer, path, algorithm=SONEX())
+    with pytest.raises(CheckpointError, match="written by SONEX, this run uses SOX"):
+        make_trainer(max_epochs=2).fit(make_module(algorithm=SOX()), make_data(), ckpt_path=path)
+
+
+def test_checkpoint_of_other_constraints_or_data(make_module, make_trainer, tmp_path):
+    path = tmp_path / "a.ckpt"
+    save_one(make_module, make_trainer, path)
+    with pytest.raises(CheckpointError, match=r"\(6, 2\).*\(2, 2\)"):
+        make_trainer(max_epochs=2).fit(
+            make_module(constraints=[ROCFairness(thresholds=[0])]), make_data(), ckpt_path=path
+        )
+    with pytest.raises(ValueError, match="200"):
+        make_trainer(max_epochs=2).fit(make_module(), make_data(train=make_frame(160, 0)), ckpt_path=path)
+
+
+def test_checkpoint_without_algorithm_state(make_module, make_trainer, tmp_path):
+    path = tmp_path / "a.ckpt"
+    save_one(make_module, make_trainer, path)
+    stored = torch.load(path, weights_only=True)
+    del stored["fcco"]
+    torch.save(stored, path)
+    with pytest.raises(CheckpointError, match="was not written by FCCOModule"):
+        make_trainer(max_epochs=2).fit(make_module(), make_data(), ckpt_path=path)
+
+
+def test_adam_state_survives(make_module, make_trainer, tmp_path):
+    path = tmp_path / "a.ckpt"
+
+    def fit(epochs, ckpt_path=None):
+        torch.manual_seed(1)
+        trainer = make_trainer(max_epochs=epochs)
+        trainer.fit(make_module(optimizer=lambda p: AdamType(p, lr=0.01)), make_data(), ckpt_path=ckpt_path)
+        return trainer
+
+    fit(1).save_checkpoint(path)
+    whole, resumed = everything(fit(2)), everything(fit(2, path))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
