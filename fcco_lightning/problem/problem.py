@@ -58,7 +58,8 @@ class Problem(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.algorithm, self.objective, self.penalty = algorithm, objective, penalty or HingePenalty()
+        self.algorithm, self.penalty = algorithm, penalty or HingePenalty()
+        self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
         self.constraints = list(constraints) if algorithm.uses_constraints and self.penalty.rho > 0 else []
         m = sum(c.num_rows for c in self.constraints)
         terms = []
@@ -83,6 +84,11 @@ class Problem(nn.Module):
             if estimator.convex_only:
                 outer.require_convex(self.algorithm.name)
         self.outers: list[OuterFunction] = outers
+
+    @property
+    def objective(self) -> Objective:
+        """The objective."""
+        return self._objective[0]
 
     @property
     def states(self) -> list[DualState]:

@@ -33,6 +33,8 @@ class Storm(Step):
     @torch.no_grad()
     def correct(self, previous_gradients: Sequence[Tensor | None] | None) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        if not bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all()):
+            return  # an overflow in half precision: the loss scaler drops this step, v must not remember it
         if previous_gradients is not None and self._v:
             old = [
                 torch.zeros_like(p) if g is None else g for p, g in zip(self.params, previous_gradients, strict=True)

@@ -15,6 +15,7 @@ from toy_problem import (
     make_network,
     measure,
     slope,
+    table,
     train,
 )
 
@@ -115,8 +116,6 @@ def test_sox_boost_halves_and_hands_on_a_random_iterate():
             keep_at = int(torch.randint(1, length + 1, (), generator=draw))
     assert len(handed_on) == 3  # stages of 4, 8, 16
     package = train(SOXBoost(gamma, first_stage=first, seed=seed), BATCHES, lr=0.05, beta=0.3)
-    from toy_problem import table
-
     assert_same(package, (w, table(tracker.rows)))
 
 

@@ -123,9 +123,10 @@ def test_constraints_of_other_names_and_another_split(drawn, tmp_path):
 
 
 def test_the_split_of_the_constraints_can_be_chosen(drawn, tmp_path):
-    history = [record(0, **{"h/a": 1.0}), record(0, "val", **{"h/a": 2.0})]
+    history = [record(0, "val", **{"h/a": 2.0}), record(0, **{"h/a": 1.0}), record(0, "other", **{"h/a": 3.0})]
     pictures.plot_constraints(history, tmp_path / "fig.png", split="val")
-    assert list(line(drawn[0].axes[0], "a").get_ydata()) == [2.0]
+    pictures.plot_constraints(history, tmp_path / "fig.png")
+    assert [list(line(figure.axes[0], "a").get_ydata()) for figure in drawn] == [[2.0], [1.0]]
     assert pictures.plot_constraints(history, tmp_path / "fig.png", split="test") is None
 
 

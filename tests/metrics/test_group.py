@@ -14,10 +14,11 @@ SCORES = torch.randn(90, generator=GENERATOR) + LABELS * (1 + GROUPS)
 
 
 def test_batches_add_up_to_the_split():
-    metric = ROCGap(num_thresholds=20)
+    metric = ROCGap(num_thresholds=3)
     for rows in torch.arange(90).split(11):
         metric.update(SCORES[rows], LABELS[rows], GROUPS[rows])
-    assert metric.compute().item() == functional.roc_gap(SCORES, LABELS, GROUPS, 20).item()
+    coarse, fine = (functional.roc_gap(SCORES, LABELS, GROUPS, count).item() for count in (3, 200))
+    assert metric.compute().item() == coarse < fine
 
 
 def test_a_group_without_a_class_is_refused_when_the_split_is_complete():
@@ -39,15 +40,17 @@ def test_no_thresholds_are_refused_at_construction():
         ROCGap(num_thresholds=0)
 
 
-def test_split_roc_holds_the_curves_and_the_points_of_the_gap():
-    roc = split_roc(SCORES, LABELS, GROUPS, names=("a", "b"))
+# In the second sample the negatives of the groups differ, so the gap is one of false positive rates.
+@pytest.mark.parametrize(("scores", "labels"), [(SCORES, LABELS), (-SCORES, 1 - LABELS)], ids=["tpr", "fpr"])
+def test_split_roc_holds_the_curves_and_the_points_of_the_gap(scores, labels):
+    roc = split_roc(scores, labels, GROUPS, names=("a", "b"))
     assert [curve.name for curve in roc.groups] == ["a", "b"]
     for k, curve in enumerate(roc.groups):
         members = GROUPS.eq(k)
-        fpr, tpr, _ = functional.roc_curve(SCORES[members], LABELS[members])
+        fpr, tpr, _ = functional.roc_curve(scores[members], labels[members])
         assert (curve.fpr, curve.tpr) == (fpr.tolist(), tpr.tolist())
-        assert curve.auc == functional.auc(SCORES[members], LABELS[members]).item()
+        assert curve.auc == functional.auc(scores[members], labels[members]).item()
         assert roc.widest[k] in list(zip(curve.fpr, curve.tpr, strict=True))
-    assert roc.gap == functional.roc_gap(SCORES, LABELS, GROUPS).item()
+    assert roc.gap == functional.roc_gap(scores, labels, GROUPS).item()
     (fpr_0, tpr_0), (fpr_1, tpr_1) = roc.widest
     assert roc.gap == max(abs(fpr_0 - fpr_1), abs(tpr_0 - tpr_1))

@@ -53,14 +53,15 @@ def test_max_steps_counts_updates(make_module, make_trainer, small_data):
     assert counter.seen == 4 + 4 + 2 + 4  # the epoch's last batch closes the third inner loop early
 
 
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
 def test_every_n_train_steps_and_logger_count_updates(make_module, make_trainer, small_data, tmp_path):
-    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
-    logger = CSVLogger(tmp_path, name="log")
+    saver = ModelCheckpoint(tmp_path / "saved", filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    logger, saver_folder = CSVLogger(tmp_path, name="log"), tmp_path / "saved"
     trainer = make_trainer(
         enable_checkpointing=True, callbacks=[saver], logger=logger, log_every_n_steps=1, max_epochs=2
     )
     trainer.fit(make_module(algorithm=ALEXR2(K=4)), small_data)
-    assert sorted(p.name for p in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt"]
+    assert sorted(p.name for p in saver_folder.glob("*.ckpt")) == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt"]
     import pandas as pd
 
     logged = pd.read_csv(f"{logger.log_dir}/metrics.csv")
@@ -142,11 +143,20 @@ def test_mixed_precision_follows_full_precision(algorithm, precision, make_modul
 
     start = weights(limit_train_batches=0)
     full = weights()
-    scaler = torch.amp.GradScaler("cpu") if precision == "16-mixed" else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0) if precision == "16-mixed" else None
     mixed = weights(plugins=[MixedPrecision(precision, "cpu", scaler)])
     moved = (full - start).norm()
-    # half precision keeps 8 (bf16) or 11 (fp16) bits: far below a missing or doubled loss scale (65536)
+    # half precision keeps 8 (bf16) or 11 (fp16) bits: far below a missing or doubled loss scale
     assert (mixed - full).norm() < 0.1 * moved
+
+
+@pytest.mark.parametrize("algorithm", [SONEX, MSVR, lambda: ALEXR2(K=3)], ids=["SONEX", "MSVR", "ALEXR2"])
+def test_an_overflow_in_half_precision_is_skipped(algorithm, make_module, make_trainer, small_data):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
+    module = make_module(algorithm=algorithm())
+    make_trainer(max_epochs=2, plugins=[MixedPrecision("16-mixed", "cpu", scaler)]).fit(module, small_data)
+    assert scaler.get_scale() < 2.0**22
+    assert all(torch.isfinite(p).all() for p in module.parameters())
 
 
 def test_validation_leaves_rows_and_shows_the_centre(make_module, make_trainer, small_data):

@@ -1,0 +1,200 @@
+"""Algorithms reach the optimum that scipy finds for the exact, unsmoothed problem."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    SONEX,
+    SONX,
+    SOX,
+    Constraint,
+    Engine,
+    HeavyBall,
+    InnerFunctions,
+    Objective,
+    Problem,
+    ProximalSGD,
+)
+from fcco_lightning.constraints import HingePenalty
+from fcco_lightning.outer import cvar
+from fcco_lightning.records import Inner
+
+GAP = 1e-3  # relative gap of F asked of every method
+
+
+class Point(nn.Module):
+    """The weights themselves are the output."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.w
+
+
+# ------------------------------------------------------------------- a quadratic program: min |w - c|^2/2, A w <= b
+
+CENTRE = np.array([2.0, 1.0])
+A, B = np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([1.0, 1.2])
+PENALTY = 20.0
+
+
+class Distance(Objective):
+    def direct(self, outputs, batch):
+        return (outputs - torch.from_numpy(CENTRE)).square().sum() / 2
+
+
+class HalfPlanes(Constraint):
+    width, kappa, names = 1, 0.0, ["first", "second"]
+
+    def inner(self, outputs, batch):
+        rows = batch["index"]
+        return Inner(rows, (torch.from_numpy(A) @ outputs - torch.from_numpy(B))[rows].unsqueeze(1))
+
+    def outer(self, phi):
+        return phi
+
+    def violation(self, values):
+        return values[:, 0]
+
+
+def quadratic_program(algorithm, steps, lr, *, decay=1.0, sampled=2, beta=1.0, last=0.02):
+    """Weights after ``steps`` batches of ``sampled`` constraint rows; the rate falls to ``last`` of lr."""
+    point = Point(2)
+    problem = Problem(Distance(), [HalfPlanes()], HingePenalty(PENALTY), algorithm, 2, dtype=torch.float64)
+    engine = Engine(InnerFunctions(point, Distance(), problem.constraints), problem)
+    optimizer = HeavyBall(point.parameters(), lr=lr, beta=beta)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(steps):
+        optimizer.param_groups[0]["lr"] = lr * last ** (t / steps) * decay
+        rows = torch.randperm(2, generator=generator)[:sampled]
+        engine.train_batch({"x": rows, "index": rows}, optimizer)
+    return point.w.detach().numpy()
+
+
+def penalised(w):
+    return ((w - CENTRE) ** 2).sum() / 2 + PENALTY * np.maximum(A @ w - B, 0).mean()
+
+
+@pytest.fixture(scope="module")
+def qp_optimum():
+    found = minimize(
+        lambda w: ((w - CENTRE) ** 2).sum() / 2, np.zeros(2), constraints={"type": "ineq", "fun": lambda w: B - A @ w}
+    )
+    assert penalised(found.x) == pytest.approx(found.fun)  # rho is large enough: the penalty is exact
+    return found.fun
+
+
+QP = {
+    "SONEX": (lambda: SONEX(0.8, 0.1, lam=1e-4), 1500, 2e-4, {"last": 1.0, "beta": 0.5}),
+    "SONX": (lambda: SONX(0.8, 0.1), 1500, 3e-2, {"last": 1e-4}),
+    "ALEXR2": (lambda: ALEXR2(K=5, eta=2e-4, nu=0.5, lam=1e-4, gamma=0.8, gamma_prime=0.1), 2500, 2.0, {"last": 1.0}),
+    "ALEXR": (lambda: ALEXR(tau=1.0, theta=1.0), 1500, 2e-2, {"last": 1.0}),
+    "SOX": (lambda: SOX(0.9), 1500, 3e-2, {"last": 1e-4}),
+    "ALEXR, one row a step": (lambda: ALEXR(tau=2.0, theta=0.0), 3000, 2e-2, {"last": 1e-2, "sampled": 1}),
+}
+
+
+@pytest.mark.parametrize("name", QP)
+def test_constrained_quadratic(name, qp_optimum):
+    make, steps, lr, options = QP[name]
+    w = quadratic_program(make(), steps, lr, **options)
+    assert penalised(w) - qp_optimum <= GAP * qp_optimum
+    assert (A @ w - B).max() <= 5e-3
+
+
+@pytest.mark.parametrize("eps", [1e-1, 1e-2, 1e-3])
+def test_stationary_points_of_the_smoothed_penalty_are_nearly_kkt(eps):
+    # 004 Proposition 5.2: with lam = eps/rho a stationary point has max g <= eps and |nu_i g_i| = O(eps)
+    lam = eps / PENALTY
+    w = quadratic_program(SONEX(1.0, 0.0, lam=lam), 1500, min(0.3, lam), last=1.0)
+    g = A @ w - B
+    multipliers = np.clip(g / lam, 0, PENALTY) / 2
+    assert np.abs(w - CENTRE + A.T @ multipliers).max() <= eps  # stationary
+    assert g.max() <= eps
+    assert np.abs(multipliers * g).max() <= 10 * eps
+
+
+# ------------------------------------------------------------------------ CVaR of squared losses, threshold trained too
+
+N, TAIL = 40, 0.25
+X = np.random.default_rng(0).normal(size=(N, 2))
+Y = X @ np.array([1.0, -0.5]) + np.random.default_rng(1).normal(size=N) * 0.4
+
+
+class CVaR(Objective):
+    """``s + (1/n) sum_i (1/r) [l_i(w) - s]_+`` with l_i the squared error; s is a parameter of the objective."""
+
+    def __init__(self):
+        super().__init__()
+        self.outer = cvar(TAIL)
+        self.threshold = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def direct(self, outputs, batch):
+        return self.threshold
+
+    def inner(self, outputs, batch):
+        return Inner(batch["index"], ((outputs[:, 0] - batch["y"]).square() - self.threshold).unsqueeze(1))
+
+
+def worst_losses(w):
+    """F at the best threshold: the mean of the r n largest losses."""
+    return np.sort((X @ w - Y) ** 2)[-int(TAIL * N) :].mean()
+
+
+@pytest.fixture(scope="module")
+def cvar_optimum():
+    def excess(v):
+        return v[3:] + v[2] - (X @ v[:2] - Y) ** 2
+
+    start = np.concatenate([np.zeros(3), Y**2])
+    constraints = [{"type": "ineq", "fun": excess}, {"type": "ineq", "fun": lambda v: v[3:]}]
+    found = minimize(
+        lambda v: v[2] + v[3:].mean() / TAIL, start, constraints=constraints, options={"maxiter": 500, "ftol": 1e-12}
+    )
+    assert worst_losses(found.x[:2]) == pytest.approx(found.fun, rel=1e-6)
+    return found.fun
+
+
+METHODS = {
+    "SONEX": (lambda: SONEX(0.8, 0.1, lam=0.01), HeavyBall, {"beta": 0.5}, 0.02, 1500),
+    "ALEXR2": (
+        lambda: ALEXR2(K=5, eta=0.02, nu=0.5, lam=0.01, gamma=0.8, gamma_prime=0.1),
+        HeavyBall,
+        {"beta": 1.0},
+        0.5,
+        2500,
+    ),
+    "ALEXR": (lambda: ALEXR(tau=1.0, theta=0.1), ProximalSGD, {}, 0.02, 1500),
+    "SOX": (lambda: SOX(0.8), HeavyBall, {"beta": 0.5}, 0.02, 1500),
+}
+
+
+@pytest.mark.parametrize("batch_size", [N, 20])
+@pytest.mark.parametrize("name", METHODS)
+def test_cvar_with_a_trained_threshold(name, batch_size, cvar_optimum):
+    make, optimizer_class, options, lr, steps = METHODS[name]
+    network, objective = nn.Linear(2, 1, bias=False).double(), CVaR()
+    with torch.no_grad():
+        network.weight.zero_()
+    problem = Problem(objective, [], None, make(), N, dtype=torch.float64)
+    engine = Engine(InnerFunctions(network, objective, []), problem)
+    assert len(engine.params) == 2  # the threshold is trained
+    optimizer = optimizer_class(engine.params, lr=lr, **options)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    for t in range(steps):
+        optimizer.param_groups[0]["lr"] = lr * 0.01 ** (t / steps)
+        i = torch.randperm(N, generator=generator)[:batch_size]
+        engine.train_batch({"x": x[i], "y": y[i], "index": i}, optimizer)
+    w = network.weight.detach().numpy()[0]
+    assert worst_losses(w) - cvar_optimum <= GAP * cvar_optimum
+    losses = (X @ w - Y) ** 2
+    value = objective.threshold.item() + np.maximum(losses - objective.threshold.item(), 0).mean() / TAIL
+    assert value - cvar_optimum <= 3 * GAP * cvar_optimum

@@ -1,0 +1,170 @@
+"""What one algorithm is in terms of another, and what the surrogate's gradient is in terms of F."""
+
+import pytest
+import torch
+from torch import nn
+from toy_problem import (
+    CAP,
+    KAPPA,
+    PENALTY,
+    RHO,
+    ROC_KAPPA,
+    SHARES,
+    N,
+    flat,
+    make_batches,
+    make_constraints,
+    make_engine,
+    make_network,
+    measure,
+    train,
+)
+
+from fcco_lightning import ALEXR, BSGD, SOAP, SONEX, SOX, Engine, InnerFunctions, Objective, Problem
+from fcco_lightning.algorithms import Algorithm
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import DualMirror, Minibatch
+from fcco_lightning.outer import Log, LogSumExp, Power, Ratio, Softplus, Square
+from fcco_lightning.records import Inner
+
+SAME = {"rtol": 1e-10, "atol": 1e-12}  # the same arithmetic in another order, float64
+BATCHES = make_batches(30)
+
+
+def same(a, b):
+    rows = all(torch.allclose(x, y, **SAME) for x, y in zip(a[1], b[1], strict=True))
+    return torch.allclose(a[0], b[0], **SAME) and rows
+
+
+def test_alexr_in_mirror_form_without_extrapolation_is_soap_and_not_sox():
+    tau = 1.5
+    alexr = train(ALEXR(tau, theta=0.0, mirror=True), BATCHES)
+    assert same(alexr, train(SOAP(1 / (1 + tau)), BATCHES))
+    assert not torch.allclose(alexr[0], train(SOX(1 / (1 + tau)), BATCHES)[0], atol=1e-3)  # erratum E-000-13
+
+
+def test_sonex_without_correction_and_smoothing_is_sox():
+    assert same(train(SONEX(0.4, 0.0, lam=1e-12), BATCHES), train(SOX(0.4), BATCHES))
+    assert not torch.allclose(train(SONEX(0.4, 0.0, lam=0.1), BATCHES)[0], train(SOX(0.4), BATCHES)[0], atol=1e-3)
+
+
+def test_bsgd_is_soap_with_gamma_one():
+    assert torch.allclose(train(BSGD(), BATCHES)[0], train(SOAP(1.0), BATCHES)[0], **SAME)
+
+
+def test_smoothing_leaves_smooth_functions_alone():
+    class Smooth(Objective):
+        outer = Softplus()
+
+        def inner(self, outputs, batch):
+            return Inner(batch["index"], outputs.unsqueeze(1))
+
+    def weights(algorithm):
+        network = make_network()
+        engine = make_engine(algorithm, network, Smooth(), [])
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        for batch in BATCHES:
+            engine.train_batch(batch, optimizer)
+        return flat(network.parameters())
+
+    assert torch.equal(weights(SONEX(0.4, 0.0, lam=0.5)), weights(SOX(0.4)))
+
+
+def full_gradient(algorithm, network, objective, constraints, batch):
+    engine = make_engine(algorithm, network, objective, constraints)
+    engine.problem.surrogate(engine.functions(batch), None).value.backward()
+    out = flat(p.grad for p in network.parameters())
+    network.zero_grad()
+    return out
+
+
+def exact_value(w, batch):
+    """F by hand: hinges of the margins, of the differences of rates, and of the mean."""
+    direct, (margins, rates, cap) = measure(w, batch)
+    objective = torch.stack([RHO * (g - KAPPA).clamp(min=0) for g in margins.values()]).mean()
+    fair = torch.stack([PENALTY * ((g[0] - g[1]).abs() - ROC_KAPPA).clamp(min=0) for g in rates.values()]).mean()
+    return direct + objective + SHARES[1] * fair + SHARES[2] * PENALTY * (cap[0] - CAP).clamp(min=0).sum()
+
+
+@pytest.mark.parametrize("algorithm", [BSGD(), SOAP(1.0), SOX(1.0), SONEX(1.0, 0.0, lam=1e-12)], ids=lambda a: a.name)
+def test_full_batch_gradient_is_exact_with_gamma_one(algorithm):
+    (batch,) = make_batches(1, size=N)
+    network = make_network()
+    w = flat(network.parameters()).requires_grad_()
+    (expected,) = torch.autograd.grad(exact_value(w, batch), w)
+    assert torch.allclose(full_gradient(algorithm, network, None, None, batch), expected, **SAME)
+
+
+class Wide(Objective):
+    """Inner values of width 2 under any outer function, kept in (0.5, 1.5)."""
+
+    width = 2
+
+    def __init__(self, outer):
+        super().__init__()
+        self.outer = outer
+
+    def inner(self, outputs, batch):
+        return Inner(batch["index"], torch.stack([0.5 + torch.sigmoid(outputs), 1 - 0.5 * torch.tanh(outputs)], dim=1))
+
+
+@pytest.mark.parametrize("outer", [Square(), Power(3.0), Log(0.5), Ratio(), LogSumExp(0.3)], ids=repr)
+def test_full_batch_gradient_of_any_outer_function_is_exact(outer):
+    (batch,) = make_batches(1, size=N)
+    network = make_network()
+    values = Wide(outer).inner(network(batch["x"]), batch).values
+    outer.value(values).mean().backward()
+    expected = flat(p.grad for p in network.parameters())
+    network.zero_grad()
+    assert torch.allclose(full_gradient(SOX(1.0), network, Wide(outer), [], batch), expected, **SAME)
+
+
+def test_duplicates_count_once_with_the_mean_of_their_inner_values():
+    (batch,) = make_batches(1, size=4)
+    double = {name: torch.cat([column, column[:2]]) for name, column in batch.items()}
+    double["x"][4:] += 0.5
+    network = make_network()
+    s = network(double["x"])
+    g = 1 - (2 * double["y"] - 1) * s
+    means = torch.stack([(g[0] + g[4]) / 2, (g[1] + g[5]) / 2, g[2], g[3]])
+    (0.05 * s.square().mean() + RHO * (means - KAPPA).clamp(min=0).mean()).backward()
+    expected = flat(p.grad for p in network.parameters())
+    network.zero_grad()
+    assert torch.allclose(full_gradient(SOAP(0.3), network, None, [], double), expected, **SAME)
+
+
+@pytest.mark.parametrize("outer", [Log(), Ratio()], ids=repr)
+@pytest.mark.parametrize("algorithm", [ALEXR(), ALEXR(mirror=True), Algorithm(DualMirror())], ids=["y", "u", "parts"])
+def test_dual_steps_need_a_convex_objective(algorithm, outer):
+    parts = nn.Linear(3, 1), Wide(outer)
+    Problem(parts[1], [], None, SONEX(), N)
+    Problem(Wide(Square()), [], None, algorithm, N)
+    with pytest.raises(ConfigError, match=f"{algorithm.name} needs a convex outer function"):
+        Problem(parts[1], [], None, algorithm, N)
+    Problem(parts[1], make_constraints(), None, Algorithm(DualMirror(), objective_estimator=Minibatch()), N)
+
+
+def test_alexr2_needs_a_convex_objective():
+    from fcco_lightning import ALEXR2
+
+    with pytest.raises(ConfigError, match="ALEXR2 needs a convex outer function"):
+        Problem(Wide(Ratio()), [], None, ALEXR2(), N)
+
+
+@pytest.mark.parametrize("theta", [0.0, 0.5])
+def test_skipping_the_second_forward_changes_nothing_but_its_cost(theta):
+    forwards = 0
+
+    def count(*_):
+        nonlocal forwards
+        forwards += 1
+
+    network = make_network()
+    network.register_forward_hook(count)
+    engine = make_engine(ALEXR(1.5, theta), network)
+    assert isinstance(engine, Engine)
+    assert isinstance(engine.functions, InnerFunctions)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for batch in BATCHES[:5]:
+        engine.train_batch(batch, optimizer)
+    assert forwards == (5 if theta == 0 else 9)  # there is no previous point at the first batch
