@@ -1,13 +1,13 @@
 """``fcco fit|validate|test|predict``: LightningCLI with every part configurable by class path or short name."""
 
 import copy
-import pickle
 import signal
 import sys
+import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from lightning.pytorch import LightningDataModule
@@ -33,9 +33,15 @@ _TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
 }
 
+_NOISE = (".*LeafSpec.*", "Using ModelCheckpoint with manual optimization")  # of Lightning, about nothing a user can do
+
 
 class ArgumentParser(LightningArgumentParser):
-    """Says what is wrong, without the list of all options in front of it."""
+    """Says what is wrong, without the list of all options in front of it; knows no abbreviations."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print the message and exit with status 2."""
@@ -102,25 +108,43 @@ def run(args: Sequence[str] | None = None) -> int:
     Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
     """
     try:
-        FCCOCLI(
-            FCCOModule,
-            LightningDataModule,
-            subclass_mode_data=True,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            trainer_defaults=_TRAINER_DEFAULTS,
-            save_config_kwargs={"overwrite": True},
-            parser_class=ArgumentParser,
-            parser_kwargs={"prog": "fcco"},
-            args=args,  # type: ignore[arg-type]
-        )
-    except (FCCOError, pickle.UnpicklingError) as error:
-        sys.stderr.write(f"\nfcco: {type(error).__name__}: {error}\n")
-        return 1
-    except SIGTERMException:
-        sys.stderr.write("\nfcco: stopped by SIGTERM; resume with --ckpt_path and the last checkpoint of the run.\n")
-        return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
-        sys.stderr.write("\nfcco: interrupted; resume with --ckpt_path and the last checkpoint of the run.\n")
-        return 128 + signal.SIGINT
+        with warnings.catch_warnings():
+            for message in _NOISE:
+                warnings.filterwarnings("ignore", message)
+            FCCOCLI(
+                FCCOModule,
+                LightningDataModule,
+                subclass_mode_data=True,
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                trainer_defaults=_TRAINER_DEFAULTS,
+                save_config_kwargs={"overwrite": True},
+                parser_class=ArgumentParser,
+                parser_kwargs={"prog": "fcco"},
+                args=args,  # type: ignore[arg-type]
+            )
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        status, message = _explain(error)
+        if message is None:
+            raise
+        sys.stderr.write(f"\nfcco: {message}\n")
+        return status
     return 0
+
+
+def _explain(error: BaseException) -> tuple[int, str | None]:
+    """Exit status and message of an expected end; None for a message if it is not expected.
+
+    jsonargparse and Lightning wrap what our parts and the user's signals raise, so the whole chain is searched.
+    """
+    resume = "resume with --ckpt_path and the last checkpoint of the run."
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, FCCOError):
+            return 1, f"{type(cause).__name__}: {cause}"
+        if isinstance(cause, SIGTERMException):
+            return 128 + signal.SIGTERM, f"stopped by SIGTERM; {resume}"
+        if isinstance(cause, KeyboardInterrupt):
+            return 128 + signal.SIGINT, f"interrupted; {resume}"
+        cause = cause.__cause__ or cause.__context__
+    return 1, None

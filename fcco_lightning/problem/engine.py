@@ -117,8 +117,7 @@ class Engine:
                 backend.backward(surrogate.value)
             backend.prepare(mover)
             if step.needs_previous_gradient:
-                known = surrogate.previous is not None and weights is not None
-                step.correct(backend.gradients(surrogate.previous, weights) if known else None)  # type: ignore[arg-type]
+                step.correct(self._previous_gradients(surrogate.previous, weights))
             if self.algorithm.needs_previous:
                 self.previous.remember(self.params)
             if step.inner_optimizer is None:
@@ -131,6 +130,15 @@ class Engine:
         """One inner iteration of the recovery step (004 Cor. 4.11): w stays the centre, no update follows."""
         self.inner_iteration(batch, optimizer)
         self.algorithm.step.inner_count += 1  # type: ignore[attr-defined]
+
+    def _previous_gradients(
+        self, surrogate: Tensor | None, weights: Sequence[Tensor] | None
+    ) -> Sequence[Tensor | None] | None:
+        if surrogate is None or weights is None:
+            return None
+        if not surrogate.requires_grad:  # the batch said nothing
+            return [None] * len(weights)
+        return self.backend.gradients(surrogate, weights)
 
     def _measure(self, batch: Batch) -> tuple[Measured, Measured | None, list[Tensor] | None]:
         """Inner functions now and, where the algorithm needs it, at the previous weights."""

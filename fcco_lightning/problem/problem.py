@@ -115,14 +115,20 @@ class Problem(nn.Module):
                 step = term.step(inner, old, outer, estimator, with_previous=with_previous)
                 steps.append((term, step, estimator))
         value = self._total(now.direct, [(t, s.surrogate) for t, s, _ in steps])
-        if not bool(torch.isfinite(value)):
-            raise NonFiniteError(self._blame(now))
-        for term, step, estimator in steps:
-            term.commit(step, estimator)
         previous = None
         if with_previous and before is not None:
             pairs = [(t, s.previous_surrogate) for t, s, _ in steps if s.previous_surrogate is not None]
             previous = self._total(before.direct, pairs)
+        # all terms are checked before the first is written, so that a bad batch changes no row of any
+        new = [value, *([] if previous is None else [previous]), *(s.tracked.rows for _, s, _ in steps)]
+        if not bool(torch.stack([torch.isfinite(t).all() for t in new]).all()):
+            raise NonFiniteError(
+                f"{self._blame(now)} is not finite; no row and no weight was changed. The scores or the features hold "
+                "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
+                "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches."
+            )
+        for term, step, estimator in steps:
+            term.commit(step, estimator)
         return Surrogate(value, previous, self._estimates(now.direct, steps))
 
     def _total(self, direct: Tensor | None, parts: Sequence[tuple[Term, Tensor]]) -> Tensor:
@@ -142,17 +148,12 @@ class Problem(nn.Module):
 
     def _blame(self, now: Measured) -> str:
         """Name the first part that is not finite."""
-        where = "the surrogate"
         if now.direct is not None and not bool(torch.isfinite(now.direct)):
-            where = f"the objective {type(self.objective).__name__} (value {now.direct.item()})"
+            return f"the objective {type(self.objective).__name__} (value {now.direct.item()})"
         for term, inner in zip(self._terms(), now.inner, strict=True):
             if inner is not None and not bool(torch.isfinite(inner.values).all()):
-                where = f"an inner value of the {term.name}"
-        return (
-            f"{where} is not finite; no row and no weight was changed. The scores or the features hold NaN or "
-            "infinity, or the weights diverged: lower the learning rate or rho, clip with --model.gradient_clip_val, or "
-            "set --model.skip_nonfinite true to drop such batches."
-        )
+                return f"an inner value of the {term.name}"
+        return "a sum of finite values, or an inner value at the previous weights,"
 
     def _terms(self) -> list[Term]:
         return list(self.terms)  # type: ignore[arg-type]

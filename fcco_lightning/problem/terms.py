@@ -60,6 +60,8 @@ class Term(nn.Module):
         self, inner: Inner, previous: Inner | None, outer: OuterFunction, estimator: Estimator, *, with_previous: bool
     ) -> TermStep:
         """Outer gradients and surrogate; nothing is written yet (see :meth:`commit`)."""
+        if self.state is not None and not self.distinct:
+            self.state.checked_index(inner.index)  # before merging, so that an error names the batch's position
         index, values = inner if self.distinct else merge_duplicates(*inner)
         before = None if previous is None else (previous.values if self.distinct else merge_duplicates(*previous)[1])
         sampling = Sampling(self.num_rows, index.numel())

@@ -77,7 +77,7 @@ class DualState(nn.Module):
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
         """
-        index = self._checked(index)
+        index = self.checked_index(index)
         return Rows(self.rows.index_select(0, index), self.seen.index_select(0, index))
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ class DualState(nn.Module):
             StateIndexError: if an index is not a whole number in [0, n).
             NonFiniteError: if a value is NaN or infinite; no row has changed then.
         """
-        index, values = self._checked(index), values.to(self.rows.dtype)  # a value may overflow the rows' dtype
+        index, values = self.checked_index(index), values.to(self.rows.dtype)  # a value may overflow the rows' dtype
         finite = torch.isfinite(values)
         if not bool(finite.all()):
             where = int((~finite).any(dim=-1).nonzero()[0])
@@ -105,8 +105,12 @@ class DualState(nn.Module):
         """Multiply every row by ``factor``: O(n), only for MOAP, whose definition is dense."""
         self.rows.mul_(factor)
 
-    def _checked(self, index: Tensor) -> Tensor:
-        """``index`` as int64."""
+    def checked_index(self, index: Tensor) -> Tensor:
+        """``index`` (b,) as int64.
+
+        Raises:
+            StateIndexError: if an index is not a whole number in [0, n).
+        """
         if index.dtype not in _INDEX_DTYPES or index.dim() != 1:
             raise StateIndexError(
                 f"index must be a 1-D tensor of whole numbers, got {index.dim()}-D {index.dtype}. "

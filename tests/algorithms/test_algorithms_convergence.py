@@ -64,40 +64,41 @@ class HalfPlanes(Constraint):
         return values[:, 0]
 
 
-def quadratic_program(algorithm, steps, lr, *, decay=1.0, sampled=2, beta=1.0, last=0.02):
-    """Weights after ``steps`` batches of ``sampled`` constraint rows; the rate falls to ``last`` of lr."""
+def quadratic_program(algorithm, steps, lr, *, beta=1.0, last=1.0):
+    """Weights after ``steps`` batches of both constraint rows; the learning rate falls to ``last`` of lr."""
     point = Point(2)
     problem = Problem(Distance(), [HalfPlanes()], HingePenalty(PENALTY), algorithm, 2, dtype=torch.float64)
     engine = Engine(InnerFunctions(point, Distance(), problem.constraints), problem)
     optimizer = HeavyBall(point.parameters(), lr=lr, beta=beta)
-    generator = torch.Generator().manual_seed(0)
+    rows = torch.arange(2)
     for t in range(steps):
-        optimizer.param_groups[0]["lr"] = lr * last ** (t / steps) * decay
-        rows = torch.randperm(2, generator=generator)[:sampled]
+        optimizer.param_groups[0]["lr"] = lr * last ** (t / steps)
         engine.train_batch({"x": rows, "index": rows}, optimizer)
     return point.w.detach().numpy()
 
 
-def penalised(w):
-    return ((w - CENTRE) ** 2).sum() / 2 + PENALTY * np.maximum(A @ w - B, 0).mean()
+def distance(w):
+    return ((w - CENTRE) ** 2).sum() / 2
 
 
 @pytest.fixture(scope="module")
 def qp_optimum():
-    found = minimize(
-        lambda w: ((w - CENTRE) ** 2).sum() / 2, np.zeros(2), constraints={"type": "ineq", "fun": lambda w: B - A @ w}
-    )
-    assert penalised(found.x) == pytest.approx(found.fun)  # rho is large enough: the penalty is exact
+    found = minimize(distance, np.zeros(2), constraints={"type": "ineq", "fun": lambda w: B - A @ w})
+    assert found.x == pytest.approx([1.0, 0.2])
     return found.fun
 
 
-QP = {
-    "SONEX": (lambda: SONEX(0.8, 0.1, lam=1e-4), 1500, 2e-4, {"last": 1.0, "beta": 0.5}),
+QP = {  # algorithm, steps, learning rate, options
+    "SONEX": (lambda: SONEX(0.8, 0.1, lam=4e-4), 1500, 1e-2, {"last": 3e-3, "beta": 0.5}),
     "SONX": (lambda: SONX(0.8, 0.1), 1500, 3e-2, {"last": 1e-4}),
-    "ALEXR2": (lambda: ALEXR2(K=5, eta=2e-4, nu=0.5, lam=1e-4, gamma=0.8, gamma_prime=0.1), 2500, 2.0, {"last": 1.0}),
-    "ALEXR": (lambda: ALEXR(tau=1.0, theta=1.0), 1500, 2e-2, {"last": 1.0}),
     "SOX": (lambda: SOX(0.9), 1500, 3e-2, {"last": 1e-4}),
-    "ALEXR, one row a step": (lambda: ALEXR(tau=2.0, theta=0.0), 3000, 2e-2, {"last": 1e-2, "sampled": 1}),
+    "ALEXR": (lambda: ALEXR(tau=1.0, theta=1.0), 1500, 2e-2, {"last": 1.0}),
+    "ALEXR2": (
+        lambda: ALEXR2(K=5, eta=2e-4, nu=0.1, lam=3e-4, gamma=0.8, gamma_prime=0.1),
+        2500,
+        0.5,
+        {"last": 1.0, "beta": 0.3},
+    ),
 }
 
 
@@ -105,15 +106,15 @@ QP = {
 def test_constrained_quadratic(name, qp_optimum):
     make, steps, lr, options = QP[name]
     w = quadratic_program(make(), steps, lr, **options)
-    assert penalised(w) - qp_optimum <= GAP * qp_optimum
-    assert (A @ w - B).max() <= 5e-3
+    assert abs(distance(w) - qp_optimum) <= GAP * qp_optimum
+    assert (A @ w - B).max() <= GAP
 
 
 @pytest.mark.parametrize("eps", [1e-1, 1e-2, 1e-3])
 def test_stationary_points_of_the_smoothed_penalty_are_nearly_kkt(eps):
     # 004 Proposition 5.2: with lam = eps/rho a stationary point has max g <= eps and |nu_i g_i| = O(eps)
     lam = eps / PENALTY
-    w = quadratic_program(SONEX(1.0, 0.0, lam=lam), 1500, min(0.3, lam), last=1.0)
+    w = quadratic_program(SONEX(1.0, 0.0, lam=lam, fresh=True), 1500, 30 * lam, beta=0.05, last=1.0)
     g = A @ w - B
     multipliers = np.clip(g / lam, 0, PENALTY) / 2
     assert np.abs(w - CENTRE + A.T @ multipliers).max() <= eps  # stationary
@@ -163,9 +164,9 @@ def cvar_optimum():
 
 
 METHODS = {
-    "SONEX": (lambda: SONEX(0.8, 0.1, lam=0.01), HeavyBall, {"beta": 0.5}, 0.02, 1500),
+    "SONEX": (lambda: SONEX(0.8, 0.1, lam=0.003), HeavyBall, {"beta": 0.5}, 0.02, 1500),
     "ALEXR2": (
-        lambda: ALEXR2(K=5, eta=0.02, nu=0.5, lam=0.01, gamma=0.8, gamma_prime=0.1),
+        lambda: ALEXR2(K=5, eta=0.01, nu=0.5, lam=0.003, gamma=0.8, gamma_prime=0.1),
         HeavyBall,
         {"beta": 1.0},
         0.5,

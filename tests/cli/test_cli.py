@@ -1,0 +1,248 @@
+"""The command line as a person meets it: the main job, overrides, mistakes, interrupts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fcco_lightning.__main__ import main
+from fcco_lightning.cli import run
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SYNTHETIC = CONFIGS / "roc_fairness/synthetic_alexr2.yaml"
+SMALL = [
+    "--data.num_train=400", "--data.num_test=400", "--data.batch_size=50", "--trainer.max_epochs=2",
+    "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--report.pictures=false",
+]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(*arguments, config=SYNTHETIC):
+    return run(["fit", "--config", str(config), *SMALL, *map(str, arguments)])
+
+
+def fails(capsys, *arguments, status=1):
+    """Error text of a command that must fail without leaving a run behind."""
+    try:
+        code = fit(*arguments)
+    except SystemExit as stop:
+        code = stop.code
+    text = capsys.readouterr().err
+    assert code == status, text
+    assert "Traceback" not in text
+    assert not list(Path.cwd().rglob("report.json"))
+    return text
+
+
+def test_the_main_job_reports(capsys):
+    assert fit("--report.pictures=true") == 0
+    (folder,) = Path("runs").iterdir()
+    names = {p.name for p in folder.iterdir()}
+    assert {"report.json", "config.yaml", "auc_and_violation.png", "constraints.png", "roc_by_group.png"} <= names
+    report = json.loads((folder / "report.json").read_text())
+    assert report["seconds"] > 0
+    assert report["config"]["model"]["algorithm"]["class_path"].endswith("ALEXR2")
+    for split in ("train", "test"):
+        assert {"auc", "worst_violation", "roc_gap", "vacuous"} <= set(report[split])
+        assert report[split]["worst_violation"] == pytest.approx(max(report[split]["constraints"].values()), abs=1e-6)
+        assert isinstance(report[split]["vacuous"], bool)
+    assert "worst violation" in capsys.readouterr().out
+
+
+def test_history_holds_every_epoch():
+    assert fit() == 0
+    stored = torch.load(next(Path("runs").rglob("last.ckpt")), weights_only=True)
+    (history,) = [c["history"] for name, c in stored["callbacks"].items() if name.startswith("Report")]
+    assert [(h["epoch"], h["split"]) for h in history] == [(0, "train"), (1, "train")]
+
+
+def test_two_runs_with_one_seed_are_equal():
+    for folder in ("a", "b"):
+        assert fit("--report.folder", folder) == 0
+    a, b = (json.loads(Path(f, "report.json").read_text()) for f in ("a", "b"))
+    assert a["train"] == b["train"]
+    assert a["test"] == b["test"]
+
+
+def test_short_names_overrides_and_composition(tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump({"model": {"penalty": {"class_path": "SquaredHingePenalty", "init_args": {"rho": 3}}}}))
+    code = fit(
+        "--config", other, "--model.algorithm", "SOX", "--model.algorithm.gamma", 0.3,
+        "--model.constraints+=MeanAtMost", "--model.constraints.quantity=LogisticLoss",
+        "--model.constraints.kappa=0.5", "--model.constraints.where={y: 1}",
+    )  # fmt: skip
+    assert code == 0
+    report = json.loads(next(Path("runs").rglob("report.json")).read_text())
+    model = report["config"]["model"]
+    assert model["algorithm"]["init_args"] == {"gamma": 0.3}
+    assert model["penalty"]["class_path"].endswith("SquaredHingePenalty")
+    assert len(report["train"]["constraints"]) == 15
+
+
+def test_a_composition_without_a_name(tmp_path):
+    parts = {
+        "class_path": "fcco_lightning.Algorithm",
+        "init_args": {
+            "estimator": {"class_path": "CorrectedEMA", "init_args": {"gamma": 0.5, "gamma_prime": "theory"}},
+            "smoothing": {"class_path": "MoreauSmoothing", "init_args": {"lam": 0.1}},
+            "step": {"class_path": "Storm", "init_args": {"b": 0.5}},
+        },
+    }
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump({"model": {"algorithm": parts}}))
+    assert fit("--config", own) == 0
+
+
+def test_resume_and_what_was_typed_wins(capsys):
+    assert fit("--report.folder=a") == 0
+    (checkpoint,) = Path("runs").rglob("last.ckpt")
+    assert fit("--ckpt_path", checkpoint, "--trainer.max_epochs=3", "--model.algorithm.lam=0.5", "--report.folder=b") == 0
+    report = json.loads(Path("b/report.json").read_text())
+    assert report["config"]["model"]["algorithm"]["init_args"]["lam"] == 0.5
+    stored = sorted(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)[-1]
+    assert torch.load(stored, weights_only=True)["epoch"] == 2
+
+
+def test_validate_test_and_predict():
+    assert fit() == 0
+    (checkpoint,) = Path("runs").rglob("last.ckpt")
+    for command in ("validate", "test", "predict"):
+        code = run([command, "--config", str(SYNTHETIC), *SMALL[:3], "--ckpt_path", str(checkpoint)])
+        assert code == 0, command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "status"),
+    [
+        (["--model.algorithm=ALEXR3"], "ALEXR3", 2),
+        (["--model.algorithm.lamm=0.1"], "lamm", 2),
+        (["--model.objectiv=AUC"], "objectiv", 2),
+        (["--trainer.max_epoch=3"], "max_epoch", 2),
+        (["--model.algorithm.lam=0"], "lam must be a finite number > 0, got 0", 1),
+        (["--model.algorithm.lam=-1"], "lam must be", 1),
+        (["--model.algorithm.gamma=1.5"], "gamma must lie in (0, 1]", 1),
+        (["--model.algorithm.gamma=0"], "gamma must lie in (0, 1]", 1),
+        (["--model.algorithm.nu=0"], "nu must be", 1),
+        (["--model.algorithm.K=0"], "K must be a whole number >= 1, got 0", 1),
+        (["--model.penalty.rho=-1"], "rho must be a finite number >= 0, got -1", 1),
+        (["--model.optimizer.beta=0"], "beta must lie in (0, 1]", 1),
+        (["--data.batch_size=401"], "401", 1),
+        (["--trainer.accumulate_grad_batches=2"], "--data.batch_size", 1),
+        (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_mistakes(capsys, arguments, expected, status):
+    assert expected in fails(capsys, *arguments, status=status)
+
+
+def test_missing_file_and_column(capsys, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("a,sex,label\n" + "".join(f"{i},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
+    common = ["--data=TabularDataModule", "--data.positive=y", "--data.favoured=m", "--data.test_fraction=0.2"]
+    config = tmp_path / "c.yaml"
+    whole = yaml.safe_load(SYNTHETIC.read_text())
+    del whole["data"]
+    config.write_text(yaml.safe_dump(whole))
+
+    def attempt(*arguments):
+        try:
+            code = run(["fit", "--config", str(config), *SMALL[3:], *common, *arguments])
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().err
+
+    code, text = attempt("--data.train=absent.csv", "--data.label=label", "--data.sensitive=sex")
+    assert (code, "absent.csv" in text) == (1, True), text
+    code, text = attempt(f"--data.train={table}", "--data.label=lable", "--data.sensitive=sex")
+    assert (code, "label" in text) == (1, True), text
+    code, text = attempt(f"--data.train={table}", "--data.label=label", "--data.sensitive=sex", "--data.batch_size=16")
+    assert code == 0, text
+
+
+def test_a_nonconvex_outer_function_is_refused_by_dual_algorithms(capsys, tmp_path):
+    own = tmp_path / "objective.py"
+    own.write_text(
+        "from fcco_lightning.objectives import Objective\n"
+        "from fcco_lightning.outer import Log\n"
+        "class LogObjective(Objective):\n    outer = Log()\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        text = fails(capsys, "--model.objective=objective.LogObjective")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert "ALEXR2 needs a convex outer function" in text
+
+
+def test_checkpoints_that_do_not_fit(capsys):
+    assert fit("--report.enabled=false") == 0
+    (checkpoint,) = Path("runs").rglob("last.ckpt")
+    text = fails(capsys, "--ckpt_path", checkpoint, "--model.algorithm=SONEX")
+    assert "written by ALEXR2, this run uses SONEX" in text
+    whole = checkpoint.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:-200], b"", flipped(whole)):
+        Path("damaged.ckpt").write_bytes(damaged)
+        text = fails(capsys, "--ckpt_path=damaged.ckpt")
+        assert "damaged.ckpt" in text
+
+
+def flipped(content):
+    """One bit of the largest run of tensor bytes is another."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def test_version_and_help_answer_without_torch():
+    code = "import sys; from fcco_lightning.__main__ import main; main([{!r}]); assert 'torch' not in sys.modules"
+    for argument in ("--version", "--help"):
+        answer = subprocess.run([sys.executable, "-c", code.format(argument)], capture_output=True, text=True, check=True)
+        assert "fcco" in answer.stdout
+
+
+def test_help_of_a_part(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--model.algorithm.help", "SONEX"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "--model.algorithm.init_args.lam" in text or "--model.algorithm.lam" in text
+    assert "outer smoothing" in text
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
+def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status, tmp_path):
+    arguments = ["fit", "--config", str(SYNTHETIC), *SMALL, "--trainer.max_epochs=100000"]
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen([sys.executable, "-m", "fcco_lightning", *arguments], stdout=log, stderr=log)
+        deadline = time.monotonic() + 90
+        while not list(Path("runs").rglob("last.ckpt")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        job.send_signal(number)
+        code = job.wait(timeout=60)
+    text = (tmp_path / "log").read_text()
+    assert code == status, text
+    assert "resume with --ckpt_path" in text
+    assert "Traceback" not in text
+    assert not list(Path("runs").rglob("report.json"))
+    for checkpoint in Path("runs").rglob("*.ckpt"):
+        torch.load(checkpoint, weights_only=True)
+    assert fit("--ckpt_path", next(Path("runs").rglob("last.ckpt")), "--trainer.max_epochs=1") == 0

@@ -1,0 +1,312 @@
+"""The second forward, and batches with values that are not finite."""
+
+import pytest
+import torch
+from torch import nn
+
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    MSVR,
+    SOAP,
+    SONEX,
+    SOX,
+    Constraint,
+    Engine,
+    HeavyBall,
+    Hinge,
+    InnerFunctions,
+    Objective,
+    Problem,
+)
+from fcco_lightning.errors import NonFiniteError, StateIndexError
+from fcco_lightning.problem import RandomState, evaluate_at
+from fcco_lightning.records import Inner
+
+N = 10
+
+
+class Margin(Objective):
+    """Direct part and one hinge per sample, both of the scores; ``spoil`` names the part to be made NaN."""
+
+    outer = Hinge(2.0, 0.1)
+    spoil = ""
+
+    def direct(self, outputs, batch):
+        return outputs.square().mean() * (float("nan") if self.spoil == "direct" else 1.0)
+
+    def inner(self, outputs, batch):
+        values = outputs.unsqueeze(1).clone()
+        if self.spoil == "inner":
+            values = values + torch.tensor([[0.0], [float("nan")]] + [[0.0]] * (len(values) - 2))
+        return Inner(batch["index"], values)
+
+
+class Cap(Constraint):
+    """``mean score <= 0``; ``spoil_call`` is the number of the call, counted from 1, that returns NaN."""
+
+    kappa, names, width = 0.0, ["cap"], 1
+
+    def __init__(self):
+        self.calls, self.spoil_call = 0, 0
+
+    def inner(self, outputs, batch):
+        self.calls += 1
+        value = outputs.mean().reshape(1, 1)
+        return Inner(torch.tensor([0]), value * float("nan") if self.calls == self.spoil_call else value)
+
+    def outer(self, phi):
+        return phi
+
+    def violation(self, values):
+        return values[:, 0]
+
+
+def plain():
+    return [nn.Linear(3, 8), nn.Tanh()]
+
+
+def with_dropout():
+    return [nn.Linear(3, 8), nn.Tanh(), nn.Dropout(0.5)]
+
+
+def with_batch_norm():
+    return [nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh()]
+
+
+class Training:
+    def __init__(self, algorithm, hidden=plain, constraints=()):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.network = nn.Sequential(*hidden(), nn.Linear(8, 1), nn.Flatten(0)).double()
+        self.objective = Margin()
+        problem = Problem(self.objective, constraints, None, algorithm, N, dtype=torch.float64)
+        self.engine = Engine(InnerFunctions(self.network, self.objective, problem.constraints), problem)
+        self.optimizer = HeavyBall(self.network.parameters(), lr=0.05, beta=0.5)
+        self.forwards = 0
+        self.network.register_forward_hook(self.count)
+
+    def count(self, *_):
+        self.forwards += 1
+
+    def step(self, batch, **options):
+        return self.engine.train_batch(batch, self.optimizer, **options)
+
+    def everything(self):
+        tensors = [*self.network.state_dict().values(), *self.engine.problem.state_dict().values()]
+        tensors += [v for s in self.optimizer.state.values() for v in s.values()]
+        return [t.clone() for t in tensors if isinstance(t, torch.Tensor)]
+
+
+def make_batch(seed=0, size=6):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 3, generator=generator, dtype=torch.float64)
+    return {"x": x, "y": torch.ones(size), "index": torch.randperm(N, generator=generator)[:size]}
+
+
+def equal(before, after):
+    return len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+# -------------------------------------------------------------------------------------------------- the second forward
+
+
+@pytest.mark.parametrize("hidden", [with_dropout, with_batch_norm])
+def test_at_the_same_weights_the_second_forward_is_the_first(hidden):
+    functions = Training(SONEX(), hidden).engine.functions
+    weights = [p.detach().clone() for p in functions.trainable().values()]
+    random = RandomState(torch.device("cpu"))
+    now = functions(make_batch())
+    before = evaluate_at(functions, weights, make_batch(), random, direct=True)
+    assert torch.equal(now.inner[0].values, before.inner[0].values)
+    assert torch.equal(now.direct, before.direct)
+    assert evaluate_at(functions, weights, make_batch(), random, direct=False).direct is None
+    if hidden is with_dropout:
+        assert not torch.equal(now.inner[0].values, functions(make_batch()).inner[0].values)  # the next masks differ
+
+
+def test_the_correction_vanishes_where_the_weights_stand_still():
+    # lr so small that w_t = w_{t-1} in floating point: the corrected average is the plain one
+    rows = []
+    for gamma_prime in (0.0, 5.0):
+        torch.manual_seed(1)
+        training = Training(SONEX(0.3, gamma_prime), with_dropout)
+        training.optimizer.param_groups[0]["lr"] = 1e-300
+        for seed in range(4):
+            training.step(make_batch(seed))
+        rows.append(training.engine.problem.states[0].rows.clone())
+        assert training.forwards == (4 if gamma_prime == 0 else 7)
+    assert torch.equal(rows[0], rows[1])
+
+
+def test_the_second_forward_leaves_the_random_stream_where_the_first_put_it():
+    torch.manual_seed(1)
+    training = Training(SONEX(0.3, 0.5), with_dropout)
+    training.step(make_batch(0))
+    training.step(make_batch(1))
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    for seed in (0, 1):
+        training.network(make_batch(seed)["x"])
+    assert torch.equal(after, torch.rand(3))
+
+
+@pytest.mark.parametrize("algorithm", [SONEX(0.3, 0.5), MSVR(0.3), ALEXR(1.0, 0.5), ALEXR2(K=3)], ids=lambda a: a.name)
+def test_batch_norm_statistics_move_once_per_batch(algorithm):
+    training, reference = Training(algorithm, with_batch_norm), Training(SOX(), with_batch_norm)
+    norm, expected = training.network[1], reference.network[1]
+    for seed in range(2):
+        reference.network.load_state_dict(training.network.state_dict())
+        if isinstance(algorithm, ALEXR2):  # the forward is made at z
+            with algorithm.step.at_iterate():
+                reference.network.load_state_dict(training.network.state_dict())
+        reference.network(make_batch(seed)["x"])
+        training.step(make_batch(seed))
+        assert norm.num_batches_tracked.item() == seed + 1
+        assert torch.equal(norm.running_mean, expected.running_mean)
+        assert torch.equal(norm.running_var, expected.running_var)
+    assert training.forwards == 3  # no previous point at the first batch
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "forwards"),
+    [
+        (SOX(), 4),
+        (SOAP(), 4),
+        (SONEX(0.3, 0.0), 4),
+        (SONEX(0.3, 0.1), 7),
+        (SONEX(0.3, 0.0, objective_gamma_prime=0.1), 7),
+        (ALEXR(1.0, 0.0), 4),
+        (ALEXR(1.0, 0.5), 7),
+        (ALEXR2(K=2, gamma_prime=0.0), 4),
+        (ALEXR2(K=2), 6),  # the first inner iteration of a loop has no previous point
+        (MSVR(), 7),
+    ],
+    ids=lambda x: getattr(x, "name", None),
+)
+def test_number_of_forward_passes_in_four_batches(algorithm, forwards):
+    training = Training(algorithm)
+    for seed in range(4):
+        training.step(make_batch(seed))
+    assert training.forwards == forwards
+
+
+def test_frozen_parameters_stay_and_cost_no_copy():
+    training = Training(SONEX(0.3, 0.5))
+    training.network[0].requires_grad_(requires_grad=False)
+    training.engine = Engine(training.engine.functions, training.engine.problem)
+    before = training.network[0].weight.clone()
+    for seed in range(3):
+        training.step(make_batch(seed))
+    assert torch.equal(training.network[0].weight, before)
+    assert len(training.engine.previous.tensors) == 2
+
+
+# -------------------------------------------------------------------------------------------------- what must not enter
+
+ALGORITHMS = {
+    "SOX": lambda: SOX(0.5),
+    "SONEX": lambda: SONEX(0.5, 0.1),
+    "ALEXR": lambda: ALEXR(1.0, 0.5),
+    "ALEXR2": lambda: ALEXR2(K=3),
+    "MSVR": lambda: MSVR(0.5),
+}
+
+
+def started(name, hidden=plain):
+    cap = Cap()
+    training = Training(ALGORITHMS[name](), hidden, [cap])
+    for seed in range(4):
+        training.step(make_batch(seed))
+    return training, cap
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_nan_feature_changes_nothing_and_training_goes_on(name):
+    training, _ = started(name)
+    control, _ = started(name)
+    batch = make_batch(5)
+    batch["x"][2, 1] = float("nan")
+    before = training.everything()
+    with pytest.raises(NonFiniteError, match="not finite; no row and no weight was changed"):
+        training.step(batch)
+    assert equal(before, training.everything())
+    training.step(make_batch(6))
+    control.step(make_batch(6))
+    assert equal(training.everything(), control.everything())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [("direct", r"the objective Margin \(value nan\)"), ("inner", "an inner value of the objective")],
+)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_message_names_the_part_that_is_not_finite(name, spoil, message):
+    training, cap = started(name)
+    training.objective.spoil = spoil
+    before = training.everything()
+    with pytest.raises(NonFiniteError, match=message):
+        training.step(make_batch(5))
+    training.objective.spoil, cap.spoil_call = "", cap.calls + 1
+    with pytest.raises(NonFiniteError, match="an inner value of the penalty"):
+        training.step(make_batch(5))
+    assert equal(before, training.everything())
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "SOX"])
+def test_a_nan_at_the_previous_weights_changes_no_row_of_any_term(name):
+    training, cap = started(name)
+    cap.spoil_call = cap.calls + 2  # the second forward
+    before = training.everything()
+    with pytest.raises(NonFiniteError):
+        training.step(make_batch(5))
+    assert equal(before, training.everything())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_index_out_of_range_changes_nothing(name):
+    training, _ = started(name)
+    before = training.everything()
+    batch = make_batch(5)
+    batch["index"][3] = N
+    with pytest.raises(StateIndexError, match=f"got index {N} at batch position 3"):
+        training.step(batch)
+    assert equal(before, training.everything())
+
+
+def test_the_position_of_a_wrong_index_is_that_of_the_batch_also_with_duplicates():
+    training, _ = started("SOX")
+    batch = make_batch(5)
+    batch["index"] = torch.tensor([N + 2, 3, 3, 1, 0, 2])
+    with pytest.raises(StateIndexError, match=f"got index {N + 2} at batch position 0"):
+        training.step(batch)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_batch_that_says_nothing_is_no_error(name):
+    class Silent(Margin):
+        def direct(self, outputs, batch):
+            return None
+
+        def inner(self, outputs, batch):
+            return super().inner(outputs, batch) if len(batch["index"]) > 2 else None
+
+    training = Training(ALGORITHMS[name]())
+    training.objective = Silent()
+    problem = Problem(training.objective, [], None, training.engine.algorithm, N, dtype=torch.float64)
+    training.engine = Engine(InnerFunctions(training.network, training.objective, []), problem)
+    for seed in range(4):
+        training.step(make_batch(seed))
+    rows = problem.states[0].rows.clone()
+    assert training.step(make_batch(5, size=2)) == {}
+    assert torch.equal(problem.states[0].rows, rows)
+    assert training.step(make_batch(6)).keys() == {"objective"}
+
+
+def test_evaluation_writes_nothing():
+    training, _ = started("SONEX", with_batch_norm)
+    before = training.everything()
+    training.network.eval()
+    with torch.no_grad():
+        training.engine.functions(make_batch(7))
+    assert equal(before, training.everything())

@@ -1,0 +1,130 @@
+import pytest
+import torch
+from torch import nn
+
+from fcco_lightning import (
+    BSGD,
+    SGD,
+    SONEX,
+    SOX,
+    Constraint,
+    Engine,
+    GeometricRho,
+    HingePenalty,
+    InnerFunctions,
+    MeanAtMost,
+    Objective,
+    Problem,
+    ROCFairness,
+    SoftRate,
+)
+from fcco_lightning.outer import Hinge, MoreauEnvelope, Square
+from fcco_lightning.records import Inner
+
+ROUNDING = 1e-12  # sums of at most 20 numbers of order one, float64
+N = 8
+
+
+class Squares(Objective):
+    outer = Square(0.5)
+
+    def direct(self, outputs, batch):
+        return outputs.mean()
+
+    def inner(self, outputs, batch):
+        return Inner(batch["index"], outputs.unsqueeze(1))
+
+
+class Groups(Squares):
+    """One row per group instead of per sample."""
+
+    distinct = True
+
+    def num_rows(self, num_samples):
+        return 2
+
+    def inner(self, outputs, batch):
+        return Inner(torch.arange(2), torch.stack([outputs[batch["group"] == g].mean() for g in (0, 1)]).unsqueeze(1))
+
+
+def constraints():
+    return [ROCFairness((0.0, 1.0), kappa=0.0), MeanAtMost(SoftRate(), kappa=0.1)]
+
+
+def full_batch():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, 2, generator=generator, dtype=torch.float64)
+    return {"x": x, "y": torch.arange(N) % 2, "group": torch.arange(N) // 2 % 2, "index": torch.arange(N)}
+
+
+def make(algorithm, objective=None, penalty=None, rows=torch.float64):
+    network = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)).double()
+    with torch.no_grad():
+        network[0].weight.copy_(torch.tensor([[1.0, -0.5]]))
+        network[0].bias.fill_(0.3)
+    objective = objective or Squares()
+    problem = Problem(objective, constraints(), penalty, algorithm, N, rows)
+    return network, Engine(InnerFunctions(network, objective, problem.constraints), problem)
+
+
+def test_what_is_logged_are_the_parts_of_the_objective_function():
+    network, engine = make(BSGD(), penalty=HingePenalty(4.0))
+    batch = full_batch()
+    estimates = engine.problem.surrogate(engine.functions(batch), None).estimates
+    outputs = network(batch["x"])
+    penalties = []
+    for c in constraints():
+        penalties += (4.0 * c.violation(c.inner(outputs, batch).values).clamp(min=0)).tolist()
+    assert len(penalties) == 5  # (1/m) sum over all m rows
+    assert estimates["objective"].item() == pytest.approx((outputs + 0.5 * outputs**2).mean().item(), abs=ROUNDING)
+    assert estimates["penalty"].item() == pytest.approx(sum(penalties) / 5, abs=ROUNDING)
+    assert not any(e.requires_grad for e in estimates.values())
+
+
+def test_rows_are_allocated_where_they_are_remembered():
+    assert [tuple(s.rows.shape) for s in make(SOX())[1].problem.states] == [(N, 1), (4, 2), (1, 1)]
+    assert [tuple(s.rows.shape) for s in make(SOX(), Groups())[1].problem.states] == [(2, 1), (4, 2), (1, 1)]
+    assert make(BSGD())[1].problem.states == []
+    assert make(SOX(), rows=torch.float32)[1].problem.states[0].rows.dtype == torch.float32
+
+
+def test_rows_per_group_are_written_per_group():
+    network, engine = make(SOX(), Groups())
+    batch = full_batch()
+    engine.train_batch(batch, torch.optim.SGD(network.parameters(), lr=1e-300))
+    outputs = network(batch["x"])
+    means = [outputs[batch["group"] == g].mean().item() for g in (0, 1)]
+    assert engine.problem.states[0].rows[:, 0].tolist() == pytest.approx(means, abs=ROUNDING)
+
+
+@pytest.mark.parametrize(("algorithm", "penalty"), [(SGD(), None), (SOX(), HingePenalty(0.0))], ids=["SGD", "rho=0"])
+def test_constraints_are_left_out_where_they_are_not_used(algorithm, penalty):
+    _, engine = make(algorithm, penalty=penalty)
+    assert engine.problem.constraints == []
+    assert engine.problem.surrogate(engine.functions(full_batch()), None).estimates.keys() == {"objective"}
+
+
+def test_rho_follows_its_schedule():
+    problem = make(SOX(), penalty=HingePenalty(10.0, GeometricRho(start=0.01, epochs=2)))[1].problem
+    seen = []
+    for epoch in range(4):
+        problem.set_epoch(epoch)
+        seen.append(problem.outers[2])
+    assert [o.rho for o in seen] == pytest.approx([0.1, 1.0, 10.0, 10.0])
+    assert {o.kappa for o in seen} == {0.1}
+
+
+def test_only_what_is_not_smooth_is_smoothed():
+    outers = make(SONEX(lam=0.2))[1].problem.outers
+    assert outers[0] == Square(0.5)
+    assert outers[2] == MoreauEnvelope(Hinge(10.0, 0.1), 0.2)
+    assert isinstance(outers[1], MoreauEnvelope)
+
+
+def test_a_problem_of_constraints_only_needs_no_objective_function():
+    class Nothing(Objective):
+        pass
+
+    problem = Problem(Nothing(), constraints(), None, SOX(), N)
+    assert isinstance(problem.constraints[0], Constraint)
+    assert len(problem.states) == 2
