@@ -124,10 +124,10 @@ def run(args: Sequence[str] | None = None) -> int:
                 args=args,  # type: ignore[arg-type]
             )
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        status, message = _explain(error)
-        if message is None:
+        status, explanation = _explain(error)
+        if explanation is None:
             raise
-        sys.stderr.write(f"\nfcco: {message}\n")
+        sys.stderr.write(f"\nfcco: {explanation}\n")
         return status
     return 0
 

@@ -7,11 +7,11 @@ Every run goes through the product's own command line and configs, so it is the 
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --tune          # the grids, one seed each
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation beta  # 004 Table 3
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation type  # 004 Table 5
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation pareto  # the form that cannot be gamed
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation pareto  # cannot be gamed
 
-A row reports mean +- standard deviation over seeds.  Tuning holds out a fifth of the training split and takes the run with
-the highest AUC there among those whose worst training violation is at most 0.005; every method gets the same number of
-runs, and the test split is not looked at.
+A row reports mean +- standard deviation over seeds.  Tuning holds out a fifth of the training split and takes the run
+with the highest AUC there among those whose worst training violation is at most 0.005; every method gets the same
+number of runs, and the test split is not looked at.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         arguments += ["--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
         arguments += ["--trainer.default_root_dir", folder, "--checkpoint.save_last", "false"]
         arguments += [f"--{key}={value}" for key, value in expand(job["overrides"]).items()]
-        with open(os.devnull, "w") as silent:
+        with Path(os.devnull).open("w") as silent:
             stderr, sys.stderr = sys.stderr, silent if not job.get("verbose") else sys.stderr
             status = run(arguments)
             sys.stderr = stderr
@@ -109,8 +109,12 @@ def run_all(jobs: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(workers) as pool:
         for done in pool.map(train, jobs):
             results.append(done)
-            shown = {k: done["train"][k] for k in ("auc", "worst_violation", "roc_gap")} if "train" in done else "FAILED"
-            print(f"{done['label']} seed {done['seed']} {done['overrides']}: {shown} {done.get('seconds')}s", flush=True)
+            shown = (
+                {k: done["train"][k] for k in ("auc", "worst_violation", "roc_gap")} if "train" in done else "FAILED"
+            )
+            print(
+                f"{done['label']} seed {done['seed']} {done['overrides']}: {shown} {done.get('seconds')}s", flush=True
+            )
     return results
 
 

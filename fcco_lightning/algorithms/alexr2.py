@@ -11,8 +11,8 @@ class ALEXR2(Algorithm):
 
     Inner iteration, one batch each: ``u_i <- (1-gamma) u_i + gamma g_i(z_k) + gamma' (g_i(z_k) - g_i(z_{k-1}))``,
     ``y_i = grad f_{i,lam}(u_i)`` with the NEW u_i, ``z <- (nu z + eta w - eta nu G) / (eta + nu)``.  After K of
-    them the user's optimizer follows ``(w - z_K)/nu`` (erratum E-004-1).  Rows are kept from one outer step to the next.
-    Momentum type: ``optimizer: HeavyBall``; Adam type: ``optimizer: AdamType``; its learning rate is alpha.
+    them the user's optimizer follows ``(w - z_K)/nu`` (erratum E-004-1).  Rows are kept from one outer step to the
+    next.  Momentum type: ``optimizer: HeavyBall``; Adam type: ``optimizer: AdamType``; its learning rate is alpha.
 
     Args:
         K: inner iterations per update of w, >= 1.

@@ -15,7 +15,7 @@ from fcco_lightning.outer import AbsoluteDifference, OuterFunction
 from fcco_lightning.records import Batch, Inner
 
 _EDGE = 0.01  # a threshold between the 1% and the 99% quantile of the scores separates something
-_CELLS = 4  # (label, group), numbered 2 label + group
+_CELLS = (3, 2, 1, 0)  # 2 label + group, in the order of the rows: positives first, favoured group first
 
 
 class ScoreScale(ABC):
@@ -89,24 +89,30 @@ class ROCFairness(Constraint):
             raise ConfigError(f"kappa is a difference of rates and must be < 1, got {kappa!r}.")
         self.temperature = positive("temperature", temperature)
         self.scale = scale or RawScores()
+        self._cached: tuple[tuple[torch.device, torch.dtype], Tensor, Tensor] | None = None
         self.names = [f"{rate}@{t:g}" for rate in ("tpr", "fpr") for t in self.thresholds]
 
     def inner(self, outputs: Tensor, batch: Batch) -> Inner:
         scores = self.scale(binary_scores(outputs))
-        cell = torch.arange(_CELLS, device=scores.device).unsqueeze(1)
-        member = (cell == 2 * batch["y"] + batch["group"]).to(scores.dtype)
+        n, cells, thresholds = len(self.thresholds), *self._constants(scores)
+        member = (cells == 2 * batch["y"] + batch["group"]).to(scores.dtype)
         count = member.sum(dim=1, keepdim=True)
-        above = torch.sigmoid((scores.unsqueeze(1) - scores.new_tensor(self.thresholds)) / self.temperature)
+        above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
         rates = (member @ above) / count.clamp(min=1)
-        n = len(self.thresholds)
-        tpr, fpr = rates[[3, 2]].T, rates[[1, 0]].T
+        values = rates.view(2, 2, n).transpose(1, 2).reshape(2 * n, 2)  # (class, group, tau) -> (class and tau, group)
         index = torch.arange(2 * n, device=scores.device)
-        values = torch.cat([tpr, fpr])
-        unseen = [y for y in (1, 0) if not bool(count[2 * y : 2 * y + 2].all())]
-        if unseen:
-            index = torch.cat([index[:0], *(index[(1 - y) * n : (2 - y) * n] for y in (1, 0) if y not in unseen)])
-            values = values[index]
-        return Inner(index, values)
+        if bool(count.all()):
+            return Inner(index, values)
+        present = count.view(2, 2).all(dim=1).repeat_interleave(n)
+        return Inner(index[present], values[present])
+
+    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cell numbers (4, 1) and thresholds, on the device and in the dtype of ``like``."""
+        key = (like.device, like.dtype)
+        if self._cached is None or self._cached[0] != key:
+            cells = torch.tensor(_CELLS, device=like.device).unsqueeze(1)
+            self._cached = key, cells, like.new_tensor(self.thresholds)
+        return self._cached[1:]
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDifference(phi)

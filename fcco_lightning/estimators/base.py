@@ -66,15 +66,21 @@ class Estimator(ABC):
     def track(
         self,
         rows: Tensor,
-        seen: Tensor,
+        seen: Tensor | None,
         inner: Tensor,
         previous: Tensor | None,
         outer: OuterFunction,
         sampling: Sampling,
     ) -> Tracked:
-        """:meth:`update` with indices never seen replaced by their first value.  ``seen`` has shape (b,)."""
-        known = seen.unsqueeze(1)
-        rows = torch.where(known, rows, self.first(inner, outer))
-        if previous is not None:
-            previous = torch.where(known, previous, inner)
+        """:meth:`update` with indices never seen replaced by their first value.
+
+        ``seen`` has shape (b,); None says that all were.
+        """
+        if seen is not None:
+            rows = self.start(rows, seen, inner, outer)
+            previous = None if previous is None else torch.where(seen.unsqueeze(1), previous, inner)
         return self.update(rows, inner, previous, outer, sampling)
+
+    def start(self, rows: Tensor, seen: Tensor | None, inner: Tensor, outer: OuterFunction) -> Tensor:
+        """Rows with those never seen replaced by :meth:`first`."""
+        return rows if seen is None else torch.where(seen.unsqueeze(1), rows, self.first(inner, outer))

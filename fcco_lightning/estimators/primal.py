@@ -90,13 +90,16 @@ class ScaledEMA(Estimator):
     def track(
         self,
         rows: Tensor,
-        seen: Tensor,
+        seen: Tensor | None,
         inner: Tensor,
         previous: Tensor | None,
         outer: OuterFunction,
         sampling: Sampling,
     ) -> Tracked:
-        new = torch.where(seen.unsqueeze(1), self.update(rows, inner, previous, outer, sampling).rows, inner)
+        tracked = self.update(rows, inner, previous, outer, sampling)
+        if seen is None:
+            return tracked
+        new = torch.where(seen.unsqueeze(1), tracked.rows, inner)
         return Tracked(new, outer.subgradient(new))
 
 

@@ -1,6 +1,6 @@
 """One training step of any algorithm, independent of who runs the loop."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -81,7 +81,7 @@ class Engine:
         self.algorithm.step.bind(self.params)
         self.previous = PreviousWeights()
 
-    def train_batch(self, batch: Batch, optimizer: Optimizer, *, last_batch: bool = False) -> dict[str, Tensor]:
+    def train_batch(self, batch: Batch, optimizer: Optimizer, *, last_batch: bool = False) -> Mapping[str, Tensor]:
         """One batch: forward(s), rows, backward, and whatever step the algorithm makes of it.
 
         Args:
@@ -89,7 +89,7 @@ class Engine:
             optimizer: the user's, over the trainable parameters.
             last_batch: the epoch ends with this batch, so a double loop closes.
 
-        Returns: estimates of the parts of F by name.
+        Returns: estimates of the parts of F by name, computed when looked at.
 
         Raises:
             NonFiniteError: before any row or weight has changed.
@@ -104,7 +104,7 @@ class Engine:
             self._updated(optimizer)
         return estimates
 
-    def inner_iteration(self, batch: Batch, optimizer: Optimizer) -> dict[str, Tensor]:
+    def inner_iteration(self, batch: Batch, optimizer: Optimizer) -> Mapping[str, Tensor]:
         """The part of :meth:`train_batch` that happens at the iterate (z of a double loop, w otherwise)."""
         step, backend = self.algorithm.step, self.backend
         mover = step.inner_optimizer or optimizer

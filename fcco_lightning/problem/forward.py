@@ -37,6 +37,7 @@ class InnerFunctions(nn.Module):
     def __init__(self, network: nn.Module, objective: Objective, constraints: Sequence[Constraint]) -> None:
         super().__init__()
         self.network, self.objective, self.constraints = network, objective, list(constraints)
+        self._names: tuple[list[str], list[str]] | None = None
 
     def forward(self, batch: Batch, *, direct: bool = True) -> Measured:
         """All estimates from one forward pass; ``direct=False`` leaves out the objective's direct part."""
@@ -50,6 +51,12 @@ class InnerFunctions(nn.Module):
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that are trained, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Names of the trained parameters and of the buffers, looked up once: walking the modules costs a step dear."""
+        if self._names is None:
+            self._names = list(self.trainable()), [name for name, _ in self.named_buffers()]
+        return self._names
 
 
 class RandomState:
@@ -84,8 +91,9 @@ def evaluate_at(
     """
     after = RandomState(weights[0].device)
     random.restore()
-    swapped: dict[str, Tensor] = dict(zip(functions.trainable(), weights, strict=True))
-    swapped.update({name: b.clone() for name, b in functions.named_buffers()})
+    trained, buffers = functions.names()
+    swapped: dict[str, Tensor] = dict(zip(trained, weights, strict=True))
+    swapped.update({name: functions.get_buffer(name).clone() for name in buffers})
     measured: Measured = functional_call(functions, swapped, (batch,), {"direct": direct})
     after.restore()
     return measured

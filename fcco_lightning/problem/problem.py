@@ -1,6 +1,6 @@
 """The problem: all terms together, and the surrogate whose gradient estimates grad F."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,34 @@ from fcco_lightning.problem.terms import Term, TermStep
 from fcco_lightning.state import DualState
 
 
+class Estimates(Mapping[str, Tensor]):
+    """Running estimates of the parts of F by name, detached scalars; computed when asked for, so a step costs nothing.
+
+    Args:
+        direct: estimate of g_0, or None.
+        parts: name, share, outer function and inner values of every term.
+    """
+
+    def __init__(self, direct: Tensor | None, parts: Sequence[tuple[str, float, OuterFunction, Tensor]]) -> None:
+        self._direct = None if direct is None else direct.detach()
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> Tensor:
+        values = [share * outer.value(u).mean() for own, share, outer, u in self._parts if own == name]
+        if name == "objective" and self._direct is not None:
+            values.append(self._direct)
+        if not values:
+            raise KeyError(name)
+        return torch.stack([v.to(values[0].dtype) for v in values]).sum()
+
+    def __iter__(self) -> Iterator[str]:
+        direct = [] if self._direct is None else ["objective"]
+        return iter(dict.fromkeys([*direct, *(name for name, *_ in self._parts)]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 class Surrogate(NamedTuple):
     """The surrogate of one batch.
 
@@ -28,7 +56,7 @@ class Surrogate(NamedTuple):
 
     value: Tensor
     previous: Tensor | None
-    estimates: dict[str, Tensor]
+    estimates: "Estimates"
 
 
 class Problem(nn.Module):
@@ -108,12 +136,14 @@ class Problem(nn.Module):
         with_previous = self.algorithm.step.needs_previous_gradient and before is not None
         previous_inner = [None] * len(now.inner) if before is None else before.inner
         steps: list[tuple[Term, TermStep, Estimator]] = []
+        used: list[OuterFunction] = []
         for term, inner, old, outer, estimator in zip(
             self._terms(), now.inner, previous_inner, self.outers, self._estimators(), strict=True
         ):
             if inner is not None and inner.index.numel():
                 step = term.step(inner, old, outer, estimator, with_previous=with_previous)
                 steps.append((term, step, estimator))
+                used.append(outer)
         value = self._total(now.direct, [(t, s.surrogate) for t, s, _ in steps])
         previous = None
         if with_previous and before is not None:
@@ -129,7 +159,8 @@ class Problem(nn.Module):
             )
         for term, step, estimator in steps:
             term.commit(step, estimator)
-        return Surrogate(value, previous, self._estimates(now.direct, steps))
+        parts = [(t.name, t.share, outer, s.estimate) for (t, s, _), outer in zip(steps, used, strict=True)]
+        return Surrogate(value, previous, Estimates(now.direct, parts))
 
     def _total(self, direct: Tensor | None, parts: Sequence[tuple[Term, Tensor]]) -> Tensor:
         total = direct
@@ -137,14 +168,6 @@ class Problem(nn.Module):
             weighted = part if term.share == 1 else term.share * part
             total = weighted if total is None else total + weighted
         return torch.zeros(()) if total is None else total
-
-    @staticmethod
-    def _estimates(direct: Tensor | None, steps: Sequence[tuple[Term, TermStep, Estimator]]) -> dict[str, Tensor]:
-        estimates = {} if direct is None else {"objective": direct.detach()}
-        for term, step, _ in steps:
-            part = term.share * step.value
-            estimates[term.name] = estimates[term.name] + part if term.name in estimates else part
-        return estimates
 
     def _blame(self, now: Measured) -> str:
         """Name the first part that is not finite."""

@@ -17,14 +17,14 @@ class TermStep(NamedTuple):
     Attributes:
         surrogate: ``mean_i <y_i, g_i(w)>``, scalar with graph; only its gradient means anything.
         previous_surrogate: the same at the previous weights with the rows from before the step, or None.
-        value: ``mean_i f(u_i)`` at the new estimates, for the log.
+        estimate: inner values at which f estimates the term, for the log.
         index: the rows to write.
         tracked: their new values.
     """
 
     surrogate: Tensor
     previous_surrogate: Tensor | None
-    value: Tensor
+    estimate: Tensor
     index: Tensor  # type: ignore[assignment]
     tracked: Tracked
 
@@ -72,14 +72,14 @@ class Term(nn.Module):
                 start, tracked = fresh, estimator.update(fresh, fresh, old, outer, sampling)
             else:
                 rows, seen = self.state.read(index)
-                start = torch.where(seen.unsqueeze(1), rows, estimator.first(fresh, outer))
+                start = estimator.start(rows, seen, fresh, outer) if with_previous else rows
                 tracked = estimator.track(rows, seen, fresh, old, outer, sampling)
-            value = outer.value(fresh if estimator.convex_only or self.state is None else tracked.rows).mean()
             if with_previous and before is not None:
                 start = outer.subgradient(start)
         surrogate = _pair(tracked.weights, values)
         before_surrogate = _pair(start, before) if with_previous and before is not None else None
-        return TermStep(surrogate, before_surrogate, value, index, tracked)
+        estimate = fresh if estimator.convex_only or self.state is None else tracked.rows
+        return TermStep(surrogate, before_surrogate, estimate, index, tracked)
 
     def commit(self, step: TermStep, estimator: Estimator) -> None:
         """Write the rows of ``step``."""

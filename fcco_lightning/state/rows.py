@@ -10,6 +10,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.errors import CheckpointError, NonFiniteError, StateIndexError
 
 STATE_VERSION = 1
+_SMALL = 4096
 _INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -18,11 +19,11 @@ class Rows(NamedTuple):
 
     Attributes:
         values: shape (b, k), a copy without graph.
-        seen: whether the row was ever written, shape (b,), bool.
+        seen: whether the row was ever written, shape (b,), bool; None if every row of the table was.
     """
 
     values: Tensor
-    seen: Tensor
+    seen: Tensor | None
 
 
 class DualState(nn.Module):
@@ -56,6 +57,7 @@ class DualState(nn.Module):
         at_least("width", width, 1)
         self.register_buffer("rows", torch.zeros(num_rows, width, dtype=dtype))
         self.register_buffer("seen", torch.zeros(num_rows, dtype=torch.bool))
+        self._all_seen = False  # known only of small tables, where asking is cheap
 
     @property
     def num_rows(self) -> int:
@@ -78,7 +80,8 @@ class DualState(nn.Module):
             StateIndexError: if an index is not a whole number in [0, n).
         """
         index = self.checked_index(index)
-        return Rows(self.rows.index_select(0, index), self.seen.index_select(0, index))
+        values = self.rows.index_select(0, index)
+        return Rows(values, None if self._all_seen else self.seen.index_select(0, index))
 
     @torch.no_grad()
     def write(self, index: Tensor, values: Tensor) -> None:
@@ -99,6 +102,8 @@ class DualState(nn.Module):
             )
         self.rows.index_copy_(0, index, values)
         self.seen.index_fill_(0, index, True)
+        if not self._all_seen and self.num_rows <= _SMALL:
+            self._all_seen = bool(self.seen.all())
 
     @torch.no_grad()
     def scale_(self, factor: float) -> None:
@@ -148,4 +153,5 @@ class DualState(nn.Module):
                 f"problem needs {tuple(self.rows.shape)}. It was trained on another data set, split or set of "
                 "constraints: use the same ones, or start without --ckpt_path."
             )
+        self._all_seen = False
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -1,7 +1,7 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -152,7 +152,8 @@ class FCCOModule(LightningModule):
             self.backend.scheduler_interval == "step" or self.backend.scheduler_monitor is None
         ):
             raise ConfigError(
-                "ReduceLROnPlateau needs scheduler_interval='epoch' and scheduler_monitor=a logged metric, e.g. train_auc."
+                "ReduceLROnPlateau needs scheduler_interval='epoch' and scheduler_monitor=a logged "
+                "metric, e.g. train_auc."
             )
         if isinstance(scheduler, StepAtFractions):
             if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
@@ -207,13 +208,13 @@ class FCCOModule(LightningModule):
         trainer = self.trainer
         last = trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
         optimizer = self.optimizers(use_pl_optimizer=False)
+        estimates: Mapping[str, Tensor] = {}
         try:
             estimates = self.engine.train_batch(batch, optimizer, last_batch=last)  # type: ignore[arg-type]
         except NonFiniteError:
             if not self.skip_nonfinite:
                 raise
             self.skipped_batches += 1
-            estimates = {}
         if last:
             self.backend.step_schedulers("epoch")
         self._count_updates()
@@ -229,7 +230,7 @@ class FCCOModule(LightningModule):
         loop = self.trainer.fit_loop.epoch_loop
         loop._batches_that_stepped = max(0, self.global_step - (not loop._should_accumulate()))
 
-    def _log_step(self, estimates: dict[str, Tensor], batch_size: int) -> None:
+    def _log_step(self, estimates: Mapping[str, Tensor], batch_size: int) -> None:
         for name, value in estimates.items():
             self.log(f"train_{name}", value, prog_bar=True, batch_size=batch_size)
         if self.skip_nonfinite:

@@ -84,7 +84,9 @@ def test_two_runs_with_one_seed_are_equal():
 
 def test_short_names_overrides_and_composition(tmp_path):
     other = tmp_path / "other.yaml"
-    other.write_text(yaml.safe_dump({"model": {"penalty": {"class_path": "SquaredHingePenalty", "init_args": {"rho": 3}}}}))
+    other.write_text(
+        yaml.safe_dump({"model": {"penalty": {"class_path": "SquaredHingePenalty", "init_args": {"rho": 3}}}})
+    )
     code = fit(
         "--config", other, "--model.algorithm", "SOX", "--model.algorithm.gamma", 0.3,
         "--model.constraints+=MeanAtMost", "--model.constraints.quantity=LogisticLoss",
@@ -115,7 +117,9 @@ def test_a_composition_without_a_name(tmp_path):
 def test_resume_and_what_was_typed_wins(capsys):
     assert fit("--report.folder=a") == 0
     (checkpoint,) = Path("runs").rglob("last.ckpt")
-    assert fit("--ckpt_path", checkpoint, "--trainer.max_epochs=3", "--model.algorithm.lam=0.5", "--report.folder=b") == 0
+    assert (
+        fit("--ckpt_path", checkpoint, "--trainer.max_epochs=3", "--model.algorithm.lam=0.5", "--report.folder=b") == 0
+    )
     report = json.loads(Path("b/report.json").read_text())
     assert report["config"]["model"]["algorithm"]["init_args"]["lam"] == 0.5
     stored = sorted(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)[-1]
@@ -215,7 +219,9 @@ def flipped(content):
 def test_version_and_help_answer_without_torch():
     code = "import sys; from fcco_lightning.__main__ import main; main([{!r}]); assert 'torch' not in sys.modules"
     for argument in ("--version", "--help"):
-        answer = subprocess.run([sys.executable, "-c", code.format(argument)], capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            [sys.executable, "-c", code.format(argument)], capture_output=True, text=True, check=True
+        )
         assert "fcco" in answer.stdout
 
 

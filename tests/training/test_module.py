@@ -31,7 +31,9 @@ BATCHES = 10  # of 20 rows in an epoch of the small table
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "per_epoch"), [(SONEX, BATCHES), (MSVR, BATCHES), (lambda: ALEXR2(K=4), 3)], ids=["SONEX", "MSVR", "ALEXR2"]
+    ("algorithm", "per_epoch"),
+    [(SONEX, BATCHES), (MSVR, BATCHES), (lambda: ALEXR2(K=4), 3)],
+    ids=["SONEX", "MSVR", "ALEXR2"],
 )
 def test_one_global_step_per_update_of_w(algorithm, per_epoch, make_module, make_trainer, small_data):
     trainer = make_trainer()
@@ -92,7 +94,7 @@ def test_clipping_flag_of_the_trainer_is_honoured(make_module, make_trainer, sma
 
 
 def test_accumulation_is_refused_with_the_replacement(make_module, make_trainer, small_data):
-    with pytest.raises(ConfigError, match="--data.batch_size"):
+    with pytest.raises(ConfigError, match=r"--data\.batch_size"):
         make_trainer(accumulate_grad_batches=2).fit(make_module(), small_data)
 
 
@@ -177,7 +179,7 @@ def test_validation_leaves_rows_and_shows_the_centre(make_module, make_trainer, 
     module = make_module(algorithm=ALEXR2(K=4))
     make_trainer(max_epochs=1, limit_train_batches=7, val_check_interval=6, callbacks=[Watch()]).fit(module, small_data)
     assert shots["count"] == 2
-    w = list(shots["before"].values())[0]
+    w = next(iter(shots["before"].values()))
     assert not torch.equal(shots["z"][0], w)
 
 

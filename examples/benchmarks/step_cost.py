@@ -1,0 +1,278 @@
+"""What a step costs beside a plain training step of the same model on the same batch.
+
+All variants take turns batch by batch in one process, so a drift of the machine hits them alike; a row is the median
+over rounds and the ratio is the median of the ratios within a round::
+
+    uv run python examples/benchmarks/step_cost.py                       # CPU, one thread
+    uv run python examples/benchmarks/step_cost.py --device cuda --rounds 200
+
+- resnet18 (timm) at 32x32, batch 64: a plain step (logistic loss) against SGD, SOX, SONEX and ALEXR2 on AUC with 14
+  ROC-fairness constraints.
+- MLP 100-64-64-1, batch 128: the engine and a whole batch under ``Trainer.fit`` (loader, hooks and logging included)
+  against the same arithmetic written out.
+- operators that the AUC objective's forward dispatches at batch 128.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fcco_lightning import (
+    ALEXR2,
+    AUC,
+    SGD,
+    SONEX,
+    SOX,
+    AdamType,
+    Algorithm,
+    Engine,
+    HeavyBall,
+    HingePenalty,
+    InnerFunctions,
+    Problem,
+    ROCFairness,
+    SquaredHingePenalty,
+    TabularMLP,
+)
+
+Step = Callable[[dict[str, Tensor]], object]
+SOX_PARTS = (lambda: SOX(0.8), SquaredHingePenalty(100.0))
+SONEX_PARTS = (lambda: SONEX(0.8, 0.1, lam=0.002), HingePenalty(10.0))
+
+
+def batches(count: int, shape: tuple[int, ...], device: str) -> list[dict[str, Tensor]]:
+    """Random batches with both classes and groups in each."""
+    generator = torch.Generator().manual_seed(0)
+    size = shape[0]
+    made = []
+    for _ in range(count):
+        columns = {
+            "x": torch.randn(shape, generator=generator),
+            "y": torch.arange(size) % 4 // 3,
+            "group": torch.arange(size) % 3 % 2,
+            "index": torch.randperm(10_000, generator=generator)[:size],
+        }
+        made.append({name: column.to(device) for name, column in columns.items()})
+    return made
+
+
+def plain(network: nn.Module) -> Step:
+    """Forward, logistic loss, backward, SGD with momentum."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
+
+    def step(batch: dict[str, Tensor]) -> None:
+        loss = binary_cross_entropy_with_logits(network(batch["x"]).flatten(), batch["y"].float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def ours(network: nn.Module, algorithm: Algorithm, penalty: Any, optimizer: Any) -> Step:
+    """One batch through the engine."""
+    objective, constraints = AUC(), [ROCFairness()]
+    problem = Problem(objective, constraints, penalty, algorithm, 10_000).to(next(network.parameters()).device)
+    engine = Engine(InnerFunctions(network, objective, problem.constraints), problem)
+    return lambda batch: engine.train_batch(batch, optimizer)
+
+
+def written_out(network: nn.Module, *, sonex: bool) -> Step:
+    """SOX with squared hinge, or SONEX, in one function: the same arithmetic without any framework."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-4, betas=(0.9, 0.999))
+    names = [name for name, _ in network.named_parameters()]
+    params = list(network.parameters())
+    thresholds, cells = torch.arange(-3.0, 4.0), torch.arange(4).unsqueeze(1)
+    rows = torch.zeros(14, 2)
+    memory: dict[str, Any] = {"previous": None, "seen": False}
+
+    def rates(scores: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        member = (cells == 2 * batch["y"] + batch["group"]).float()
+        mean = member @ torch.sigmoid(scores.unsqueeze(1) - thresholds) / member.sum(1, keepdim=True)
+        return torch.cat([mean[[3, 2]].T, mean[[1, 0]].T])
+
+    def outer_gradient(u: Tensor) -> Tensor:
+        d = u[:, :1] - u[:, 1:]
+        excess = d.abs() - 0.005
+        a = (excess / (2 * 0.002)).clamp(0, 10) if sonex else 100 * excess.clamp(min=0)
+        return torch.cat([d.sign() * a, -d.sign() * a], 1)
+
+    def step(batch: dict[str, Tensor]) -> None:
+        scores, positive = network(batch["x"]), batch["y"] == 1
+        loss = torch.sigmoid(scores[~positive] - scores[positive].unsqueeze(1)).mean()
+        inner = rates(scores, batch)
+        with torch.no_grad():
+            fresh = inner.detach()
+            old = rows if memory["seen"] else fresh
+            new = torch.lerp(old, fresh, 0.8)
+            if sonex and memory["previous"] is not None:
+                shadow = dict(zip(names, memory["previous"], strict=True))
+                new = new + 0.1 * (fresh - rates(functional_call(network, shadow, (batch["x"],)), batch))
+            weights = outer_gradient(old)
+            if not torch.isfinite(loss):
+                raise FloatingPointError
+            rows.copy_(new)
+            memory["seen"] = True
+        loss = loss + (weights * inner).sum(1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if sonex and memory["previous"] is not None:
+            torch._foreach_copy_(memory["previous"], [p.data for p in params])
+        elif sonex:
+            memory["previous"] = [p.detach().clone() for p in params]
+        optimizer.step()
+
+    return step
+
+
+def interleaved(variants: dict[str, Step], data: list[dict[str, Tensor]], rounds: int, device: str) -> dict[str, Any]:
+    """Median milliseconds per variant and median of its ratio to the first one."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for k in range(rounds + 10):
+        batch = data[k % len(data)]
+        for name, step in variants.items():
+            if device == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            step(batch)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if k >= 10:  # the first rounds warm caches and allocators
+                times[name].append(time.perf_counter() - start)
+    first = times[next(iter(variants))]
+    return {
+        name: {
+            "ms": 1e3 * statistics.median(own),
+            "ratio": statistics.median(a / b for a, b in zip(own, first, strict=True)),
+        }
+        for name, own in times.items()
+    }
+
+
+def resnet(rounds: int, device: str) -> dict[str, Any]:
+    """Resnet18 of timm at 32x32, batch 64."""
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18", num_classes=1).to(device).train()
+    variants: dict[str, Step] = {"plain step": plain(copy.deepcopy(model))}
+    methods = {
+        "SGD (AUC)": (SGD, None),
+        "SOX + squared hinge": SOX_PARTS,
+        "SONEX + hinge": SONEX_PARTS,
+        "ALEXR2 + hinge": (lambda: ALEXR2(K=5), HingePenalty(10.0)),
+    }
+    for name, (algorithm, penalty) in methods.items():
+        network = copy.deepcopy(model)
+        variants[name] = ours(network, algorithm(), penalty, HeavyBall(network.parameters(), lr=1e-4))
+    return interleaved(variants, batches(4, (64, 3, 32, 32), device), rounds, device)
+
+
+def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
+    """The job of the README, one batch: written out, and through the engine."""
+    torch.manual_seed(0)
+    model = TabularMLP(hidden=[64, 64], in_features=100)
+    algorithm, penalty = SONEX_PARTS if sonex else SOX_PARTS
+    network = copy.deepcopy(model)
+    variants: dict[str, Step] = {
+        "written out": written_out(copy.deepcopy(model), sonex=sonex),
+        "engine": ours(network, algorithm(), penalty, AdamType(network.parameters(), lr=1e-4)),
+    }
+    result = interleaved(variants, batches(8, (128, 100), "cpu"), rounds, "cpu")
+    per_batch = under_trainer(rounds, model, algorithm(), penalty)
+    result["Trainer.fit, everything included"] = {"ms": per_batch, "ratio": per_batch / result["written out"]["ms"]}
+    return result
+
+
+def under_trainer(rounds: int, model: nn.Module, algorithm: Algorithm, penalty: Any) -> float:
+    """Milliseconds per batch of ``Trainer.fit`` on a table, best of three epochs of ``rounds`` batches."""
+    import pandas as pd
+    from lightning.pytorch import Callback, Trainer
+
+    from fcco_lightning import FCCOModule, TabularDataModule
+
+    class Clock(Callback):
+        def __init__(self) -> None:
+            self.seconds: list[float] = []
+
+        def on_train_epoch_start(self, *_: Any) -> None:
+            self.start = time.perf_counter()
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            self.seconds.append(time.perf_counter() - self.start)
+
+    rows = 128 * rounds
+    table = pd.DataFrame(torch.randn(rows, 99).numpy(), columns=[f"x{k}" for k in range(99)])
+    table["sex"], table["y"] = [k % 3 % 2 for k in range(rows)], [k % 4 // 3 for k in range(rows)]
+    names = {"label": "y", "positive": 1, "sensitive": "sex", "favoured": 1}
+    data = TabularDataModule(table, test=table[:240], **names)
+    clock = Clock()
+    module = FCCOModule(
+        copy.deepcopy(model),
+        constraints=[ROCFairness()],
+        penalty=penalty,
+        algorithm=algorithm,
+        optimizer=lambda p: AdamType(p, lr=1e-4),
+    )
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    flags = {"max_epochs": 3, "limit_val_batches": 0, "logger": False, "accelerator": "cpu"} | quiet
+    Trainer(callbacks=[clock], **flags).fit(module, data)
+    return 1e3 * min(clock.seconds) / rounds
+
+
+class Counter(TorchDispatchMode):
+    """Counts dispatched operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators() -> int:
+    """Operators of AUC's forward at batch 128."""
+    (batch,) = batches(1, (128, 4), "cpu")
+    with Counter() as counter:
+        AUC().direct(torch.randn(128, requires_grad=True), batch)
+    return counter.count
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=60, help="rounds for resnet18; the MLP takes 20 times as many")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    results = {
+        f"resnet18 32x32 batch 64 ({given.device})": resnet(given.rounds, given.device),
+        "MLP batch 128, SOX (cpu)": mlp(20 * given.rounds, sonex=False),
+        "MLP batch 128, SONEX (cpu)": mlp(20 * given.rounds, sonex=True),
+    }
+    for title, rows in results.items():
+        print(f"\n{title}\n| step | median ms | ratio |\n|---|---|---|")
+        for name, row in rows.items():
+            print(f"| {name} | {row['ms']:.3f} | {row['ratio']:.3f} |")
+    print(f"\noperators dispatched by AUC's forward at batch 128: {operators()}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "step_cost.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
