@@ -54,6 +54,8 @@ class SOXBoost(Algorithm):
             return
         for now, kept in zip(_iterate(optimizer, states), self._kept, strict=True):
             now.copy_(kept)
+        for state in states:
+            state.rewritten()
         self.stage, self.updates, self.length = self.stage + 1, 0, 2 * self.length
         self._draw()
         for group in optimizer.param_groups:

@@ -110,6 +110,10 @@ class DualState(nn.Module):
         """Multiply every row by ``factor``: O(n), only for MOAP, whose definition is dense."""
         self.rows.mul_(factor)
 
+    def rewritten(self) -> None:
+        """Say that ``rows`` and ``seen`` were overwritten from outside, perhaps by an earlier state of theirs."""
+        self._all_seen = False
+
     def checked_index(self, index: Tensor) -> Tensor:
         """``index`` (b,) as int64.
 
@@ -153,5 +157,5 @@ class DualState(nn.Module):
                 f"problem needs {tuple(self.rows.shape)}. It was trained on another data set, split or set of "
                 "constraints: use the same ones, or start without --ckpt_path."
             )
-        self._all_seen = False
+        self.rewritten()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
