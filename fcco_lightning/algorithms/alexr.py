@@ -2,6 +2,7 @@
 
 from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.checks import positive
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import DualMirror, DualProx
 
 
@@ -20,5 +21,7 @@ class ALEXR(Algorithm):
 
     def __init__(self, tau: float = 1.0, theta: float = 0.1, mirror: bool = False) -> None:
         positive("tau", tau)
+        if not 0 <= theta <= 1:
+            raise ConfigError(f"theta must lie in [0, 1], got {theta!r}.")
         gamma = 1 / (1 + tau)
         super().__init__(DualMirror(gamma, gamma * theta) if mirror else DualProx(tau, theta))

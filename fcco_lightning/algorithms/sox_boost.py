@@ -60,7 +60,7 @@ class SOXBoost(Algorithm):
         self._draw()
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] / 2
-            if group.get("momentum"):
+            if "momentum" in group:
                 group["momentum"] = group["dampening"] = 1 - (1 - group["momentum"]) / 2
 
     def _draw(self) -> None:

@@ -95,7 +95,7 @@ class ROCFairness(Constraint):
     def inner(self, outputs: Tensor, batch: Batch) -> Inner:
         scores = self.scale(binary_scores(outputs))
         n, cells, thresholds = len(self.thresholds), *self._constants(scores)
-        member = (cells == 2 * batch["y"] + batch["group"]).to(scores.dtype)
+        member = (cells == 2 * (batch["y"] == 1) + (batch["group"] == 1)).to(scores.dtype)
         count = member.sum(dim=1, keepdim=True)
         above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
         rates = (member @ above) / count.clamp(min=1)

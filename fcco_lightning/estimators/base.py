@@ -48,6 +48,10 @@ class Estimator(ABC):
         """The row that an index never seen counts as having: the fresh value, so that the first visit is exact."""
         return inner
 
+    def weights(self, rows: Tensor, outer: OuterFunction) -> Tensor:
+        """Outer gradients y_i that remembered rows stand for."""
+        return outer.subgradient(rows)
+
     @abstractmethod
     def update(
         self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, sampling: Sampling

@@ -40,6 +40,9 @@ class DualProx(Estimator):
     def first(self, inner: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
         return torch.zeros_like(inner)
 
+    def weights(self, rows: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
+        return rows
+
     def update(
         self,
         rows: Tensor,

@@ -28,7 +28,7 @@ class OuterFunction(ABC):
 
     @property
     def lipschitz(self) -> float:
-        """C_f, the Lipschitz constant of f in the Euclidean norm; ``inf`` where f has none."""
+        """C_f, the Lipschitz constant of f; ``inf`` where it has none.  For a sum over coordinates: of one of them."""
         return float("inf")
 
     @abstractmethod

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.problem.forward import InnerFunctions, Measured, RandomState, evaluate_at
 from fcco_lightning.problem.problem import Problem
 from fcco_lightning.records import Batch
@@ -15,6 +16,10 @@ from fcco_lightning.steps import PreviousWeights
 
 class Backend(Protocol):
     """How gradients are computed and optimizers stepped; Lightning's precision and counters come in here."""
+
+    @property
+    def drops_overflows(self) -> bool:
+        """Whether :meth:`step` itself drops steps with gradients that are not finite (a loss scaler does)."""
 
     def backward(self, surrogate: Tensor) -> None:
         """Leave the gradient of ``surrogate`` in ``.grad``."""
@@ -34,6 +39,8 @@ class Backend(Protocol):
 
 class PlainBackend:
     """A bare PyTorch loop."""
+
+    drops_overflows = False
 
     def backward(self, surrogate: Tensor) -> None:
         """``surrogate.backward()``."""
@@ -116,6 +123,9 @@ class Engine:
             if surrogate.value.requires_grad:
                 backend.backward(surrogate.value)
             backend.prepare(mover)
+            if not backend.drops_overflows:
+                self._check_gradients()
+            self.problem.commit(surrogate)
             if step.needs_previous_gradient:
                 step.correct(self._previous_gradients(surrogate.previous, weights))
             if self.algorithm.needs_previous:
@@ -130,6 +140,14 @@ class Engine:
         """One inner iteration of the recovery step (004 Cor. 4.11): w stays the centre, no update follows."""
         self.inner_iteration(batch, optimizer)
         self.algorithm.step.inner_count += 1  # type: ignore[attr-defined]
+
+    def _check_gradients(self) -> None:
+        gradients = [p.grad for p in self.params if p.grad is not None]
+        if gradients and not bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all()):
+            raise NonFiniteError(
+                "the gradient is not finite although the loss is; no row and no weight was changed. Look for a "
+                "function without derivative at a value that occurs, such as sqrt or norm at 0."
+            )
 
     def _previous_gradients(
         self, surrogate: Tensor | None, weights: Sequence[Tensor] | None

@@ -52,11 +52,13 @@ class Surrogate(NamedTuple):
         value: ``S(w) = g_0 + sum over terms of share * mean_i <y_i, g_i(w)>``; its gradient is the estimate G.
         previous: the same at the previous weights (for STORM), or None.
         estimates: running estimates of the parts of F by name, detached scalars: these are what is logged.
+        steps: what every term that the batch speaks of will remember.
     """
 
     value: Tensor
     previous: Tensor | None
-    estimates: "Estimates"
+    estimates: Estimates
+    steps: list[tuple[Term, TermStep, Estimator]]
 
 
 class Problem(nn.Module):
@@ -124,7 +126,7 @@ class Problem(nn.Module):
         return [t.state for t in self._terms() if t.state is not None]
 
     def surrogate(self, now: Measured, before: Measured | None) -> Surrogate:
-        """Track all inner values, write the rows, and return the surrogate.
+        """Track all inner values and return the surrogate; :meth:`commit` writes the rows.
 
         Args:
             now: inner functions at the point where the gradient is taken, with graph.
@@ -157,10 +159,13 @@ class Problem(nn.Module):
                 "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
                 "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches."
             )
-        for term, step, estimator in steps:
-            term.commit(step, estimator)
         parts = [(t.name, t.share, outer, s.estimate) for (t, s, _), outer in zip(steps, used, strict=True)]
-        return Surrogate(value, previous, Estimates(now.direct, parts))
+        return Surrogate(value, previous, Estimates(now.direct, parts), steps)
+
+    def commit(self, surrogate: Surrogate) -> None:
+        """Write the rows that ``surrogate`` was made with: once its gradient is known to be usable."""
+        for term, step, estimator in surrogate.steps:
+            term.commit(step, estimator)
 
     def _total(self, direct: Tensor | None, parts: Sequence[tuple[Term, Tensor]]) -> Tensor:
         total = direct

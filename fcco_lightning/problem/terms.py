@@ -69,13 +69,14 @@ class Term(nn.Module):
         old = None if before is None else before.detach().to(self.dtype)
         with torch.no_grad():
             if self.state is None:
-                start, tracked = fresh, estimator.update(fresh, fresh, old, outer, sampling)
+                start = fresh if old is None else old
+                tracked = estimator.update(fresh, fresh, old, outer, sampling)
             else:
                 rows, seen = self.state.read(index)
                 start = estimator.start(rows, seen, fresh, outer) if with_previous else rows
                 tracked = estimator.track(rows, seen, fresh, old, outer, sampling)
             if with_previous and before is not None:
-                start = outer.subgradient(start)
+                start = estimator.weights(start, outer)
         surrogate = _pair(tracked.weights, values)
         before_surrogate = _pair(start, before) if with_previous and before is not None else None
         estimate = fresh if estimator.convex_only or self.state is None else tracked.rows

@@ -14,7 +14,8 @@ def merge_duplicates(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         index: shape (b,), int64.
         values: shape (b, k), with or without graph.
 
-    Returns: the distinct indices in increasing order, shape (c,), and the means, shape (c, k).
+    Returns: the distinct indices, shape (c,), and the means, shape (c, k); in increasing order, or as given if none
+    repeats.
     """
     distinct, position, count = torch.unique(index, return_inverse=True, return_counts=True)
     if distinct.numel() == index.numel():

@@ -142,7 +142,10 @@ class DualState(nn.Module):
         return {"version": STATE_VERSION}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Refuse a format that this version does not know."""
+        """Nothing to restore; the version was checked before the rows were read."""
+
+    @staticmethod
+    def _check_version(state: dict[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
             raise CheckpointError(
                 f"the checkpoint's dual state has format version {state.get('version')!r}, this installation reads "
@@ -150,6 +153,7 @@ class DualState(nn.Module):
             )
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        self._check_version(state_dict.get(f"{prefix}_extra_state", {"version": STATE_VERSION}))
         stored = state_dict.get(f"{prefix}rows")
         if stored is not None and stored.shape != self.rows.shape:
             raise CheckpointError(

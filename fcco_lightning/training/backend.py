@@ -39,6 +39,11 @@ class LightningBackend:
         self.module, self.clip_val, self.clip_algorithm = module, clip_val, clip_algorithm
         self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
 
+    @property
+    def drops_overflows(self) -> bool:
+        """With 16-bit loss scaling an overflow is expected, and the scaler drops the step."""
+        return self._scaler is not None
+
     def backward(self, surrogate: Tensor) -> None:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
         self.module.manual_backward(surrogate)

@@ -209,12 +209,15 @@ class FCCOModule(LightningModule):
         last = trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
         optimizer = self.optimizers(use_pl_optimizer=False)
         estimates: Mapping[str, Tensor] = {}
+        statistics = [b.clone() for b in self.network.buffers()] if self.skip_nonfinite else []
         try:
             estimates = self.engine.train_batch(batch, optimizer, last_batch=last)  # type: ignore[arg-type]
         except NonFiniteError:
             if not self.skip_nonfinite:
                 raise
             self.skipped_batches += 1
+            for buffer, kept in zip(self.network.buffers(), statistics, strict=True):
+                buffer.copy_(kept)  # a forward pass over NaN has moved BatchNorm's statistics
         if last:
             self.backend.step_schedulers("epoch")
         self._count_updates()

@@ -293,3 +293,30 @@ def test_more_than_one_process_is_refused(make_module, make_trainer, small_data,
     monkeypatch.setattr(type(trainer), "world_size", 2)
     with pytest.raises(ConfigError, match="devices 1"):
         trainer.fit(make_module(), small_data)
+
+
+def test_skipping_a_batch_keeps_batch_norm_clean(make_module, make_trainer, small_data):
+    small_data.setup()
+    small_data.tables["train"].columns["x"][7, 0] = math.nan
+    module = make_module(network=TabularMLP(hidden=[8], batch_norm=True), skip_nonfinite=True)
+    make_trainer(max_epochs=1, limit_val_batches=0).fit(module, small_data)
+    assert module.skipped_batches == 1
+    assert all(torch.isfinite(b).all() for b in module.network.buffers())
+
+
+def test_a_nan_gradient_of_a_finite_loss_changes_nothing(make_module, make_trainer, small_data):
+    class RootOfZero(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = TabularMLP(hidden=[4])
+
+        def forward(self, x):
+            return self.inside(x) + (self.inside(x) * 0).sqrt()
+
+    module = make_module(network=RootOfZero(), algorithm=SOX())
+    make_trainer(max_epochs=1, limit_train_batches=0, limit_val_batches=0).fit(module, small_data)
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(NonFiniteError, match="gradient is not finite although the loss is"):
+        make_trainer(max_epochs=1).fit(module, small_data)
+    after = module.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items() if isinstance(v, torch.Tensor))
