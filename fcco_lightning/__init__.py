@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     "algorithms": "ALEXR ALEXR2 BSGD MOAP MSVR SGD SOAP SONEX SONX SOX SOXBoost Algorithm",
     "constraints": "Constraint GeometricRho HingePenalty LogisticLoss MeanAtMost MeanDifferenceAtMost Penalty Quantity "
-    "RawScores ROCFairness SmoothedHingePenalty SoftRate SquaredHingePenalty StandardScores",
+    "QuantileScores RawScores ROCFairness SmoothedHingePenalty SoftRate SquaredHingePenalty StandardScores",
     "data": "TensorTable",
     "data.datamodules": "SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",

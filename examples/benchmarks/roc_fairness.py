@@ -60,7 +60,7 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
             for lr in (1.0, 0.1, 0.01)
         },
     },
-    "pareto": {f"rho={rho}": ("ungameable", {"model.penalty.rho": rho}) for rho in (1, 2, 3, 5, 8, 12, 20)},
+    "pareto": {f"rho={rho}": ("ungameable", {"model.penalty.rho": rho}) for rho in (0.5, 1, 2, 3, 5, 8)},
 }
 
 

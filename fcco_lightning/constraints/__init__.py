@@ -10,7 +10,13 @@ from fcco_lightning.constraints.penalty import (
     SmoothedHingePenalty,
     SquaredHingePenalty,
 )
-from fcco_lightning.constraints.roc_fairness import RawScores, ROCFairness, ScoreScale, StandardScores
+from fcco_lightning.constraints.roc_fairness import (
+    QuantileScores,
+    RawScores,
+    ROCFairness,
+    ScoreScale,
+    StandardScores,
+)
 
 __all__ = [
     "Constraint",
@@ -21,6 +27,7 @@ __all__ = [
     "MeanDifferenceAtMost",
     "Penalty",
     "Quantity",
+    "QuantileScores",
     "ROCFairness",
     "RawScores",
     "RhoSchedule",

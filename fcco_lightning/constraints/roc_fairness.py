@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import non_negative, positive
+from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import binary_scores
@@ -38,6 +38,8 @@ class RawScores(ScoreScale):
 class StandardScores(ScoreScale):
     r"""``(s - mean(s)) / std(s)`` over the batch: no shift and no scaling of the scores changes the constraint.
 
+    A few extreme scores still can, by making the standard deviation large; :class:`QuantileScores` knows no such way.
+
     Args:
         floor: smallest standard deviation, > 0, in units of the score.
     """
@@ -53,6 +55,44 @@ class StandardScores(ScoreScale):
         return centred / centred.square().mean().clamp(min=self.floor**2).sqrt()
 
 
+@dataclass(frozen=True)
+class QuantileScores(ScoreScale):
+    r"""The level of the score among all scores of the batch, in [0, 1]: thresholds are quantiles of the pooled scores.
+
+    Piecewise linear between ``knots`` quantiles of the batch, through which the gradient flows too.  No increasing map
+    of the scores changes the values at the knots, so neither shifts, nor scalings, nor heavy tails can meet the
+    constraint: the same invariance as that of the ROC curves.
+
+    Args:
+        knots: number of quantiles, >= 2; fewer than a batch has samples.
+        floor: smallest distance of two quantiles, > 0, in units of the score.
+    """
+
+    knots: int = 33
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        at_least("knots", self.knots, 2)
+        positive("floor", self.floor)
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        levels = torch.linspace(0, 1, self.knots, device=scores.device, dtype=scores.dtype)
+        quantiles = _quantiles(scores, levels)
+        right = torch.searchsorted(quantiles.detach(), scores.detach()).clamp(1, self.knots - 1)
+        low, high = quantiles[right - 1], quantiles[right]
+        within = (scores - low) / (high - low).clamp(min=self.floor)
+        return (right - 1 + within.clamp(0, 1)) / (self.knots - 1)
+
+
+def _quantiles(scores: Tensor, levels: Tensor) -> Tensor:
+    """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision."""
+    ranked = scores.sort().values
+    position = levels * (len(scores) - 1)
+    below = position.floor().long().clamp(max=len(scores) - 1)
+    above = (below + 1).clamp(max=len(scores) - 1)
+    return torch.lerp(ranked[below], ranked[above], position - below)
+
+
 class ROCFairness(Constraint):
     r"""``h_tau^{+-}(w) = |mean_favoured sigma((s - tau)/T) - mean_other sigma((s - tau)/T)| - kappa <= 0``.
 
@@ -62,8 +102,8 @@ class ROCFairness(Constraint):
     untouched.
 
     Warning: on raw scores the constraints can be met without any fairness, because an AUC objective does not change
-    when all scores are shifted out of the thresholds' window or shrunk; :meth:`vacuous` says when.  ``StandardScores``
-    with a small temperature cannot be gamed that way.
+    when all scores are shifted out of the thresholds' window or shrunk; :meth:`vacuous` says when.  ``QuantileScores``
+    cannot be gamed.
 
     Args:
         thresholds: tau, in units of ``scale``.

@@ -315,8 +315,7 @@ class FCCOModule(LightningModule):
             rank_zero_warn(
                 f"the constraints say nothing any more about the {split} split: {reason}. They can hold while the "
                 f"groups' ROC curves differ (hard gap {summary.get('roc_gap', float('nan')):.3f}). Use "
-                "`scale: StandardScores` with a small temperature in ROCFairness; "
-                "see configs/roc_fairness/adult_ungameable.yaml."
+                "`scale: QuantileScores` in ROCFairness; see configs/roc_fairness/adult_ungameable.yaml."
             )
         self._was_vacuous[split] = reason is not None
         return summary

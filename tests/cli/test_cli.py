@@ -97,7 +97,7 @@ def test_short_names_overrides_and_composition(tmp_path):
     model = report["config"]["model"]
     assert model["algorithm"]["init_args"] == {"gamma": 0.3}
     assert model["penalty"]["class_path"].endswith("SquaredHingePenalty")
-    assert len(report["train"]["constraints"]) == 15
+    assert len(report["train"]["constraints"]) == 19
 
 
 def test_a_composition_without_a_name(tmp_path):

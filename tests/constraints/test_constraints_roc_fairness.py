@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fcco_lightning.constraints import RawScores, ROCFairness, StandardScores
+from fcco_lightning.constraints import QuantileScores, RawScores, ROCFairness, StandardScores
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import AbsoluteDifference, Hinge
 
@@ -149,3 +149,40 @@ def test_floor_of_the_deviation_must_be_positive():
     StandardScores(1e-9)
     with pytest.raises(ConfigError, match="floor must be"):
         StandardScores(0.0)
+
+
+class TestQuantileScores:
+    def test_is_the_level_among_the_scores(self):
+        scores = torch.randn(1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        level = QuantileScores(knots=11)(scores)
+        assert torch.equal(level.argsort(), scores.argsort())
+        ranks = scores.argsort().argsort().double() / 1000
+        at_knots = (ranks * 10).round().sub(ranks * 10).abs() < 1e-9
+        assert at_knots.sum() == 11
+        torch.testing.assert_close(level[at_knots], ranks[at_knots], rtol=0, atol=1e-9)
+        assert (level - ranks).abs().max() < 0.1  # linear in between
+
+    @pytest.mark.parametrize("change", [lambda s: s + 50, lambda s: s * 1e-3, lambda s: s.exp(), lambda s: s**3])
+    def test_increasing_maps_change_little(self, change):
+        """Exactly nothing for affine maps; at most the interpolation between knots for others."""
+        scores = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        scale = QuantileScores(knots=101)
+        assert (scale(change(scores)) - scale(scores)).abs().max() < 0.01
+
+    def test_a_common_shift_or_scaling_has_no_gradient(self):
+        scores = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        weights = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        (gradient,) = torch.autograd.grad((QuantileScores(knots=9)(scores) * weights).sum(), scores)
+        assert gradient.abs().max() > 1e-3
+        assert abs(gradient.sum().item()) < 1e-9
+        assert abs((gradient * scores).sum().item()) < 1e-9
+
+    def test_equal_scores_give_finite_values_and_gradients(self):
+        scores = torch.zeros(8, requires_grad=True)
+        (gradient,) = torch.autograd.grad(QuantileScores()(scores).sum(), scores)
+        assert torch.isfinite(gradient).all()
+
+    @pytest.mark.parametrize("bad", [{"knots": 1}, {"floor": 0.0}])
+    def test_bad_arguments(self, bad):
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            QuantileScores(**bad)

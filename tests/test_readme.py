@@ -1,0 +1,51 @@
+"""What the README shows runs as shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fcco_lightning.cli import run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_python_example(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python")
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    gap = float(capsys.readouterr().out.strip().splitlines()[-1])
+    assert gap < 0.2  # "about 0.1; a model without constraints has 0.6"
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_constraints_example(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (text,) = [b for b in blocks("yaml") if "constraints:" in b]
+    Path("own.yaml").write_text(text)
+    names = [c["init_args"]["name"] for c in yaml.safe_load(text)["model"]["constraints"]]
+    config = ROOT / "configs/roc_fairness/synthetic_sonex.yaml"
+    arguments = ["--trainer.max_epochs=1", "--data.num_train=400", "--data.num_test=400"]
+    assert run(["fit", "--config", str(config), "--config", "own.yaml", "--report.folder=out", *arguments]) == 0
+    report = yaml.safe_load(Path("out/report.json").read_text())
+    assert list(report["train"]["constraints"]) == names
+
+
+def test_every_named_file_exists():
+    named = re.findall(r"(?:configs|tests|examples)/[\w/]+\.(?:yaml|py)", README)
+    assert named
+    assert [n for n in named if not (ROOT / n).exists()] == []
+
+
+def test_every_algorithm_is_in_the_table():
+    import fcco_lightning.algorithms as algorithms
+
+    for name in set(algorithms.__all__) - {"Algorithm"}:
+        assert f"`{name}`" in README, name
