@@ -45,7 +45,7 @@ def test_every_named_file_exists():
 
 
 def test_every_algorithm_is_in_the_table():
-    import fcco_lightning.algorithms as algorithms
+    from fcco_lightning import algorithms
 
     for name in set(algorithms.__all__) - {"Algorithm"}:
         assert f"`{name}`" in README, name

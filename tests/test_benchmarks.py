@@ -1,0 +1,68 @@
+"""The benchmark scripts run, and count what they claim to count."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_configs import compas
+
+FOLDER = Path(__file__).parents[1] / "examples/benchmarks"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_auc_dispatches_few_operators():
+    assert 5 <= script("step_cost").operators() <= 30
+
+
+def test_the_written_out_step_is_the_engine_step():
+    """The benchmark compares like with like: same weights after five steps."""
+    import copy
+
+    import torch
+
+    s = script("step_cost")
+    for sonex in (False, True):
+        torch.manual_seed(0)
+        model = s.TabularMLP(hidden=[8], in_features=10)
+        algorithm, penalty = s.SONEX_PARTS if sonex else s.SOX_PARTS
+        bare, network = copy.deepcopy(model), copy.deepcopy(model)
+        ours = s.ours(network, algorithm(), penalty, s.AdamType(network.parameters(), lr=1e-4))
+        written = s.written_out(bare, sonex=sonex)
+        for batch in s.batches(5, (64, 10), "cpu"):
+            ours(batch)
+            written(batch)
+        for a, b in zip(network.parameters(), bare.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the run in its own process
+def test_roc_fairness_writes_table_json_and_picture(tmp_path, monkeypatch, capsys):
+    module = script("roc_fairness")
+    compas(400).to_csv(tmp_path / "c.csv", index=False)
+    out = tmp_path / "out"
+    arguments = ["--data", "compas", "--train", tmp_path / "c.csv", "--methods", "sonex", "sgd", "--seeds", 1]
+    monkeypatch.setattr(sys, "argv", ["roc_fairness.py", *map(str, arguments), "--epochs", "1", "--out", str(out)])
+    monkeypatch.setattr(module, "run_all", lambda jobs, workers: [module.train(job) for job in jobs])
+    module.main()
+    assert "| sonex | 1 |" in capsys.readouterr().out
+    results = json.loads((out / "roc_fairness_compas_methods.json").read_text())
+    assert [r["label"] for r in results] == ["sonex", "sgd"]
+    assert (out / "roc_fairness_compas_methods.png").stat().st_size > 5000
+
+
+def test_tuning_picks_the_best_feasible_run():
+    module = script("roc_fairness")
+    runs = [{"train": {"worst_violation": v}, "val": {"auc": a}} for v, a in [(0.2, 0.95), (0.004, 0.9), (0.001, 0.8)]]
+    assert module.picked(runs)["val"]["auc"] == 0.9
+    assert module.picked(runs[:1])["val"]["auc"] == 0.95
+    assert module.expand({"a.b+c": (1, 2), "d": 3}) == {"a.b": 1, "a.c": 2, "d": 3}
