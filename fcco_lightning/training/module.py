@@ -1,10 +1,8 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule
@@ -22,6 +20,7 @@ from fcco_lightning.problem import Engine, InnerFunctions, Problem
 from fcco_lightning.steps import AdamType, ProximalPoint
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluation import BinaryEvaluation, Evaluation, summarise
+from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.schedules import StepAtFractions
 
 T = TypeVar("T")
@@ -179,7 +178,7 @@ class FCCOModule(LightningModule):
     def on_train_start(self) -> None:
         """Continue the random streams of the checkpoint."""
         if self._restored is not None:
-            _set_random_state(self._restored["random"])
+            set_random_streams(self._restored["random"])
             self._restored = None
 
     @property
@@ -331,7 +330,7 @@ class FCCOModule(LightningModule):
             "algorithm": self.algorithm.name,
             "num_samples": self.num_samples,
             "engine": self._engine.state_dict(),
-            "random": _random_state(),
+            "random": random_streams(),
             "skipped_batches": self.skipped_batches,
         }
 
@@ -360,27 +359,3 @@ def concatenate(parts: Sequence[tuple[Tensor, dict[str, Tensor]]]) -> tuple[Tens
     """Outputs and columns of all batches as one."""
     outputs = torch.cat([o for o, _ in parts])
     return outputs, {name: torch.cat([c[name] for _, c in parts]) for name in parts[0][1]}
-
-
-def _random_state() -> dict[str, Any]:
-    """The global streams that user code may draw from, as tensors and primitives."""
-    _, numbers, gauss = random.getstate()
-    legacy: Any = np.random.get_state()  # noqa: NPY002
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": [list(numbers), gauss],
-        "numpy": [legacy[0], torch.from_numpy(legacy[1].astype(np.int64)), *legacy[2:]],
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"].cpu())
-    numbers, gauss = state["python"]
-    random.setstate((3, tuple(numbers), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
