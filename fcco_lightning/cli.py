@@ -1,16 +1,20 @@
 """``fcco fit|validate|test|predict``: LightningCLI with every part configurable by class path or short name."""
 
 import copy
+import os
 import signal
 import sys
+import traceback
 import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import yaml
-from lightning.pytorch import LightningDataModule
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -22,8 +26,8 @@ import fcco_lightning.estimators
 import fcco_lightning.models
 import fcco_lightning.objectives
 import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning.callbacks.report import Report
-from fcco_lightning.errors import CheckpointError, FCCOError
+from fcco_lightning.callbacks import PredictionWriter, Report
+from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.training import FCCOModule
 
 _TRAINER_DEFAULTS = {
@@ -45,7 +49,7 @@ class ArgumentParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print the message and exit with status 2."""
-        sys.stderr.write(f"fcco: error: {message.rstrip()}\n(fcco fit --help lists every option)\n")
+        sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option)\n")
         sys.exit(2)
 
 
@@ -56,21 +60,46 @@ class FCCOCLI(LightningCLI):
         """Report and checkpoints as sections of their own."""
         parser.add_lightning_class_args(Report, "report")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "{epoch}"})
+        parser.add_lightning_class_args(PredictionWriter, "predictions")
+        parser.set_defaults(
+            {
+                "checkpoint.save_last": True,
+                "checkpoint.filename": "{epoch}",
+                "checkpoint.save_on_train_epoch_end": True,  # so that the last one holds the last update
+            }
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Sequence[str] | None) -> None:  # type: ignore[override]
         """Parse ``args``, or the command line."""
         self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:
-        """Do not let a checkpoint's hyperparameters override what was typed.
+        """Check the checkpoint, but do not let its hyperparameters override what was typed.
 
         Lightning reads them into the configuration after the command line was parsed.  Here the configuration is what
         the user gave; a checkpoint that does not fit it is refused by name when it is loaded.
         """
-        path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
-        if path and path not in ("best", "last", "hpc", "registry"):
+        command = self.config.get("subcommand")
+        if command is None:
+            return
+        path = self.config[command].get("ckpt_path")
+        if path is None and command != "fit":
+            raise CheckpointError(f"fcco {command} needs --ckpt_path: without it the weights would be random.")
+        if path == "last":
+            path = self.config[command]["ckpt_path"] = str(newest_checkpoint(Path("runs")))
+        if path is not None:
             check_checkpoint(Path(path))
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Leave out the checkpoint section where checkpoints are switched off."""
+        if self._get(self.config_init, "trainer.enable_checkpointing") is False:
+            self._parser(self.subcommand).callback_keys.remove("checkpoint")
+        trainer = super().instantiate_trainer(**kwargs)
+        if trainer.world_size > 1:
+            raise ConfigError(
+                f"world_size={trainer.world_size}: this version trains in one process. Use --trainer.devices 1."
+            )
+        return trainer
 
     def before_fit(self) -> None:
         """Hand the configuration to the report."""
@@ -97,6 +126,21 @@ def check_checkpoint(path: Path) -> None:
             damaged = str(error)
     if damaged:
         raise CheckpointError(f"--ckpt_path {path}: the file is damaged at {damaged}. Use an earlier one.")
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
+        raise CheckpointError(f"--ckpt_path {path}: not a checkpoint of a Trainer. Give one that `fcco fit` wrote.")
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """The ``last.ckpt`` below ``folder`` that was written last.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    found = sorted(folder.rglob("last.ckpt"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise CheckpointError(f"--ckpt_path last: no last.ckpt below {folder.resolve()}. Give the file's path.")
+    return found[-1]
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -138,7 +182,7 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
     jsonargparse and Lightning wrap what our parts and the user's signals raise, so the whole chain is searched.
     """
     resume = "resume with --ckpt_path and the last checkpoint of the run."
-    cause: BaseException | None = error
+    cause: BaseException | None = None if os.environ.get("FCCO_DEBUG") else error
     while cause is not None:
         if isinstance(cause, FCCOError):
             return 1, f"{type(cause).__name__}: {cause}"
@@ -146,5 +190,17 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
             return 128 + signal.SIGTERM, f"stopped by SIGTERM; {resume}"
         if isinstance(cause, KeyboardInterrupt):
             return 128 + signal.SIGINT, f"interrupted; {resume}"
+        if isinstance(cause, MisconfigurationException) or _raised_in_library(cause):
+            return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
         cause = cause.__cause__ or cause.__context__
     return 1, None
+
+
+def _raised_in_library(error: BaseException) -> bool:
+    """Whether Lightning or torch refused an argument: then its message, not its traceback, helps."""
+    if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
+        return True
+    if not isinstance(error, ValueError | TypeError) or error.__traceback__ is None:
+        return False
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return any(f"{os.sep}site-packages{os.sep}{name}" in last.filename for name in ("lightning", "torch"))

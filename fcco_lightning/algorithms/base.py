@@ -17,6 +17,10 @@ class Algorithm:
     The gradient estimate is always ``G = mean over sampled i of Jac g_i(w)^T y_i``; an algorithm only decides the
     y_i and the step.  Named algorithms are subclasses that choose the parts; a new combination needs no class.
 
+    Attributes:
+        uses_constraints: whether constraints are penalised, or only measured.
+        sets_step_sizes: whether it changes the optimizer's step size, so that there can be no schedule beside it.
+
     Args:
         estimator: for the constraints, and for the objective unless it has its own.
         smoothing: map on non-smooth outer functions; None for none.
@@ -25,6 +29,7 @@ class Algorithm:
     """
 
     uses_constraints: bool = True
+    sets_step_sizes: bool = False
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA, Estimator
 from fcco_lightning.state import DualState
 
@@ -26,13 +27,15 @@ class SOXBoost(Algorithm):
         seed: for the random iterate.
     """
 
+    sets_step_sizes = True
+
     def __init__(self, gamma: float = 0.5, first_stage: int = 1000, seed: int = 0) -> None:
         super().__init__(EMA(gamma))
         self.gamma = gamma
         self.length = at_least("first_stage", first_stage, 1)
         self.stage, self.updates = 0, 0
         self._generator = torch.Generator().manual_seed(seed)
-        self._kept: list[Tensor] = []
+        self._kept: dict[str, Tensor] = {}
         self._draw()
 
     @property
@@ -47,13 +50,19 @@ class SOXBoost(Algorithm):
 
     @torch.no_grad()
     def after_update(self, optimizer: Optimizer, states: Sequence[DualState]) -> None:
+        if any("momentum" not in group for group in optimizer.param_groups):
+            raise ConfigError(
+                f"SOXBoost halves beta through the optimizer's momentum, and {type(optimizer).__name__} has none. "
+                "Use HeavyBall."
+            )
         self.updates += 1
         if self.updates == self._keep_at:
-            self._kept = [t.detach().clone() for t in _iterate(optimizer, states)]
+            self._kept = {name: t.detach().clone() for name, t in _iterate(optimizer, states).items()}
         if self.updates < self.length:
             return
-        for now, kept in zip(_iterate(optimizer, states), self._kept, strict=True):
-            now.copy_(kept)
+        for name, now in _iterate(optimizer, states).items():
+            # a momentum that was not there yet was zero
+            now.copy_(self._kept[name] if name in self._kept else torch.zeros_like(now))
         for state in states:
             state.rewritten()
         self.stage, self.updates, self.length = self.stage + 1, 0, 2 * self.length
@@ -72,7 +81,7 @@ class SOXBoost(Algorithm):
             "updates": self.updates,
             "length": self.length,
             "keep_at": self._keep_at,
-            "kept": list(self._kept),
+            "kept": dict(self._kept),
             "generator": self._generator.get_state(),
         }
         return {**super().state_dict(), "boost": own}
@@ -81,17 +90,17 @@ class SOXBoost(Algorithm):
         super().load_state_dict(state)
         own = state["boost"]
         self.stage, self.updates, self.length = own["stage"], own["updates"], own["length"]
-        self._keep_at, self._kept = own["keep_at"], [t.clone() for t in own["kept"]]
+        self._keep_at, self._kept = own["keep_at"], {k: t.clone() for k, t in own["kept"].items()}
         self._generator.set_state(own["generator"])
 
 
-def _iterate(optimizer: Optimizer, states: Sequence[DualState]) -> list[Tensor]:
-    """The tensors that make up (w, u, v): parameters, rows with their marks, floating-point optimizer state."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    memory = [
-        value
-        for p in params
-        for _, value in sorted(optimizer.state.get(p, {}).items())
-        if isinstance(value, Tensor) and value.shape == p.shape
-    ]
-    return [*params, *memory, *(t for s in states for t in (s.rows, s.seen))]
+def _iterate(optimizer: Optimizer, states: Sequence[DualState]) -> dict[str, Tensor]:
+    """The tensors that make up (w, u, v), by name: parameters, rows with their marks, the optimizer's memory."""
+    named: dict[str, Tensor] = {}
+    for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        named[f"w{i}"] = p
+        memory = optimizer.state.get(p, {})
+        named |= {f"{k}{i}": v for k, v in memory.items() if isinstance(v, Tensor) and v.shape == p.shape}
+    for i, s in enumerate(states):
+        named |= {f"rows{i}": s.rows, f"seen{i}": s.seen}
+    return named

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.callbacks.pictures import plot_constraints, plot_objective_and_violation, plot_roc_by_group
 from fcco_lightning.callbacks.summary_table import render_summary, write_report
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.metrics.group import SplitROC, split_roc
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.training import FCCOModule
-from fcco_lightning.training.module import concatenate
+from fcco_lightning.training.module import concatenate, evaluation_columns
 
 
 class Report(Callback):
@@ -54,7 +55,12 @@ class Report(Callback):
         self.history = list(state_dict["history"])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Start the clock."""
+        """Start the clock; find out now, not after hours, that a folder cannot be written."""
+        if self.folder is not None and self.enabled:
+            try:
+                Path(self.folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"report.folder {self.folder!r} cannot be made: {error}.") from error
         self._started = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -111,8 +117,7 @@ def _outputs(module: FCCOModule, loader: DataLoader[Any]) -> tuple[Tensor, dict[
     parts = []
     for batch in loader:
         moved = module.transfer_batch_to_device(batch, module.device, 0)
-        columns = {name: batch[name] for name in ("y", "group", "index") if name in batch}
-        parts.append((module(moved["x"]).cpu(), columns))
+        parts.append((module(moved["x"]).cpu(), evaluation_columns(batch)))
     module.train(was_training)
     return concatenate(parts)
 

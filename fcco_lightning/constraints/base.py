@@ -27,7 +27,7 @@ class Constraint(ABC):
 
     @property
     def num_rows(self) -> int:
-        """M."""
+        """Number of rows h_i."""
         return len(self.names)
 
     @abstractmethod

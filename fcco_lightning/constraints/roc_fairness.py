@@ -163,7 +163,9 @@ class ROCFairness(Constraint):
     def vacuous(self, outputs: Tensor, batch: Batch) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
         scores = self.scale(binary_scores(outputs).detach().double())
-        low, high = torch.quantile(scores[:1_000_000], scores.new_tensor([_EDGE, 1 - _EDGE])).tolist()
+        low, high = torch.quantile(
+            scores[:: 1 + len(scores) // 1_000_000], scores.new_tensor([_EDGE, 1 - _EDGE])
+        ).tolist()
         inside = sum(low < t < high for t in self.thresholds)
         if inside < min(2, len(self.thresholds)):
             return (

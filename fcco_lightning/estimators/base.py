@@ -25,7 +25,7 @@ class Sampling(NamedTuple):
 class Estimator(ABC):
     r"""Tracks inner values from mini-batches and says how much every inner function matters.
 
-    All tensors have shape (b, k) and carry no graph.  Attributes:
+    All tensors have shape (b, k) and carry no graph.
 
     Attributes:
         remembers: the estimator keeps rows; without, no state is allocated.

@@ -1,6 +1,6 @@
 """One training step of any algorithm, independent of who runs the loop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -101,15 +101,19 @@ class Engine:
         Raises:
             NonFiniteError: before any row or weight has changed.
         """
-        step, backend = self.algorithm.step, self.backend
+        step = self.algorithm.step
         estimates = self.inner_iteration(batch, optimizer)
         if step.inner_optimizer is None:
             self._updated(optimizer)
-        elif step.inner_done(last_batch=last_batch):
-            self.previous.forget()
-            backend.update(optimizer, from_backward=False)
-            self._updated(optimizer)
+        else:
+            self._close(optimizer, last_batch=last_batch)
         return estimates
+
+    def _close(self, optimizer: Optimizer, *, last_batch: bool) -> None:
+        if self.algorithm.step.inner_done(last_batch=last_batch):
+            self.previous.forget()
+            self.backend.update(optimizer, from_backward=False)
+            self._updated(optimizer)
 
     def inner_iteration(self, batch: Batch, optimizer: Optimizer) -> Mapping[str, Tensor]:
         """The part of :meth:`train_batch` that happens at the iterate (z of a double loop, w otherwise)."""
@@ -118,8 +122,7 @@ class Engine:
         with step.at_iterate():
             now, before, weights = self._measure(batch)
             surrogate = self.problem.surrogate(now, before)
-            for p in self.params:
-                p.grad = None
+            optimizer.zero_grad(set_to_none=True)
             if surrogate.value.requires_grad:
                 backend.backward(surrogate.value)
             backend.prepare(mover)
@@ -136,10 +139,29 @@ class Engine:
                 backend.inner_step(step.inner_optimizer)
         return surrogate.estimates
 
-    def recovery_iteration(self, batch: Batch, optimizer: Optimizer) -> None:
-        """One inner iteration of the recovery step (004 Cor. 4.11): w stays the centre, no update follows."""
-        self.inner_iteration(batch, optimizer)
-        self.algorithm.step.inner_count += 1  # type: ignore[attr-defined]
+    def close_inner_loop(self, optimizer: Optimizer) -> None:
+        """Update w from a double loop that has begun, where the epoch ends without a usable batch."""
+        if self.algorithm.step.inner_count:
+            self._close(optimizer, last_batch=True)
+
+    def recover(self, batches: Iterator[Batch], optimizer: Optimizer) -> None:
+        """The recovery step (004 Cor. 4.11): one more inner loop around w, whose z becomes the weights."""
+        step = self.algorithm.step
+        self.previous.forget()
+        for _ in range(step.recovery_steps):
+            self.inner_iteration(next(batches), optimizer)
+            step.inner_count += 1
+        step.take_iterate()
+
+    def follow_parameters(self) -> None:
+        """Take up a change of what is trained (layers frozen or unfrozen): memories of the old set start afresh."""
+        params = list(self.functions.trainable().values())
+        if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
+            return
+        self.params = params
+        self.functions.forget_names()
+        self.algorithm.step.bind(params)
+        self.previous = PreviousWeights()
 
     def _check_gradients(self) -> None:
         gradients = [p.grad for p in self.params if p.grad is not None]

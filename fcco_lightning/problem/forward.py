@@ -58,6 +58,10 @@ class InnerFunctions(nn.Module):
             self._names = list(self.trainable()), [name for name, _ in self.named_buffers()]
         return self._names
 
+    def forget_names(self) -> None:
+        """What is trained has changed."""
+        self._names = None
+
 
 class RandomState:
     """The random state of the CPU and of the parameters' device, so that both forwards draw the same dropout masks."""

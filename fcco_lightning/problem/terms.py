@@ -65,8 +65,9 @@ class Term(nn.Module):
         index, values = inner if self.distinct else merge_duplicates(*inner)
         before = None if previous is None else (previous.values if self.distinct else merge_duplicates(*previous)[1])
         sampling = Sampling(self.num_rows, index.numel())
-        fresh = values.detach().to(self.dtype)
-        old = None if before is None else before.detach().to(self.dtype)
+        dtype = self.dtype if self.state is None else self.state.rows.dtype
+        fresh = values.detach().to(dtype)
+        old = None if before is None else before.detach().to(dtype)
         with torch.no_grad():
             if self.state is None:
                 start = fresh if old is None else old

@@ -1,7 +1,7 @@
 """The dual state: what is remembered of every inner function."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +61,12 @@ class DualState(nn.Module):
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """Number of rows."""
         return self.rows.shape[0]
 
     @property
     def width(self) -> int:
-        """K."""
+        """Values per row."""
         return self.rows.shape[1]
 
     def seen_share(self) -> float:
@@ -109,6 +109,12 @@ class DualState(nn.Module):
     def scale_(self, factor: float) -> None:
         """Multiply every row by ``factor``: O(n), only for MOAP, whose definition is dense."""
         self.rows.mul_(factor)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.rows.dtype in (torch.float16, torch.bfloat16):
+            self.rows = self.rows.float()  # averages of thousands of steps do not survive 8 or 11 bits
+        return self
 
     def rewritten(self) -> None:
         """Say that ``rows`` and ``seen`` were overwritten from outside, perhaps by an earlier state of theirs."""

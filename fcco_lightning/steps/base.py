@@ -66,11 +66,15 @@ class Step:
         needs_previous_gradient: the surrogate's gradient at the previous weights is needed too (STORM).
         batches_per_update: batches for one update of the weights that the user sees.
         inner_optimizer: moves the inner iterate, or None where there is no inner loop.
+        inner_count: inner iterations done since the last update of w.
+        recovery_steps: inner iterations after training, see :meth:`take_iterate`.
     """
 
     needs_previous_gradient: ClassVar[bool] = False
     batches_per_update: int = 1
     inner_optimizer: Optimizer | None = None
+    inner_count: int = 0
+    recovery_steps: int = 0
 
     def bind(self, params: Sequence[nn.Parameter]) -> None:
         """Take the trainable parameters, in their final place and dtype, before the first batch."""
@@ -87,6 +91,9 @@ class Step:
     def inner_done(self, *, last_batch: bool) -> bool:  # noqa: ARG002
         """Count an inner iteration; True if the outer gradient is now in ``.grad`` of the parameters."""
         return False
+
+    def take_iterate(self) -> None:
+        """Make the inner iterate the weights: the end of a recovery step."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""

@@ -64,10 +64,10 @@ class ProximalPoint(Step):
         self.eta = positive("eta", eta)
         self.nu = positive("nu", nu)
         self.recovery_steps = at_least("recovery_steps", recovery_steps, 0)
-        self.inner_count = 0
 
     def bind(self, params: Sequence[nn.Parameter]) -> None:
         super().bind(params)
+        self.inner_count = 0
         self._other: list[Tensor] = []  # z outside at_iterate, w inside
         self.inner_optimizer: ProximalDescent = ProximalDescent(self.params, self.eta, self.nu)
 

@@ -1,15 +1,18 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fcco_lightning.algorithms import SONEX, Algorithm
 from fcco_lightning.checks import positive
@@ -17,15 +20,15 @@ from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.problem import Engine, InnerFunctions, Problem
-from fcco_lightning.steps import AdamType, ProximalPoint
+from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluation import BinaryEvaluation, Evaluation, summarise
+from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.schedules import StepAtFractions
 
 T = TypeVar("T")
 _CHECKPOINT_VERSION = 1
-_EVALUATION_COLUMNS = ("y", "group", "index")
 
 
 class FCCOModule(LightningModule):
@@ -92,6 +95,7 @@ class FCCOModule(LightningModule):
         self._was_vacuous: dict[str, bool] = {}
         self.last_summaries: dict[str, dict[str, float]] = {}
         self._own_accumulation = False
+        self._typed: Hyperparameters = []
 
     # ---------------------------------------------------------------------------------------------- construction
 
@@ -100,8 +104,12 @@ class FCCOModule(LightningModule):
         trainer = self.trainer
         if self._own_accumulation:  # a second fit with the same Trainer
             trainer.accumulate_grad_batches = 1
+        if trainer.world_size > 1:
+            raise ConfigError(
+                f"world_size={trainer.world_size}: this version trains in one process. Use --trainer.devices 1."
+            )
         if trainer.gradient_clip_val:
-            self.backend.clip_val = float(trainer.gradient_clip_val)
+            self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")
             trainer.gradient_clip_val = None
         if trainer.accumulate_grad_batches != 1:
@@ -114,17 +122,21 @@ class FCCOModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Size the network and the dual state from the data."""
-        if self.trainer.world_size > 1:
-            raise ConfigError(
-                f"world_size={self.trainer.world_size}: this version trains in one process. Use --trainer.devices 1."
-            )
         datamodule = getattr(self.trainer, "datamodule", None)
         self._size_network(getattr(datamodule, "num_features", None))
-        if self.problem is None and stage == "fit":
-            n = self.num_samples or getattr(datamodule, "num_train", None)
-            if n is None:
-                raise ConfigError("num_samples is not known: pass num_samples=len(train_split), or use a datamodule.")
-            self._build(int(n))
+        if stage != "fit":
+            return
+        n = getattr(datamodule, "num_train", None) or self.num_samples
+        if n is None:
+            raise ConfigError("num_samples is not known: pass num_samples=len(train_split), or use a datamodule.")
+        if self.problem is not None and self.num_samples != n:
+            raise ConfigError(
+                f"the module's dual state belongs to a training split of {self.num_samples} samples, this one has {n}. "
+                "Make a new FCCOModule for other data."
+            )
+        if self.problem is None:
+            self.num_samples = int(n)
+            self.problem = Problem(self.objective, self.constraints, self.penalty, self.algorithm, self.num_samples)
 
     def _size_network(self, num_features: int | None) -> None:
         if not any(is_lazy(p) for p in self.network.parameters()):
@@ -136,16 +148,17 @@ class FCCOModule(LightningModule):
             self.network.eval()(torch.zeros(1, num_features))
         self.network.train(training)
 
-    def _build(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-        self.problem = Problem(self.objective, self.constraints, self.penalty, self.algorithm, num_samples)
-
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule."""
         self._take_over_accumulation()
         optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        self._typed = typed_hyperparameters(optimizer)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")
         if self.scheduler is None:
             return optimizer
+        if self.algorithm.sets_step_sizes:
+            raise ConfigError(f"{self.algorithm.name} sets its own step sizes: leave out --model.scheduler.")
         scheduler = self.scheduler(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and (
             self.backend.scheduler_interval == "step" or self.backend.scheduler_monitor is None
@@ -155,9 +168,11 @@ class FCCOModule(LightningModule):
                 "metric, e.g. train_auc."
             )
         if isinstance(scheduler, StepAtFractions):
-            if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
-                raise ConfigError("StepAtFractions needs a number of epochs: set --trainer.max_epochs.")
-            scheduler.set_total(self.trainer.max_epochs)
+            by_step = self.backend.scheduler_interval == "step"
+            total = self.trainer.estimated_stepping_batches if by_step else self.trainer.max_epochs
+            if total is None or not 0 <= total < float("inf"):
+                raise ConfigError("StepAtFractions needs to know the end of training: set --trainer.max_epochs.")
+            scheduler.set_total(int(total))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def _take_over_accumulation(self) -> None:
@@ -173,13 +188,30 @@ class FCCOModule(LightningModule):
         functions = InnerFunctions(self.network, self.objective, problem.constraints)
         self._engine = Engine(functions, problem, self.backend)
         if self._restored is not None:
+            stored, own = self._restored["optimizer"]["class"], type(self._raw_optimizer).__name__
+            if stored != own:
+                raise CheckpointError(
+                    f"the checkpoint holds the state of {stored}, this run uses {own}. Use --model.optimizer {stored}, "
+                    "or start without --ckpt_path."
+                )
             self.engine.load_state_dict(self._restored["engine"])
 
     def on_train_start(self) -> None:
-        """Continue the random streams of the checkpoint."""
-        if self._restored is not None:
-            set_random_streams(self._restored["random"])
-            self._restored = None
+        """Continue the random streams of the checkpoint, and let what the user changed win over it."""
+        if self._restored is None:
+            return
+        schedulers = [c.scheduler for c in self.trainer.lr_scheduler_configs]
+        plain = [s for s in schedulers if isinstance(s, LRScheduler)]
+        apply_changes(self._raw_optimizer, plain, self._typed, self._restored["optimizer"]["typed"])
+        for scheduler in schedulers:
+            if isinstance(scheduler, StepAtFractions):
+                scheduler.refresh()
+        set_random_streams(self._restored["random"])
+        self._restored = None
+
+    @property
+    def _raw_optimizer(self) -> Optimizer:
+        return self.trainer.optimizers[0]
 
     @property
     def engine(self) -> Engine:
@@ -199,44 +231,46 @@ class FCCOModule(LightningModule):
         return self.network(x)
 
     def on_train_epoch_start(self) -> None:
-        """Let rho follow its schedule."""
+        """Let rho follow its schedule, and the engine any change of what is frozen."""
         self._require(self.problem).set_epoch(self.current_epoch)
+        self.engine.follow_parameters()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One batch of the algorithm."""
         trainer = self.trainer
         last = trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
-        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer, updates = self._raw_optimizer, self.global_step
         estimates: Mapping[str, Tensor] = {}
         statistics = [b.clone() for b in self.network.buffers()] if self.skip_nonfinite else []
         try:
-            estimates = self.engine.train_batch(batch, optimizer, last_batch=last)  # type: ignore[arg-type]
+            estimates = self.engine.train_batch(batch, optimizer, last_batch=last)
         except NonFiniteError:
             if not self.skip_nonfinite:
                 raise
             self.skipped_batches += 1
             for buffer, kept in zip(self.network.buffers(), statistics, strict=True):
                 buffer.copy_(kept)  # a forward pass over NaN has moved BatchNorm's statistics
+            if last:
+                self.engine.close_inner_loop(optimizer)
         if last:
             self.backend.step_schedulers("epoch")
         self._count_updates()
-        if batch_idx % self._log_interval == 0 or last:
-            self._log_step(estimates, len(batch["index"]))
-
-    @property
-    def _log_interval(self) -> int:
-        return int(self.trainer.log_every_n_steps)  # type: ignore[attr-defined]
+        if self.global_step > updates and (last or self.global_step % self.trainer.log_every_n_steps == 0):  # type: ignore[attr-defined]
+            self._log_step(estimates)
 
     def _count_updates(self) -> None:
         # Lightning's loggers count batches here; the x-axis is to be updates of w
         loop = self.trainer.fit_loop.epoch_loop
         loop._batches_that_stepped = max(0, self.global_step - (not loop._should_accumulate()))
 
-    def _log_step(self, estimates: Mapping[str, Tensor], batch_size: int) -> None:
-        for name, value in estimates.items():
-            self.log(f"train_{name}", value, prog_bar=True, batch_size=batch_size)
+    def _log_step(self, estimates: Mapping[str, Tensor]) -> None:
+        # straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so
+        values = {f"train_{name}": value.item() for name, value in estimates.items()}
+        self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
         if self.skip_nonfinite:
-            self.log("algo/skipped_batches", float(self.skipped_batches), batch_size=batch_size)
+            values["algo/skipped_batches"] = float(self.skipped_batches)
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=self.global_step - 1)
 
     def on_train_epoch_end(self) -> None:
         """Schedules that watch a validation metric."""
@@ -244,18 +278,18 @@ class FCCOModule(LightningModule):
 
     def on_train_end(self) -> None:
         """The recovery step (004 Cor. 4.11), where the algorithm asks for one."""
-        step = self.algorithm.step
-        if not isinstance(step, ProximalPoint) or not step.recovery_steps or self.trainer.interrupted:
+        if not self.algorithm.step.recovery_steps or self.trainer.interrupted:
             return
-        optimizer, done = self.optimizers(use_pl_optimizer=False), 0
-        while done < step.recovery_steps:
+        with self.trainer.precision_plugin.train_step_context():
+            self.engine.recover(self._endless_batches(), self._raw_optimizer)
+        saver = self.trainer.checkpoint_callback
+        if isinstance(saver, ModelCheckpoint) and saver.dirpath:
+            self.trainer.save_checkpoint(Path(saver.dirpath) / "recovered.ckpt")
+
+    def _endless_batches(self) -> Iterator[dict[str, Tensor]]:
+        while True:
             for batch in self.trainer.train_dataloader or ():
-                moved = self.trainer.strategy.batch_to_device(batch)
-                self.engine.recovery_iteration(moved, optimizer)  # type: ignore[arg-type]
-                done += 1
-                if done == step.recovery_steps:
-                    break
-        step.take_iterate()
+                yield self.trainer.strategy.batch_to_device(batch)
 
     # ------------------------------------------------------------------------------------------------ evaluation
 
@@ -281,8 +315,7 @@ class FCCOModule(LightningModule):
         return {"index": batch["index"], "output": self.network(batch["x"])}
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
-        columns = {name: batch[name] for name in _EVALUATION_COLUMNS if name in batch}
-        self._collected.setdefault(loader, []).append((self.network(batch["x"]), columns))
+        self._collected.setdefault(loader, []).append((self.network(batch["x"]), evaluation_columns(batch)))
 
     def _report(self, names: Sequence[str]) -> None:
         collected, self._collected = self._collected, {}
@@ -330,9 +363,13 @@ class FCCOModule(LightningModule):
             "algorithm": self.algorithm.name,
             "num_samples": self.num_samples,
             "engine": self._engine.state_dict(),
+            "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": self._typed},
             "random": random_streams(),
             "skipped_batches": self.skipped_batches,
         }
+
+    def _own_rows(self) -> dict[str, Any]:
+        return {} if self.problem is None else {f"problem.{k}": v for k, v in self.problem.state_dict().items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse what does not fit, before anything is overwritten."""
@@ -343,9 +380,14 @@ class FCCOModule(LightningModule):
             raise CheckpointError(
                 f"the checkpoint has format {stored['version']}, this version reads {_CHECKPOINT_VERSION}."
             )
-        if self.problem is None:
-            self._build(stored["num_samples"])
-        elif stored["algorithm"] != self.algorithm.name:
+        if self.problem is None or self._trainer is None or self.trainer.state.fn != "fit":
+            # evaluation needs the weights only
+            weights = checkpoint["state_dict"]
+            for name in [n for n in weights if n.startswith("problem.")]:
+                del weights[name]
+            checkpoint["state_dict"] = weights | self._own_rows()
+            return
+        if stored["algorithm"] != self.algorithm.name:
             raise CheckpointError(
                 f"the checkpoint was written by {stored['algorithm']}, this run uses {self.algorithm.name}: their "
                 f"states mean different things. Use --model.algorithm {stored['algorithm']}, or start without "
@@ -353,6 +395,11 @@ class FCCOModule(LightningModule):
             )
         self.skipped_batches = stored["skipped_batches"]
         self._restored = stored
+
+
+def evaluation_columns(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One value per sample: all columns that constraints and metrics may name."""
+    return {name: column for name, column in batch.items() if column.dim() == 1}
 
 
 def concatenate(parts: Sequence[tuple[Tensor, dict[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,6 +1,7 @@
 """Learning-rate schedules in the papers' terms."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -11,16 +12,16 @@ from fcco_lightning.errors import ConfigError
 
 
 class StepAtFractions(LRScheduler):
-    r"""Multiply the learning rate by ``factor`` when a fraction of the epochs has passed.
+    r"""Multiply the learning rate by ``factor`` when a fraction of the training has passed.
 
-    The papers decay by 10 at 50% and 75% (001 section 5, 004 F.2).  The number of epochs comes from the Trainer, so it
-    follows ``--trainer.max_epochs``.
+    The papers decay by 10 at 50% and 75% (001 section 5, 004 F.2).  The length comes from the Trainer, so it
+    follows ``--trainer.max_epochs``, on a resume too: none of the arguments is kept in checkpoints.
 
     Args:
         optimizer: whose learning rate it is.
         fractions: increasing, in (0, 1).
         factor: > 0.
-        total: epochs in all; None until the Trainer tells (:meth:`set_total`).
+        total: epochs (or updates, if it steps with them) in all; None until the Trainer tells (:meth:`set_total`).
     """
 
     def __init__(
@@ -35,10 +36,20 @@ class StepAtFractions(LRScheduler):
         self.fractions, self.factor, self.total = sorted(fractions), positive("factor", factor), total
         super().__init__(optimizer)
 
-    def set_total(self, epochs: int) -> None:
-        """Number of epochs in all, >= 1; keeps a number given at construction."""
+    def set_total(self, total: int) -> None:
+        """Number of steps of this schedule in all, >= 1; keeps a number given at construction."""
         if self.total is None:
-            self.total = epochs
+            self.total = total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position and base rates; the arguments are the running program's."""
+        own = ("fractions", "factor", "total")
+        return {k: v for k, v in super().state_dict().items() if k not in own}
+
+    def refresh(self) -> None:
+        """Set the learning rates to what position and arguments say."""
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            group["lr"] = lr
 
     def get_lr(self) -> list[float | Tensor]:
         """Learning rate per parameter group after ``last_epoch`` epochs."""

@@ -4,7 +4,22 @@ import pytest
 import torch
 from toy_problem import flat, make_batches, make_engine, make_network
 
-from fcco_lightning import ALEXR, ALEXR2, BSGD, MOAP, MSVR, SGD, SOAP, SONEX, SONX, SOX, AdamType, HeavyBall, SOXBoost
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    BSGD,
+    MOAP,
+    MSVR,
+    SGD,
+    SOAP,
+    SONEX,
+    SONX,
+    SOX,
+    AdamType,
+    ConfigError,
+    HeavyBall,
+    SOXBoost,
+)
 
 BATCHES = make_batches(26)
 STOPS = (0, 5, 13)
@@ -51,8 +66,19 @@ class Run:
         return [flat(self.network.parameters()), *(s.rows for s in states), *(s.seen for s in states)]
 
 
-@pytest.mark.parametrize("optimizer", [HeavyBall, AdamType])
-@pytest.mark.parametrize("name", MAKERS)
+COMBINATIONS = [(name, optimizer) for name in MAKERS for optimizer in (HeavyBall, AdamType)]
+COMBINATIONS = [
+    c for c in COMBINATIONS if not (c[0].startswith("SOXBoost") and c[1] is AdamType)
+]  # halves the momentum
+
+
+def test_sox_boost_refuses_an_optimizer_without_momentum():
+    name = next(n for n in MAKERS if n.startswith("SOXBoost"))
+    with pytest.raises(ConfigError, match="Use HeavyBall"):
+        Run(MAKERS[name], AdamType).train(BATCHES[:1])
+
+
+@pytest.mark.parametrize(("name", "optimizer"), COMBINATIONS)
 def test_resume_equals_continuous(name, optimizer, tmp_path):
     whole = Run(MAKERS[name], optimizer)
     whole.train(BATCHES)

@@ -132,6 +132,33 @@ def test_validate_test_and_predict():
     for command in ("validate", "test", "predict"):
         code = run([command, "--config", str(SYNTHETIC), *SMALL[:3], "--ckpt_path", str(checkpoint)])
         assert code == 0, command
+    (predictions,) = Path("runs").rglob("predictions.csv")
+    lines = predictions.read_text().splitlines()
+    assert lines[0] == "index,output"
+    assert len(lines) == 401
+
+
+def test_evaluation_needs_a_checkpoint(capsys):
+    for command in ("validate", "test", "predict"):
+        assert run([command, "--config", str(SYNTHETIC), *SMALL[:3]]) == 1
+        assert "needs --ckpt_path" in capsys.readouterr().err
+    assert fit("--ckpt_path=last") == 1
+    assert "no last.ckpt below" in capsys.readouterr().err
+    assert fit("--report.enabled=false") == 0
+    assert fit("--ckpt_path=last", "--trainer.max_epochs=3") == 0
+    newest = max(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)
+    assert torch.load(newest, weights_only=True)["epoch"] == 2
+
+
+def test_the_last_checkpoint_holds_the_reported_weights():
+    assert fit("--trainer.val_check_interval=3", "--report.folder=out") == 0
+    reported = json.loads(Path("out/report.json").read_text())["train"]["auc"]
+    (checkpoint,) = Path("runs").rglob("last.ckpt")
+    assert run(["validate", "--config", str(SYNTHETIC), *SMALL[:3], "--ckpt_path", str(checkpoint)]) == 0
+    import pandas as pd
+
+    metrics = max(Path("runs").rglob("metrics.csv"), key=os.path.getmtime)
+    assert pd.read_csv(metrics)["train_auc"].dropna().iloc[-1] == pytest.approx(reported, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +179,15 @@ def test_validate_test_and_predict():
         (["--data.batch_size=401"], "401", 1),
         (["--trainer.accumulate_grad_batches=2"], "--data.batch_size", 1),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", 1),
+        (["--trainer.devices=2", "--trainer.strategy=ddp"], "devices 1", 1),
+        (["--trainer.gradient_clip_val=-1"], "gradient_clip_val must be", 1),
+        (["--model.optimizer=torch.optim.LBFGS"], "LBFGS evaluates", 1),
+        (
+            ["--model.network.hidden=[8]", "--model.optimizer=torch.optim.Adam", "--model.optimizer.lr=-1"],
+            "learning rate",
+            1,
+        ),
+        (["--trainer.val_check_interval=500"], "FCCO_DEBUG", 1),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -210,6 +246,19 @@ def test_checkpoints_that_do_not_fit(capsys):
         assert "damaged.ckpt" in text
 
 
+def test_checkpoints_of_something_else(capsys):
+    assert fit("--report.enabled=false") == 0
+    (checkpoint,) = Path("runs").rglob("last.ckpt")
+    torch.save({"weights": torch.zeros(2)}, "other.ckpt")
+    assert "not a checkpoint of a Trainer" in fails(capsys, "--ckpt_path=other.ckpt")
+    assert "size mismatch" in fails(capsys, "--ckpt_path", checkpoint, "--model.network.hidden=[3]")
+
+
+def test_checkpoints_can_be_switched_off():
+    assert fit("--trainer.enable_checkpointing=false") == 0
+    assert not list(Path.cwd().rglob("*.ckpt"))
+
+
 def flipped(content):
     """One bit of the largest run of tensor bytes is another."""
     middle = len(content) // 2
@@ -251,4 +300,6 @@ def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status, tmp_
     assert not list(Path("runs").rglob("report.json"))
     for checkpoint in Path("runs").rglob("*.ckpt"):
         torch.load(checkpoint, weights_only=True)
-    assert fit("--ckpt_path", next(Path("runs").rglob("last.ckpt")), "--trainer.max_epochs=1") == 0
+    last = next(Path("runs").rglob("last.ckpt"))
+    epochs = torch.load(last, weights_only=True)["epoch"] + 2
+    assert fit("--ckpt_path", last, f"--trainer.max_epochs={epochs}") == 0

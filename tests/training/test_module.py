@@ -22,10 +22,12 @@ from fcco_lightning import (
     HeavyBall,
     NonFiniteError,
     ROCFairness,
+    SOXBoost,
     TabularMLP,
 )
 from fcco_lightning.data import TensorTable
 from fcco_lightning.training import StepAtFractions
+from tests.conftest import make_data, make_frame
 
 BATCHES = 10  # of 20 rows in an epoch of the small table
 
@@ -320,3 +322,93 @@ def test_a_nan_gradient_of_a_finite_loss_changes_nothing(make_module, make_train
         make_trainer(max_epochs=1).fit(module, small_data)
     after = module.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items() if isinstance(v, torch.Tensor))
+
+
+@pytest.mark.parametrize("algorithm", [SOX, lambda: ALEXR2(K=4)], ids=["SOX", "ALEXR2"])
+def test_logged_rows_are_of_the_update_they_name(algorithm, make_module, make_trainer, small_data, tmp_path):
+    import pandas as pd
+
+    truth = {}
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            truth[trainer.global_step - 1] = trainer.progress_bar_metrics.get("train_objective")
+
+    logger = CSVLogger(tmp_path, name="log")
+    trainer = make_trainer(logger=logger, log_every_n_steps=2, callbacks=[Watch()], max_epochs=2)
+    trainer.fit(make_module(algorithm=algorithm()), small_data)
+    rows = pd.read_csv(f"{logger.log_dir}/metrics.csv").dropna(subset=["train_objective"])
+    expected = [s for s in range(trainer.global_step) if (s + 1) % 2 == 0 or (s + 1) % (trainer.global_step // 2) == 0]
+    assert rows["step"].tolist() == expected
+    for step, value in zip(rows["step"], rows["train_objective"], strict=True):
+        assert value == pytest.approx(truth[step], abs=1e-3)
+
+
+def test_layers_unfrozen_in_training_are_trained_by_the_rule(make_module, make_trainer, small_data):
+    """Gradients do not pile up, and the previous weights hold the new parameters too."""
+    norms = []
+
+    class Unfreeze(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                layer = module.network.layers[0]
+                layer.requires_grad_(True)
+                trainer.optimizers[0].add_param_group({"params": list(layer.parameters()), "lr": 1e-9})
+
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            grad = module.network.layers[0].weight.grad
+            if grad is not None:
+                norms.append(grad.norm().item())
+
+    network = TabularMLP(hidden=[8], in_features=7)
+    network.layers[0].requires_grad_(False)
+    module = make_module(network=network, optimizer=lambda p: HeavyBall(p, lr=1e-9))
+    make_trainer(max_epochs=2, callbacks=[Unfreeze()]).fit(module, small_data)
+    assert len(norms) == BATCHES
+    assert max(norms) < 5 * min(norms)
+    assert len(module.engine.previous.tensors) == 4
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_other_precisions_of_the_weights(precision, make_module, make_trainer, small_data):
+    module = make_module()
+    make_trainer(max_epochs=1, precision=precision).fit(module, small_data)
+    assert module.problem.terms[0].state.rows.dtype == (torch.float64 if precision == "64-true" else torch.float32)
+
+
+def test_a_dropped_last_batch_still_closes_the_inner_loop(make_module, make_trainer, small_data):
+    small_data.setup()
+    seen = []
+
+    class Spoil(Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if batch_idx == BATCHES - 1:
+                batch["x"][0, 0] = math.nan
+
+        def on_train_epoch_end(self, trainer, module):
+            seen.append((trainer.global_step, module.algorithm.step.inner_count))
+
+    module = make_module(algorithm=ALEXR2(K=2), skip_nonfinite=True)
+    make_trainer(max_epochs=2, callbacks=[Spoil()], limit_val_batches=0).fit(module, small_data)
+    assert seen == [(5, 0), (10, 0)]
+
+
+def test_a_second_fit_on_other_data_is_refused(make_module, make_trainer, small_data):
+    module = make_module()
+    make_trainer(max_epochs=1).fit(module, small_data)
+    with pytest.raises(ConfigError, match="200 samples, this one has 160"):
+        make_trainer(max_epochs=1).fit(module, make_data(train=make_frame(160, 0)))
+
+
+def test_algorithms_that_set_step_sizes_take_no_schedule(make_module, make_trainer, small_data):
+    module = make_module(algorithm=SOXBoost(), optimizer=HeavyBall, scheduler=StepAtFractions)
+    with pytest.raises(ConfigError, match="SOXBoost sets its own step sizes"):
+        make_trainer().fit(module, small_data)
+
+
+def test_the_recovered_weights_are_saved(make_module, make_trainer, small_data, tmp_path):
+    saver = ModelCheckpoint(tmp_path / "saved")
+    module = make_module(algorithm=ALEXR2(K=4, recovery_steps=5))
+    make_trainer(max_epochs=1, enable_checkpointing=True, callbacks=[saver]).fit(module, small_data)
+    stored = torch.load(tmp_path / "saved/recovered.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(stored[f"network.{k}"], v) for k, v in module.network.state_dict().items())

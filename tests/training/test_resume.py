@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch import Callback
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 
 from fcco_lightning import (
     ALEXR,
@@ -23,6 +23,7 @@ from fcco_lightning import (
     HeavyBall,
     ROCFairness,
     SOXBoost,
+    StepAtFractions,
 )
 from tests.conftest import make_data, make_frame
 
@@ -72,7 +73,7 @@ def test_resume_equals_uninterrupted(algorithm, batch, make_module, make_trainer
         module = make_module(
             algorithm=algorithm(),
             optimizer=lambda p: HeavyBall(p, lr=0.05),
-            scheduler=lambda o: LambdaLR(o, lambda k: 1 / (1 + k)),
+            scheduler=None if algorithm().sets_step_sizes else lambda o: LambdaLR(o, lambda k: 1 / (1 + k)),
             scheduler_interval="step",
         )
         trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
@@ -151,3 +152,69 @@ def test_adam_state_survives(make_module, make_trainer, tmp_path):
     fit(1).save_checkpoint(path)
     whole, resumed = everything(fit(2)), everything(fit(2, path))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def learning_rates(make_module, make_trainer, epochs, ckpt_path=None, lr=1.0, **schedule):
+    """Learning rate of the first batch of every epoch, and the trainer."""
+    seen = {}
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.setdefault(trainer.current_epoch, trainer.optimizers[0].param_groups[0]["lr"])
+
+    module = make_module(
+        optimizer=lambda p: HeavyBall(p, lr=lr), scheduler=lambda o: StepAtFractions(o, **schedule), algorithm=SOX()
+    )
+    trainer = make_trainer(max_epochs=epochs, callbacks=[Watch()])
+    trainer.fit(module, make_data(), ckpt_path=ckpt_path)
+    return seen, trainer
+
+
+def test_what_is_typed_on_a_resume_wins(make_module, make_trainer, tmp_path):
+    """Number of epochs, fractions and learning rate; nothing changes where nothing was typed."""
+    path = tmp_path / "a.ckpt"
+    _, trainer = learning_rates(make_module, make_trainer, 2)
+    trainer.save_checkpoint(path)
+    longer, _ = learning_rates(make_module, make_trainer, 8, path)
+    assert longer == pytest.approx({2: 1.0, 3: 1.0, 4: 0.1, 5: 0.1, 6: 0.01, 7: 0.01})
+    later, _ = learning_rates(make_module, make_trainer, 8, path, fractions=[0.9])
+    assert set(later.values()) == {1.0}
+    faster, _ = learning_rates(make_module, make_trainer, 4, path, lr=3.0)
+    assert faster == pytest.approx({2: 0.3, 3: 0.03})
+
+
+def test_a_changed_learning_rate_keeps_what_a_schedule_did(make_module, make_trainer, tmp_path):
+    def fit(epochs, lr, ckpt_path=None):
+        module = make_module(
+            optimizer=lambda p: HeavyBall(p, lr=lr, weight_decay=lr / 100),
+            scheduler=lambda o: ExponentialLR(o, 0.5),
+            algorithm=SOX(),
+        )
+        trainer = make_trainer(max_epochs=epochs)
+        trainer.fit(module, make_data(), ckpt_path=ckpt_path)
+        return trainer, trainer.optimizers[0].param_groups[0]
+
+    trainer, group = fit(2, lr=1.0)
+    assert group["lr"] == 0.25
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    _, group = fit(3, lr=4.0, ckpt_path=tmp_path / "a.ckpt")
+    assert group["lr"] == 0.5
+    assert group["weight_decay"] == 0.04
+
+
+def test_checkpoint_of_another_optimizer(make_module, make_trainer, tmp_path):
+    path = tmp_path / "a.ckpt"
+    save_one(make_module, make_trainer, path)
+    with pytest.raises(CheckpointError, match="state of AdamType, this run uses HeavyBall"):
+        make_trainer(max_epochs=2).fit(
+            make_module(optimizer=lambda p: HeavyBall(p, lr=0.1)), make_data(), ckpt_path=path
+        )
+
+
+def test_evaluation_needs_only_the_weights(make_module, make_trainer, tmp_path):
+    """Another algorithm or other constraints do not matter to `test`."""
+    path = tmp_path / "a.ckpt"
+    save_one(make_module, make_trainer, path)
+    own = make_trainer().test(make_module(), make_data(), ckpt_path=path, verbose=False)
+    other = make_module(algorithm=SGD(), constraints=[ROCFairness(thresholds=[-1, 0, 1])])
+    assert make_trainer().test(other, make_data(), ckpt_path=path, verbose=False) == own
