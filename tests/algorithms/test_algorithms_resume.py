@@ -67,9 +67,7 @@ class Run:
 
 
 COMBINATIONS = [(name, optimizer) for name in MAKERS for optimizer in (HeavyBall, AdamType)]
-COMBINATIONS = [
-    c for c in COMBINATIONS if not (c[0].startswith("SOXBoost") and c[1] is AdamType)
-]  # halves the momentum
+COMBINATIONS = [c for c in COMBINATIONS if not (c[0].startswith("SOXBoost") and c[1] is AdamType)]  # no momentum
 
 
 def test_sox_boost_refuses_an_optimizer_without_momentum():
