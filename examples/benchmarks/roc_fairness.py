@@ -52,6 +52,11 @@ GRIDS: dict[str, dict[str, list[Any]]] = {
         "model.optimizer.lr": [0.1, 1e-2, 1e-3, 1e-4],
     },
 }
+# Quantile thresholds alone; the config has standardised scores beside them.
+QUANTILE = {
+    "model.constraints": "[{class_path: ROCFairness, init_args: {thresholds: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, "
+    "0.85, 0.9, 0.95], kappa: 0.005, temperature: 0.1, scale: QuantileScores}}]"
+}
 ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "beta": {f"beta={b}": ("alexr2", {"model.optimizer.beta": b}) for b in (0.1, 0.3, 0.5, 1.0)},
     "type": {
@@ -61,13 +66,20 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
             for lr in (1.0, 0.1, 0.01)
         },
     },
-    "pareto": {f"rho={rho}": ("ungameable", {"model.penalty.rho": rho}) for rho in (0.5, 1, 2, 3, 5, 8)},
+    "pareto": {
+        **{f"rho={rho}": ("ungameable", {"model.penalty.rho": rho}) for rho in (2, 3, 5)},
+        **{
+            f"quantiles alone rho={rho}": ("ungameable", QUANTILE | {"model.penalty.rho": rho})
+            for rho in (0.5, 1, 2, 3, 5, 8)
+        },
+    },
     "quantile": {
-        **{f"SONEX rho={rho}": ("ungameable", {"model.penalty.rho": rho}) for rho in (1, 3)},
+        **{f"SONEX rho={rho}": ("ungameable", QUANTILE | {"model.penalty.rho": rho}) for rho in (1, 3)},
         **{
             f"ALEXR2 rho={rho}": (
                 "ungameable",
-                {"model.penalty.rho": rho, "model.algorithm": "ALEXR2", "model.algorithm.gamma": 0.2}
+                QUANTILE
+                | {"model.penalty.rho": rho, "model.algorithm": "ALEXR2", "model.algorithm.gamma": 0.2}
                 | {"model.algorithm.lam": 0.002, "model.optimizer.lr": 1e-2},
             )
             for rho in (3, 10)
@@ -75,7 +87,8 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         **{
             f"SOX, squared hinge rho={rho}": (
                 "ungameable",
-                {"model.penalty": "SquaredHingePenalty", "model.penalty.rho": rho, "model.algorithm": "SOX"}
+                QUANTILE
+                | {"model.penalty": "SquaredHingePenalty", "model.penalty.rho": rho, "model.algorithm": "SOX"}
                 | {"model.algorithm.gamma": 0.2},
             )
             for rho in (30, 100)
@@ -83,7 +96,8 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         **{
             f"SONX rho={rho}": (
                 "ungameable",
-                {"model.penalty.rho": rho, "model.algorithm": "SONX", "model.algorithm.gamma": 0.2}
+                QUANTILE
+                | {"model.penalty.rho": rho, "model.algorithm": "SONX", "model.algorithm.gamma": 0.2}
                 | {"model.optimizer": "HeavyBall", "model.optimizer.beta": 1.0, "model.optimizer.lr": 0.1},
             )
             for rho in (1, 3)
