@@ -287,12 +287,21 @@ def test_help_of_a_part(capsys):
 def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status, tmp_path):
     arguments = ["fit", "--config", str(SYNTHETIC), *SMALL, "--trainer.max_epochs=100000"]
     with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen([sys.executable, "-m", "fcco_lightning", *arguments], stdout=log, stderr=log)
-        deadline = time.monotonic() + 90
-        while not list(Path("runs").rglob("last.ckpt")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        job.send_signal(number)
-        code = job.wait(timeout=60)
+        # where the tests run in the background, SIGINT is ignored and would be by the job too
+        job = subprocess.Popen(
+            [sys.executable, "-m", "fcco_lightning", *arguments],
+            stdout=log,
+            stderr=log,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        try:
+            deadline = time.monotonic() + 90
+            while not list(Path("runs").rglob("last.ckpt")) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            job.send_signal(number)
+            code = job.wait(timeout=60)
+        finally:
+            job.kill()
     text = (tmp_path / "log").read_text()
     assert code == status, text
     assert "resume with --ckpt_path" in text
