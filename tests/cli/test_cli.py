@@ -287,13 +287,10 @@ def test_help_of_a_part(capsys):
 def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status, tmp_path):
     arguments = ["fit", "--config", str(SYNTHETIC), *SMALL, "--trainer.max_epochs=100000"]
     with (tmp_path / "log").open("w") as log:
-        # where the tests run in the background, SIGINT is ignored and would be by the job too
-        job = subprocess.Popen(
-            [sys.executable, "-m", "fcco_lightning", *arguments],
-            stdout=log,
-            stderr=log,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        # where the tests run in the background, SIGINT is ignored, and would be by the job too
+        listen = "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler)"
+        start = f"{listen}; from fcco_lightning.__main__ import main; main(sys.argv[1:])"
+        job = subprocess.Popen([sys.executable, "-c", start, *arguments], stdout=log, stderr=log)
         try:
             deadline = time.monotonic() + 90
             while not list(Path("runs").rglob("last.ckpt")) and time.monotonic() < deadline:
