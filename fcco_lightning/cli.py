@@ -6,7 +6,6 @@ import signal
 import sys
 import traceback
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -26,9 +26,11 @@ import fcco_lightning.estimators
 import fcco_lightning.models
 import fcco_lightning.objectives
 import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning.callbacks import PredictionWriter, Report
-from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
+from fcco_lightning.callbacks import PredictionWriter, Preemption, Report
+from fcco_lightning.callbacks.preemption import INTERRUPTED
+from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
+from fcco_lightning.training.row_checkpoints import check_file
 
 _TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
@@ -38,6 +40,9 @@ _TRAINER_DEFAULTS = {
 }
 
 _NOISE = (".*LeafSpec.*", "Using ModelCheckpoint with manual optimization")  # of Lightning, about nothing a user can do
+
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
 
 
 class ArgumentParser(LightningArgumentParser):
@@ -61,6 +66,7 @@ class FCCOCLI(LightningCLI):
         parser.add_lightning_class_args(Report, "report")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
+        parser.add_lightning_class_args(Preemption, "preemption")
         parser.set_defaults(
             {
                 "checkpoint.save_last": True,
@@ -85,8 +91,12 @@ class FCCOCLI(LightningCLI):
         path = self.config[command].get("ckpt_path")
         if path is None and command != "fit":
             raise CheckpointError(f"fcco {command} needs --ckpt_path: without it the weights would be random.")
-        if path == "last":
-            path = self.config[command]["ckpt_path"] = str(newest_checkpoint(Path("runs")))
+        if path in ("last", "auto"):
+            found = newest_checkpoint(Path("runs"))
+            if found is None and path == "last":
+                raise CheckpointError(f"--ckpt_path last: no last.ckpt below {Path('runs').resolve()}. Give the path.")
+            path = self.config[command]["ckpt_path"] = None if found is None else str(found)
+            rank_zero_info(f"--ckpt_path auto: {path or 'nothing to continue, starting afresh'}")
         if path is not None:
             check_checkpoint(Path(path))
 
@@ -94,12 +104,7 @@ class FCCOCLI(LightningCLI):
         """Leave out the checkpoint section where checkpoints are switched off."""
         if self._get(self.config_init, "trainer.enable_checkpointing") is False:
             self._parser(self.subcommand).callback_keys.remove("checkpoint")
-        trainer = super().instantiate_trainer(**kwargs)
-        if trainer.world_size > 1:
-            raise ConfigError(
-                f"world_size={trainer.world_size}: this version trains in one process. Use --trainer.devices 1."
-            )
-        return trainer
+        return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
         """Hand the configuration to the report."""
@@ -115,32 +120,16 @@ def check_checkpoint(path: Path) -> None:
     Raises:
         CheckpointError: naming the file and what is wrong.
     """
-    if not path.is_file():
-        raise CheckpointError(f"--ckpt_path {path}: there is no such file (looked in {Path.cwd()}).")
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"--ckpt_path {path}: the file is truncated or no checkpoint. Use an earlier one.")
-    with zipfile.ZipFile(path) as archive:
-        try:
-            damaged = archive.testzip()
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
-            damaged = str(error)
-    if damaged:
-        raise CheckpointError(f"--ckpt_path {path}: the file is damaged at {damaged}. Use an earlier one.")
+    check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
         raise CheckpointError(f"--ckpt_path {path}: not a checkpoint of a Trainer. Give one that `fcco fit` wrote.")
 
 
-def newest_checkpoint(folder: Path) -> Path:
-    """The ``last.ckpt`` below ``folder`` that was written last.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
-    found = sorted(folder.rglob("last.ckpt"), key=lambda p: p.stat().st_mtime)
-    if not found:
-        raise CheckpointError(f"--ckpt_path last: no last.ckpt below {folder.resolve()}. Give the file's path.")
-    return found[-1]
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The ``last.ckpt`` or ``interrupted.ckpt`` below ``folder`` that was written last; None if there is none."""
+    found = [*folder.rglob("last.ckpt"), *folder.rglob(INTERRUPTED)]
+    return max(found, key=lambda p: p.stat().st_mtime, default=None)
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -181,15 +170,20 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
 
     jsonargparse and Lightning wrap what our parts and the user's signals raise, so the whole chain is searched.
     """
-    resume = "resume with --ckpt_path and the last checkpoint of the run."
+    resume = "resume with --ckpt_path auto, or name a checkpoint of the run."
     cause: BaseException | None = None if os.environ.get("FCCO_DEBUG") else error
     while cause is not None:
         if isinstance(cause, FCCOError):
             return 1, f"{type(cause).__name__}: {cause}"
         if isinstance(cause, SIGTERMException):
-            return 128 + signal.SIGTERM, f"stopped by SIGTERM; {resume}"
+            return 128 + signal.SIGTERM, "told to end, saved; continue with --ckpt_path auto."
         if isinstance(cause, KeyboardInterrupt):
             return 128 + signal.SIGINT, f"interrupted; {resume}"
+        if isinstance(cause, RuntimeError) and any(sign in str(cause) for sign in _LOST):
+            return (
+                1,
+                f"another process of the job has ended or does not answer; its own message says why. To go on: {resume}",
+            )
         if isinstance(cause, MisconfigurationException) or _raised_in_library(cause):
             return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
         cause = cause.__cause__ or cause.__context__

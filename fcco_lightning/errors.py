@@ -27,3 +27,7 @@ class NonFiniteError(FCCOError, FloatingPointError):
 
 class CheckpointError(FCCOError, RuntimeError):
     """A checkpoint is damaged or belongs to another problem."""
+
+
+class PeerError(FCCOError, RuntimeError):
+    """Another process of the job has failed, so this one stops in the same step."""

@@ -15,6 +15,7 @@ PACKAGE = "fcco_lightning"
 FLOORS = [
     ["errors"],
     ["checks", "records", "numerics"],
+    ["distributed"],
     ["outer", "state", "steps", "metrics", "models"],
     ["data", "objectives", "estimators"],
     ["constraints", "algorithms"],

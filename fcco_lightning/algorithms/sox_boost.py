@@ -95,12 +95,12 @@ class SOXBoost(Algorithm):
 
 
 def _iterate(optimizer: Optimizer, states: Sequence[DualState]) -> dict[str, Tensor]:
-    """The tensors that make up (w, u, v), by name: parameters, rows with their marks, the optimizer's memory."""
+    """The tensors that make up (w, u, v), by name: parameters, rows, the optimizer's memory."""
     named: dict[str, Tensor] = {}
     for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         named[f"w{i}"] = p
         memory = optimizer.state.get(p, {})
         named |= {f"{k}{i}": v for k, v in memory.items() if isinstance(v, Tensor) and v.shape == p.shape}
     for i, s in enumerate(states):
-        named |= {f"rows{i}": s.rows, f"seen{i}": s.seen}
+        named[f"rows{i}"] = s.rows
     return named

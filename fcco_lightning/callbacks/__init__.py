@@ -1,6 +1,7 @@
-"""What happens around training: reports, pictures and predictions."""
+"""What happens around training: reports, pictures, predictions, preemption."""
 
 from fcco_lightning.callbacks.predictions import PredictionWriter
+from fcco_lightning.callbacks.preemption import Preemption
 from fcco_lightning.callbacks.report import Report
 
-__all__ = ["PredictionWriter", "Report"]
+__all__ = ["PredictionWriter", "Preemption", "Report"]

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
+
+from fcco_lightning.training import FCCOModule
+from fcco_lightning.training.evaluation import concatenate
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -25,17 +27,23 @@ class PredictionWriter(BasePredictionWriter):
     def write_on_epoch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
+        pl_module: LightningModule,
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],  # noqa: ARG002
     ) -> None:
         """Write the file."""
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        if not isinstance(pl_module, FCCOModule):
+            return
+        parts = [(p["output"], {"index": p["index"]}) for p in predictions]
+        everything, columns_of = concatenate(parts, pl_module.processes)
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        if not trainer.is_global_zero:
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        outputs = torch.cat([p["output"] for p in predictions]).float().cpu()
+        outputs = everything.float().cpu()
         columns = outputs.reshape(len(outputs), -1).T
         names = ["output"] if len(columns) == 1 else [f"output_{k}" for k in range(len(columns))]
-        table = pd.DataFrame({"index": torch.cat([p["index"] for p in predictions]).cpu().numpy()})
+        table = pd.DataFrame({"index": columns_of["index"].cpu().numpy()})
         for name, column in zip(names, columns, strict=True):
             table[name] = column.numpy()
         table.to_csv(folder / "predictions.csv", index=False)

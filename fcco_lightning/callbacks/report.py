@@ -16,7 +16,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.metrics.group import SplitROC, split_roc
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.training import FCCOModule
-from fcco_lightning.training.module import concatenate, evaluation_columns
+from fcco_lightning.training.evaluation import concatenate, evaluation_columns
 
 
 class Report(Callback):
@@ -72,7 +72,7 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate every split with the final weights and write the report."""
-        if not self.enabled or not trainer.is_global_zero or trainer.interrupted:
+        if not self.enabled or trainer.interrupted:
             return
         loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
         if not isinstance(pl_module, FCCOModule) or loaders is None:
@@ -87,7 +87,9 @@ class Report(Callback):
             if "group" in columns:
                 curves[split] = split_roc(binary_scores(outputs).float(), columns["y"], columns["group"], names)
         self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
-        self._write(Path(self.folder or trainer.log_dir or trainer.default_root_dir), curves)
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        if trainer.is_global_zero:
+            self._write(folder, curves)
 
     def _write(self, folder: Path, curves: dict[str, SplitROC]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +113,7 @@ def _without_constraints(part: dict[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _outputs(module: FCCOModule, loader: DataLoader[Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs and columns of a whole split, on the CPU."""
+    """Outputs and columns of a whole split on the CPU, for which every process evaluates its part."""
     was_training = module.training
     module.eval()
     parts = []
@@ -119,7 +121,7 @@ def _outputs(module: FCCOModule, loader: DataLoader[Any]) -> tuple[Tensor, dict[
         moved = module.transfer_batch_to_device(batch, module.device, 0)
         parts.append((module(moved["x"]).cpu(), evaluation_columns(batch)))
     module.train(was_training)
-    return concatenate(parts)
+    return concatenate(parts, module.processes)
 
 
 def _as_reported(summary: dict[str, float]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fcco_lightning.data.samplers import BatchPlan
 from fcco_lightning.data.table import collate
-from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.errors import CheckpointError
 
 
 class RankBatches(DistributedSampler[Any]):
-    """This process's share of a plan's batches: rows [rank * B, (rank + 1) * B) of every union batch of P * B.
+    """This process's share of a plan's batches: rows [rank U // P, (rank + 1) U // P) of a union batch of U rows.
 
     It is a ``DistributedSampler`` so that Lightning leaves it in place and forwards ``set_epoch`` to it, but it yields
     whole batches.
@@ -24,20 +24,11 @@ class RankBatches(DistributedSampler[Any]):
         plan: union batches of all ``world_size`` processes.
         rank: this process, in 0..world_size-1.
         world_size: number of processes P.
-
-    Raises:
-        ConfigError: if the plan's batches cannot be divided evenly among the processes.
     """
 
     def __init__(self, dataset: Dataset[Any], plan: BatchPlan, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
-        if world_size > 1 and (plan.batch_size % world_size or not plan.even):
-            raise ConfigError(
-                f"Union batches of {plan.batch_size} rows (even: {plan.even}) cannot be divided among "
-                f"world_size={world_size}. Use a multiple of world_size and a plan with drop_last=True."
-            )
         self.plan = plan
-        self.local = slice(rank * plan.batch_size // world_size, (rank + 1) * plan.batch_size // world_size)
         self.first = 0
         self.lag = 0
 
@@ -57,7 +48,29 @@ class RankBatches(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for batch in islice(self.plan.batches(self.plan_epoch), self.first, None):
-            yield batch[self.local].tolist()
+            size = len(batch)
+            yield batch[self.rank * size // self.num_replicas : (self.rank + 1) * size // self.num_replicas].tolist()
+
+
+class OrderedShare(DistributedSampler[Any]):
+    """This process's consecutive part of a data set, as even as can be and without repeats: for evaluation.
+
+    Args:
+        dataset: what is evaluated.
+        rank: this process.
+        world_size: number of processes.
+    """
+
+    def __init__(self, dataset: Dataset[Any], rank: int = 0, world_size: int = 1) -> None:
+        super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
+        size = len(dataset)  # type: ignore[arg-type]
+        self.part = range(rank * size // world_size, (rank + 1) * size // world_size)
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.part)
 
 
 class ResumableLoader(DataLoader[Any]):

@@ -6,6 +6,7 @@ and always holds the same batches.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.state import shard_of
 
 
 class BatchPlan(ABC):
@@ -24,11 +26,9 @@ class BatchPlan(ABC):
 
     Attributes:
         num_batches: batches in an epoch, the same in every epoch.
-        even: whether every batch has exactly ``batch_size`` rows; only then can it be divided among processes.
     """
 
     num_batches: int
-    even: bool = True
 
     def __init__(self, batch_size: int, seed: int) -> None:
         self.batch_size = at_least("batch_size", batch_size, 1)
@@ -63,13 +63,51 @@ class UniformBatches(BatchPlan):
         super().__init__(batch_size, seed)
         self.num_rows = _enough_rows(num_rows, self.batch_size)
         self.drop_last = drop_last
-        self.even = drop_last or self.num_rows % self.batch_size == 0
-        self.num_batches = self.num_rows // self.batch_size + (not self.even)
+        whole, rest = divmod(self.num_rows, self.batch_size)
+        self.num_batches = whole + (rest > 0 and not drop_last)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield consecutive pieces of one permutation, each of shape (batch_size,) (the last may be shorter)."""
         order = torch.randperm(self.num_rows, generator=self.generator(epoch))
         yield from torch.split(order, self.batch_size)[: self.num_batches]
+
+
+class OwnerBatches(BatchPlan):
+    """Every process is handed only samples whose rows of a sharded dual state it holds, so that no row travels.
+
+    A union batch is made of equal shares of the P shards, each gone through in a random order.  The batches of an epoch
+    therefore depend on P; rows left over by the smallest shard differ from epoch to epoch.
+
+    Args:
+        num_rows: rows n of the data set and of the dual state.
+        batch_size: rows in a union batch.
+        seed: whole number >= 0.
+        world_size: number of processes P.
+
+    Raises:
+        DataError: if a shard has fewer rows than its share of a batch.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, seed: int = 0, *, world_size: int = 1) -> None:
+        super().__init__(batch_size, seed)
+        self.num_rows = _enough_rows(num_rows, self.batch_size)
+        bounds = [r * batch_size // world_size for r in range(world_size + 1)]
+        self._shares = [high - low for low, high in pairwise(bounds)]
+        self._shards = [shard_of(num_rows, r, world_size) for r in range(world_size)]
+        counts = [count for _, count in self._shards]
+        self.num_batches = min((c // s for c, s in zip(counts, self._shares, strict=True) if s), default=0)
+        if self.num_batches == 0:
+            raise DataError(
+                f"The {num_rows} rows lie in shards of {counts}, a batch of {batch_size} takes {self._shares} of them. "
+                "Lower batch_size, or use UniformBatches."
+            )
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield batches of shape (batch_size,), the share of process 0 first."""
+        generator = self.generator(epoch)
+        orders = [first + torch.randperm(count, generator=generator) for first, count in self._shards]
+        for i in range(self.num_batches):
+            yield torch.cat([o[i * s : (i + 1) * s] for o, s in zip(orders, self._shares, strict=True)])
 
 
 class BalancedBatches(BatchPlan):

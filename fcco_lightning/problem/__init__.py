@@ -1,12 +1,14 @@
 """Parts assembled into one problem, and the training step that any loop can call."""
 
 from fcco_lightning.problem.engine import Backend, Engine, PlainBackend
-from fcco_lightning.problem.forward import InnerFunctions, Measured, RandomState, evaluate_at
+from fcco_lightning.problem.forward import Elsewhere, InnerFunctions, Measured, RandomState
 from fcco_lightning.problem.problem import Problem, Surrogate
 from fcco_lightning.problem.terms import Term
+from fcco_lightning.problem.union import Union, unite
 
 __all__ = [
     "Backend",
+    "Elsewhere",
     "Engine",
     "InnerFunctions",
     "Measured",
@@ -15,5 +17,6 @@ __all__ = [
     "RandomState",
     "Surrogate",
     "Term",
-    "evaluate_at",
+    "Union",
+    "unite",
 ]

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import NonFiniteError
-from fcco_lightning.problem.forward import InnerFunctions, Measured, RandomState, evaluate_at
+from fcco_lightning.problem.forward import Elsewhere, InnerFunctions, Measured, RandomState
 from fcco_lightning.problem.problem import Problem
+from fcco_lightning.problem.union import unite
 from fcco_lightning.records import Batch
 from fcco_lightning.steps import PreviousWeights
 
@@ -24,8 +26,11 @@ class Backend(Protocol):
     def backward(self, surrogate: Tensor) -> None:
         """Leave the gradient of ``surrogate`` in ``.grad``."""
 
+    def synchronise(self, params: Sequence[Tensor]) -> None:
+        """Average ``.grad`` over the processes, where :meth:`backward` has not."""
+
     def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Gradients with respect to other tensors, in the same unit as ``.grad`` when :meth:`step` runs."""
+        """This process's gradients with respect to other tensors, in the unit of ``.grad`` when :meth:`step` runs."""
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Bring ``.grad`` into its true unit (undo loss scaling)."""
@@ -38,13 +43,24 @@ class Backend(Protocol):
 
 
 class PlainBackend:
-    """A bare PyTorch loop."""
+    """A bare PyTorch loop.
+
+    Args:
+        processes: of the job; this one alone by default.
+    """
 
     drops_overflows = False
+
+    def __init__(self, processes: Processes | None = None) -> None:
+        self.processes = processes or Processes()
 
     def backward(self, surrogate: Tensor) -> None:
         """``surrogate.backward()``."""
         surrogate.backward()  # type: ignore[no-untyped-call]
+
+    def synchronise(self, params: Sequence[Tensor]) -> None:
+        """One collective."""
+        self.processes.average_([p.grad for p in params if p.grad is not None])
 
     def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """``torch.autograd.grad``."""
@@ -65,6 +81,10 @@ class PlainBackend:
 class Engine:
     """Carries out a problem's algorithm on a stream of batches.
 
+    With P processes each one is given its part of a batch, and the result is that of one process with the whole batch:
+    every process measures the inner functions on the outputs of all (:func:`unite`), so rows and surrogate are the same
+    everywhere, and the gradients add up.
+
     Args:
         functions: network, objective and constraints.
         problem: terms and algorithm, for the same objective and constraints.
@@ -82,11 +102,15 @@ class Engine:
     """
 
     def __init__(self, functions: InnerFunctions, problem: Problem, backend: Backend | None = None) -> None:
-        self.functions, self.problem, self.backend = functions, problem, backend or PlainBackend()
+        self.processes = problem.processes
+        self.functions, self.problem = functions, problem
+        self.backend = backend or PlainBackend(self.processes)
         self.algorithm = problem.algorithm
         self.params = list(functions.trainable().values())
         self.algorithm.step.bind(self.params)
         self.previous = PreviousWeights()
+        self.stop_asked = False  # of this process
+        self.stop_agreed = False  # of any, told to all in the same step
 
     def train_batch(self, batch: Batch, optimizer: Optimizer, *, last_batch: bool = False) -> Mapping[str, Tensor]:
         """One batch: forward(s), rows, backward, and whatever step the algorithm makes of it.
@@ -125,6 +149,7 @@ class Engine:
             optimizer.zero_grad(set_to_none=True)
             if surrogate.value.requires_grad:
                 backend.backward(surrogate.value)
+                backend.synchronise(self.params)
             backend.prepare(mover)
             if not backend.drops_overflows:
                 self._check_gradients()
@@ -178,21 +203,37 @@ class Engine:
             return None
         if not surrogate.requires_grad:  # the batch said nothing
             return [None] * len(weights)
-        return self.backend.gradients(surrogate, weights)
+        gradients = self.backend.gradients(surrogate, weights)
+        self.processes.average_([g for g in gradients if g is not None])
+        return gradients
 
     def _measure(self, batch: Batch) -> tuple[Measured, Measured | None, list[Tensor] | None]:
         """Inner functions now and, where the algorithm needs it, at the previous weights."""
         weights = self.previous.tensors if self.algorithm.needs_previous else None
-        if weights is None:
-            return self.functions(batch), None, None
-        random = RandomState(self.params[0].device)
-        now = self.functions(batch)
         with_graph = self.algorithm.step.needs_previous_gradient
-        if with_graph:
+        if weights is not None and with_graph:
             weights = [w.detach().requires_grad_() for w in weights]
+        with self.processes.guard():
+            outputs, elsewhere = self._outputs(batch, weights)
+        # behind it all processes compute the same, so they fail together
+        union = unite(outputs, batch, self.problem.sample_states, self.processes, stop=self.stop_asked)
+        self.stop_agreed = union.stop
+        now = self.functions(union.outputs[0], union.batch)
+        if elsewhere is None:
+            return now, None, None
         with torch.set_grad_enabled(with_graph):
-            before = evaluate_at(self.functions, weights, batch, random, direct=with_graph)
+            before = elsewhere.measure(union.outputs[1], union.batch, direct=with_graph)
         return now, before, weights
+
+    def _outputs(self, batch: Batch, weights: list[Tensor] | None) -> tuple[list[Any], Elsewhere | None]:
+        """The network's outputs for this process's samples: now, and at the previous ``weights`` if there are any."""
+        if weights is None:
+            return [self.functions.outputs(batch)], None
+        random = RandomState(self.params[0].device)
+        now = self.functions.outputs(batch)
+        elsewhere = Elsewhere(self.functions, weights, random)
+        with torch.set_grad_enabled(self.algorithm.step.needs_previous_gradient):
+            return [now, elsewhere.outputs(batch)], elsewhere
 
     def _updated(self, optimizer: Optimizer) -> None:
         self.algorithm.after_update(optimizer, self.problem.states)

@@ -1,7 +1,7 @@
-"""Evaluating all inner functions at the current and at the previous weights."""
+"""Evaluating all inner functions at the current and at the previous weights, over the batches of all processes."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,10 @@ class Measured(NamedTuple):
 
 
 class InnerFunctions(nn.Module):
-    """Network, objective and constraints as one function of (parameters, batch).
+    """Network, objective and constraints: what is measured, in two halves.
+
+    The network's outputs are of this process's samples (:meth:`outputs`); the inner functions are of those of all
+    processes together (:meth:`forward`).
 
     Args:
         network: called as ``network(batch["x"])``.
@@ -39,9 +42,12 @@ class InnerFunctions(nn.Module):
         self.network, self.objective, self.constraints = network, objective, list(constraints)
         self._names: tuple[list[str], list[str]] | None = None
 
-    def forward(self, batch: Batch, *, direct: bool = True) -> Measured:
-        """All estimates from one forward pass; ``direct=False`` leaves out the objective's direct part."""
-        outputs = self.network(batch["x"])
+    def outputs(self, batch: Batch, call: Callable[..., Any] | None = None) -> Any:
+        """The network's outputs; ``call`` takes the place of the network."""
+        return (call or self.network)(batch["x"])
+
+    def forward(self, outputs: Tensor, batch: Batch, *, direct: bool = True) -> Measured:
+        """All estimates from the network's outputs; ``direct=False`` leaves out the objective's direct part."""
         inner: list[Inner | None] = []
         if self.objective.outer is not None:
             inner.append(self.objective.inner(outputs, batch))
@@ -78,10 +84,8 @@ class RandomState:
             torch.cuda.set_rng_state(self._cuda, self._device)
 
 
-def evaluate_at(
-    functions: InnerFunctions, weights: Sequence[Tensor], batch: Batch, random: RandomState, *, direct: bool
-) -> Measured:
-    """Inner functions at other ``weights``, without touching the module.
+class Elsewhere:
+    """The inner functions at other weights than the module's own, without touching the module.
 
     The same dropout masks (``random`` is from before the first forward), the same autocast mode, and cloned buffers, so
     that BatchNorm's running statistics move once per step.
@@ -89,15 +93,30 @@ def evaluate_at(
     Args:
         functions: the module.
         weights: values for its trainable parameters, in their order.
-        batch: the batch of the first forward.
         random: random state from before the first forward.
-        direct: also measure the objective's direct part.
     """
-    after = RandomState(weights[0].device)
-    random.restore()
-    trained, buffers = functions.names()
-    swapped: dict[str, Tensor] = dict(zip(trained, weights, strict=True))
-    swapped.update({name: functions.get_buffer(name).clone() for name in buffers})
-    measured: Measured = functional_call(functions, swapped, (batch,), {"direct": direct})
-    after.restore()
-    return measured
+
+    def __init__(self, functions: InnerFunctions, weights: Sequence[Tensor], random: RandomState) -> None:
+        self.functions, self.random = functions, random
+        trained, buffers = functions.names()
+        self.values: dict[str, Tensor] = dict(zip(trained, weights, strict=True))
+        self.values.update({name: functions.get_buffer(name).clone() for name in buffers})
+
+    def outputs(self, batch: Batch) -> Any:
+        """The network's outputs."""
+        after = RandomState(self.random._device)
+        self.random.restore()
+        values = self._below("network.")
+        outputs = self.functions.outputs(batch, lambda *a: functional_call(self.functions.network, values, a))
+        after.restore()
+        return outputs
+
+    def measure(self, outputs: Tensor, batch: Batch, *, direct: bool) -> Measured:
+        """All estimates from the network's outputs."""
+        if not self._below("objective."):  # nothing to replace: calling the module directly is faster
+            return self.functions(outputs, batch, direct=direct)  # type: ignore[no-any-return]
+        measured: Measured = functional_call(self.functions, self.values, (outputs, batch), {"direct": direct})
+        return measured
+
+    def _below(self, prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): v for name, v in self.values.items() if name.startswith(prefix)}

@@ -1,6 +1,7 @@
 """The problem: all terms together, and the surrogate whose gradient estimates grad F."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,13 +9,14 @@ from torch import Tensor, nn
 
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.constraints import Constraint, HingePenalty, Penalty
+from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.problem.forward import Measured
 from fcco_lightning.problem.terms import Term, TermStep
-from fcco_lightning.state import DualState
+from fcco_lightning.state import DualState, Layout
 
 
 class Estimates(Mapping[str, Tensor]):
@@ -73,6 +75,8 @@ class Problem(nn.Module):
         algorithm: estimators and smoothing.
         num_samples: size of the training split.
         dtype: of the rows.
+        processes: of the job; this one alone by default.
+        layout: of the rows, see :class:`DualState`.
 
     Raises:
         ConfigError: if the algorithm takes dual steps and an outer function is not convex.
@@ -86,19 +90,25 @@ class Problem(nn.Module):
         algorithm: Algorithm,
         num_samples: int,
         dtype: torch.dtype = torch.float32,
+        processes: Processes | None = None,
+        layout: Layout = "auto",
     ) -> None:
         super().__init__()
+        self.processes = processes or Processes()
         self.algorithm, self.penalty = algorithm, penalty or HingePenalty()
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
         self.constraints = list(constraints) if algorithm.uses_constraints and self.penalty.rho > 0 else []
         m = sum(c.num_rows for c in self.constraints)
+        make = partial(Term, dtype=dtype, processes=self.processes, layout=layout)
         terms = []
         if objective.outer is not None:
             n, remembers = objective.num_rows(num_samples), algorithm.objective_estimator.remembers
-            terms.append(Term("objective", n, objective.width, 1.0, objective.distinct, remembers, dtype))
+            own = make("objective", n, objective.width, 1.0, objective.distinct, remembers)
+            own.per_sample = n == num_samples and not objective.distinct
+            terms.append(own)
         remembers = algorithm.estimator.remembers
         terms += [
-            Term("penalty", c.num_rows, c.width, c.num_rows / m, distinct=True, remembers=remembers, dtype=dtype)
+            make("penalty", c.num_rows, c.width, c.num_rows / m, distinct=True, remembers=remembers)
             for c in self.constraints
         ]
         self.terms = nn.ModuleList(terms)
@@ -124,6 +134,11 @@ class Problem(nn.Module):
     def states(self) -> list[DualState]:
         """Dual states of all terms that keep one."""
         return [t.state for t in self._terms() if t.state is not None]
+
+    @property
+    def sample_states(self) -> list[DualState]:
+        """Dual states with a row for every sample of the training split."""
+        return [s for t, s in ((t, t.state) for t in self._terms()) if s is not None and t.per_sample]
 
     def surrogate(self, now: Measured, before: Measured | None) -> Surrogate:
         """Track all inner values and return the surrogate; :meth:`commit` writes the rows.

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fcco_lightning.distributed import Processes
 from fcco_lightning.estimators import Estimator, Sampling
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Inner, Tracked
-from fcco_lightning.state import DualState, merge_duplicates
+from fcco_lightning.state import DualState, Layout, merge_duplicates
 
 
 class TermStep(NamedTuple):
@@ -40,7 +41,14 @@ class Term(nn.Module):
         distinct: the indices of one batch are all different by construction.
         remembers: whether rows are kept.
         dtype: of the rows.
+        processes: that share the rows.
+        layout: of the rows, see :class:`DualState`.
+
+    Attributes:
+        per_sample: row i belongs to sample i of the training split.
     """
+
+    per_sample: bool = False
 
     def __init__(
         self,
@@ -51,10 +59,12 @@ class Term(nn.Module):
         distinct: bool,
         remembers: bool,
         dtype: torch.dtype,
+        processes: Processes | None = None,
+        layout: Layout = "auto",
     ) -> None:
         super().__init__()
         self.name, self.num_rows, self.share, self.distinct, self.dtype = name, num_rows, share, distinct, dtype
-        self.state = DualState(num_rows, width, dtype) if remembers else None
+        self.state = DualState(num_rows, width, dtype, processes, layout) if remembers else None
 
     def step(
         self, inner: Inner, previous: Inner | None, outer: OuterFunction, estimator: Estimator, *, with_previous: bool

@@ -1,24 +1,30 @@
 """The dual state: what is remembered of every inner function."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.errors import CheckpointError, NonFiniteError, StateIndexError
+from fcco_lightning.distributed import Processes
+from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError, StateIndexError
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+SHARDED_FROM = 1_000_000
+"""Values (rows x width) from which a table is divided among the processes and kept in files of its own."""
 _SMALL = 4096
 _INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+Layout = Literal["auto", "replicated", "sharded"]
 
 
 class Rows(NamedTuple):
     """Rows read from a state.
 
     Attributes:
-        values: shape (b, k), a copy without graph.
+        values: shape (b, k), a copy without graph; NaN in rows never written.
         seen: whether the row was ever written, shape (b,), bool; None if every row of the table was.
     """
 
@@ -29,63 +35,125 @@ class Rows(NamedTuple):
 class DualState(nn.Module):
     r"""n rows of width k; row i holds u_i (an estimate of g_i(w)) or y_i (a dual variable) of index i.
 
-    Reading and writing cost O(batch), never O(n).  A row never written says so in ``seen``.  A value that is not finite
-    and an index that names no row never get in: both raise before anything changes.
+    Reading and writing cost O(batch), never O(n).  A row never written holds NaN, which no row that was written can: a
+    value that is not finite and an index that names no row never get in, both raise before anything changes.
+
+    With P processes a small table is replicated: every process writes the same values to its own copy.  A large one is
+    sharded: process r holds the rows [r ceil(n/P), (r+1) ceil(n/P)), the last ones fewer or none.  Whoever reads or
+    writes cannot tell: all processes call with the same index (that of the union of their batches) and the same values;
+    reading a sharded table costs one collective of O(batch) bytes, writing none.
 
     Args:
         num_rows: n, >= 1: samples of the training split, groups, or constraints.
         width: k, >= 1.
-        dtype: of the rows.
+        dtype: of the rows, float32 or float64.
+        processes: that share the table; this one alone by default.
+        layout: "replicated", "sharded", or "auto": sharded from 1,000,000 values (rows x width) on.
 
     Shapes:
-        rows (n, k); seen (n,) bool.
+        rows (n, k), or (about n/P, k) where sharded.
 
     Example:
         >>> state = DualState(num_rows=3)
         >>> state.write(torch.tensor([2]), torch.tensor([[0.5]]))
         >>> state.read(torch.tensor([0, 2]))
-        Rows(values=tensor([[0.0000],
+        Rows(values=tensor([[   nan],
                 [0.5000]]), seen=tensor([False,  True]))
     """
 
     rows: Tensor
-    seen: Tensor
 
-    def __init__(self, num_rows: int, width: int = 1, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        width: int = 1,
+        dtype: torch.dtype = torch.float32,
+        processes: Processes | None = None,
+        layout: Layout = "auto",
+    ) -> None:
         super().__init__()
         at_least("num_rows", num_rows, 1)
         at_least("width", width, 1)
-        self.register_buffer("rows", torch.zeros(num_rows, width, dtype=dtype))
-        self.register_buffer("seen", torch.zeros(num_rows, dtype=torch.bool))
+        if dtype not in _BITS:
+            raise ConfigError(f"dtype of a dual state must be float32 or float64, got {dtype}.")
+        if layout not in ("auto", "replicated", "sharded"):
+            raise ConfigError(f"layout must be 'auto', 'replicated' or 'sharded', got {layout!r}.")
+        self.num_rows, self.processes = num_rows, processes or Processes()
+        self.sharded = layout == "sharded" or (layout == "auto" and num_rows * width >= SHARDED_FROM)
+        self.first, count = 0, num_rows
+        if self.sharded:
+            self.first, count = shard_of(num_rows, self.processes.rank, self.processes.size)
+        self.register_buffer("rows", torch.full((count, width), float("nan"), dtype=dtype))
         self._all_seen = False  # known only of small tables, where asking is cheap
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return self.rows.shape[0]
+        self._brought: tuple[Tensor, Tensor] | None = None
 
     @property
     def width(self) -> int:
         """Values per row."""
         return self.rows.shape[1]
 
+    @property
+    def divided(self) -> bool:
+        """Whether other processes hold rows that this one does not."""
+        return self.sharded and self.processes.size > 1
+
+    @property
+    def seen(self) -> Tensor:
+        """Which of the rows held here were ever written, bool.  O(n/P): for reports, not for a step."""
+        return ~torch.isnan(self.rows[:, 0])
+
     def seen_share(self) -> float:
-        """Share of the rows that were ever written, in [0, 1].  O(n): for reports, not for a step."""
-        return self.seen.float().mean().item()
+        """Share of the n rows that were ever written, in [0, 1]; all processes call it.  O(n/P)."""
+        count = self.seen.sum()
+        return (self.processes.sum_(count) if self.divided else count).item() / self.num_rows
+
+    def owns(self, index: Tensor) -> bool:
+        """Whether all rows ``index`` (b,) are held here."""
+        if not self.divided or index.numel() == 0:
+            return True
+        low, high = index.aminmax()
+        return bool((low >= self.first) & (high < self.first + len(self.rows)))
 
     def read(self, index: Tensor) -> Rows:
-        """Rows ``index`` (b,).
+        """Rows ``index`` (b,), the same on all processes.
 
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
         """
         index = self.checked_index(index)
-        values = self.rows.index_select(0, index)
-        return Rows(values, None if self._all_seen else self.seen.index_select(0, index))
+        if not self.divided:
+            return self._marked(self.rows.index_select(0, index))
+        brought = self._among_brought(index)
+        if brought is not None:
+            return self._marked(brought)
+        # the owner contributes the bits of its rows and everybody else zeros: a sum of integers is exact
+        bits = torch.zeros(len(index), self.width, dtype=_BITS[self.rows.dtype], device=index.device)
+        positions = self._held(index)
+        bits[positions] = self.rows.view(bits.dtype).index_select(0, index[positions] - self.first)
+        return self._marked(self.processes.sum_(bits).view(self.rows.dtype))
+
+    def read_own(self, index: Tensor) -> Tensor:
+        """Values (b, k) of rows that are held here (see :meth:`owns`): no communication, another index on each process.
+
+        Raises:
+            StateIndexError: if an index is not held here.
+        """
+        index = self.checked_index(index)
+        if not self.owns(index):
+            raise StateIndexError(
+                f"process {self.processes.rank} holds rows {self.first}..{self.first + len(self.rows) - 1}, got "
+                f"indices {int(index.min())}..{int(index.max())}. Use read(), or OwnerBatches as the sampler."
+            )
+        return self.rows.index_select(0, index - self.first if self.first else index)
+
+    def bring(self, index: Tensor, values: Tensor) -> None:
+        """Take values (b, k) of rows ``index`` (b,) that came with the batch: reading them is local until a write."""
+        order = index.argsort()
+        self._brought = index[order], values[order]
 
     @torch.no_grad()
     def write(self, index: Tensor, values: Tensor) -> None:
-        """Set rows ``index`` (b,), all different, to ``values`` (b, k).
+        """Set rows ``index`` (b,), all different, to ``values`` (b, k); each process keeps those that it holds.
 
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
@@ -100,15 +168,21 @@ class DualState(nn.Module):
                 f"(batch position {where}); no row was changed. Look for NaN or infinite scores or losses: "
                 "lower the learning rate, or set `skip_nonfinite: true` to drop such batches."
             )
+        if self.divided:
+            self._brought = None
+            if not self.owns(index):
+                positions = self._held(index)
+                index, values = index[positions], values[positions]
+            index = index - self.first
         self.rows.index_copy_(0, index, values)
-        self.seen.index_fill_(0, index, True)
-        if not self._all_seen and self.num_rows <= _SMALL:
+        if not self._all_seen and self.num_rows <= _SMALL and not self.sharded:
             self._all_seen = bool(self.seen.all())
 
     @torch.no_grad()
     def scale_(self, factor: float) -> None:
         """Multiply every row by ``factor``: O(n), only for MOAP, whose definition is dense."""
         self.rows.mul_(factor)
+        self._brought = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -117,8 +191,8 @@ class DualState(nn.Module):
         return self
 
     def rewritten(self) -> None:
-        """Say that ``rows`` and ``seen`` were overwritten from outside, perhaps by an earlier state of theirs."""
-        self._all_seen = False
+        """Say that ``rows`` was overwritten from outside, perhaps by an earlier state of it."""
+        self._all_seen, self._brought = False, None
 
     def checked_index(self, index: Tensor) -> Tensor:
         """``index`` (b,) as int64.
@@ -143,23 +217,41 @@ class DualState(nn.Module):
             )
         return index.long()
 
+    def _held(self, index: Tensor) -> Tensor:
+        """Positions in ``index`` of rows held here."""
+        return ((index >= self.first) & (index < self.first + len(self.rows))).nonzero().squeeze(1)
+
+    def _among_brought(self, index: Tensor) -> Tensor | None:
+        if self._brought is None or not len(self._brought[0]):
+            return None
+        known, values = self._brought
+        at = torch.searchsorted(known, index).clamp(max=len(known) - 1)
+        return values.index_select(0, at) if bool((known[at] == index).all()) else None
+
+    def _marked(self, values: Tensor) -> Rows:
+        return Rows(values, None if self._all_seen else ~torch.isnan(values[:, 0]))
+
     def get_extra_state(self) -> dict[str, Any]:
-        """Version of the format, so that an old checkpoint can be told apart."""
-        return {"version": STATE_VERSION}
+        """Version of the format, and which rows these are."""
+        return {"version": STATE_VERSION, "num_rows": self.num_rows, "first": self.first}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore; the version was checked before the rows were read."""
+        """Nothing to restore; it was checked before the rows were read."""
 
-    @staticmethod
-    def _check_version(state: dict[str, Any]) -> None:
-        if state.get("version") != STATE_VERSION:
+    def _check_extra_state(self, prefix: str, stored: Mapping[str, Any]) -> None:
+        if stored.get("version") != STATE_VERSION:
             raise CheckpointError(
-                f"the checkpoint's dual state has format version {state.get('version')!r}, this installation reads "
+                f"the checkpoint's dual state has format version {stored.get('version')!r}, this installation reads "
                 f"version {STATE_VERSION}. Load it with the version of fcco_lightning that wrote it."
+            )
+        if (stored["num_rows"], stored["first"]) != (self.num_rows, self.first):
+            raise CheckpointError(
+                f"the stored part of the dual state `{prefix}rows` starts at row {stored['first']} of "
+                f"{stored['num_rows']}, this process holds rows from {self.first} of {self.num_rows}. Use the same "
+                "data and number of processes, or a Trainer's checkpoint, which any number can read."
             )
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        self._check_version(state_dict.get(f"{prefix}_extra_state", {"version": STATE_VERSION}))
         stored = state_dict.get(f"{prefix}rows")
         if stored is not None and stored.shape != self.rows.shape:
             raise CheckpointError(
@@ -167,5 +259,14 @@ class DualState(nn.Module):
                 f"problem needs {tuple(self.rows.shape)}. It was trained on another data set, split or set of "
                 "constraints: use the same ones, or start without --ckpt_path."
             )
+        if f"{prefix}_extra_state" in state_dict:
+            self._check_extra_state(prefix, state_dict[f"{prefix}_extra_state"])
         self.rewritten()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def shard_of(num_rows: int, rank: int, size: int) -> tuple[int, int]:
+    """First row and number of rows of a process: ceil(n/P) each as ``torch.chunk`` does, so the last may hold none."""
+    each = -(-num_rows // size)
+    first = min(rank * each, num_rows)
+    return first, min(each, num_rows - first)

@@ -48,6 +48,9 @@ class LightningBackend:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
         self.module.manual_backward(surrogate)
 
+    def synchronise(self, params: Sequence[Tensor]) -> None:
+        """Nothing: DistributedDataParallel averages during backward."""
+
     def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Gradients at the previous weights, in true units (the loss is scaled against underflow, then unscaled)."""
         scaler = self._scaler

@@ -1,12 +1,14 @@
 """What is reported of a whole split: metrics on raw scores and the values of all constraints."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.constraints import Constraint
+from fcco_lightning.distributed import Processes
+from fcco_lightning.errors import DataError
 from fcco_lightning.metrics.functional import auc, roc_gap
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.records import Batch
@@ -76,3 +78,39 @@ def summarise(
 
 def _both(labels: Tensor) -> bool:
     return bool(torch.unique(labels).numel() == 2)
+
+
+def evaluation_columns(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One value per sample: all columns that constraints and metrics may name."""
+    return {name: column for name, column in batch.items() if column.dim() == 1}
+
+
+def concatenate(
+    parts: Sequence[tuple[Tensor, dict[str, Tensor]]], processes: Processes
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs and columns of all batches of all processes as one, every sample once.
+
+    Raises:
+        DataError: if a process has no sample.
+    """
+    with processes.guard():
+        if not parts:
+            raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
+        names = list(parts[0][1])
+        own = [torch.cat([o for o, _ in parts]), *(torch.cat([c[name] for _, c in parts]) for name in names)]
+    outputs, *columns = processes.gather(own).tensors
+    together = dict(zip(names, columns, strict=True))
+    if processes.size > 1 and "index" in together and torch.unique(together["index"]).numel() < len(outputs):
+        # Lightning's own sampler repeats samples to make the processes' parts equal
+        first = first_occurrences(together["index"])
+        outputs, together = outputs[first], {name: c[first] for name, c in together.items()}
+    return outputs, together
+
+
+def first_occurrences(index: Tensor) -> Tensor:
+    """Positions at which a value occurs for the first time, in increasing order of the value."""
+    order = index.argsort(stable=True)
+    ranked = index[order]
+    new = torch.ones_like(ranked, dtype=torch.bool)
+    new[1:] = ranked[1:] != ranked[:-1]
+    return order[new]

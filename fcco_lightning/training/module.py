@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -17,18 +18,27 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from fcco_lightning.algorithms import SONEX, Algorithm
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.problem import Engine, InnerFunctions, Problem
+from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
-from fcco_lightning.training.evaluation import BinaryEvaluation, Evaluation, summarise
+from fcco_lightning.training.evaluation import (
+    BinaryEvaluation,
+    Evaluation,
+    concatenate,
+    evaluation_columns,
+    summarise,
+)
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
+from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
 
 T = TypeVar("T")
-_CHECKPOINT_VERSION = 1
+_CHECKPOINT_VERSION = 2
 
 
 class FCCOModule(LightningModule):
@@ -51,6 +61,8 @@ class FCCOModule(LightningModule):
         gradient_clip_algorithm: "norm" or "value".
         skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
         num_samples: size of the training split; None takes it from the datamodule.
+        state_layout: "replicated", "sharded" or "auto" (sharded from 1,000,000 values on): where the rows of the
+            dual state lie when several processes train, see :class:`DualState`.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class FCCOModule(LightningModule):
         gradient_clip_algorithm: str = "norm",
         skip_nonfinite: bool = False,
         num_samples: int | None = None,
+        state_layout: Layout = "auto",
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -87,6 +100,7 @@ class FCCOModule(LightningModule):
             self, gradient_clip_val, gradient_clip_algorithm, scheduler_interval, scheduler_monitor
         )
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
+        self.state_layout, self.processes = state_layout, Processes(alone=True)
         self.skipped_batches = 0
         self.problem: Problem | None = None
         self._engine: Engine | None = None
@@ -104,9 +118,10 @@ class FCCOModule(LightningModule):
         trainer = self.trainer
         if self._own_accumulation:  # a second fit with the same Trainer
             trainer.accumulate_grad_batches = 1
-        if trainer.world_size > 1:
+        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             raise ConfigError(
-                f"world_size={trainer.world_size}: this version trains in one process. Use --trainer.devices 1."
+                f"strategy {type(trainer.strategy).__name__}: the weights must be whole on every process. Use "
+                "--trainer.strategy ddp."
             )
         if trainer.gradient_clip_val:
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
@@ -118,14 +133,26 @@ class FCCOModule(LightningModule):
                 "objectives: inner values of one batch would be tracked several times per update. Use a larger "
                 "--data.batch_size instead (ALEXR2's inner loop is --model.algorithm.K)."
             )
-        return []
+        return [_Announce()]
 
     def setup(self, stage: str) -> None:
-        """Size the network and the dual state from the data."""
+        """Size the network and the dual state from the data.
+
+        Raises:
+            ConfigError: if the processes do not have the same data and configuration.
+        """
+        if self.processes.size != self.trainer.world_size:
+            self.processes = Processes.apart()
+        install(self.trainer)
         datamodule = getattr(self.trainer, "datamodule", None)
-        self._size_network(getattr(datamodule, "num_features", None))
-        if stage != "fit":
-            return
+        with self.processes.together():
+            self._size_network(getattr(datamodule, "num_features", None))
+            if stage == "fit":
+                self._make_problem(datamodule)
+        if stage == "fit":
+            require_same_everywhere(self.processes, self._description(datamodule))
+
+    def _make_problem(self, datamodule: LightningDataModule | None) -> None:
         n = getattr(datamodule, "num_train", None) or self.num_samples
         if n is None:
             raise ConfigError("num_samples is not known: pass num_samples=len(train_split), or use a datamodule.")
@@ -136,7 +163,33 @@ class FCCOModule(LightningModule):
             )
         if self.problem is None:
             self.num_samples = int(n)
-            self.problem = Problem(self.objective, self.constraints, self.penalty, self.algorithm, self.num_samples)
+            self.problem = Problem(
+                self.objective,
+                self.constraints,
+                self.penalty,
+                self.algorithm,
+                self.num_samples,
+                processes=self.processes,
+                layout=self.state_layout,
+            )
+            # DistributedDataParallel would overwrite the shards of all processes with that of the first
+            self._ddp_params_and_buffers_to_ignore = [
+                f"problem.{name}.rows" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
+            ]
+
+    def _description(self, datamodule: LightningDataModule | None) -> dict[str, str]:
+        """What must be the same on all processes."""
+        algorithm, penalty = self.algorithm, self._require(self.problem).penalty
+        described = {
+            "num_samples": str(self.num_samples),
+            "algorithm": f"{algorithm.name} {algorithm.estimator} {algorithm.smoothing}",
+            "step": f"{type(algorithm.step).__name__} {plain_values(algorithm.step)}",
+            "penalty": f"{type(penalty).__name__} {plain_values(penalty)}",
+            "constraints": str([(type(c).__name__, c.names, c.kappa) for c in self.constraints]),
+            "network": str([(name, tuple(p.shape)) for name, p in self.network.named_parameters()]),
+        }
+        identity = getattr(datamodule, "identity", None)
+        return described | ({} if identity is None else {"data": str(identity())})
 
     def _size_network(self, num_features: int | None) -> None:
         if not any(is_lazy(p) for p in self.network.parameters()):
@@ -297,6 +350,14 @@ class FCCOModule(LightningModule):
         """Collect outputs; the dual state is not touched."""
         self._collect(batch, dataloader_idx)
 
+    def on_validation_start(self) -> None:
+        """All processes evaluate the same network."""
+        self._share_statistics()
+
+    def _share_statistics(self) -> None:
+        """Average what BatchNorm has seen: each process has updated its own running statistics."""
+        self.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
+
     def on_validation_epoch_end(self) -> None:
         """Report every split on which validation runs."""
         names = getattr(getattr(self.trainer, "datamodule", None), "val_names", ["val"])
@@ -324,12 +385,14 @@ class FCCOModule(LightningModule):
             return
         for loader, parts in sorted(collected.items()):
             split = names[loader] if loader < len(names) else f"{names[-1]}{loader}"
-            outputs, columns = concatenate(parts)
+            outputs, columns = concatenate(parts, self.processes)
             summary = self.summarise(split, outputs, columns)
             self.last_summaries[split] = dict(summary)
             bar = {f"{split}_{k}": summary.pop(k) for k in ("auc", "worst_violation") if k in summary}
-            self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1)
-            self.log_dict({f"{split}_{k}": v for k, v in summary.items()}, add_dataloader_idx=False, batch_size=1)
+            rest = {f"{split}_{k}": v for k, v in summary.items()}
+            sync = self.processes.size > 1  # all have computed the same figures, but Lightning warns otherwise
+            self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
+            self.log_dict(rest, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
 
     def summarise(self, split: str, outputs: Tensor, columns: dict[str, Tensor]) -> dict[str, float]:
         """All figures of a split; warns when its constraints have become vacuous.
@@ -358,8 +421,10 @@ class FCCOModule(LightningModule):
         """Everything that a bit-for-bit continuation needs beside weights, rows and optimizers."""
         if self._engine is None:
             return
+        self._share_statistics()
         checkpoint["fcco"] = {
             "version": _CHECKPOINT_VERSION,
+            "world_size": self.processes.size,
             "algorithm": self.algorithm.name,
             "num_samples": self.num_samples,
             "engine": self._engine.state_dict(),
@@ -367,6 +432,10 @@ class FCCOModule(LightningModule):
             "random": random_streams(),
             "skipped_batches": self.skipped_batches,
         }
+
+    def dual_states(self) -> dict[str, DualState]:
+        """All dual states by their name in checkpoints."""
+        return {name: part for name, part in self.named_modules() if isinstance(part, DualState)}
 
     def _own_rows(self) -> dict[str, Any]:
         return {} if self.problem is None else {f"problem.{k}": v for k, v in self.problem.state_dict().items()}
@@ -376,9 +445,9 @@ class FCCOModule(LightningModule):
         stored = checkpoint.get("fcco")
         if stored is None:
             raise CheckpointError("the checkpoint was not written by FCCOModule during fit: it has no algorithm state.")
-        if stored["version"] != _CHECKPOINT_VERSION:
+        if stored.get("version") != _CHECKPOINT_VERSION:
             raise CheckpointError(
-                f"the checkpoint has format {stored['version']}, this version reads {_CHECKPOINT_VERSION}."
+                f"the checkpoint has format {stored.get('version')}, this version reads {_CHECKPOINT_VERSION}."
             )
         if self.problem is None or self._trainer is None or self.trainer.state.fn != "fit":
             # evaluation needs the weights only
@@ -393,16 +462,19 @@ class FCCOModule(LightningModule):
                 f"states mean different things. Use --model.algorithm {stored['algorithm']}, or start without "
                 "--ckpt_path."
             )
+        load(self.dual_states(), checkpoint, self.processes)
         self.skipped_batches = stored["skipped_batches"]
         self._restored = stored
 
 
-def evaluation_columns(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One value per sample: all columns that constraints and metrics may name."""
-    return {name: column for name, column in batch.items() if column.dim() == 1}
+def plain_values(part: object) -> dict[str, Any]:
+    """The attributes of a part that are numbers or words: they look the same on every process."""
+    return {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}
 
 
-def concatenate(parts: Sequence[tuple[Tensor, dict[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs and columns of all batches as one."""
-    outputs = torch.cat([o for o, _ in parts])
-    return outputs, {name: torch.cat([c[name] for _, c in parts]) for name in parts[0][1]}
+class _Announce(Callback):
+    """If this process fails outside a training step, the others are not left waiting."""
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        if isinstance(pl_module, FCCOModule) and isinstance(exception, Exception):
+            pl_module.processes.fail(exception, timeout=10.0)

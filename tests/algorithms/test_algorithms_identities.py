@@ -72,7 +72,7 @@ def test_smoothing_leaves_smooth_functions_alone():
 
 def full_gradient(algorithm, network, objective, constraints, batch):
     engine = make_engine(algorithm, network, objective, constraints)
-    engine.problem.surrogate(engine.functions(batch), None).value.backward()
+    engine.problem.surrogate(engine.functions(engine.functions.outputs(batch), batch), None).value.backward()
     out = flat(p.grad for p in network.parameters())
     network.zero_grad()
     return out

@@ -63,7 +63,7 @@ class Run:
 
     def everything(self):
         states = self.engine.problem.states
-        return [flat(self.network.parameters()), *(s.rows for s in states), *(s.seen for s in states)]
+        return [flat(self.network.parameters()), *(s.rows for s in states)]
 
 
 COMBINATIONS = [(name, optimizer) for name in MAKERS for optimizer in (HeavyBall, AdamType)]

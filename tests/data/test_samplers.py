@@ -41,9 +41,9 @@ def test_uniform_epoch_is_a_permutation():
 
 
 def test_drop_last_makes_batches_even():
-    assert not UniformBatches(103, 10, drop_last=False).even
-    assert UniformBatches(103, 10).even
-    assert UniformBatches(100, 10, drop_last=False).even
+    sizes = {drop: [len(b) for b in UniformBatches(103, 10, drop_last=drop).batches(0)] for drop in (True, False)}
+    assert sizes == {True: [10] * 10, False: [10] * 10 + [3]}
+    assert [len(b) for b in UniformBatches(100, 10, drop_last=False).batches(0)] == [10] * 10
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 4), (0.25, 2), (0.75, 6)])

@@ -20,7 +20,7 @@ from fcco_lightning import (
     Problem,
 )
 from fcco_lightning.errors import NonFiniteError, StateIndexError
-from fcco_lightning.problem import RandomState, evaluate_at
+from fcco_lightning.problem import Elsewhere, RandomState
 from fcco_lightning.records import Inner
 
 N = 10
@@ -116,13 +116,16 @@ def test_at_the_same_weights_the_second_forward_is_the_first(hidden):
     functions = Training(SONEX(), hidden).engine.functions
     weights = [p.detach().clone() for p in functions.trainable().values()]
     random = RandomState(torch.device("cpu"))
-    now = functions(make_batch())
-    before = evaluate_at(functions, weights, make_batch(), random, direct=True)
+    batch = make_batch()
+    now = functions(functions.outputs(batch), batch)
+    elsewhere = Elsewhere(functions, weights, random)
+    outputs = elsewhere.outputs(batch)
+    before = elsewhere.measure(outputs, batch, direct=True)
     assert torch.equal(now.inner[0].values, before.inner[0].values)
     assert torch.equal(now.direct, before.direct)
-    assert evaluate_at(functions, weights, make_batch(), random, direct=False).direct is None
+    assert elsewhere.measure(outputs, batch, direct=False).direct is None
     if hidden is with_dropout:
-        assert not torch.equal(now.inner[0].values, functions(make_batch()).inner[0].values)  # the next masks differ
+        assert not torch.equal(outputs, functions.outputs(batch))  # the next masks differ
 
 
 def test_the_correction_vanishes_where_the_weights_stand_still():
@@ -314,5 +317,5 @@ def test_evaluation_writes_nothing():
     before = training.everything()
     training.network.eval()
     with torch.no_grad():
-        training.engine.functions(make_batch(7))
+        training.engine.functions(training.engine.functions.outputs(make_batch(7)), make_batch(7))
     assert equal(before, training.everything())

@@ -70,7 +70,7 @@ def make(algorithm, objective=None, penalty=None, rows=torch.float64):
 def test_what_is_logged_are_the_parts_of_the_objective_function():
     network, engine = make(BSGD(), penalty=HingePenalty(4.0))
     batch = full_batch()
-    estimates = engine.problem.surrogate(engine.functions(batch), None).estimates
+    estimates = engine.problem.surrogate(engine.functions(engine.functions.outputs(batch), batch), None).estimates
     outputs = network(batch["x"])
     penalties = []
     for c in constraints():
@@ -101,7 +101,9 @@ def test_rows_per_group_are_written_per_group():
 def test_constraints_are_left_out_where_they_are_not_used(algorithm, penalty):
     _, engine = make(algorithm, penalty=penalty)
     assert engine.problem.constraints == []
-    assert engine.problem.surrogate(engine.functions(full_batch()), None).estimates.keys() == {"objective"}
+    assert engine.problem.surrogate(
+        engine.functions(engine.functions.outputs(full_batch()), full_batch()), None
+    ).estimates.keys() == {"objective"}
 
 
 def test_rho_follows_its_schedule():

@@ -122,7 +122,7 @@ def test_checkpoint_of_another_algorithm(make_module, make_trainer, tmp_path):
 def test_checkpoint_of_other_constraints_or_data(make_module, make_trainer, tmp_path):
     path = tmp_path / "a.ckpt"
     save_one(make_module, make_trainer, path)
-    with pytest.raises(CheckpointError, match=r"\(6, 2\).*\(2, 2\)"):
+    with pytest.raises(CheckpointError, match="6 x 2 float32, this problem needs 2 x 2 float32"):
         make_trainer(max_epochs=2).fit(
             make_module(constraints=[ROCFairness(thresholds=[0])]), make_data(), ckpt_path=path
         )

@@ -22,6 +22,8 @@ class SyntheticDataModule(TabularDataModule):
         batch_size: rows in a training batch of one process.
         eval_batch_size: rows in an evaluation batch of one process.
         positive_fraction: share of positives in every training batch; None draws uniformly.
+        drop_last: leave out an epoch's last batch if it is short.
+        owner_batches: hand every process only samples whose rows it holds.
         seed: seed of the training batches.
         num_workers: worker processes of the training loader.
     """
@@ -37,6 +39,8 @@ class SyntheticDataModule(TabularDataModule):
         batch_size: int = 128,
         eval_batch_size: int = 4096,
         positive_fraction: float | None = None,
+        drop_last: bool = True,
+        owner_batches: bool = False,
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
@@ -53,6 +57,8 @@ class SyntheticDataModule(TabularDataModule):
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             positive_fraction=positive_fraction,
+            drop_last=drop_last,
+            owner_batches=owner_batches,
             seed=seed,
             num_workers=num_workers,
         )

@@ -10,13 +10,13 @@ from torch.utils.data import DataLoader
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.fingerprint import fingerprint, require_same
-from fcco_lightning.data.loader import ResumableLoader
+from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.roles import LabelledFrame, Roles
-from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, UniformBatches
+from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, OwnerBatches, UniformBatches
 from fcco_lightning.data.sources import is_hub_id, read_table
 from fcco_lightning.data.splits import require_all_cells, stratified_split
 from fcco_lightning.data.table import TensorTable, collate
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 
 
 class TabularDataModule(LightningDataModule):
@@ -43,6 +43,9 @@ class TabularDataModule(LightningDataModule):
         batch_size: rows in a training batch of one process.
         eval_batch_size: rows in an evaluation batch of one process.
         positive_fraction: share of positives in every training batch; None draws uniformly.
+        drop_last: leave out an epoch's last batch if it is short.
+        owner_batches: hand every process only samples whose rows it holds (:class:`OwnerBatches`), which spares the
+            exchange of rows of a large sharded state; the batches then depend on the number of processes.
         seed: seed of the training batches.
         num_workers: worker processes of the training loader.
 
@@ -70,6 +73,8 @@ class TabularDataModule(LightningDataModule):
         batch_size: int = 128,
         eval_batch_size: int = 4096,
         positive_fraction: float | None = None,
+        drop_last: bool = True,
+        owner_batches: bool = False,
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
@@ -85,7 +90,12 @@ class TabularDataModule(LightningDataModule):
         self.test_fraction, self.val_fraction, self.split_seed = test_fraction, val_fraction, split_seed
         self.batch_size = at_least("batch_size", batch_size, 1)
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
+        if owner_batches and (positive_fraction is not None or not drop_last):
+            raise ConfigError(
+                "owner_batches draws uniformly, whole batches: leave positive_fraction and drop_last out."
+            )
         self.positive_fraction, self.seed, self.num_workers = positive_fraction, seed, num_workers
+        self.drop_last, self.owner_batches = drop_last, owner_batches
         self.encoder = TabularEncoder(categorical or (), missing)
         self.tables: dict[str, TensorTable] = {}
         self.class_names = self.group_names = ("", "")
@@ -134,8 +144,8 @@ class TabularDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the training loader; its position is part of Lightning's checkpoints."""
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        plan = self._plan(self.batch_size * world_size)
+        rank, world_size = self._place()
+        plan = self._plan(self.batch_size * world_size, world_size)
         limit = self.trainer.limit_train_batches if self.trainer else None
         if isinstance(limit, float):
             limit = int(limit * plan.num_batches)
@@ -144,21 +154,26 @@ class TabularDataModule(LightningDataModule):
         )
 
     def val_dataloader(self) -> dict[str, DataLoader[Any]]:
-        """Return the train split in order, then the validation split if there is one (:attr:`val_names`)."""
+        """Return this process's part of the train split in order, then of the validation split (:attr:`val_names`)."""
         return {name: self._ordered(name) for name in self.val_names}
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Return the test split in order."""
+        """Return this process's part of the test split, in order."""
         return self._ordered("test")
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """Return the test split in order."""
+        """Return this process's part of the test split, in order."""
         return self._ordered("test")
 
     def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
-        """Return an ordered loader of every split: "train", "val" (if held out) and "test"."""
+        """Return an ordered loader of this process's part of every split: "train", "val" (if held out) and "test"."""
         self._table("train")
         return {name: self._ordered(name) for name in self.tables}
+
+    def identity(self) -> dict[str, Any]:
+        """What the training batches depend on: the same on all processes of a job."""
+        plan = (self.batch_size, self.seed, self.positive_fraction, self.drop_last, self.owner_batches)
+        return {"train_split": fingerprint(self._table("train"), self.feature_names), "batches": plan}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder and what identifies the training split, as plain values."""
@@ -193,16 +208,22 @@ class TabularDataModule(LightningDataModule):
         rest, held = stratified_split(train.cells, self.val_fraction, self.split_seed, "val_fraction")
         return {"train": train.take(rest), "val": train.take(held), "test": test}
 
-    def _plan(self, union: int) -> BatchPlan:
+    def _place(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _plan(self, union: int, world_size: int) -> BatchPlan:
+        if self.owner_batches:
+            return OwnerBatches(self.num_train, union, self.seed, world_size=world_size)
         if self.positive_fraction is None:
-            return UniformBatches(self.num_train, union, self.seed)
+            return UniformBatches(self.num_train, union, self.seed, drop_last=self.drop_last)
         labels = self._table("train").columns["y"]
         return BalancedBatches(labels, union, self.seed, positive_fraction=self.positive_fraction)
 
     def _ordered(self, name: str) -> DataLoader[Any]:
         # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
         table, own = self._table(name), torch.Generator()
-        return DataLoader(table, batch_size=self.eval_batch_size, collate_fn=collate, generator=own)
+        share = OrderedShare(table, *self._place())
+        return DataLoader(table, batch_size=self.eval_batch_size, sampler=share, collate_fn=collate, generator=own)
 
     def _table(self, name: str) -> TensorTable:
         if not self.tables:

@@ -1,0 +1,356 @@
+"""Tables of rows on disk: every process writes the rows it holds to one file, any number of processes reads them back.
+
+A part file is a header (one line of JSON, padded with blanks to a multiple of 4096 bytes), the rows as they lie in
+memory, and the checksum of every chunk of ``CHUNK_BYTES``.  ``manifest.json`` names the parts of all tables and is
+written last: a folder without it holds a save that was interrupted.  Rows are handled as integers, so every bit of a
+NaN survives.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from io import BufferedReader
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fcco_lightning.errors import CheckpointError
+
+FORMAT_VERSION = 1
+CHUNK_BYTES = 4 << 20  # part of the format: files written with another value are refused
+MANIFEST = "manifest.json"
+
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_MASK = (1 << 64) - 1
+_WAY_OUT = "Copy the folder again from where it was saved, or resume from another checkpoint."
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process wrote, as plain values."""
+
+    table: str
+    file: str  # name in the folder; a part without rows has no file
+    first: int  # global number of its first row
+    count: int  # rows
+    width: int
+    dtype: str  # "float32" or "float64"
+    checksum: int = 0  # of the rows, in [0, 2**64)
+    size: int = 0  # bytes of the file
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a save holds: ``tables`` maps a name to its number of rows; ``parts`` are sorted, none is empty."""
+
+    save_id: str
+    tables: dict[str, int]
+    parts: tuple[Part, ...]
+
+
+def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor, num_rows: int) -> Part:
+    """Write ``rows`` (count, k), global rows ``first``, ``first + 1``, ... of ``num_rows``, chunk by chunk, and fsync.
+
+    Nothing is written if count is 0.  The file's name holds ``save_id``: an earlier save in the folder stays whole.
+
+    Raises:
+        CheckpointError: if ``rows`` are no part of the table, or cannot be written; no file is left then.
+    """
+    count, width = _integers(rows).shape
+    name = f"{quote(table, safe='')}.{first:012d}.{quote(save_id, safe='')}.rows"
+    part = Part(table, name, first, count, width, _dtype_name(rows))
+    if not count:
+        return part
+    _check_range(table, first, count, num_rows)
+    header, sums = _header(part, save_id, num_rows), list[int]()
+    with _new_file(folder / name) as file:
+        file.write(header)
+        for words, total in _chunks(rows, first):
+            file.write(words.data)
+            sums.append(total)
+        file.write(np.array(sums, np.uint64).data)
+        size = file.tell()
+    return replace(part, checksum=sum(sums) & _MASK, size=size)
+
+
+def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts: Sequence[Part]) -> None:
+    """Complete the save, at once or not at all; one process calls it after all have written their parts.
+
+    Args:
+        folder: the folder that holds the parts.
+        save_id: as given to :func:`write_part`.
+        tables: number of rows by name of table.
+        parts: of all tables and processes, in any order.
+
+    Raises:
+        CheckpointError: if the parts of a table do not hold each of its rows once, or on a failure to write.
+    """
+    parts = sorted((part for part in parts if part.count), key=lambda part: (part.table, part.first))
+    if strangers := {part.table for part in parts} - set(tables):
+        raise CheckpointError(f"parts of {sorted(strangers)} were written, the tables to save are {list(tables)}.")
+    for table, num_rows in tables.items():
+        _check_cover(table, num_rows, [part for part in parts if part.table == table])
+    content = {"version": FORMAT_VERSION, "save_id": save_id, "tables": dict(tables), "parts": [*map(asdict, parts)]}
+    with _new_file(folder / MANIFEST) as file:
+        file.write(_manifest_bytes(content))
+
+
+def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
+    """What the save in ``folder`` holds.
+
+    Raises:
+        CheckpointError: if there is no manifest, if it is damaged or of another format version, or if ``save_id`` is
+            given and is not that of the save.
+    """
+    path = folder / MANIFEST
+    try:
+        found = path.read_bytes()
+        content = json.loads(found)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"`{path}` is missing: the save was interrupted, or the folder is not one. Resume from another checkpoint."
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ValueError as error:
+        raise _damaged(path, f"it is not JSON ({error})") from error
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"`{path}` has format version {version!r}, this installation reads version {FORMAT_VERSION}. "
+            "Load it with the version of fcco_lightning that wrote it."
+        )
+    if _manifest_bytes(content) != found:
+        raise _damaged(path, "it does not match its digest")
+    if save_id is not None and content["save_id"] != save_id:
+        raise _damaged(path, f"it is of save {content['save_id']!r}, the checkpoint of save {save_id!r}")
+    return Manifest(content["save_id"], content["tables"], tuple(Part(**part) for part in content["parts"]))
+
+
+def read_rows(
+    folder: Path, manifest: Manifest, table: str, first: int, into: Tensor, num_rows: int | None = None
+) -> None:
+    """Fill ``into`` (m, k) with the global rows ``first``, ..., ``first + m - 1`` of ``table``.
+
+    Every chunk that holds one of them is read and verified as a whole; no file is read if m is 0.
+
+    Args:
+        folder: of the save.
+        manifest: what :func:`read_manifest` says about it.
+        table: name of the table.
+        first: global number of the first row to read.
+        into: rows to fill, of the dtype that was saved, on any device; undefined after an error.
+        num_rows: rows that the caller's table has; None: as many as were saved.
+
+    Raises:
+        CheckpointError: if table, shape or dtype is another, or a file is missing, damaged or of another save.
+    """
+    integers = _integers(into)
+    if table not in manifest.tables:
+        raise CheckpointError(f"the checkpoint has no table {table!r}, only {list(manifest.tables)}.")
+    parts, saved_rows = [part for part in manifest.parts if part.table == table], manifest.tables[table]
+    needed = (saved_rows if num_rows is None else num_rows, into.shape[1], _dtype_name(into))
+    for saved in {(saved_rows, part.width, part.dtype) for part in parts} - {needed}:
+        raise CheckpointError(
+            f"the checkpoint's table {table!r} has (rows, width, dtype) {saved}, this problem needs {needed}. It was "
+            "trained on another data set, split or set of constraints: use the same ones, or start without --ckpt_path."
+        )
+    if len(into):
+        _check_range(table, first, len(into), saved_rows)
+    for part in parts:
+        low, high = max(first, part.first), min(first + len(into), part.first + part.count)
+        if low < high:
+            header = _header(part, manifest.save_id, saved_rows)
+            _read_part(folder / part.file, part, header, low - part.first, integers[low - first : high - first])
+
+
+def checksum(rows: Tensor, first: int) -> int:
+    r"""Checksum of ``rows`` (count, k), whose first has the global number ``first``; it adds up over parts.
+
+    With v_p the p-th 32-bit word of the table, and T = 2**14,
+
+        sum_p v_p * a[p mod T] * b[p // T]  mod 2**64,
+
+    where the ``a`` are different non-zero 32-bit numbers and the ``b`` are odd 64-bit numbers.  So it changes with any
+    change of one word and with any swap of two within a period; over longer distances ``a * b`` is as good as random.
+    """
+    return sum(total for _, total in _chunks(rows, first)) & _MASK
+
+
+def _mixed(number: int) -> int:
+    """The ``number``-th output of splitmix64."""
+    number = (number + 1) * 0x9E3779B97F4A7C15 & _MASK
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+    return number ^ number >> 31
+
+
+# T of them, so that weights and products fit into the level 2 cache.
+_WEIGHTS = np.array([_mixed(number) >> 32 for number in range(1 << 14)], np.uint64)
+
+
+def _checksum(words: NDArray[np.uint32], position: int) -> int:
+    """The sum of :func:`checksum` over ``words``, the first of which is word ``position`` of the table."""
+    buffer = np.empty_like(_WEIGHTS)
+    total = done = 0
+    while done < words.size:
+        block, offset = divmod(position + done, _WEIGHTS.size)
+        piece = words[done : done + _WEIGHTS.size - offset]
+        products = np.multiply(piece, _WEIGHTS[offset : offset + piece.size], out=buffer[: piece.size])
+        total += int(products.sum()) * (_mixed(block) | 1)
+        done += piece.size
+    return total & _MASK
+
+
+def _integers(rows: Tensor) -> Tensor:
+    """``rows`` as integers of the same bits."""
+    if rows.dim() != 2 or rows.shape[1] < 1 or rows.dtype not in _INTEGERS:
+        raise CheckpointError(
+            f"rows must be (count, width), width >= 1, of float32 or float64, got {tuple(rows.shape)} {rows.dtype}."
+        )
+    return rows.detach().view(_INTEGERS[rows.dtype])
+
+
+def _words(integers: Tensor) -> NDArray[np.uint32]:
+    """The memory of a contiguous CPU tensor."""
+    return integers.numpy().reshape(-1).view(np.uint32)
+
+
+def _chunks(rows: Tensor, first: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
+    """The words of every chunk, still in the cache, and their checksum."""
+    integers, step = _integers(rows), _rows_per_chunk(rows)
+    for start in range(0, len(rows), step):
+        words = _words(integers[start : start + step].cpu().contiguous())
+        yield words, _checksum(words, (first + start) * _row_bytes(rows) // 4)
+
+
+def _row_bytes(rows: Tensor) -> int:
+    return rows.shape[1] * rows.element_size()
+
+
+def _rows_per_chunk(rows: Tensor) -> int:
+    return max(1, CHUNK_BYTES // _row_bytes(rows))
+
+
+def _dtype_name(rows: Tensor) -> str:
+    return str(rows.dtype).removeprefix("torch.")
+
+
+def _header(part: Part, save_id: str, num_rows: int) -> bytes:
+    fields = {"version": FORMAT_VERSION, "save_id": save_id, "num_rows": num_rows}
+    fields |= {name: getattr(part, name) for name in ("table", "first", "count", "width", "dtype")}
+    fields |= {"byte_order": sys.byteorder, "chunk_bytes": CHUNK_BYTES}
+    line = f"fcco_lightning rows {json.dumps(fields)}".encode()
+    return line.ljust((len(line) // 4096 + 1) * 4096 - 1) + b"\n"
+
+
+def _manifest_bytes(content: Mapping[str, Any]) -> bytes:
+    """The one text of ``content``, with its digest."""
+    body = {name: value for name, value in content.items() if name != "digest"}
+    digest = sha256(json.dumps(body).encode()).hexdigest()
+    return json.dumps({**body, "digest": digest}, indent=1).encode() + b"\n"
+
+
+def _check_range(table: str, first: int, count: int, num_rows: int) -> None:
+    if first < 0 or first + count > num_rows:
+        raise CheckpointError(
+            f"table {table!r} has rows 0..{num_rows - 1}, got rows {first}..{first + count - 1}. "
+            "Divide the rows of the table over the processes."
+        )
+
+
+def _check_cover(table: str, num_rows: int, parts: Sequence[Part]) -> None:
+    if len(kinds := {(part.width, part.dtype) for part in parts}) > 1:
+        raise CheckpointError(f"the parts of table {table!r} must have one (width, dtype), got {sorted(kinds)}.")
+    ends = accumulate((part.count for part in parts), initial=0)
+    for end, begin in zip(ends, [*(part.first for part in parts), num_rows], strict=True):
+        if end != begin:
+            raise CheckpointError(
+                f"the parts of table {table!r} must hold each of its {num_rows} rows once, but after row {end - 1} "
+                f"comes row {begin}. Give the part of every process, once."
+            )
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when all of it is on the disk, or never."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write `{path}`: {error.strerror or error}. The save is incomplete, earlier ones are as they were. "
+            "Free space, or choose another folder."
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    with suppress(OSError):  # not every file system can; a name that is lost reads as an interrupted save
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _read_part(path: Path, part: Part, header: bytes, start: int, into: Tensor) -> None:
+    """Fill ``into`` with the rows ``start``, ... of a part, counted from its first."""
+    row_bytes, step, stop = _row_bytes(into), _rows_per_chunk(into), start + len(into)
+    in_place = into.device.type == "cpu" and into.is_contiguous()
+    try:
+        with path.open("rb") as file:
+            sums = _checked_sums(path, file, part, header, -(-part.count // step))
+            for chunk in range(start // step, -(-stop // step)):
+                low, high = chunk * step, min((chunk + 1) * step, part.count)
+                kept = slice(max(low, start), min(high, stop))
+                target = into[kept.start - start : kept.stop - start]
+                whole = in_place and len(target) == high - low
+                rows = target if whole else torch.empty(high - low, part.width, dtype=into.dtype, device="cpu")
+                words = _words(rows)
+                file.seek(len(header) + low * row_bytes)
+                complete = file.readinto(words.data) == words.nbytes
+                if not complete or _checksum(words, (part.first + low) * row_bytes // 4) != sums[chunk]:
+                    raise _damaged(
+                        path, f"rows {part.first + low}..{part.first + high - 1} do not match their checksum"
+                    )
+                if not whole:
+                    target.copy_(rows[kept.start - low : kept.stop - low])
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _checked_sums(path: Path, file: BufferedReader, part: Part, header: bytes, chunks: int) -> list[int]:
+    """Checksums of the chunks of a part file, if it is the file that the manifest means."""
+    size, found = os.fstat(file.fileno()).st_size, file.read(len(header))
+    if found != header[:size]:
+        raise _damaged(path, f"its header is {found[:500]!r}, must be {header.rstrip()!r}")
+    if size != part.size:
+        raise _damaged(path, f"it has {size} bytes, must have {part.size}")
+    file.seek(size - 8 * chunks)
+    sums: list[int] = np.frombuffer(file.read(), np.uint64).tolist()
+    if sum(sums) & _MASK != part.checksum:
+        raise _damaged(path, "its checksums do not add up to that in the manifest")
+    return sums
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"`{path}` is damaged or belongs to another save: {what}. {_WAY_OUT}")
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"cannot read `{path}`: {error.strerror or error}. {_WAY_OUT}")

@@ -1,0 +1,248 @@
+"""Checkpoints whose large dual states lie in files beside them, written and read by every process."""
+
+import os
+import secrets
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from fcco_lightning.distributed import Processes
+from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state import DualState
+from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
+
+FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
+
+
+class HasDualStates(Protocol):
+    """The module that is trained."""
+
+    processes: Processes
+
+    def dual_states(self) -> dict[str, DualState]:
+        """All dual states by their name in checkpoints."""
+
+
+def rows_folder(path: str | Path) -> Path:
+    """The folder ``X.ckpt.rows`` that belongs to ``X.ckpt``; it holds one folder per save."""
+    return Path(f"{os.path.realpath(path)}.rows")
+
+
+def check_file(path: str | Path) -> None:
+    """Refuse a missing or damaged checkpoint file.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {path}: there is no such file (looked in {Path.cwd()}).")
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"checkpoint {path}: the file is truncated or no checkpoint. Use an earlier one.")
+    with zipfile.ZipFile(path) as archive:
+        try:
+            damaged = archive.testzip()
+        except (zipfile.BadZipFile, EOFError, OSError) as error:
+            damaged = str(error)
+    if damaged:
+        raise CheckpointError(f"checkpoint {path}: the file is damaged at {damaged}. Use an earlier one.")
+
+
+class RowsCheckpointIO(CheckpointIO):
+    """The trainer's way to files, made safe: whole files only, and the rows' folder goes with its checkpoint.
+
+    Args:
+        inner: what does the work; a plain local file is written here, to a temporary file in the same folder that then
+            takes its place, because a temporary file on another file system cannot do so at once.
+    """
+
+    def __init__(self, inner: CheckpointIO) -> None:
+        self.inner = inner
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write the file, at once or not at all.
+
+        Raises:
+            CheckpointError: if it cannot be written; an earlier file of that name is as it was.
+        """
+        if type(self.inner) is not TorchCheckpointIO or "://" in str(path):
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+            return
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except (OSError, RuntimeError) as error:  # torch wraps what its own writer meets
+            raise CheckpointError(
+                f"cannot write `{path}`: {error}. Earlier checkpoints are as they were. Free space, or choose another "
+                "folder."
+            ) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read the file; what it holds also says where its rows are."""
+        if "://" not in str(path):
+            check_file(path)
+        checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
+        if "fcco" in checkpoint:
+            checkpoint["fcco"][FOLDER] = str(rows_folder(path))
+        return checkpoint
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove the file and its rows."""
+        linked = Path(path).is_symlink()
+        folder = rows_folder(path)
+        self.inner.remove_checkpoint(path)
+        if not linked:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def teardown(self) -> None:
+        """Pass it on."""
+        self.inner.teardown()
+
+
+def install(trainer: Trainer) -> None:
+    """Let every process of ``trainer`` take part in saving.
+
+    Lightning's strategies hand a checkpoint to the ``CheckpointIO`` of the first process only, so the method that all
+    processes do call is wrapped.
+    """
+    strategy = trainer.strategy
+    if isinstance(strategy.checkpoint_io, RowsCheckpointIO):
+        return
+    strategy.checkpoint_io = RowsCheckpointIO(strategy.checkpoint_io)
+    write = strategy.save_checkpoint
+
+    def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        save(
+            trainer.lightning_module,  # type: ignore[arg-type]
+            checkpoint,
+            filepath,
+            lambda: write(checkpoint, filepath, storage_options=storage_options),
+        )
+
+    strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
+
+
+def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, write: Callable[[], None]) -> None:
+    """Write the rows of large states, then the checkpoint that refers to them; all processes call it.
+
+    Whenever it is interrupted, the earlier checkpoint of that name and its rows are whole.
+
+    Args:
+        module: whose dual states are saved.
+        checkpoint: as collected by the Trainer; rows that go to files are taken out of it.
+        path: of the checkpoint.
+        write: writes it (on the first process).
+
+    Raises:
+        CheckpointError: if a file cannot be written; on all processes.
+        PeerError: on the other processes.
+    """
+    processes, states = module.processes, module.dual_states()
+    large = {name: s for name, s in states.items() if s.sharded}
+    for name in large:
+        for key in (f"{name}.rows", f"{name}._extra_state"):
+            checkpoint["state_dict"].pop(key, None)
+    own: dict[str, Any] = checkpoint.get("fcco", {})
+    own["tables"] = {name: _described(s, checksum(s.rows, 0)) for name, s in states.items() if name not in large}
+    if not large or "fcco" not in checkpoint:  # small rows are in the state_dict; weights alone need none
+        with processes.together():
+            write()
+        return
+    folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
+    own["save_id"] = folder.name
+    try:
+        parts = _write_parts(large, folder, processes)
+        for name, s in large.items():
+            own["tables"][name] = _described(s, sum(p.checksum for p in parts if p.table == name) % 2**64)
+        with processes.together():
+            if processes.rank == 0:
+                write_manifest(folder, folder.name, {name: s.num_rows for name, s in large.items()}, parts)
+                write()
+    except BaseException:
+        if processes.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if processes.rank == 0:
+        _remove_others(folder)
+
+
+def _write_parts(states: Mapping[str, DualState], folder: Path, processes: Processes) -> list[Part]:
+    """Every process writes what it holds; the parts of all of them."""
+    with processes.guard():
+        written = [asdict(write_part(folder, n, folder.name, s.first, s.rows, s.num_rows)) for n, s in states.items()]
+    return [Part(**part) for of_one in processes.everyone(written) for part in of_one]
+
+
+def _remove_others(folder: Path) -> None:
+    """Remove the rows of earlier saves under the same name, and of interrupted ones."""
+    for other in folder.parent.iterdir():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes: Processes) -> None:
+    """Fill ``states`` from a checkpoint of any number of processes, and leave them in its ``state_dict``.
+
+    Raises:
+        CheckpointError: if rows are missing, damaged, of another save, or of another problem; on all processes.
+        PeerError: on the other processes.
+    """
+    own, weights = checkpoint["fcco"], checkpoint["state_dict"]
+    with processes.together():
+        for name, state in states.items():
+            key, described = f"{name}.rows", own["tables"].get(name)
+            if described is None:
+                raise CheckpointError(
+                    f"the checkpoint has no dual state `{name}`, only {sorted(own['tables'])}. It was trained with "
+                    "another objective or set of constraints: use the same ones, or start without --ckpt_path."
+                )
+            _require_same_shape(name, state, described)
+            if key in weights:
+                _require_checksum(name, checksum(weights[key], 0), described)
+                state.rows.copy_(weights[key][state.first : state.first + len(state.rows)])
+            else:
+                folder = Path(own[FOLDER]) / own["save_id"]
+                manifest = read_manifest(folder, own["save_id"])
+                read_rows(folder, manifest, name, state.first, state.rows, state.num_rows)
+            state.rewritten()
+            weights[key], weights[f"{name}._extra_state"] = state.rows, state.get_extra_state()
+
+
+def _described(state: DualState, total: int) -> dict[str, Any]:
+    shape = {"num_rows": state.num_rows, "width": state.width, "dtype": str(state.rows.dtype).removeprefix("torch.")}
+    return {**shape, "checksum": f"{total:016x}"}
+
+
+def _require_same_shape(name: str, state: DualState, described: Mapping[str, Any]) -> None:
+    here, there = ("{num_rows} x {width} {dtype}".format_map(d) for d in (_described(state, 0), described))
+    if here != there:
+        raise CheckpointError(
+            f"the checkpoint's dual state `{name}` has (rows x width) {there}, this problem needs {here}. It was "
+            "trained on another data set, split or set of constraints: use the same ones, or start without --ckpt_path."
+        )
+
+
+def _require_checksum(name: str, total: int, described: Mapping[str, Any]) -> None:
+    if f"{total:016x}" != described["checksum"]:
+        raise CheckpointError(
+            f"the rows of the dual state `{name}` do not match their checksum: the checkpoint is damaged. Use an "
+            "earlier one."
+        )
