@@ -182,7 +182,7 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
         if isinstance(cause, RuntimeError) and any(sign in str(cause) for sign in _LOST):
             return (
                 1,
-                f"another process of the job has ended or does not answer; its own message says why. To go on: {resume}",
+                f"another process of the job has ended or does not answer (its own message says why); {resume}",
             )
         if isinstance(cause, MisconfigurationException) or _raised_in_library(cause):
             return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"

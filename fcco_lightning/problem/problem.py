@@ -76,7 +76,7 @@ class Problem(nn.Module):
         num_samples: size of the training split.
         dtype: of the rows.
         processes: of the job; this one alone by default.
-        layout: of the rows, see :class:`DualState`.
+        layout: of the rows of samples, see :class:`DualState`; constraints follow "auto".
 
     Raises:
         ConfigError: if the algorithm takes dual steps and an outer function is not convex.
@@ -99,13 +99,14 @@ class Problem(nn.Module):
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
         self.constraints = list(constraints) if algorithm.uses_constraints and self.penalty.rho > 0 else []
         m = sum(c.num_rows for c in self.constraints)
-        make = partial(Term, dtype=dtype, processes=self.processes, layout=layout)
+        make = partial(Term, dtype=dtype, processes=self.processes)
         terms = []
         if objective.outer is not None:
             n, remembers = objective.num_rows(num_samples), algorithm.objective_estimator.remembers
-            own = make("objective", n, objective.width, 1.0, objective.distinct, remembers)
-            own.per_sample = n == num_samples and not objective.distinct
-            terms.append(own)
+            per_sample = n == num_samples and not objective.distinct
+            own_layout: Layout = layout if per_sample else "auto"
+            terms.append(make("objective", n, objective.width, 1.0, objective.distinct, remembers, layout=own_layout))
+            terms[0].per_sample = per_sample
         remembers = algorithm.estimator.remembers
         terms += [
             make("penalty", c.num_rows, c.width, c.num_rows / m, distinct=True, remembers=remembers)

@@ -1,0 +1,218 @@
+"""What the processes of a job do, for the tests of several processes under a Trainer."""
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from torch import Tensor, nn
+
+from fcco_lightning import (
+    ALEXR2,
+    AUC,
+    MSVR,
+    SONEX,
+    SOX,
+    FCCOModule,
+    HeavyBall,
+    HingePenalty,
+    ROCFairness,
+    SOXBoost,
+    SquaredHingePenalty,
+    TabularMLP,
+)
+from fcco_lightning.callbacks import Preemption
+from fcco_lightning.objectives import Objective, binary_scores
+from fcco_lightning.outer import Log
+from fcco_lightning.records import Inner
+from tests.conftest import make_data, make_frame
+
+
+class SoftRank(Objective):
+    """Mean over the positives of ``log(1/2 + mean over negatives of squared hinge)``: one row per positive sample."""
+
+    outer = Log()
+
+    def inner(self, outputs, batch):
+        scores, positive = binary_scores(outputs), batch["y"] == 1
+        if positive.all() or not positive.any():
+            return None
+        gaps = (1 - scores[positive].unsqueeze(1) + scores[~positive].unsqueeze(0)).clamp(min=0).square()
+        return Inner(batch["index"][positive], 0.5 + gaps.mean(1, keepdim=True))
+
+
+ALGORITHMS: dict[str, Callable[[], Any]] = {
+    "SONEX": lambda: SONEX(0.5, 0.1, lam=0.01),
+    "SOX": lambda: SOX(0.5),
+    "MSVR": lambda: MSVR(gamma=0.5, gamma_prime=0.3),
+    "ALEXR2": lambda: ALEXR2(K=4, gamma=0.5),
+    "SOXBoost": partial(SOXBoost, first_stage=3),
+}
+
+
+class At(Callback):
+    """Calls a function after a batch."""
+
+    def __init__(self, epoch: int, batch: int, act: Callable[[Trainer], None]) -> None:
+        self.epoch, self.batch, self.act = epoch, batch, act
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
+            self.act(trainer)
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def fit(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Train as ``job`` says and return what has come of it; every key has a default."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    seed_everything(job.get("seed", 0), verbose=False)
+    objective = SoftRank() if job.get("objective") == "rank" else AUC()
+    algorithm = ALGORITHMS[job.get("algorithm", "SONEX")]()
+    data = make_data(
+        **{
+            "train": make_frame(job.get("rows", 200), 0),
+            "batch_size": job.get("union", 24) // size,
+            **job.get("data", {}),
+        }
+    )
+    data.setup()
+    smooth = job.get("algorithm", "SONEX") in ("SOX", "MSVR", "SOXBoost")
+    module = FCCOModule(
+        TabularMLP(hidden=[8], in_features=data.num_features, batch_norm=job.get("batch_norm", False)),
+        objective,
+        constraints=[ROCFairness(thresholds=[-1, 0, 1])],
+        penalty=SquaredHingePenalty(4.0) if smooth else HingePenalty(4.0),
+        algorithm=algorithm,
+        optimizer=lambda p: HeavyBall(p, lr=0.05, beta=0.5),
+        **job.get("module", {}),
+    )
+    if "before" in job:
+        job["before"](module, data)
+    callbacks: list[Callback] = list(job.get("callbacks", ()))
+    if "save" in job:
+        epoch, batch, path = job["save"]
+        callbacks.append(At(epoch, batch, lambda trainer: trainer.save_checkpoint(path)))
+    trainer = Trainer(
+        max_epochs=job.get("epochs", 2),
+        accelerator="cpu",
+        devices=size,
+        strategy="ddp" if size > 1 else "auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=callbacks,
+        default_root_dir=job.get("folder"),
+        **job.get("trainer", {}),
+    )
+    trainer.fit(module, data, ckpt_path=job.get("resume"))
+    return outcome(trainer, module)
+
+
+def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
+    """Weights, rows held here, and what was counted."""
+    weights = {name: p.detach().clone() for name, p in module.network.state_dict().items()}
+    rows = {name: (s.first, s.num_rows, s.rows.clone()) for name, s in module.dual_states().items()}
+    logged = {name: float(v) for name, v in trainer.callback_metrics.items()}
+    return {"weights": weights, "rows": rows, "global_step": trainer.global_step, "logged": logged}
+
+
+def whole_rows(outcomes: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """All rows of every state, put together from those of all processes; replicas must be equal."""
+    tables = {}
+    for name, (_, num_rows, part) in outcomes[0]["rows"].items():
+        table = torch.full((num_rows, part.shape[1]), float("nan"))
+        for one in outcomes:
+            first, _, own = one["rows"][name]
+            there = table[first : first + len(own)]
+            written = ~there.isnan()
+            assert torch.equal(there[written], own[written])
+            table[first : first + len(own)] = own
+        tables[name] = table
+    return tables
+
+
+class Sabotage(nn.Module):
+    """A network that fails on one rank at one call."""
+
+    def __init__(self, inside: nn.Module, bad_rank: int, call: int, how: str) -> None:
+        super().__init__()
+        self.inside, self.bad_rank, self.call, self.how, self.calls = inside, bad_rank, call, how, 0
+
+    def forward(self, x):
+        out = self.inside(x)
+        if self.training and torch.is_grad_enabled():
+            self.calls += 1
+            if self.calls == self.call and rank() == self.bad_rank:
+                if self.how == "raise":
+                    raise ValueError("the network does not like this batch")
+                out = out * float("nan")
+        return out
+
+
+def sabotage_network(bad_rank, call, how, module, data):
+    module.network = Sabotage(module.network, bad_rank, call, how)
+
+
+class BadTable:
+    def __init__(self, table, bad_rank):
+        self.table, self.bad_rank, self.asked = table, bad_rank, 0
+
+    def __len__(self):
+        return len(self.table)
+
+    def __getattr__(self, name):
+        return getattr(self.table, name)
+
+    def __getitems__(self, rows):
+        self.asked += 1
+        if rank() == self.bad_rank and self.asked == 3:
+            raise OSError("the disk with the samples is gone")
+        return self.table.__getitems__(rows)
+
+
+def sabotage_data(bad_rank, module, data):
+    data.tables["train"] = BadTable(data.tables["train"], bad_rank)
+
+
+def other_configuration(module, data):
+    if rank() == 1:
+        module.penalty = HingePenalty(5.0)
+
+
+def other_data(module, data):
+    if rank() == 1:
+        data.tables["train"].columns["y"][3] ^= 1
+
+
+def terminate(which, trainer):
+    if rank() == which:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fit_and_be_told_to_end(job: Mapping[str, Any], which: int, epoch: int, batch: int) -> Any:
+    """SIGTERM reaches one rank after a batch."""
+    return fit({**job, "callbacks": [At(epoch, batch, partial(terminate, which)), Preemption(folder=job["folder"])]})
+
+
+def rows_files(path: str) -> list[Path]:
+    return sorted(Path(f"{path}.rows").rglob("*.rows"))
+
+
+def fill_the_disk(module, data):
+    """Rank 1 cannot write any more."""
+    if rank() == 1:
+
+        def fsync(descriptor):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        os.fsync = fsync

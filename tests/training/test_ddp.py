@@ -1,0 +1,211 @@
+"""Several processes under a Trainer: the same as one process, through saves, failures and signals."""
+
+import os
+import re
+import shutil
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from fcco_lightning.callbacks.preemption import INTERRUPTED
+from tests import jobs
+from tests.launch import Ended, launch, values
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # float32: the matrix products of 24 rows and of twice 12 round differently
+
+
+def run(job, size):
+    return values(launch(jobs.fit, size, job))
+
+
+def assert_same(several, one, **tolerance):
+    tolerance = tolerance or {"rtol": 0, "atol": 0}
+    for outcome in several:
+        torch.testing.assert_close(outcome["weights"], one[0]["weights"], **tolerance)
+        assert outcome["global_step"] == one[0]["global_step"]
+        assert outcome["logged"] == pytest.approx(one[0]["logged"], rel=1e-4, abs=1e-5)
+    rows, expected = jobs.whole_rows(several), jobs.whole_rows(one)
+    torch.testing.assert_close(rows, expected, **tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("algorithm", list(jobs.ALGORITHMS))
+def test_two_processes_are_one(algorithm):
+    job = {"algorithm": algorithm}
+    assert_same(run(job, 2), run(job, 1), **CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", ["SOX", "MSVR", "SONEX"])
+@pytest.mark.parametrize("layout", ["replicated", "sharded"])
+def test_a_row_per_sample(algorithm, layout):
+    """203 rows in batches of 24: neither the rows nor the last batch can be divided evenly."""
+    job = {"objective": "rank", "algorithm": algorithm, "module": {"state_layout": layout}}
+    job |= {"rows": 203, "data": {"drop_last": False}}
+    three = run(job, 3)
+    held = [len(o["rows"]["problem.terms.0.state"][2]) for o in three]
+    assert held == ([68, 68, 67] if layout == "sharded" else [203] * 3)
+    assert_same(three, run(job, 1), **CLOSE)
+
+
+def test_batches_of_own_rows():
+    """The union batches of two processes are other ones than those of one, so replicas are the yardstick."""
+    job = {"objective": "rank", "data": {"owner_batches": True}}
+    sharded = run({**job, "module": {"state_layout": "sharded"}}, 2)
+    assert_same(sharded, run({**job, "module": {"state_layout": "replicated"}}, 2))
+
+
+def test_batch_norm_is_evaluated_with_the_statistics_of_all():
+    first, second = run({"batch_norm": True}, 2)
+    assert first["logged"] == second["logged"]
+    torch.testing.assert_close(second["weights"], first["weights"], rtol=0, atol=0)
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+SHARDED = {"objective": "rank", "rows": 203, "module": {"state_layout": "sharded"}}
+
+
+@pytest.mark.parametrize("job", [SHARDED, {"algorithm": "ALEXR2"}, {"algorithm": "SOXBoost"}], ids=str)
+def test_resume_is_bit_for_bit(job, tmp_path):
+    """Mid-epoch, for ALEXR2 in the middle of an inner loop."""
+    path = str(tmp_path / "at.ckpt")
+    whole = run({**job, "save": (1, 2, path)}, 2)
+    assert_same(run({**job, "resume": path, "seed": 7}, 2), whole)
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [(1, 2), (2, 1), (2, 3), (4, 2)])
+@pytest.mark.parametrize("job", [SHARDED, {"algorithm": "ALEXR2"}], ids=["sharded", "replicated"])
+def test_resume_with_another_number_of_processes(job, wrote, reads, tmp_path):
+    path = str(tmp_path / "at.ckpt")
+    whole = run({**job, "save": (1, 2, path)}, wrote)
+    assert len(jobs.rows_files(path)) == (wrote if job is SHARDED else 0)
+    assert_same(run({**job, "resume": path}, reads), whole, **CLOSE)
+
+
+def test_layouts_read_each_other(tmp_path):
+    path = str(tmp_path / "at.ckpt")
+    replicated = {**SHARDED, "module": {"state_layout": "replicated"}}
+    for wrote, reads in ((SHARDED, replicated), (replicated, SHARDED)):
+        whole = run({**wrote, "epochs": 1, "save": (0, 3, path)}, 2)
+        assert_same(run({**reads, "epochs": 1, "resume": path}, 2), whole)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "at.ckpt"
+    run({**SHARDED, "epochs": 1, "save": (0, 3, str(path))}, 2)
+    return path
+
+
+def flip(path, position=-100):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 4
+    path.write_bytes(content)
+
+
+def part(path, which):
+    return jobs.rows_files(str(path))[which]
+
+
+DAMAGE = {
+    "a part is missing": lambda path: part(path, 1).unlink(),
+    "a bit of a part": lambda path: flip(part(path, 1)),
+    "a part is cut": lambda path: part(path, 0).write_bytes(part(path, 0).read_bytes()[:-1]),
+    "no rows at all": lambda path: shutil.rmtree(f"{path}.rows"),
+    "a bit of the weights": lambda path: flip(path, path.stat().st_size // 2),
+    "the file is cut": lambda path: path.write_bytes(path.read_bytes()[:2000]),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGE))
+@pytest.mark.parametrize("size", [1, 2])
+def test_damage_is_refused_by_all(damage, size, saved, tmp_path):
+    path = tmp_path / "at.ckpt"
+    shutil.copy(saved, path)
+    shutil.copytree(f"{saved}.rows", f"{path}.rows")
+    DAMAGE[damage](path)
+    for result in launch(jobs.fit, size, {**SHARDED, "resume": str(path)}):
+        assert isinstance(result, Ended)
+        assert result.error in ("CheckpointError", "PeerError"), result.trace
+        assert "at.ckpt" in result.message
+
+
+def test_rows_of_another_save_are_refused(saved, tmp_path):
+    path, other = tmp_path / "at.ckpt", tmp_path / "other.ckpt"
+    run({**SHARDED, "epochs": 1, "seed": 1, "save": (0, 3, str(other))}, 2)
+    shutil.copy(saved, path)
+    shutil.copytree(f"{other}.rows", f"{path}.rows")
+    assert {r.error for r in launch(jobs.fit, 2, {**SHARDED, "resume": str(path)})} == {"CheckpointError"}
+
+
+def test_other_rows_are_refused(saved):
+    results = launch(jobs.fit, 2, {**SHARDED, "rows": 201, "resume": str(saved)})
+    assert all(r.error in ("DataError", "CheckpointError", "PeerError") and "20" in r.message for r in results)
+
+
+# -------------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("before", "errors", "message"),
+    [
+        (partial(jobs.sabotage_network, 1, 3, "nan"), ["NonFiniteError"] * 2, "not finite"),
+        (partial(jobs.sabotage_network, 0, 3, "nan"), ["NonFiniteError"] * 2, "not finite"),
+        (partial(jobs.sabotage_network, 1, 3, "raise"), ["PeerError", "ValueError"], "does not like"),
+        (partial(jobs.sabotage_network, 0, 3, "raise"), ["ValueError", "PeerError"], "does not like"),
+        (partial(jobs.sabotage_data, 1), ["PeerError", "OSError"], "the disk with the samples is gone"),
+        (jobs.other_configuration, ["ConfigError"] * 2, "penalty.*process 0: .*4.0.*process 1: .*5.0"),
+        (jobs.other_data, ["ConfigError"] * 2, "do not agree on `data`"),
+    ],
+    ids=["nan on 1", "nan on 0", "raise on 1", "raise on 0", "data on 1", "configuration", "data differ"],
+)
+def test_all_stop_with_the_one_that_fails(before, errors, message):
+    results = launch(jobs.fit, 2, {**SHARDED, "before": before}, limit=60)
+    assert [r.error for r in results] == errors, results
+    assert all(re.search(message, r.message) for r in results), results
+
+
+def test_a_bad_batch_on_one_process_is_skipped_by_all():
+    job = {"before": partial(jobs.sabotage_network, 1, 3, "nan"), "module": {"skip_nonfinite": True}}
+    first, second = run(job, 2)
+    assert first["global_step"] == second["global_step"] == 2 * 8 - 1
+    assert_same([first, second], [first])
+
+
+def kill_one(which, pids):
+    time.sleep(4)
+    os.kill(pids[which], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_process_ends_the_job(which):
+    results = launch(jobs.fit, 2, {"epochs": 100_000}, limit=60, during=partial(kill_one, which))
+    assert results[which].error == "-9"
+    assert results[1 - which].error == "RuntimeError"
+
+
+@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize("job", [SHARDED, {"algorithm": "ALEXR2"}], ids=["sharded", "replicated"])
+def test_sigterm_saves_and_the_next_run_continues(told, job, tmp_path):
+    job = {**job, "folder": str(tmp_path)}
+    results = launch(jobs.fit_and_be_told_to_end, 2, job, told, 1, 2, limit=60)
+    assert [r.error for r in results] == ["SIGTERMException"] * 2, results
+    resumed = run({**job, "resume": str(tmp_path / INTERRUPTED)}, 2)
+    assert_same(resumed, run(job, 2))
+
+
+def test_a_disk_that_is_full_leaves_the_earlier_checkpoint(saved, tmp_path):
+    path = tmp_path / "at.ckpt"
+    shutil.copy(saved, path)
+    shutil.copytree(f"{saved}.rows", f"{path}.rows")
+    kept = [p.name for p in jobs.rows_files(str(path))]
+    job = {**SHARDED, "epochs": 1, "save": (0, 3, str(path)), "before": jobs.fill_the_disk}
+    results = launch(jobs.fit, 2, job, limit=60)
+    assert [r.error for r in results] == ["PeerError", "CheckpointError"], results
+    assert "No space left" in results[0].message
+    assert [p.name for p in jobs.rows_files(str(path))] == kept
+    run({**SHARDED, "resume": str(path)}, 2)
+    assert not list(Path(tmp_path).glob(".*tmp"))
