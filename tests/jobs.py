@@ -130,7 +130,7 @@ def whole_rows(outcomes: list[dict[str, Any]]) -> dict[str, Tensor]:
     """All rows of every state, put together from those of all processes; replicas must be equal."""
     tables = {}
     for name, (_, num_rows, part) in outcomes[0]["rows"].items():
-        table = torch.full((num_rows, part.shape[1]), float("nan"))
+        table = torch.full((num_rows, part.shape[1]), float("nan"), dtype=part.dtype)
         for one in outcomes:
             first, _, own = one["rows"][name]
             there = table[first : first + len(own)]

@@ -167,7 +167,7 @@ def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, wr
             write()
         return
     folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
-    own["save_id"] = folder.name
+    own["save_id"], done = folder.name, False
     try:
         parts = _write_parts(large, folder, processes)
         for name, s in large.items():
@@ -176,8 +176,9 @@ def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, wr
             if processes.rank == 0:
                 write_manifest(folder, folder.name, {name: s.num_rows for name, s in large.items()}, parts)
                 write()
+                done = True
     except BaseException:
-        if processes.rank == 0:
+        if processes.rank == 0 and not done:  # once the checkpoint is there it needs them, whatever became of others
             shutil.rmtree(folder, ignore_errors=True)
         raise
     if processes.rank == 0:

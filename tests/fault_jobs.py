@@ -1,0 +1,114 @@
+"""Jobs without a Trainer that train and save all the time, so that they can be killed at any moment."""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+
+from fcco_lightning import SONEX, HeavyBall, HingePenalty
+from fcco_lightning.constraints import LogisticLoss, MeanAtMost
+from fcco_lightning.distributed import Processes
+from fcco_lightning.problem import Engine, InnerFunctions, Problem
+from fcco_lightning.state import DualState
+from fcco_lightning.training.row_checkpoints import RowsCheckpointIO, load, save
+from tests.jobs import SoftRank
+
+ROWS = 300_001
+SAMPLES = 203
+IO = RowsCheckpointIO(TorchCheckpointIO())
+
+
+class Holder:
+    """What a checkpoint needs of a module."""
+
+    def __init__(self, processes, states):
+        self.processes, self.states = processes, states
+
+    def dual_states(self):
+        return self.states
+
+
+def processes():
+    """Of the job that this process was started for."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return Processes(alone=True)
+    dist.init_process_group("gloo")
+    return Processes()
+
+
+def store(holder, checkpoint, path):
+    def write():
+        if holder.processes.rank == 0:
+            IO.save_checkpoint(checkpoint, path)
+
+    save(holder, checkpoint, path, write)
+
+
+def version_of_rows(version, first, count):
+    """What the rows hold in a version: no two versions share a row."""
+    return (torch.arange(first, first + count) % 1009 + version * 1009.0).unsqueeze(1)
+
+
+def save_versions(path, version):
+    """Save one version after the other under one name, for ever."""
+    state = DualState(ROWS, processes=(group := processes()), layout="sharded")
+    holder = Holder(group, {"table": state})
+    while True:
+        version += 1
+        state.rows.copy_(version_of_rows(version, state.first, len(state.rows)))
+        store(holder, {"state_dict": {}, "fcco": {"saved": version}}, path)
+
+
+def loaded_version(path):
+    """The version in a checkpoint, of which every row is checked."""
+    state = DualState(ROWS, processes=Processes(alone=True), layout="sharded")
+    checkpoint = IO.load_checkpoint(path)
+    load({"table": state}, checkpoint, state.processes)
+    version = checkpoint["fcco"]["saved"]
+    assert torch.equal(state.rows, version_of_rows(version, 0, ROWS))
+    return version
+
+
+def union_batch(step):
+    """Samples of a step, with repeats, in a number that P does not divide."""
+    generator = torch.Generator().manual_seed(step)
+    index = torch.randint(SAMPLES, (25 + step % 3,), generator=generator)
+    everything = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = everything[index]
+    return {"x": x, "y": (everything[index, 0] > 0).long(), "index": index}
+
+
+def train(path, until, save_every=1):
+    """Continue the run of ``path``, if there is one, up to a number of steps; weights and rows."""
+    group = processes()
+    torch.manual_seed(0)
+    network, objective = torch.nn.Linear(3, 1).double(), SoftRank()
+    cap = MeanAtMost(LogisticLoss(), kappa=0.4)
+    problem = Problem(
+        objective, [cap], HingePenalty(2.0), SONEX(0.3, 0.2, lam=0.05), SAMPLES, torch.float64, group, "sharded"
+    )
+    engine = Engine(InnerFunctions(network, objective, problem.constraints), problem)
+    optimizer = HeavyBall(network.parameters(), lr=0.05, beta=0.3)
+    states = {name: m for name, m in problem.named_modules() if isinstance(m, DualState)}
+    holder, step = Holder(group, states), 0
+    if Path(path).exists():
+        checkpoint = IO.load_checkpoint(path)
+        load(states, checkpoint, group)
+        own = checkpoint["fcco"]
+        network.load_state_dict({k: v for k, v in checkpoint["state_dict"].items() if k in ("weight", "bias")})
+        optimizer.load_state_dict(own["optimizer"])
+        engine.load_state_dict(own["engine"])
+        step = own["step"]
+    while step < until:
+        batch = union_batch(step)
+        part = group.share(len(batch["index"]))
+        engine.train_batch({name: column[part] for name, column in batch.items()}, optimizer)
+        step += 1
+        if step % save_every == 0:
+            inside = {"step": step, "optimizer": optimizer.state_dict(), "engine": engine.state_dict()}
+            weights = {**network.state_dict(), **{f"{n}.rows": s.rows for n, s in states.items() if not s.sharded}}
+            store(holder, {"state_dict": weights, "fcco": inside}, path)
+    rows = {name: (s.first, s.num_rows, s.rows.clone()) for name, s in states.items()}
+    return {"weights": network.state_dict(), "rows": rows}
