@@ -15,7 +15,6 @@ import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -26,7 +25,7 @@ import fcco_lightning.estimators
 import fcco_lightning.models
 import fcco_lightning.objectives
 import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning.callbacks import PredictionWriter, Preemption, Report
+from fcco_lightning.callbacks import Checkpoints, PredictionWriter, Preemption, Report
 from fcco_lightning.callbacks.preemption import INTERRUPTED
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
@@ -64,7 +63,7 @@ class FCCOCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Report and checkpoints as sections of their own."""
         parser.add_lightning_class_args(Report, "report")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
         parser.add_lightning_class_args(Preemption, "preemption")
         parser.set_defaults(

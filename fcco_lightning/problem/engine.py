@@ -178,15 +178,20 @@ class Engine:
             step.inner_count += 1
         step.take_iterate()
 
-    def follow_parameters(self) -> None:
-        """Take up a change of what is trained (layers frozen or unfrozen): memories of the old set start afresh."""
+    def follow_parameters(self) -> bool:
+        """Take up a change of what is trained (layers frozen or unfrozen): memories of the old set start afresh.
+
+        Returns: whether a parameter is trained that was not before.
+        """
         params = list(self.functions.trainable().values())
         if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
-            return
+            return False
+        known = {id(p) for p in self.params}
         self.params = params
         self.functions.forget_names()
         self.algorithm.step.bind(params)
         self.previous = PreviousWeights()
+        return any(id(p) not in known for p in params)
 
     def _check_gradients(self) -> None:
         gradients = [p.grad for p in self.params if p.grad is not None]

@@ -286,7 +286,11 @@ class FCCOModule(LightningModule):
     def on_train_epoch_start(self) -> None:
         """Let rho follow its schedule, and the engine any change of what is frozen."""
         self._require(self.problem).set_epoch(self.current_epoch)
-        self.engine.follow_parameters()
+        if self.engine.follow_parameters() and self.processes.size > 1:
+            raise ConfigError(
+                "layers were unfrozen during a fit with several processes: DistributedDataParallel would not average "
+                "their gradients. Fit again from a checkpoint with them unfrozen from the start."
+            )
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One batch of the algorithm."""

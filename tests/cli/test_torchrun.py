@@ -1,0 +1,88 @@
+"""The README's launch line for several processes survives a killed process."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "--data.num_train=400", "--data.num_test=200", "--data.batch_size=20", "--trainer.max_epochs=40",
+    "--trainer.enable_progress_bar=false", "--report.pictures=false", "--trainer.accelerator=cpu",
+    "--model.state_layout=sharded", "--trainer.limit_val_batches=0", "--checkpoint.every_n_train_steps=15",
+]  # fmt: skip
+
+
+def launch_line():
+    """From the README, for two processes and the synthetic problem."""
+    (line,) = re.findall(r"^(uv run torchrun .*)$", (ROOT / "README.md").read_text().replace("\\\n", " "), re.MULTILINE)
+    words = shlex.split(line.replace("CONFIG", str(ROOT / "configs/roc_fairness/synthetic_sonex.yaml")))
+    return [sys.executable, "-m", "torch.distributed.run", *words[3:], *SMALL]
+
+
+def start(folder, log):
+    folder.mkdir()
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(launch_line(), cwd=folder, stdout=log, stderr=log, env=environment)
+
+
+def workers(job):
+    command = ["ps", "-o", "pid=,args=", "--ppid", str(job.pid)]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [int(line.split()[0]) for line in listing.stdout.splitlines() if "fcco_lightning" in line]
+
+
+def weights(folder):
+    newest = max(folder.rglob("last.ckpt"), key=lambda p: p.stat().st_mtime)
+    return torch.load(newest, weights_only=True)
+
+
+def test_a_killed_process_is_started_again_and_continues(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        job = start(tmp_path / "killed", log)
+        try:
+            deadline = time.monotonic() + 120
+            while not list(tmp_path.rglob("last.ckpt")) and time.monotonic() < deadline and job.poll() is None:
+                time.sleep(0.02)
+            os.kill(workers(job)[-1], signal.SIGKILL)
+            assert job.wait(timeout=200) == 0, (tmp_path / "log").read_text()
+        finally:
+            job.kill()
+        whole = start(tmp_path / "whole", log)
+        assert whole.wait(timeout=120) == 0
+    text = (tmp_path / "log").read_text()
+    assert "nothing to continue, starting afresh" in text
+    assert re.search(r"Restored all states from the checkpoint at runs/version_\d+/checkpoints/last.ckpt", text)
+    killed, uninterrupted = weights(tmp_path / "killed"), weights(tmp_path / "whole")
+    assert killed["global_step"] == uninterrupted["global_step"] == 40 * 10
+    for name, value in uninterrupted["state_dict"].items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(killed["state_dict"][name], value), name
+
+
+@pytest.mark.slow
+def test_many_kills(tmp_path):
+    """Every one of three restarts is used up."""
+    with (tmp_path / "log").open("w") as log:
+        job = start(tmp_path / "killed", log)
+        try:
+            for _ in range(3):
+                known = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("last.ckpt")}
+                deadline = time.monotonic() + 120
+                while {p: p.stat().st_mtime_ns for p in tmp_path.rglob("last.ckpt")} == known:
+                    assert time.monotonic() < deadline
+                    assert job.poll() is None, (tmp_path / "log").read_text()
+                    time.sleep(0.02)
+                os.kill(workers(job)[0], signal.SIGKILL)
+                time.sleep(3)
+            assert job.wait(timeout=200) == 0, (tmp_path / "log").read_text()
+        finally:
+            job.kill()
+    assert weights(tmp_path / "killed")["global_step"] == 400
