@@ -28,6 +28,7 @@ class SOXBoost(Algorithm):
     """
 
     sets_step_sizes = True
+    keeps_rows = True
 
     def __init__(self, gamma: float = 0.5, first_stage: int = 1000, seed: int = 0) -> None:
         super().__init__(EMA(gamma))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.constraints import Constraint, HingePenalty, Penalty
 from fcco_lightning.distributed import Processes
-from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import OuterFunction
@@ -113,6 +113,11 @@ class Problem(nn.Module):
             for c in self.constraints
         ]
         self.terms = nn.ModuleList(terms)
+        if algorithm.keeps_rows and any(s.sharded for s in self.states):
+            raise ConfigError(
+                f"{algorithm.name} keeps a second copy of all rows, which cannot be divided among processes. Use "
+                "--model.state_layout replicated, or another algorithm."
+            )
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:

@@ -2,6 +2,8 @@ import pytest
 
 from fcco_lightning import ALEXR, ALEXR2, MOAP, MSVR, SOAP, SONEX, SONX, SOX, SOXBoost
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.problem import Problem
+from toy_problem import HingeMargin
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,10 @@ def test_bad_arguments_are_refused_by_name(make, message):
 )
 def test_the_ends_of_the_ranges_are_accepted(make):
     assert make().name in {"SOX", "SONEX", "MSVR", "ALEXR", "ALEXR2", "SOXBoost"}
+
+
+def test_sox_boost_needs_whole_rows():
+    arguments = (HingeMargin(), [], None, SOXBoost(), 8)
+    Problem(*arguments, layout="replicated")
+    with pytest.raises(ConfigError, match="state_layout replicated"):
+        Problem(*arguments, layout="sharded")
