@@ -1,10 +1,11 @@
-"""Entry point: answers ``--version`` without loading torch, hands everything else to the command line."""
+"""Entry point: answers ``--version`` and what needs no torch, hands everything else to the command line."""
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 _HELP = """\
-usage: fcco [-h] [--version] {fit,validate,test,predict} ...
+usage: fcco [-h] [--version] {fit,validate,test,predict,inspect,convert} ...
 
 Compositional and constrained training on PyTorch Lightning.
 
@@ -13,6 +14,8 @@ commands (fcco COMMAND --help lists every option):
   validate   figures of a checkpoint on the training and validation splits
   test       figures of a checkpoint on the test split
   predict    outputs of a checkpoint, one per sample
+  inspect    what a checkpoint holds, every byte of it verified; no model is built
+  convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
 
 examples:
   fcco fit --config configs/roc_fairness/synthetic_alexr2.yaml
@@ -20,6 +23,8 @@ examples:
   fcco fit --config CONFIG --model.algorithm.lam 0.02 --trainer.max_epochs 20
   fcco fit --config CONFIG --print_config
   fcco fit --model.algorithm.help SONEX
+  fcco inspect runs/version_0/checkpoints/last.ckpt
+  fcco convert runs/version_0/checkpoints/last.ckpt weights.safetensors
 """
 
 
@@ -38,9 +43,44 @@ def main(args: Sequence[str] | None = None) -> None:
 
         sys.stdout.write(f"fcco_lightning {__version__}\n")
         return
+    if given[0] in _TOOLS:
+        sys.exit(_TOOLS[given[0]](given[1:]))
     from fcco_lightning.cli import run  # noqa: PLC0415 - loads torch and lightning
 
     sys.exit(run(given))
+
+
+def _inspect(args: Sequence[str]) -> int:
+    description = "Say what a checkpoint holds: training state, weights, dual states. Every byte is verified."
+    parser = ArgumentParser("fcco inspect", description=description, allow_abbrev=False)
+    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    given = parser.parse_args(args)
+    from fcco_lightning.checkpoint_tools import run_inspect  # noqa: PLC0415 - loads torch
+
+    return run_inspect(given.ckpt, as_json=given.json)
+
+
+def _convert(args: Sequence[str]) -> int:
+    description = (
+        "Write a checkpoint as plain tensors: the network's weights (network.*), and for each dual state NAME.rows "
+        "(NaN where never written) and NAME.seen."
+    )
+    parser = ArgumentParser("fcco convert", description=description, allow_abbrev=False)
+    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
+    parser.add_argument(
+        "out",
+        metavar="OUT",
+        help="NAME.safetensors, NAME.npz, or a folder (no extension, or / at its end) for one .npy a tensor",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    given = parser.parse_args(args)
+    from fcco_lightning.checkpoint_tools import run_convert  # noqa: PLC0415 - loads torch
+
+    return run_convert(given.ckpt, given.out, force=given.force)
+
+
+_TOOLS = {"inspect": _inspect, "convert": _convert}
 
 
 if __name__ == "__main__":

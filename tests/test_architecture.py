@@ -22,7 +22,7 @@ FLOORS = [
     ["problem"],
     ["training"],
     ["callbacks"],
-    ["cli"],
+    ["cli", "checkpoint_tools"],
     ["__init__"],
     ["__main__"],
 ]

@@ -60,6 +60,22 @@ def test_roc_fairness_writes_table_json_and_picture(tmp_path, monkeypatch, capsy
     assert (out / "roc_fairness_compas_methods.png").stat().st_size > 5000
 
 
+def test_dual_state_measures_memory_steps_files_and_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(FOLDER)  # for the processes that it starts
+    module, out = script("dual_state"), tmp_path / "out.json"
+    arguments = ["--rows", "20000", "--batch", "64", "--rounds", "2", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["dual_state.py", *arguments])
+    module.main()
+    memory, many, few, files = json.loads(out.read_text()).values()
+    assert len(memory) == 2
+    sent = [table["state, any rows"]["bytes sent by a process"] for table in (many, few)]
+    assert 32 * 12 + 64 * 4 < sent[0] < 1000  # index and value of the own samples, all rows, little else
+    assert sent[1] == pytest.approx(sent[0], rel=0.1)  # whatever the number of rows
+    assert files["save"]["extra memory, MiB"] < 64
+    assert "| load in one process |" in capsys.readouterr().out
+    assert module.trainer_table(2, 3, batches=[64], repeats=1)["2 x 64"]["us per sample"] > 0
+
+
 def test_tuning_picks_the_best_feasible_run():
     module = script("roc_fairness")
     runs = [{"train": {"worst_violation": v}, "val": {"auc": a}} for v, a in [(0.2, 0.95), (0.004, 0.9), (0.001, 0.8)]]

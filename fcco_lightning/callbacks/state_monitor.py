@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ from fcco_lightning.problem.terms import Term
 from fcco_lightning.state import DualState
 from fcco_lightning.training import FCCOModule
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 T = TypeVar("T")
-_MOST_PANELS = 6
+_MOST_PANELS, _MOST_LINES = 6, 8
+_FEW = 30  # values of which a histogram says nothing
 
 
 class Look(NamedTuple):
@@ -60,7 +64,7 @@ class Look(NamedTuple):
 def together(looks: Sequence[Look]) -> Look:
     """The look at the rows of several processes."""
     *sums, oldest = zip(*looks, strict=True)
-    return Look(*map(sum, sums), max(oldest))
+    return Look._make([*map(sum, sums), max(oldest)])
 
 
 class Watch:
@@ -72,6 +76,9 @@ class Watch:
         state: is read, never written; without any communication.
         sample: most rows to look at.
         seed: of the sample, whole numbers >= 0; replicas of a state have the same sample.
+
+    Attributes:
+        positions: of the sample in ``state.rows``, increasing.
     """
 
     def __init__(self, name: str, title: str, state: DualState, sample: int, seed: Sequence[int]) -> None:
@@ -79,14 +86,14 @@ class Watch:
         held = len(state.rows)
         count = min(sample, held)
         chosen = np.random.default_rng([*seed, state.first]).choice(held, count, replace=False, shuffle=False)
-        self._positions = torch.from_numpy(np.sort(chosen)).to(state.rows.device)
+        self.positions = torch.from_numpy(np.sort(chosen)).to(state.rows.device)
         self._weight = held / max(1, count)  # rows that one of the sample stands for
         self._before: Tensor | None = None
         self._changed_at = torch.zeros(count, dtype=torch.int64)
 
     def sampled(self) -> Tensor:
         """The sampled rows, (m, k) float64 on the CPU; NaN where never written."""
-        return self.state.rows.index_select(0, self._positions).cpu().double()
+        return self.state.rows.index_select(0, self.positions).cpu().double()
 
     def look(self, step: int) -> Look:
         """Compare the sample with the look before.  O(sample).
@@ -106,7 +113,7 @@ class Watch:
         values = now[written]
         sums = (len(now), len(values), values.square().sum(), len(ages), ages.sum(), there.numel(), there.sum())
         oldest = float(ages.max()) if len(ages) else 0.0
-        return Look(*(self._weight * float(s) for s in sums), oldest)
+        return Look._make([*(self._weight * float(s) for s in sums), oldest])
 
 
 class StateMonitor(Callback):
@@ -123,9 +130,9 @@ class StateMonitor(Callback):
       look that finds it, and none before the first look, so ages are too small by up to the time between two looks;
     - ``algo/<state>/bytes``: of the rows that this process holds;
 
-    and ``algo/exchange_seconds``, ``algo/exchange_bytes``: spent on and sent in exchanges between the processes, per
-    update since the look before (0 with one process).  What is not known yet is not logged: the first look, also after
-    a resume, has neither drift nor ages.  So nothing needs to be in a checkpoint; the sample is that of the seed.
+    and ``algo/exchange_seconds``, ``algo/exchange_bytes``: spent on and sent in exchanges by this process's training
+    steps, per update since the look before (0 with one process).  What is not known yet is not logged: the first look,
+    also after a resume, has neither drift nor ages.  So nothing needs to be in a checkpoint; the seed gives the sample.
 
     A look costs O(``sample``).  Between the ends of epochs it is that of the first process and its rows; at the end of
     an epoch all processes add up theirs (one exchange, O(n/P) work).  At the end of ``fit`` a histogram of the values
@@ -157,7 +164,7 @@ class StateMonitor(Callback):
         self.enabled, self.picture, self.folder = enabled, picture, folder
         self._watches: list[Watch] | None = None  # while training is watched
         self._looked_at = 0  # the step of the look before
-        self._exchanged = (0.0, 0)  # seconds and bytes until then
+        self._seconds, self._bytes = 0.0, 0  # in exchanges of training steps since then
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the rows."""
@@ -165,7 +172,13 @@ class StateMonitor(Callback):
         if not self.enabled or not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
             return
         self._watches = watches(pl_module.problem, self.sample, self.seed)
-        self._start_from(trainer.global_step, pl_module.processes)
+        self._start_from(trainer.global_step)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
+        """Read the clock: validation and checkpoints communicate too."""
+        if self._watches is not None and isinstance(pl_module, FCCOModule):
+            self._seconds -= pl_module.processes.seconds
+            self._bytes -= pl_module.processes.bytes
 
     def on_train_batch_end(
         self,
@@ -176,6 +189,10 @@ class StateMonitor(Callback):
         batch_idx: int,
     ) -> None:
         """Look, where the end of the epoch does not."""
+        if self._watches is None or not isinstance(pl_module, FCCOModule):
+            return
+        self._seconds += pl_module.processes.seconds
+        self._bytes += pl_module.processes.bytes
         last = trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
         if not last and trainer.global_step % self.every_n_steps == 0:
             self._look(trainer, pl_module, whole=False)
@@ -188,17 +205,12 @@ class StateMonitor(Callback):
         step, updates = trainer.global_step, trainer.global_step - self._looked_at
         if self._watches is None or not isinstance(module, FCCOModule) or updates == 0:
             return
-        processes = module.processes
-        seconds, sent = self._exchanged
-        values = {
-            "algo/exchange_seconds": (processes.seconds - seconds) / updates,
-            "algo/exchange_bytes": (processes.bytes - sent) / updates,
-        }
+        values = {"algo/exchange_seconds": self._seconds / updates, "algo/exchange_bytes": self._bytes / updates}
         looks = [watch.look(step) for watch in self._watches]
         shares: list[dict[str, float]] = [{}] * len(looks)
         if whole:
             own = [(look, count) for look, count in zip(looks, _written(self._watches), strict=True)]
-            parts = _of_all(self._watches, own, processes)
+            parts = _of_all(self._watches, own, module.processes)
             looks = [together([look for look, _ in part]) for part in parts]
             shares = [{"seen": share} for share in _shares(self._watches, parts)]
         for watch, look, share in zip(self._watches, looks, shares, strict=True):
@@ -206,10 +218,10 @@ class StateMonitor(Callback):
             values |= {f"algo/{watch.name}/{name}": value for name, value in found.items()}
         for logger in trainer.loggers:  # as FCCOModule does: the x-axis is updates
             logger.log_metrics(values, step=step - 1)
-        self._start_from(step, processes)
+        self._start_from(step)
 
-    def _start_from(self, step: int, processes: Processes) -> None:
-        self._looked_at, self._exchanged = step, (processes.seconds, processes.bytes)
+    def _start_from(self, step: int) -> None:
+        self._looked_at, self._seconds, self._bytes = step, 0.0, 0
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the picture."""
@@ -221,28 +233,25 @@ class StateMonitor(Callback):
         parts = _of_all(watched, own, pl_module.processes)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if trainer.is_global_zero:
-            panels = [
-                Panel(watch.title, torch.cat([values for values, _ in part]), share, watch.state.num_rows)
+            states = [
+                Values(watch.title, torch.cat([values for values, _ in part]), share, watch.state.num_rows)
                 for watch, part, share in zip(watched, parts, _shares(watched, parts), strict=True)
             ]
-            plot_dual_states(panels, folder / "dual_state.png")
+            plot_dual_states(states, folder / "dual_state.png")
 
 
 def watches(problem: Problem, sample: int, seed: int) -> list[Watch]:
     """A watch for every dual state of the problem."""
-    terms = [term for term in problem.terms if isinstance(term, Term) and term.state is not None]
-    constraints = iter(problem.constraints)
-    several = sum(term.name == "penalty" for term in terms) > 1
-    made: list[Watch] = []
-    for number, term in enumerate(terms):
-        name = title = term.name
+    states = [(t.name, t.state) for t in problem.terms if isinstance(t, Term) and t.state is not None]
+    penalties = iter(enumerate(problem.constraints))
+    made = []
+    for number, (name, state) in enumerate(states):
+        title = name
         if name == "penalty":
-            constraint = next(constraints)
-            name = f"penalty{number - len(terms) + len(problem.constraints)}" if several else name
-            kind = constraint.names[0] if constraint.num_rows == 1 else type(constraint).__name__
-            title = f"{name}: {kind}"
-        if term.state is not None:
-            made.append(Watch(name, title, term.state, sample, (seed, number)))
+            k, constraint = next(penalties)
+            name = f"penalty{k}" if len(problem.constraints) > 1 else name  # noqa: PLW2901
+            title = f"{name}: {constraint.names[0] if constraint.num_rows == 1 else type(constraint).__name__}"
+        made.append(Watch(name, title, state, sample, (seed, number)))
     return made
 
 
@@ -266,56 +275,79 @@ def _shares(watched: Sequence[Watch], parts: Sequence[Sequence[tuple[Any, int]]]
 # ------------------------------------------------------------------------------------------------------------- picture
 
 
-class Panel(NamedTuple):
+class Values(NamedTuple):
     """What is drawn of one dual state.
 
     Attributes:
         title: its name.
-        values: in written rows, any number.
+        written: values in written rows, any number.
         seen: share of rows ever written.
         rows: their number.
     """
 
     title: str
-    values: Tensor
+    written: Tensor
     seen: float
     rows: int
 
+    @property
+    def caption(self) -> str:
+        """Name and share, which is 100% only if it is."""
+        share = self.seen if self.seen == 1 else min(self.seen, 0.999)
+        return f"{self.title}\n{share:.1%} of {self.rows:,} row{'s' * (self.rows > 1)} written"
 
-def plot_dual_states(panels: Sequence[Panel], path: str | Path) -> Path:
-    """Draw a histogram of the values of every dual state; from the sixth on they share a panel.
+
+def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
+    """Draw a histogram of the values of every dual state; those with few values share one panel, a dot for each.
 
     Args:
-        panels: at least one.
+        states: at least one; beyond six panels, or eight lines of dots, the last ones are drawn as one.
         path: PNG file to write; its folder is created.
 
     Returns:
         The file written.
     """
-    if len(panels) > _MOST_PANELS:
-        panels = [*panels[: _MOST_PANELS - 1], _merged(panels[_MOST_PANELS - 1 :])]
-    columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = _figure(max(4.8, 4.0 * columns), 3.3 * lines + 0.3)
-    for k, panel in enumerate(panels):
+    small = _at_most(_MOST_LINES, [state for state in states if len(state.written) < _FEW])
+    panels = _at_most(_MOST_PANELS - bool(small), [state for state in states if len(state.written) >= _FEW])
+    count = len(panels) + bool(small)
+    columns = min(3, count)
+    lines = -(-count // columns)
+    figure = _figure(max(5.4, 4.2 * columns), 3.3 * lines + 0.3)
+    for k in range(count):
         axes = figure.add_subplot(lines, columns, k + 1)
-        axes.set_title(f"{panel.title}\n{panel.seen:.1%} of {panel.rows:,} rows written", fontsize=10)
-        if not len(panel.values):
-            axes.text(0.5, 0.5, "no row written", ha="center", va="center", transform=axes.transAxes)
-            axes.set_axis_off()
-            continue
-        bins = min(50, max(10, int(2 * len(panel.values) ** (1 / 3))))  # the rule of Rice
-        values, share = panel.values.numpy(), np.full(len(panel.values), 100 / len(panel.values))
-        axes.hist(values, bins, weights=share, color=BLUE, edgecolor="white", linewidth=0.3)
+        if k < len(panels):
+            _draw_histogram(axes, panels[k])
+        else:
+            _draw_dots(axes, small)
         axes.set_xlabel("value in a row ($u_i$ or $y_i$)")
-        if k % columns == 0:
-            axes.set_ylabel("% of values")
         _quiet_frame(axes)
     return _save(figure, path)
 
 
-def _merged(panels: Sequence[Panel]) -> Panel:
-    rows = sum(panel.rows for panel in panels)
-    title = f"{panels[0].title.partition(':')[0]} to {panels[-1].title.partition(':')[0]}"
-    seen = sum(panel.seen * panel.rows for panel in panels) / rows
-    return Panel(title, torch.cat([panel.values for panel in panels]), seen, rows)
+def _draw_histogram(axes: "Axes", state: Values) -> None:
+    count = len(state.written)
+    bins = min(50, int(2 * count ** (1 / 3)))  # the rule of Rice
+    axes.hist(
+        state.written.numpy(), bins, weights=np.full(count, 100 / count), color=BLUE, edgecolor="white", linewidth=0.4
+    )
+    axes.set_title(state.caption, fontsize=10)
+    axes.set_ylabel("% of values")
+
+
+def _draw_dots(axes: "Axes", states: Sequence[Values]) -> None:
+    for line, state in enumerate(states):
+        axes.plot(state.written.numpy(), np.full(len(state.written), line), "o", color=BLUE, alpha=0.6)
+    axes.set_yticks(range(len(states)), [state.caption for state in states], fontsize=8 if len(states) < 6 else 6)
+    axes.set_ylim(len(states) - 0.5, -0.5)  # the first on top
+    axes.set_title("every value of the states with few rows" if len(states) > 1 else "every value", fontsize=10)
+
+
+def _at_most(count: int, states: Sequence[Values]) -> list[Values]:
+    """The last ones as one, where there are more."""
+    if len(states) <= count:
+        return list(states)
+    rest = states[count - 1 :]
+    rows = sum(state.rows for state in rest)
+    title = f"{rest[0].title.partition(':')[0]} to {rest[-1].title.partition(':')[0]}"
+    seen = sum(state.seen * state.rows for state in rest) / rows
+    return [*states[: count - 1], Values(title, torch.cat([state.written for state in rest]), seen, rows)]

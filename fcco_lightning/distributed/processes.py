@@ -66,7 +66,7 @@ class Processes:
         self.seconds, self.bytes = 0.0, 0
         self._on_gpu = running and "gloo" not in dist.get_backend(group)
         self._capacity = 0
-        self._told = False  # the others of a failure here
+        self._told: BaseException | None = None  # the failure here that the others know of
 
     @classmethod
     def apart(cls) -> "Processes":
@@ -91,12 +91,14 @@ class Processes:
             mark: bits that every process gets to see.
 
         Raises:
+            ConfigError: if the tensors have different numbers of rows.
             PeerError: if another process has failed, or sends tensors of other shapes.
         """
         if self.size == 1:
             return Gathered(list(tensors), [tensors[0].shape[0] if tensors else 0], [mark])
+        with self.guard():
+            rows = _rows(tensors)
         contents = [self._reachable(t.detach()).contiguous() for t in tensors]
-        rows = contents[0].shape[0] if contents else 0
         layout = zlib.crc32(repr([(t.dtype, tuple(t.shape[1:])) for t in contents]).encode())
         headers, everything = self._exchange(contents, [0, packed_size(contents), rows, layout, mark, 0])
         if any(h[3] != layout for h in headers):
@@ -123,9 +125,9 @@ class Processes:
             error: what went wrong here.
             timeout: seconds to wait for the others; None for the group's.
         """
-        if self.size == 1 or self._told or isinstance(error, PeerError):
+        if self.size == 1 or any(e is self._told or isinstance(e, PeerError) for e in _causes(error)):
             return
-        self._told = True
+        self._told = error
         # if the others are gone, the own error matters, not that they could not be told
         with suppress(Exception):
             self._exchange([], [1, 0, 0, 0, 0, 0], timeout)
@@ -254,6 +256,21 @@ class _Union(torch.autograd.Function):
         return gradients[0][ctx.rows] * ctx.size, None, None, None
 
 
+def _rows(tensors: Sequence[Tensor]) -> int:
+    lengths = {t.shape[0] if t.ndim else None for t in tensors}
+    if None in lengths or len(lengths) > 1:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise ConfigError(f"`tensors` have the shapes {shapes}; the first dimension, one row per sample, must agree.")
+    return next(iter(lengths), None) or 0
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those during whose handling it came up."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def require_same_everywhere(processes: Processes, description: Mapping[str, str]) -> None:
     """Compare what must be the same on all processes.
 
@@ -261,7 +278,7 @@ def require_same_everywhere(processes: Processes, description: Mapping[str, str]
         ConfigError: naming the first thing that differs, with the value of every process.
     """
     everyone = processes.everyone(dict(description))
-    for name in everyone[0]:
+    for name in dict.fromkeys(name for d in everyone for name in d):
         values = [d.get(name) for d in everyone]
         if len(set(values)) > 1:
             shown = "; ".join(f"process {r}: {v}" for r, v in enumerate(values))

@@ -1,0 +1,383 @@
+"""``fcco inspect`` and ``fcco convert``: what they say is what was saved, and nothing damaged gets through."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from fcco_lightning import CheckpointError, ConfigError
+from fcco_lightning.__main__ import main
+from fcco_lightning.checkpoint_tools import convert, describe, read_checkpoint
+from fcco_lightning.distributed import Processes
+from fcco_lightning.state import DualState
+from fcco_lightning.state.row_files import CHUNK_BYTES
+from fcco_lightning.training.row_checkpoints import save
+from tests import jobs
+from tests.launch import launch, values
+
+OBJECTIVE, PENALTY = "problem.terms.0.state", "problem.terms.1.state"
+OUTS = ["out.safetensors", "out.npz", "out"]
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory):
+    """Four updates on 203 rows, saved by one process into the checkpoint, and by three into part files."""
+    made = {}
+    for name, size, layout in (("one", 1, "replicated"), ("three", 3, "sharded")):
+        path = tmp_path_factory.mktemp(name) / "at.ckpt"
+        job = {"objective": "rank", "rows": 203, "epochs": 1, "seed": size, "trainer": {"limit_train_batches": 4}}
+        job |= {"save": (0, 3, str(path)), "module": {"state_layout": layout}}
+        outcomes = values(launch(jobs.fit, size, job))
+        made[name] = path, outcomes[0]["weights"], jobs.whole_rows(outcomes)
+    return made
+
+
+@pytest.fixture(params=["one", "three"])
+def fitted(request, fits):
+    """A checkpoint, weights and rows of the same moment."""
+    return fits[request.param]
+
+
+@pytest.fixture
+def copied(fits, tmp_path):
+    """The checkpoint with part files, to be damaged."""
+    shutil.copytree(fits["three"][0].parent, tmp_path / "copy")
+    return tmp_path / "copy" / "at.ckpt"
+
+
+def handmade(path, states, **weights):
+    """A checkpoint of one process, as a Trainer would write it."""
+    module = SimpleNamespace(processes=Processes(), dual_states=lambda: states)
+    own = {"version": 2, "world_size": 1, "algorithm": "SOX", "num_samples": 5, "skipped_batches": 3}
+    rows = {f"{name}.rows": state.rows for name, state in states.items()}
+    checkpoint = {"epoch": 1, "global_step": 7, "state_dict": {**weights, **rows}}
+    checkpoint["fcco"] = own | {"optimizer": {"class": "Adam", "typed": []}}
+    save(module, checkpoint, path, lambda: torch.save(checkpoint, path))
+    return path
+
+
+def command(capsys, *arguments):
+    """Exit status, output and error text of a command."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return stop.value.code, out, err
+
+
+def loaded(out):
+    """All tensors of a file or folder, by name."""
+    if out.suffix == ".safetensors":
+        return load_file(out)
+    arrays = {p.stem: np.load(p, mmap_mode="r") for p in out.iterdir()} if out.is_dir() else dict(np.load(out))
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- inspect
+
+
+def test_what_inspect_says(fits, fitted):
+    path, weights, tables = fitted
+    said = describe(path)
+    size = 3 if fitted is fits["three"] else 1
+    assert said["checkpoint"] == str(path)
+    expected = {"algorithm": "SONEX", "version": 2, "world_size": size, "epoch": 0, "global_step": 4}
+    expected |= {"num_samples": 203, "optimizer": "HeavyBall", "skipped_batches": 0}
+    assert {k: said[k] for k in expected} == expected
+    numbers = sum(w.numel() for w in weights.values())
+    assert said["weights"] == {"tensors": len(weights), "values": numbers, "bytes": 4 * numbers}
+    assert [s["name"] for s in said["states"]] == [OBJECTIVE, PENALTY]
+    for state in said["states"]:
+        table = tables[state["name"]].double().numpy()
+        seen = ~np.isnan(table[:, 0])
+        assert (state["rows"], state["width"], state["dtype"]) == (*table.shape, "float32")
+        in_files = size == 3 and state["name"] == OBJECTIVE
+        assert (state["files"], state["bytes"]) == (3 if in_files else 0, 4 * table.size)
+        assert state["verified"] is True
+        assert state["seen"] == seen.mean()
+        assert state["min"] == table[seen].min()
+        assert state["max"] == table[seen].max()
+        assert state["mean"] == pytest.approx(table[seen].mean(), rel=1e-12)
+        assert state["norm"] == pytest.approx(np.linalg.norm(table[seen]), rel=1e-12)
+    assert 0.1 < said["states"][0]["seen"] < 0.4  # four batches of 24, of which the positives have a row
+
+
+def test_table_and_json_say_the_same(capsys, fits):
+    path = fits["three"][0]
+    code, text, _ = command(capsys, "inspect", path, "--json")
+    said = json.loads(text)
+    assert (code, said) == (0, describe(path))
+    code, text, _ = command(capsys, "inspect", path)
+    assert code == 0
+    for part in ("SONEX", "HeavyBall", "3 processes", "3 part files, 812 B", "203 x 1 float32", OBJECTIVE, PENALTY):
+        assert part in text
+    for state in said["states"]:
+        for name in ("min", "mean", "max", "norm"):
+            assert f"{state[name]:.4g}" in text
+        assert f"{state['seen']:.1%}" in text
+
+
+def test_a_table_of_many_chunks_and_one_never_written(capsys, tmp_path):
+    big, empty = DualState(2_500_000, 1, layout="sharded"), DualState(4, 3, dtype=torch.float64)
+    big.rows[1:] = torch.arange(1, 2_500_000).unsqueeze(1) / 1e6
+    path = handmade(tmp_path / "a.ckpt", {"big": big, "empty": empty})
+    sizes = [rows.nbytes for rows in read_checkpoint(path).states[0].pieces()]
+    assert sizes == [CHUNK_BYTES, CHUNK_BYTES, 10_000_000 - 2 * CHUNK_BYTES]
+    first, second = describe(path)["states"]
+    assert first["seen"] == 1 - 1 / 2_500_000
+    assert first["max"] == big.rows[-1].item()
+    assert first["mean"] == pytest.approx(big.rows[1:].double().mean().item())
+    assert second == {
+        "name": "empty", "rows": 4, "width": 3, "dtype": "float64", "files": 0, "bytes": 96, "seen": 0.0,
+        "min": None, "mean": None, "max": None, "norm": None, "verified": True,
+    }  # fmt: skip
+    _, text, _ = command(capsys, "inspect", path)
+    assert "99.9%" in text  # not 100
+    assert "0.0%" in text
+    assert convert(path, "out").is_dir()
+    rows = loaded(Path("out"))
+    assert torch.equal(rows["big.rows"].view(torch.int32), big.rows.view(torch.int32))
+    assert rows["big.seen"].tolist() == [False] + [True] * 2_499_999
+
+
+def test_an_algorithm_without_rows(capsys, tmp_path):
+    path = handmade(tmp_path / "a.ckpt", {}, **{"network.w": torch.zeros(2)})
+    assert describe(path)["states"] == []
+    code, text, _ = command(capsys, "inspect", path)
+    assert (code, "no dual state" in text) == (0, True)
+
+
+# ------------------------------------------------------------------------------------------------------------- convert
+
+
+@pytest.mark.parametrize("out", OUTS)
+def test_convert_writes_what_was_saved(capsys, fitted, out):
+    path, weights, tables = fitted
+    assert command(capsys, "convert", path, out)[:1] == (0,)
+    got = loaded(Path(out))
+    seen = {f"{name}.seen": ~table[:, 0].isnan() for name, table in tables.items()}
+    expected = {f"network.{k}": w for k, w in weights.items()} | seen
+    expected |= {f"{name}.rows": table for name, table in tables.items()}
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        torch.testing.assert_close(got[name], tensor, rtol=0, atol=0, equal_nan=True)
+    assert [p.name for p in Path.cwd().iterdir()] == [out]  # no temporary file
+
+
+@pytest.mark.parametrize("out", OUTS)
+def test_tensors_of_other_types_and_shapes(tmp_path, out):
+    half = torch.tensor([[1.0, -2.5], [0.125, 3.0]])
+    weights = {
+        "network.half": half.bfloat16(), "network.count": torch.tensor(7), "network.nothing": torch.zeros(0, 3),
+        "network.mask": torch.tensor([True, False, True]), "network.columns": half.T,
+        "network.tied": (shared := torch.ones(3)), "network.to": shared,
+    }  # fmt: skip
+    path = handmade(tmp_path / "a.ckpt", {"state": DualState(3, dtype=torch.float64)}, **weights)
+    convert(path, out)
+    got = loaded(Path(out))
+    for name, tensor in weights.items():
+        same = tensor if "half" not in name or out.endswith("safetensors") else tensor.float()  # numpy has none
+        assert got[name].dtype == same.dtype
+        assert torch.equal(got[name], same)
+
+
+def test_safetensors_are_aligned_and_typed(fits):
+    out = convert(fits["one"][0], "a.safetensors")
+    with safe_open(out, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    length = int.from_bytes(out.read_bytes()[:8], "little")
+    header = json.loads(out.read_bytes()[8 : 8 + length])
+    assert length % 8 == 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            assert tensor["data_offsets"][0] % {"F32": 4, "BOOL": 1}[tensor["dtype"]] == 0
+
+
+def test_a_type_that_safetensors_do_not_know(tmp_path):
+    path = handmade(tmp_path / "a.ckpt", {}, **{"network.w": torch.ones(2, dtype=torch.complex64)})
+    with pytest.raises(CheckpointError, match=r"network.w.*npz"):
+        convert(path, "a.safetensors")
+    assert torch.equal(loaded(convert(path, "a.npz"))["network.w"], torch.ones(2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("out", OUTS)
+def test_nothing_is_overwritten_without_force(capsys, fits, out):
+    assert command(capsys, "convert", fits["one"][0], out)[0] == 0
+    before = loaded(Path(out))
+    code, _, text = command(capsys, "convert", fits["three"][0], out)
+    assert (code, "--force" in text) == (2, True)
+    torch.testing.assert_close(loaded(Path(out)), before, rtol=0, atol=0, equal_nan=True)
+    assert command(capsys, "convert", fits["three"][0], out, "--force")[0] == 0
+    assert not torch.equal(loaded(Path(out))[f"{PENALTY}.rows"], before[f"{PENALTY}.rows"])
+    assert [p.name for p in Path.cwd().iterdir()] == [out]
+
+
+def test_force_leaves_what_convert_did_not_write(fits, tmp_path):
+    """`convert CKPT . --force` must not remove a folder of other things."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.txt").write_text("years")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder.npz").mkdir()
+    for out in ("work", "work/", "file", "folder.npz"):
+        with pytest.raises(ConfigError, match="--force leaves it"):
+            convert(fits["one"][0], out, force=True)
+    assert (tmp_path / "work" / "thesis.txt").read_text() == "years"
+
+
+def test_names_of_files():
+    for out in ("weights.pt", "a.ckpt", "a.tar.gz"):
+        with pytest.raises(ConfigError, match=r"\.safetensors, \.npz, or a folder"):
+            convert("absent.ckpt", out)
+
+
+def test_a_folder_may_have_a_dot(fits):
+    assert convert(fits["one"][0], "run.v2/").is_dir()
+    assert convert(fits["one"][0], "new/deep/a.npz").is_file()
+
+
+def test_where_nothing_can_be_written(capsys, fits, tmp_path):
+    (tmp_path / "file").write_text("x")
+    code, _, text = command(capsys, "convert", fits["one"][0], "file/a.npz")
+    assert code == 1
+    assert "cannot write" in text
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+def flip(path, position):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 4
+    path.write_bytes(content)
+
+
+def part(path, which):
+    return jobs.rows_files(str(path))[which]
+
+
+def swap_rows(path):
+    """The files of another save, whole in themselves."""
+    (folder,) = Path(f"{path}.rows").iterdir()
+    name = folder.name
+    for file in folder.iterdir():
+        file.write_bytes(file.read_bytes().replace(name.encode(), name[::-1].encode()))
+
+
+def other_rows(path):
+    """A valid file with rows that are not those that were summed up."""
+    handmade(path, {"state": DualState(5)})
+    content = torch.load(path, weights_only=True)
+    content["state_dict"]["state.rows"][2] = 1.0
+    torch.save(content, path)
+
+
+def other_parts(path):
+    """Valid part files under the right name, but not those that belong to the checkpoint."""
+    content = torch.load(path, weights_only=True)
+    content["fcco"]["tables"][OBJECTIVE]["checksum"] = "0" * 16
+    torch.save(content, path)
+
+
+def other_version(path):
+    content = torch.load(path, weights_only=True)
+    content["fcco"]["version"] = 1
+    torch.save(content, path)
+
+
+def zipped(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("hello", "world")
+
+
+DAMAGE = {
+    "absent": (Path.unlink, "no such file"),
+    "empty": (lambda path: path.write_bytes(b""), "truncated or no checkpoint"),
+    "text": (lambda path: path.write_text("hello"), "truncated or no checkpoint"),
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:2000]), "truncated or no checkpoint"),
+    "a bit of the weights": (lambda path: flip(path, path.stat().st_size // 2), "damaged"),
+    "a bit of a part": (lambda path: flip(part(path, 1), -100), "checksum"),
+    "a part is missing": (lambda path: part(path, 2).unlink(), "cannot read"),
+    "a part is cut": (lambda path: part(path, 0).write_bytes(part(path, 0).read_bytes()[:-1]), "bytes"),
+    "no rows": (lambda path: shutil.rmtree(f"{path}.rows"), "manifest.json"),
+    "parts of another save": (swap_rows, "damaged or belongs to another save"),
+    "other part files": (other_parts, "do not match their checksum"),
+    "other rows": (other_rows, "do not match their checksum"),
+    "other format": (other_version, "format 1"),
+    "no archive of torch": (zipped, "not written by `fcco fit`"),
+    "another archive": (lambda path: torch.save({"w": torch.zeros(2)}, path), "not written by `fcco fit`"),
+    "another object": (lambda path: torch.save([1], path), "not written by `fcco fit`"),
+    "code": (lambda path: torch.save({"fcco": print}, path), "not written by `fcco fit`"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damaged_and_foreign_checkpoints(how, capsys, copied):
+    damage, message = DAMAGE[how]
+    damage(copied)
+    code, out, text = command(capsys, "inspect", copied)
+    assert (code, out) == (1, "")
+    assert text.startswith("fcco: CheckpointError: ")
+    assert message in text
+    Path("kept.npz").write_text("as it was")
+    for out in [*OUTS, "kept.npz"]:
+        code, _, text = command(capsys, "convert", copied, out, "--force")
+        assert (code, message in text) == (1, True)
+    assert {p.name for p in Path.cwd().iterdir()} == {"copy", "kept.npz"}  # neither half a file nor a temporary one
+    assert Path("kept.npz").read_text() == "as it was"
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def test_mistakes_in_the_arguments(capsys):
+    for arguments in (
+        ["inspect"],
+        ["inspect", "a", "b"],
+        ["inspect", "a", "--jso"],
+        ["convert", "a"],
+        ["convert", "a", "b.x"],
+    ):
+        code, out, text = command(capsys, *arguments)
+        assert (code, out) == (2, "")
+        assert text
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys\nfrom fcco_lightning.__main__ import main\n"
+        "try:\n    main([{!r}, '--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    for name, part in (("inspect", "--json"), ("convert", "--force")):
+        answer = subprocess.run(
+            [sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert part in answer.stdout
+    listed = subprocess.run(
+        [sys.executable, "-m", "fcco_lightning", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "inspect " in listed.stdout
+    assert "convert " in listed.stdout
+
+
+def test_checkpoints_are_mapped_and_nothing_in_them_is_run(fits, monkeypatch):
+    given, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: (given.append(kwargs), load(*args, **kwargs))[1])
+    describe(fits["three"][0])
+    convert(fits["one"][0], "out.npz")
+    assert [(k["weights_only"], k["mmap"]) for k in given] == [(True, True)] * 2

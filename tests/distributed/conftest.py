@@ -1,0 +1,3 @@
+from tests.distributed.pool import pool
+
+__all__ = ["pool"]

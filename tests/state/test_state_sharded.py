@@ -1,0 +1,451 @@
+"""A dual state whose rows lie in several processes is, to whoever reads and writes, one table."""
+
+from itertools import chain
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fcco_lightning.state import SHARDED_FROM, DualState, merge_duplicates, shard_of
+from tests.distributed import pool as pools
+from tests.distributed.pool import Failure, attempt
+
+pool = pools.pool  # the fixture
+
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def bits(tensor):
+    return tensor.contiguous().view(BITS[tensor.dtype])
+
+
+def same_bits(one, other):
+    return one.dtype == other.dtype and torch.equal(bits(one), bits(other))
+
+
+def random_bits(shape, dtype, seed=0):
+    """Every kind of NaN, -0.0, infinities and denormal numbers among them."""
+    rng = np.random.default_rng(seed)
+    integers = torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, shape)).to(BITS[dtype])
+    words = integers.flatten()
+    if dtype == torch.float64:
+        words[:6] = torch.tensor([-(2**63), 0x7FF8000000000001, 0x7FF0000000000001, 1, -1, 0x7FF0000000000000])
+    else:
+        words[:6] = torch.tensor([-(2**31), 0x7FC00001, 0x7F800001, 1, -1, 0x7F800000])
+    return integers.view(dtype)
+
+
+def count_sums(processes):
+    """Count the collectives by which rows travel."""
+    counter, original = SimpleNamespace(sums=0), processes.sum_
+
+    def counted(tensor):
+        counter.sums += 1
+        return original(tensor)
+
+    processes.sum_ = counted
+    return counter
+
+
+def filled(processes, num_rows=7, width=2, dtype=torch.float64, layout="sharded"):
+    """Row i holds (i + .25, -i); every third was never written."""
+    state = DualState(num_rows, width, dtype, processes, layout)
+    index = torch.tensor([i for i in range(num_rows) if i % 3 != 2])
+    state.write(index, torch.stack([index + 0.25, -index.to(dtype)], 1)[:, :width].to(dtype))
+    return state
+
+
+# ---- shards
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 8, 9, 12, 1000, 1001])
+def test_shards_cover_all_rows_once_as_chunk_divides_them(num_rows, size):
+    parts = [shard_of(num_rows, rank, size) for rank in range(size)]
+    rows = [list(range(first, first + count)) for first, count in parts]
+    assert list(chain.from_iterable(rows)) == list(range(num_rows))
+    chunks = [chunk.tolist() for chunk in torch.arange(num_rows).chunk(size)]
+    assert [r for r in rows if r] == chunks
+
+
+def extents(processes, num_rows):
+    state = DualState(num_rows, 1, torch.float32, processes, "sharded")
+    return state.first, len(state.rows), state.sharded, state.divided, state.owns(torch.arange(num_rows))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_rows", [1, 3, 5, 9, 12])
+def test_every_process_holds_its_shard(pool, num_rows, size):
+    for rank, (first, count, sharded, divided, owns_all) in enumerate(pool.values(extents, size, num_rows)):
+        assert (first, count) == shard_of(num_rows, rank, size)
+        assert sharded
+        assert divided == (size > 1)
+        assert owns_all == (count == num_rows)
+
+
+class Largest(TorchFunctionMode):
+    """The number of elements of the largest tensor that a function of torch gives."""
+
+    numel = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+def build_large(processes, num_rows):
+    index, values = torch.tensor([0, num_rows // 2, num_rows - 1]), torch.tensor([[1.0], [2.0], [3.0]])
+    with Largest() as building:
+        state = DualState(num_rows, 1, torch.float32, processes)
+    with Largest() as stepping:
+        state.read(index)
+        state.write(index, values)
+        read = state.read(index).values.flatten().tolist()
+    with Largest() as reporting:
+        share = state.seen_share()
+    return state.rows.numel(), [building.numel, stepping.numel, reporting.numel], read, share
+
+
+def test_no_process_ever_holds_all_rows(pool):
+    num_rows = 10_000_000
+    for held, largest, values, share in pool.values(build_large, 4, num_rows):
+        assert held == num_rows // 4
+        assert largest == [held, held, held]  # a step sees the table itself
+        assert values == [1, 2, 3]
+        assert share == 3 / num_rows
+
+
+def layouts(processes, counts):
+    return [DualState(n, width, torch.float32, processes).divided for n, width in counts]
+
+
+def test_large_tables_are_sharded_by_themselves(pool):
+    counts = [(SHARDED_FROM - 1, 1), (SHARDED_FROM, 1), (SHARDED_FROM // 2, 2), (SHARDED_FROM // 2 - 1, 2)]
+    assert pool.values(layouts, 2, counts) == [[False, True, True, False]] * 2
+    assert pool.values(layouts, 1, counts) == [[False] * 4]
+
+
+# ---- reading and writing
+
+
+def read_all(processes, num_rows, indices, layout, dtype):
+    state = filled(processes, num_rows, 2, dtype, layout)
+    return [seen_of(*state.read(index)) for index in indices], state.seen_share()
+
+
+def seen_of(values, seen):
+    return values, [True] * len(values) if seen is None else seen.tolist()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("num_rows", [2, 7, 12])
+@pytest.mark.parametrize("dtype", BITS, ids=str)
+def test_reading_is_as_from_one_table(pool, size, num_rows, dtype):
+    last = num_rows - 1
+    indices = [torch.arange(num_rows), torch.tensor([last, 0, last, 1]), torch.tensor([], dtype=torch.int64)]
+    ((expected, share),) = pool.values(read_all, 1, num_rows, indices, "replicated", dtype)
+    for layout in ("sharded", "replicated"):
+        for reads, own_share in pool.values(read_all, size, num_rows, indices, layout, dtype):
+            assert own_share == share
+            for (values, seen), (wanted, wanted_seen) in zip(reads, expected, strict=True):
+                assert same_bits(values, wanted)
+                assert seen == wanted_seen
+
+
+def exchange_bits(processes, values, index):
+    state = DualState(len(values), values.shape[1], values.dtype, processes, "sharded")
+    state.rows.copy_(values[state.first : state.first + len(state.rows)])
+    state.rewritten()
+    parts = processes.gather([state.read_own(torch.arange(len(state.rows)) + state.first)])
+    return state.read(index).values, parts.tensors[0]
+
+
+@pytest.mark.parametrize("dtype", BITS, ids=str)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_bit_survives_the_exchange(pool, dtype, size):
+    values = random_bits((50, 2), dtype)
+    index = torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    for read, gathered in pool.values(exchange_bits, size, values, index):
+        assert same_bits(read, values[index])
+        assert same_bits(gathered, values)
+
+
+def scaled(processes):
+    state = filled(processes)
+    state.scale_(0.5)
+    return state.read(torch.arange(7)).values
+
+
+def test_scaling_reaches_the_rows_of_all_processes(pool):
+    ((expected),) = pool.values(scaled, 1)
+    assert all(same_bits(values, expected) for values in pool.values(scaled, 3))
+
+
+# ---- rows that came with the batch
+
+
+def bring_and_read(processes):
+    state, counter, log = filled(processes), count_sums(processes), []
+
+    def read(*index):
+        before = counter.sums
+        values = state.read(torch.tensor(index, dtype=torch.int64)).values.tolist()
+        log.append((values, counter.sums - before))
+
+    def bring():
+        state.bring(torch.tensor([6, 0, 3, 0]), torch.tensor([[60.0, 1], [10, 2], [30, 3], [10, 2]]).double())
+
+    read(6, 0)
+    bring()
+    read(0, 6, 6)
+    read(3)
+    read()
+    read(0, 1)  # one of them was not brought
+    read(7 - 1, 0, 3)
+    state.write(torch.tensor([0]), torch.tensor([[5.0, 5.0]], dtype=torch.float64))
+    read(6, 0)
+    bring()
+    state.scale_(2.0)
+    read(6)
+    bring()
+    state.rewritten()
+    read(6)
+    bring()
+    state.load_state_dict(state.state_dict())
+    read(6)
+    return log
+
+
+def test_brought_rows_are_read_without_a_collective_until_a_write(pool):
+    expected = [
+        ([[6.25, -6], [0.25, 0]], 1),
+        ([[10, 2], [60, 1], [60, 1]], 0),
+        ([[30, 3]], 0),
+        ([], 0),
+        ([[0.25, 0], [1.25, -1]], 1),
+        ([[60, 1], [10, 2], [30, 3]], 0),
+        ([[6.25, -6], [5, 5]], 1),
+        ([[12.5, -12]], 1),
+        ([[12.5, -12]], 1),
+        ([[12.5, -12]], 1),
+    ]
+    assert pool.values(bring_and_read, 3) == [expected] * 3
+
+
+def bring_seldom_used_index(processes, dtype):
+    state = filled(processes)
+    counter = count_sums(processes)
+    index = torch.tensor([4, 1], dtype=dtype)
+    state.bring(index, torch.tensor([[40.0, 4], [10, 1]]).double())
+    return state.read(index).values.tolist(), counter.sums
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+def test_every_whole_number_dtype_can_be_brought(pool, dtype):
+    assert pool.values(bring_seldom_used_index, 2, dtype) == [([[40, 4], [10, 1]], 0)] * 2
+
+
+def own_rows(processes):
+    state = filled(processes)
+    counter = count_sums(processes)
+    own = torch.arange(state.first, state.first + len(state.rows)).flip(0)
+    log = [attempt(state.read_own, index) for index in (own, own[:0], torch.tensor([0]), torch.tensor([7]))]
+    return own, log, [state.owns(own), state.owns(own[:0]), state.owns(torch.tensor([0, 6]))], counter.sums
+
+
+def test_only_own_rows_are_read_without_the_others(pool):
+    ((_, (expected, *_), *_),) = pool.values(own_rows, 1)
+    for rank, (own, (values, nothing, first, outside), owns, sums) in enumerate(pool.values(own_rows, 3)):
+        assert same_bits(values, expected.flip(0)[own])
+        assert nothing.shape == (0, 2)
+        assert isinstance(first, Failure) == (rank > 0)
+        if rank:
+            last = own.max() if len(own) else own
+            assert first.kind == "StateIndexError"
+            assert f"process {rank} holds rows {3 * rank}..{last}, got indices 0..0" in first.message
+        assert "got index 7 at batch position 0" in outside.message
+        assert owns == [True, True, False]
+        assert sums == 0
+
+
+# ---- errors
+
+BAD_INDICES = {
+    "large": torch.tensor([0, 2, 7]),
+    "negative": torch.tensor([0, -1, 3]),
+    "fractions": torch.tensor([0.0, 1.0, 2.0]),
+    "two-dimensional": torch.tensor([[0], [1], [2]]),
+}
+
+
+def refuse(processes, index, value, layout):
+    state, counter = filled(processes, layout=layout), count_sums(processes)
+    before = state.rows.clone()
+    outcomes = [attempt(state.read, index)] if value is None else []
+    values = torch.ones(3, 2, dtype=torch.float64)
+    values[1, 1] = 1.0 if value is None else value
+    outcomes.append(attempt(state.write, index, values))
+    assert same_bits(state.rows, before)
+    refused = counter.sums
+    return outcomes, refused, state.read(torch.tensor([0, 6])).values.tolist()
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+@pytest.mark.parametrize("name", BAD_INDICES)
+def test_a_wrong_index_raises_everywhere_and_changes_nothing(pool, name, layout):
+    for outcomes, sums, rest in pool.values(refuse, 3, BAD_INDICES[name], None, layout):
+        assert [o.kind for o in outcomes] == ["StateIndexError"] * 2
+        assert sums == 0
+        assert rest == [[0.25, 0], [6.25, -6]]
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("row", [0, 3, 6])
+def test_a_bad_value_raises_everywhere_whoever_holds_its_row(pool, value, row, layout):
+    index = torch.tensor([1, row, 5])
+    for (outcome,), sums, rest in pool.values(refuse, 3, index, value, layout):
+        assert outcome.kind == "NonFiniteError"
+        assert f"row {row} of the dual state" in outcome.message
+        assert sums == 0
+        assert rest == [[0.25, 0], [6.25, -6]]
+
+
+# ---- thousands of random steps against a dictionary
+
+GAMMA = 0.3
+ACTIONS, WEIGHTS = ("step", "own", "read", "bad value", "bad index", "scale"), (0.5, 0.2, 0.15, 0.06, 0.06, 0.03)
+
+
+class Draws:
+    """Random choices: those that all processes make alike, and those of each."""
+
+    def __init__(self, num_rows, width, dtype, seed, size):
+        self.num_rows, self.width, self.dtype, self.size = num_rows, width, dtype, size
+        self.common = np.random.default_rng([seed, 99])
+        self.own = [np.random.default_rng([seed, rank]) for rank in range(size)]
+
+    def action(self):
+        return str(self.common.choice(ACTIONS, p=WEIGHTS)), int(self.common.integers(self.size))
+
+    def index(self):
+        return torch.from_numpy(self.common.integers(0, self.num_rows, int(self.common.integers(0, 12))))
+
+    def batch(self, rank, action, spoiler):
+        """What a process brings along: few of the rows, so that they repeat; sometimes nothing."""
+        rng, count = self.own[rank], int(self.own[rank].integers(0, 6))
+        low, rows = shard_of(self.num_rows, rank, self.size) if action == "own" else (0, self.num_rows)
+        if rng.random() < 0.3:
+            rows = min(rows, 3)
+        index = rng.integers(low, low + rows, count) if rows else np.empty(0, dtype=np.int64)
+        values = rng.normal(size=(len(index), self.width)) * 10.0 ** rng.integers(-3, 4)
+        values[rng.random(values.shape) < 0.1] = -0.0
+        if action.startswith("bad") and rank == spoiler:
+            index = np.append(index, rng.integers(0, self.num_rows))
+            values = np.append(values, np.ones((1, self.width)), axis=0)
+            if action == "bad value":
+                values[-1, -1] = rng.choice([np.nan, np.inf, -np.inf])
+            else:
+                index[-1] = rng.choice([-1, self.num_rows, 2**40])
+        return torch.from_numpy(index), torch.from_numpy(values).to(self.dtype)
+
+
+def averaged(rows, seen, fresh):
+    return torch.where(seen.unsqueeze(1), torch.lerp(rows, fresh, GAMMA), fresh)
+
+
+def walk(processes, shape, steps, seed, layout):
+    """A log of everything that is read or refused, the rows held in the end, and the sums for batches of own rows."""
+    draws, state = Draws(*shape, seed, processes.size), DualState(*shape, processes, layout)
+    counter, own_sums, log = count_sums(processes), 0, []
+    for _ in range(steps):
+        action, spoiler = draws.action()
+        if action == "read":
+            log.append(state.read(draws.index()).values)
+            continue
+        if action == "scale":
+            state.scale_(0.9)
+            continue
+        index, values = draws.batch(processes.rank, action, spoiler)
+        before = counter.sums
+        if action == "own":
+            index, values, brought = processes.gather([index, values, state.read_own(index)]).tensors
+            if state.divided:
+                state.bring(index, brought)
+        else:
+            index, values = processes.gather([index, values]).tensors
+        outcome = attempt(visit, state, *merge_duplicates(index, values))
+        log.append(outcome.kind if isinstance(outcome, Failure) else outcome)
+        own_sums += (counter.sums - before) * (action == "own" and len(index) > 0)
+    return log, state.rows, own_sums
+
+
+def visit(state, index, fresh):
+    rows, seen = state.read(index)
+    state.write(index, averaged(rows, torch.ones(len(index), dtype=torch.bool) if seen is None else seen, fresh))
+    return rows
+
+
+def merged_by_hand(index, values):
+    """Means of the values of equal indices, in increasing order; as given where none repeats."""
+    groups = {}
+    for i, value in zip(index.tolist(), values, strict=True):
+        groups.setdefault(i, []).append(value)
+    if len(groups) == len(index):
+        return index.tolist(), values
+    means = [sum(group, torch.zeros_like(group[0])) / len(group) for _, group in sorted(groups.items())]
+    return sorted(groups), torch.stack(means)
+
+
+def walk_by_hand(shape, steps, seed, size):
+    """The same with a dictionary, in one process."""
+    (num_rows, width, dtype), log = shape, []
+    draws, table, never = Draws(*shape, seed, size), {}, torch.full((width,), float("nan"), dtype=dtype)
+
+    def look_up(index):
+        return torch.stack([table.get(int(i), never) for i in index]) if len(index) else never.new_empty(0, width)
+
+    for _ in range(steps):
+        action, spoiler = draws.action()
+        if action == "read":
+            log.append(look_up(draws.index()))
+            continue
+        if action == "scale":
+            table = {i: row * 0.9 for i, row in table.items()}
+            continue
+        batches = [draws.batch(rank, action, spoiler) for rank in range(size)]
+        if action.startswith("bad"):
+            log.append("NonFiniteError" if action == "bad value" else "StateIndexError")
+            continue
+        index, fresh = merged_by_hand(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+        rows, seen = look_up(index), torch.tensor([i in table for i in index], dtype=torch.bool)
+        log.append(rows)
+        table |= dict(zip(index, averaged(rows, seen, fresh), strict=True))
+    return log, look_up(range(num_rows)), len(table)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("layout", ["replicated", "sharded"])
+@pytest.mark.parametrize(
+    ("shape", "steps"),
+    [((13, 2, torch.float64), 240), ((97, 1, torch.float32), 240), ((3, 3, torch.float32), 80)],
+    ids=["13 float64", "97 float32", "3 float32"],
+)
+def test_random_steps_equal_those_of_a_dictionary(pool, size, layout, shape, steps):
+    seed = 10 * size + (layout == "sharded")
+    expected, table, visited = walk_by_hand(shape, steps, seed, size)
+    assert visited > shape[0] / 2
+    assert {"NonFiniteError", "StateIndexError"} <= {e for e in expected if isinstance(e, str)}
+    held = []
+    for log, rows, own_sums in pool.values(walk, size, shape, steps, seed, layout):
+        assert len(log) == len(expected)
+        for actual, wanted in zip(log, expected, strict=True):
+            assert actual == wanted if isinstance(wanted, str) else same_bits(actual, wanted)
+        assert own_sums == 0
+        held.append(rows)
+    for rows in [torch.cat(held)] if layout == "sharded" else held:
+        assert same_bits(rows, table)
