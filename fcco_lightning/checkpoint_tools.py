@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.state.row_files import CHUNK_BYTES, Manifest, checksum, read_manifest, read_rows
-from fcco_lightning.training.module import _CHECKPOINT_VERSION
+from fcco_lightning.training.module import CHECKPOINT_VERSION
 from fcco_lightning.training.row_checkpoints import check_file, rows_folder
 
 _SAFETENSORS = {
@@ -128,9 +128,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     own = content.get("fcco") if isinstance(content, dict) else None
     if not isinstance(own, dict) or "tables" not in own:
         raise CheckpointError(_foreign(path))
-    if own["version"] != _CHECKPOINT_VERSION:
+    if own["version"] != CHECKPOINT_VERSION:
         raise CheckpointError(
-            f"checkpoint {path}: it has format {own['version']}, this version reads {_CHECKPOINT_VERSION}. Use the "
+            f"checkpoint {path}: it has format {own['version']}, this version reads {CHECKPOINT_VERSION}. Use the "
             "version of fcco_lightning that wrote it."
         )
     names = sorted(own["tables"], key=lambda name: (len(name), name))  # terms.2 before terms.10

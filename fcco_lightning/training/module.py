@@ -38,7 +38,7 @@ from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
 
 T = TypeVar("T")
-_CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 2
 
 
 class FCCOModule(LightningModule):
@@ -427,7 +427,7 @@ class FCCOModule(LightningModule):
             return
         self._share_statistics()
         checkpoint["fcco"] = {
-            "version": _CHECKPOINT_VERSION,
+            "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
             "algorithm": self.algorithm.name,
             "num_samples": self.num_samples,
@@ -449,9 +449,9 @@ class FCCOModule(LightningModule):
         stored = checkpoint.get("fcco")
         if stored is None:
             raise CheckpointError("the checkpoint was not written by FCCOModule during fit: it has no algorithm state.")
-        if stored.get("version") != _CHECKPOINT_VERSION:
+        if stored.get("version") != CHECKPOINT_VERSION:
             raise CheckpointError(
-                f"the checkpoint has format {stored.get('version')}, this version reads {_CHECKPOINT_VERSION}."
+                f"the checkpoint has format {stored.get('version')}, this version reads {CHECKPOINT_VERSION}."
             )
         if self.problem is None or self._trainer is None or self.trainer.state.fn != "fit":
             # evaluation needs the weights only

@@ -114,7 +114,7 @@ class Pool:
         self._workers, self._pipes, self._folder = [], [], None
 
     def _start(self) -> None:
-        context = get_context("forkserver")  # one server imports torch and forks all; "spawn" would import it four times
+        context = get_context("forkserver")  # one server imports torch and forks all
         context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(SIZE):
