@@ -43,6 +43,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
 from fcco_lightning import SONEX, AdamType, FCCOModule, HingePenalty, ROCFairness, SyntheticDataModule, TabularMLP
+from fcco_lightning.callbacks import Preemption
 from fcco_lightning.data.synthetic import GaussianGroups
 from fcco_lightning.distributed import Processes
 from fcco_lightning.state import DualState, merge_duplicates
@@ -305,7 +306,7 @@ def train(batch: int, count: int) -> float:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     flags = {"max_steps": FIRST_STEPS + count, "max_epochs": -1, "limit_val_batches": 0, "logger": False} | quiet
     place = {"accelerator": "cpu", "devices": size, "strategy": "ddp" if size > 1 else "auto"}
-    Trainer(callbacks=[clock], **place, **flags).fit(module, data)
+    Trainer(callbacks=[clock, Preemption()], **place, **flags).fit(module, data)  # as fcco fit does
     return float(np.median(np.diff(ends)[FIRST_STEPS - 1 :]))
 
 

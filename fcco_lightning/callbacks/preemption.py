@@ -53,7 +53,7 @@ class Preemption(Callback):
         self.signals = [signal.Signals[name] for name in signals]
         self._before: dict[signal.Signals, Handler] = {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen, in place of Lightning's handlers, which communicate or save within the handler."""
         if not self.enabled or not isinstance(pl_module, FCCOModule):
             return
@@ -66,6 +66,10 @@ class Preemption(Callback):
             self._before = {number: signal.signal(number, listen) for number in self.signals}
         except ValueError:  # not the main thread, which alone may listen
             rank_zero_warn("training runs outside the main thread: a signal to end it will not save a checkpoint.")
+        if signal.SIGTERM in self._before:
+            # before every batch Lightning broadcasts whether its own handler, replaced here, has heard of SIGTERM: a
+            # collective and, on a GPU, a stall in every step for what the batches' exchange says anyway
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save and stop, if any process was asked to."""
@@ -92,13 +96,18 @@ class Preemption(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Stop listening."""
-        self._restore()
+        self._restore(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
         """Stop listening."""
-        self._restore()
+        self._restore(trainer)
 
-    def _restore(self) -> None:
+    def _restore(self, trainer: Trainer) -> None:
+        trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+
+def _nothing() -> None:
+    pass

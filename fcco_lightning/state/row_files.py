@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 from io import BufferedReader
 from itertools import accumulate
@@ -175,41 +176,44 @@ def read_rows(
 
 
 def checksum(rows: Tensor, first: int) -> int:
-    r"""Checksum of ``rows`` (count, k), whose first has the global number ``first``; it adds up over parts.
+    r"""Checksum of ``rows`` (count, k), whose first has the global number ``first``; it adds up over chunks.
 
-    With v_p the p-th 32-bit word of the table, and T = 2**14,
-
-        sum_p v_p * a[p mod T] * b[p // T]  mod 2**64,
-
-    where the ``a`` are different non-zero 32-bit numbers and the ``b`` are odd 64-bit numbers.  So it changes with any
-    change of one word and with any swap of two within a period; over longer distances ``a * b`` is as good as random.
+    The memory of a chunk is read as a matrix of 512 columns of 64-bit numbers.  Of its column sums and row sums, both
+    mod 2**64, the low and the high halves are weighted with 64-bit random numbers and added up; the sum is multiplied
+    by an odd random number that belongs to the chunk's position in the table.  A change of the rows, a swap too, goes
+    unseen as rarely as two random 64-bit numbers agree, and it costs little more than reading the memory.
     """
     return sum(total for _, total in _chunks(rows, first)) & _MASK
 
 
-def _mixed(number: int) -> int:
-    """The ``number``-th output of splitmix64."""
-    number = (number + 1) * 0x9E3779B97F4A7C15 & _MASK
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
-    return number ^ number >> 31
+_COLUMNS = 512
 
 
-# T of them, so that weights and products fit into the level 2 cache.
-_WEIGHTS = np.array([_mixed(number) >> 32 for number in range(1 << 14)], np.uint64)
+def _mixed(first: int, count: int) -> NDArray[np.uint64]:
+    """The outputs ``first``, ``first + 1``, ... of splitmix64."""
+    numbers = np.arange(first + 1, first + 1 + count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+@lru_cache(maxsize=4)
+def _weights(count: int) -> NDArray[np.uint64]:
+    """Of the low and of the high halves of ``count`` sums, shape (2, count)."""
+    return np.stack([_mixed(half << 62, count) for half in (1, 2)])
 
 
 def _checksum(words: NDArray[np.uint32], position: int) -> int:
-    """The sum of :func:`checksum` over ``words``, the first of which is word ``position`` of the table."""
-    buffer = np.empty_like(_WEIGHTS)
-    total = done = 0
-    while done < words.size:
-        block, offset = divmod(position + done, _WEIGHTS.size)
-        piece = words[done : done + _WEIGHTS.size - offset]
-        products = np.multiply(piece, _WEIGHTS[offset : offset + piece.size], out=buffer[: piece.size])
-        total += int(products.sum()) * (_mixed(block) | 1)
-        done += piece.size
-    return total & _MASK
+    """Checksum of a chunk whose first word is word ``position`` of the table."""
+    whole = words.size // (2 * _COLUMNS)
+    rest = np.zeros(2 * _COLUMNS, np.uint32)
+    rest[: words.size - 2 * _COLUMNS * whole] = words[2 * _COLUMNS * whole :]
+    last = rest.view(np.uint64)
+    matrix = words[: 2 * _COLUMNS * whole].view(np.uint64).reshape(whole, _COLUMNS)
+    sums = np.concatenate([np.add.reduce(matrix, 0) + last, np.add.reduce(matrix, 1), last.sum(keepdims=True)])
+    low, high = _weights(sums.size)
+    total = (sums & np.uint64(0xFFFFFFFF)) * low + (sums >> np.uint64(32)) * high
+    return int(total.sum()) * (int(_mixed(position, 1)[0]) | 1) & _MASK
 
 
 def _integers(rows: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The dual state: what is remembered of every inner function."""
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,6 @@ from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError, 
 STATE_VERSION = 2
 SHARDED_FROM = 1_000_000
 """Values (rows x width) from which a table is divided among the processes and kept in files of its own."""
-_SMALL = 4096
 _INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -25,11 +25,20 @@ class Rows(NamedTuple):
 
     Attributes:
         values: shape (b, k), a copy without graph; NaN in rows never written.
-        seen: whether the row was ever written, shape (b,), bool; None if every row of the table was.
+        seen: whether the row was ever written, shape (b,), bool; None says that all of them were.
     """
 
     values: Tensor
     seen: Tensor | None
+
+
+class _Place(NamedTuple):
+    """Where rows lie: ``rows[local]`` here are those of ``index[positions]``, or of all ``index`` (positions None)."""
+
+    index: Tensor  # type: ignore[assignment]
+    version: int
+    local: Tensor
+    positions: Tensor | None
 
 
 class DualState(nn.Module):
@@ -84,8 +93,8 @@ class DualState(nn.Module):
         if self.sharded:
             self.first, count = shard_of(num_rows, self.processes.rank, self.processes.size)
         self.register_buffer("rows", torch.full((count, width), float("nan"), dtype=dtype))
-        self._all_seen = False  # known only of small tables, where asking is cheap
         self._brought: tuple[Tensor, Tensor] | None = None
+        self._place: _Place | None = None
 
     @property
     def width(self) -> int:
@@ -109,10 +118,7 @@ class DualState(nn.Module):
 
     def owns(self, index: Tensor) -> bool:
         """Whether all rows ``index`` (b,) are held here."""
-        if not self.divided or index.numel() == 0:
-            return True
-        low, high = index.aminmax()
-        return bool((low >= self.first) & (high < self.first + len(self.rows)))
+        return self._located(index).positions is None
 
     def read(self, index: Tensor) -> Rows:
         """Rows ``index`` (b,), the same on all processes.
@@ -120,16 +126,19 @@ class DualState(nn.Module):
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
         """
-        index = self.checked_index(index)
+        place = self._located(index)
         if not self.divided:
-            return self._marked(self.rows.index_select(0, index))
+            return self._marked(self.rows.index_select(0, place.local))
         brought = self._among_brought(index)
         if brought is not None:
             return self._marked(brought)
         # the owner contributes the bits of its rows and everybody else zeros: a sum of integers is exact
         bits = torch.zeros(len(index), self.width, dtype=_BITS[self.rows.dtype], device=index.device)
-        positions = self._held(index)
-        bits[positions] = self.rows.view(bits.dtype).index_select(0, index[positions] - self.first)
+        held = self.rows.view(bits.dtype).index_select(0, place.local)
+        if place.positions is None:
+            bits = held
+        else:
+            bits.index_copy_(0, place.positions, held)
         return self._marked(self.processes.sum_(bits).view(self.rows.dtype))
 
     def read_own(self, index: Tensor) -> Tensor:
@@ -138,13 +147,13 @@ class DualState(nn.Module):
         Raises:
             StateIndexError: if an index is not held here.
         """
-        index = self.checked_index(index)
-        if not self.owns(index):
+        place = self._located(index)
+        if place.positions is not None:
             raise StateIndexError(
                 f"process {self.processes.rank} holds rows {self.first}..{self.first + len(self.rows) - 1}, got "
                 f"indices {int(index.min())}..{int(index.max())}. Use read(), or OwnerBatches as the sampler."
             )
-        return self.rows.index_select(0, index - self.first if self.first else index)
+        return self.rows.index_select(0, place.local)
 
     def bring(self, index: Tensor, values: Tensor) -> None:
         """Take values (b, k) of rows ``index`` (b,) that came with the batch: reading them is local until a write."""
@@ -159,24 +168,14 @@ class DualState(nn.Module):
             StateIndexError: if an index is not a whole number in [0, n).
             NonFiniteError: if a value is NaN or infinite; no row has changed then.
         """
-        index, values = self.checked_index(index), values.to(self.rows.dtype)  # a value may overflow the rows' dtype
-        finite = torch.isfinite(values)
-        if not bool(finite.all()):
-            where = int((~finite).any(dim=-1).nonzero()[0])
-            raise NonFiniteError(
-                f"row {int(index[where])} of the dual state would become {values[where].tolist()} "
-                f"(batch position {where}); no row was changed. Look for NaN or infinite scores or losses: "
-                "lower the learning rate, or set `skip_nonfinite: true` to drop such batches."
-            )
-        if self.divided:
-            self._brought = None
-            if not self.owns(index):
-                positions = self._held(index)
-                index, values = index[positions], values[positions]
-            index = index - self.first
-        self.rows.index_copy_(0, index, values)
-        if not self._all_seen and self.num_rows <= _SMALL and not self.sharded:
-            self._all_seen = bool(self.seen.all())
+        place = self._located(index)
+        values = values.to(self.rows.dtype)  # a value may overflow the rows' dtype
+        if not math.isfinite(values.sum()):  # the sum of finite values may overflow, so look again
+            _require_finite(index, values)
+        self._brought = self._place = None
+        if place.positions is not None:
+            values = values.index_select(0, place.positions)
+        self.rows.index_copy_(0, place.local, values)
 
     @torch.no_grad()
     def scale_(self, factor: float) -> None:
@@ -192,7 +191,7 @@ class DualState(nn.Module):
 
     def rewritten(self) -> None:
         """Say that ``rows`` was overwritten from outside, perhaps by an earlier state of it."""
-        self._all_seen, self._brought = False, None
+        self._brought = None
 
     def checked_index(self, index: Tensor) -> Tensor:
         """``index`` (b,) as int64.
@@ -200,26 +199,42 @@ class DualState(nn.Module):
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
         """
+        return self._checked(index)[0]
+
+    def _checked(self, index: Tensor) -> tuple[Tensor, int, int]:
+        """``index`` as int64, its least and its largest element."""
         if index.dtype not in _INDEX_DTYPES or index.dim() != 1:
             raise StateIndexError(
                 f"index must be a 1-D tensor of whole numbers, got {index.dim()}-D {index.dtype}. "
                 "Pass the dataset's `index` column, e.g. torch.arange(n)[batch]."
             )
-        if index.numel() == 0:
-            return index.long()
+        if not index.numel():
+            return index.long(), self.first, self.first - 1
         low, high = (int(end) for end in index.aminmax())
         if low < 0 or high >= self.num_rows:
-            worst = low if low < 0 else high
-            where = int((index == worst).nonzero()[0])
-            raise StateIndexError(
-                f"the dual state holds rows 0..{self.num_rows - 1}, got index {worst} at batch position {where}. "
-                "Index the training split itself from 0, and size the state with num_rows=len(train_split)."
-            )
-        return index.long()
+            self._refuse(index, low if low < 0 else high)
+        return index.long(), low, high
 
-    def _held(self, index: Tensor) -> Tensor:
-        """Positions in ``index`` of rows held here."""
-        return ((index >= self.first) & (index < self.first + len(self.rows))).nonzero().squeeze(1)
+    def _refuse(self, index: Tensor, worst: int) -> NoReturn:
+        where = int((index == worst).nonzero()[0])
+        raise StateIndexError(
+            f"the dual state holds rows 0..{self.num_rows - 1}, got index {worst} at batch position {where}. "
+            "Index the training split itself from 0, and size the state with num_rows=len(train_split)."
+        )
+
+    def _located(self, index: Tensor) -> "_Place":
+        """Where the rows ``index`` lie; known already if they were read just before."""
+        version = -1 if index.is_inference() else index._version
+        if self._place is None or self._place.index is not index or self._place.version != version or version < 0:
+            local, low, high = self._checked(index)
+            positions, end = None, self.first + len(self.rows)
+            if low < self.first or high >= end:
+                positions = ((local >= self.first) & (local < end)).nonzero().squeeze(1)
+                local = local.index_select(0, positions)
+            if self.first:
+                local = local - self.first
+            self._place = _Place(index, version, local, positions)
+        return self._place
 
     def _among_brought(self, index: Tensor) -> Tensor | None:
         if self._brought is None or not len(self._brought[0]):
@@ -229,7 +244,8 @@ class DualState(nn.Module):
         return values.index_select(0, at) if bool((known[at] == index).all()) else None
 
     def _marked(self, values: Tensor) -> Rows:
-        return Rows(values, None if self._all_seen else ~torch.isnan(values[:, 0]))
+        # a finite sum says in one pass that there is no NaN
+        return Rows(values, None if math.isfinite(values.sum()) else ~torch.isnan(values[:, 0]))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Version of the format, and which rows these are."""
@@ -263,6 +279,17 @@ class DualState(nn.Module):
             self._check_extra_state(prefix, state_dict[f"{prefix}_extra_state"])
         self.rewritten()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _require_finite(index: Tensor, values: Tensor) -> None:
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        where = int((~finite).any(dim=-1).nonzero()[0])
+        raise NonFiniteError(
+            f"row {int(index[where])} of the dual state would become {values[where].tolist()} "
+            f"(batch position {where}); no row was changed. Look for NaN or infinite scores or losses: "
+            "lower the learning rate, or set `skip_nonfinite: true` to drop such batches."
+        )
 
 
 def shard_of(num_rows: int, rank: int, size: int) -> tuple[int, int]:

@@ -299,7 +299,7 @@ def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status, tmp_
             job.kill()
     text = (tmp_path / "log").read_text()
     assert code == status, text
-    assert "resume with --ckpt_path" in text
+    assert "--ckpt_path auto" in text
     assert "Traceback" not in text
     assert not list(Path("runs").rglob("report.json"))
     for checkpoint in Path("runs").rglob("*.ckpt"):

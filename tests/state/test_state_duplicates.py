@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcco_lightning.state import merge_duplicates
@@ -16,6 +16,7 @@ def split(pairs):
     return torch.tensor([p[0] for p in pairs]), torch.tensor([p[1:] for p in pairs], dtype=torch.float64)
 
 
+@settings(deadline=None)
 @given(occurrences)
 def test_equal_indices_count_once_with_their_mean(pairs):
     table = {}
@@ -28,6 +29,7 @@ def test_equal_indices_count_once_with_their_mean(pairs):
         assert row == pytest.approx(expected, abs=ROUNDING)
 
 
+@settings(deadline=None)
 @given(occurrences, st.randoms(use_true_random=False))
 def test_the_order_of_the_batch_does_not_matter(pairs, random):
     shuffled = list(pairs)

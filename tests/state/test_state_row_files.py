@@ -129,7 +129,8 @@ def test_large_chunks_and_many_periods(tmp_path, monkeypatch):
     rows = torch.randn(1_500_000, 1)
     parts = save(tmp_path, {"u": rows}, processes=2)
     assert same_bits(load(tmp_path, {"u": rows}, 3)["u"], rows)
-    assert sum(part.checksum for part in parts) % 2**64 == checksum(rows, 0)
+    ends = [(part.first, part.first + part.count) for part in parts]
+    assert [part.checksum for part in parts] == [checksum(rows[low:high], low) for low, high in ends]
     assert [(tmp_path / part.file).stat().st_size for part in parts] == [part.size for part in parts]
 
 
@@ -144,34 +145,36 @@ def splitmix64(state, number):
 
 
 def slow_checksum(rows, first):
-    total, period = 0, 2**14
-    position = first * rows.shape[1] * rows.dtype.itemsize // 4
-    for word in rows.contiguous().view(torch.int32).flatten().tolist():
-        total += word % 2**32 * (splitmix64(0, position % period) >> 32) * (splitmix64(0, position // period) | 1)
-        position += 1
-    return total % 2**64
+    """Of one chunk, with whole numbers of any size."""
+    words = rows.contiguous().view(torch.int32).flatten().tolist()
+    words += [0] * (-len(words) % 1024)
+    numbers = [low % 2**32 + (high % 2**32 << 32) for low, high in zip(words[::2], words[1::2], strict=True)]
+    matrix = [numbers[i : i + 512] for i in range(0, len(numbers), 512)]
+    if len(matrix) * 1024 == rows.nbytes // 4:
+        matrix.append([0] * 512)  # the last row of the matrix is never full
+    sums = [sum(column) % 2**64 for column in zip(*matrix, strict=True)] + [sum(row) % 2**64 for row in matrix]
+    total = 0
+    for i, s in enumerate(sums):
+        total += s % 2**32 * splitmix64(0, (1 << 62) + i) + (s >> 32) * splitmix64(0, (2 << 62) + i)
+    return total * (splitmix64(0, first * rows.shape[1] * rows.dtype.itemsize // 4) | 1) % 2**64
 
 
 @pytest.mark.parametrize("first", [0, 1, 2**14 - 5, 10**8])
+@pytest.mark.parametrize("count", [1, 40, 1024, 1500])
 @pytest.mark.parametrize(("width", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.float64)])
-def test_checksum_is_the_sum_of_the_formula(first, width, dtype):
-    rows = random_rows(40, width, dtype)
+def test_checksum_is_what_the_formula_says(first, count, width, dtype, monkeypatch):
+    monkeypatch.setattr(row_files, "CHUNK_BYTES", 4 << 20)
+    rows = random_rows(count, width, dtype)
     assert checksum(rows, first) == slow_checksum(rows, first)
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(1, torch.float32), (3, torch.float64)])
-def test_checksum_does_not_depend_on_the_partition(width, dtype):
-    rows = random_rows(20_000, width, dtype)
-    whole = checksum(rows, 7)
-    for processes in (2, 3, 7, 64):
-        parts = (checksum(rows[first : first + count], 7 + first) for first, count in shards(len(rows), processes))
-        assert sum(parts) % 2**64 == whole
-
-
-def test_checksum_weights_are_what_the_guarantees_need():
-    weights = row_files._WEIGHTS.tolist()
-    assert len(set(weights)) == 2**14
-    assert 0 < min(weights) <= max(weights) < 2**32
+def test_checksum_adds_up_over_chunks(width, dtype, monkeypatch):
+    row = width * dtype.itemsize
+    monkeypatch.setattr(row_files, "CHUNK_BYTES", 1000 * row)
+    rows = random_rows(5_300, width, dtype)
+    for cut in (1000, 3000, 5000):
+        assert (checksum(rows[:cut], 7) + checksum(rows[cut:], 7 + cut)) % 2**64 == checksum(rows, 7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
