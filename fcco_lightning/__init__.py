@@ -9,20 +9,24 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "algorithms": "ALEXR ALEXR2 BSGD MOAP MSVR SGD SOAP SONEX SONX SOX SOXBoost Algorithm",
-    "constraints": "Constraint GeometricRho HingePenalty LogisticLoss MeanAtMost MeanDifferenceAtMost Penalty Quantity "
-    "QuantileScores RawScores ROCFairness SmoothedHingePenalty SoftRate SquaredHingePenalty StandardScores",
-    "data": "TensorTable",
-    "data.datamodules": "SyntheticDataModule TabularDataModule",
+    "algorithms": "ALEXR ALEXR2 BSGD MOAP MSVR OOA SGD SMD SOAP SONEX SONX SOX SOXBoost Algorithm",
+    "ambiguity": "AmbiguitySet CappedSimplex",
+    "constraints": "Constraint GeometricRho HingePenalty MeanAtMost MeanDifferenceAtMost Penalty "
+    "QuantileScores RawScores ROCFairness SmoothedHingePenalty SquaredHingePenalty StandardScores",
+    "data": "GroupBy TensorTable",
+    "data.datamodules": "GroupedImageDataModule GroupedTabularDataModule SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
-    "estimators": "EMA CorrectedEMA DualMirror DualProx Estimator Minibatch ScaledEMA",
-    "models": "TabularMLP",
-    "objectives": "AUC CrossEntropy LogisticPair Objective PairLoss SigmoidPair SquaredHingePair SquaredPair",
+    "estimators": "EMA CorrectedEMA DualAscent DualMirror DualProx Estimator Minibatch ScaledEMA",
+    "models": "TabularMLP TimmModel",
+    "objectives": "AUC ChiSquareGroupDRO CrossEntropy CrossEntropyLoss CVaRGroupDRO GroupObjective KLGroupDRO "
+    "LogisticLoss LogisticPair MultiLabelLoss MultiTaskGroupDRO Objective PairLoss Quantity SigmoidPair SoftRate "
+    "SquaredHingePair SquaredLoss SquaredPair WorstGroupDRO",
     "outer": "Hinge MoreauEnvelope MoreauSmoothing NoSmoothing OuterFunction Smoothing",
     "problem": "Engine InnerFunctions Problem",
     "state": "DualState",
     "steps": "AdamType HeavyBall ProximalPoint ProximalSGD Step Storm",
     "training": "FCCOModule StepAtFractions",
+    "training.evaluation": "BinaryEvaluation Evaluation GroupEvaluation TaskEvaluation",
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _HOME.items() for name in names.split()}
 

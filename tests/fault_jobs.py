@@ -8,8 +8,9 @@ import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from fcco_lightning import SONEX, HeavyBall, HingePenalty
-from fcco_lightning.constraints import LogisticLoss, MeanAtMost
+from fcco_lightning.constraints import MeanAtMost
 from fcco_lightning.distributed import Processes
+from fcco_lightning.objectives import LogisticLoss
 from fcco_lightning.problem import Engine, InnerFunctions, Problem
 from fcco_lightning.state import DualState
 from fcco_lightning.training.row_checkpoints import RowsCheckpointIO, load, save

@@ -6,6 +6,7 @@ from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.algorithms.bsgd import BSGD
 from fcco_lightning.algorithms.moap import MOAP
 from fcco_lightning.algorithms.msvr import MSVR
+from fcco_lightning.algorithms.ooa import OOA, SMD
 from fcco_lightning.algorithms.sgd import SGD
 from fcco_lightning.algorithms.soap import SOAP
 from fcco_lightning.algorithms.sonex import SONEX
@@ -13,4 +14,19 @@ from fcco_lightning.algorithms.sonx import SONX
 from fcco_lightning.algorithms.sox import SOX
 from fcco_lightning.algorithms.sox_boost import SOXBoost
 
-__all__ = ["ALEXR", "ALEXR2", "BSGD", "MOAP", "MSVR", "SGD", "SOAP", "SONEX", "SONX", "SOX", "Algorithm", "SOXBoost"]
+__all__ = [
+    "ALEXR",
+    "ALEXR2",
+    "BSGD",
+    "MOAP",
+    "MSVR",
+    "OOA",
+    "SGD",
+    "SMD",
+    "SOAP",
+    "SONEX",
+    "SONX",
+    "SOX",
+    "Algorithm",
+    "SOXBoost",
+]

@@ -20,6 +20,7 @@ class Algorithm:
     Attributes:
         uses_constraints: whether constraints are penalised, or only measured.
         keeps_rows: whether it remembers earlier values of all rows, which must then be whole on every process.
+        max_form: whether it works on the objective's max form, whose weights it keeps.
         sets_step_sizes: whether it changes the optimizer's step size, so that there can be no schedule beside it.
 
     Args:
@@ -30,6 +31,7 @@ class Algorithm:
     """
 
     uses_constraints: bool = True
+    max_form: bool = False
     sets_step_sizes: bool = False
     keeps_rows: bool = False
 

@@ -1,6 +1,7 @@
 """The end of a run: a table in the terminal, report.json and pictures in the run's folder."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,20 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fcco_lightning.callbacks.pictures import plot_constraints, plot_objective_and_violation, plot_roc_by_group
-from fcco_lightning.callbacks.summary_table import render_summary, write_report
+from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.metrics.group import SplitROC, split_roc
-from fcco_lightning.objectives import binary_scores
-from fcco_lightning.training import FCCOModule
+from fcco_lightning.records import Batch
+from fcco_lightning.training import Evaluation, FCCOModule
 from fcco_lightning.training.evaluation import concatenate, evaluation_columns
+
+_PRINTED_ROWS = 5
 
 
 class Report(Callback):
     """Keeps the figures of every validation and reports at the end of ``fit``.
 
-    Writes ``report.json`` (``{"train": {...}, "test": {...}, "seconds", "config"}``), ``auc_and_violation.png``,
-    ``constraints.png`` and ``roc_by_group.png``; the history is part of the checkpoint, so a resumed run
+    Writes ``report.json`` (``{"train": {...}, "test": {...}, "seconds", "config"}``) and the pictures of the module's
+    :class:`Evaluation`, which also says what is in the report; the history is part of the checkpoint, so a resumed run
     draws it whole.
 
     Args:
@@ -79,36 +80,42 @@ class Report(Callback):
             return
         seconds = time.perf_counter() - self._started
         report: dict[str, Any] = {}
-        curves: dict[str, SplitROC] = {}
-        names = getattr(trainer.datamodule, "group_names", ("group 0", "group 1"))  # type: ignore[attr-defined]
+        final: dict[str, tuple[Tensor, Batch]] = {}
         for split, loader in loaders().items():
             outputs, columns = _outputs(pl_module, loader)
-            report[split] = _as_reported(pl_module.summarise(split, outputs, columns))
-            if "group" in columns:
-                curves[split] = split_roc(binary_scores(outputs).float(), columns["y"], columns["group"], names)
+            summary = pl_module.summarise(split, outputs, columns)
+            report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns)
+            final[split] = (outputs, columns)
         self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if trainer.is_global_zero:
-            self._write(folder, curves)
+            self._write(folder, pl_module.evaluation, final)
 
-    def _write(self, folder: Path, curves: dict[str, SplitROC]) -> None:
+    def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Batch]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_report(self.report, folder / "report.json")
         if self.pictures:
-            plot_objective_and_violation(self.history, folder / "auc_and_violation.png")
-            plot_constraints(self.history, folder / "constraints.png")
-            plot_roc_by_group(curves, folder / "roc_by_group.png")
+            evaluation.draw(self.history, final, folder)
         if self.table:
-            from rich.console import Console  # noqa: PLC0415 - only where a table is printed
-
-            figures = {k: _without_constraints(v) if isinstance(v, dict) else v for k, v in self.report.items()}
-            Console().print(render_summary(figures))
+            self._print(list(final))
         rank_zero_info(f"Report and pictures: {folder}")
 
+    def _print(self, splits: Sequence[str]) -> None:
+        from rich.console import Console  # noqa: PLC0415 - only where a table is printed
 
-def _without_constraints(part: dict[str, Any]) -> dict[str, Any]:
-    """All values of all constraints are for the file, not for the terminal."""
-    return {k: v for k, v in part.items() if k != "constraints"}
+        console = Console()
+        console.print(render_summary({k: _scalars(v) if k in splits else v for k, v in self.report.items()}))
+        for split in [name for name in splits if name == "test"] or splits[-1:]:
+            for name, records in self.report[split].items():
+                if isinstance(records, list) and records:
+                    shown = records[:_PRINTED_ROWS]
+                    title = f"{name.capitalize()} ({split}): the first {len(shown)} of {len(records):,}"
+                    console.print(render_records(title, shown))
+
+
+def _scalars(part: dict[str, Any]) -> dict[str, Any]:
+    """All values of all constraints and groups are for the file, not for the terminal."""
+    return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list)}
 
 
 @torch.no_grad()

@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fcco_lightning.callbacks.pictures import BLUE, _figure, _quiet_frame, _save
 from fcco_lightning.checks import at_least
 from fcco_lightning.distributed import Processes
+from fcco_lightning.pictures.style import BLUE, new_figure, quiet_frame, save
 from fcco_lightning.problem import Problem
 from fcco_lightning.problem.terms import Term
 from fcco_lightning.state import DualState
@@ -312,7 +312,7 @@ def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
     count = len(panels) + bool(small)
     columns = min(3, count)
     lines = -(-count // columns)
-    figure = _figure(max(5.4, 4.2 * columns), 3.3 * lines + 0.3)
+    figure = new_figure(max(5.4, 4.2 * columns), 3.3 * lines + 0.3)
     for k in range(count):
         axes = figure.add_subplot(lines, columns, k + 1)
         if k < len(panels):
@@ -320,8 +320,8 @@ def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
         else:
             _draw_dots(axes, small)
         axes.set_xlabel("value in a row ($u_i$ or $y_i$)")
-        _quiet_frame(axes)
-    return _save(figure, path)
+        quiet_frame(axes)
+    return save(figure, path)
 
 
 def _draw_histogram(axes: "Axes", state: Values) -> None:

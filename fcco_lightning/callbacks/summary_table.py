@@ -5,7 +5,7 @@ A *report* maps each split to its metrics, beside ``seconds`` (wall-clock time o
     {"train": {"auc": 0.89, "worst_violation": -0.001, "roc_gap": 0.28, "vacuous": True},
      "test": {"auc": 0.88, "roc_gap": 0.27}, "seconds": 93.4, "config": {"seed": 0}}
 
-Every key is optional.
+Every key is optional.  A split may also hold lists of records, such as ``"groups": [{"name": "a", "size": 10}]``.
 """
 
 import json
@@ -21,6 +21,13 @@ from torch import Tensor
 
 NOT_SPLITS = ("config",)
 TITLES = {
+    "accuracy": "accuracy",
+    "worst_group_accuracy": "accuracy, worst group",
+    "tail_accuracy": "accuracy, worst groups",
+    "group_balanced_accuracy": "accuracy, mean of groups",
+    "loss": "loss",
+    "worst_group_loss": "loss, worst group",
+    "cvar_loss": "loss, CVaR of groups",
     "auc": "AUC",
     "worst_violation": "worst violation, max h",
     "roc_gap": "hard ROC gap",
@@ -53,6 +60,24 @@ def render_summary(report: Mapping[str, Any]) -> Table:
     present = dict.fromkeys(key for part in splits.values() for key in part)
     for key in sorted(present, key=lambda key: list(TITLES).index(key) if key in TITLES else len(TITLES)):
         table.add_row(TITLES.get(key, key), *(_cell(key, part.get(key)) for part in splits.values()))
+    return table
+
+
+def render_records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
+    """Lay out records with one row a record and one column a key.
+
+    Args:
+        title: over the table.
+        records: all with the keys of the first.
+
+    Returns:
+        Table to be printed by ``rich``.
+    """
+    table = Table(title=title)
+    for key, value in records[0].items() if records else ():
+        table.add_column(key, justify="left" if isinstance(value, str) else "right")
+    for record in records:
+        table.add_row(*(_cell(key, value) for key, value in record.items()))
     return table
 
 

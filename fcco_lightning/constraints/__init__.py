@@ -1,7 +1,7 @@
 """Constraints h(w) <= 0 and the penalties that carry them into the objective."""
 
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.means import LogisticLoss, MeanAtMost, MeanDifferenceAtMost, Quantity, SoftRate
+from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost
 from fcco_lightning.constraints.penalty import (
     GeometricRho,
     HingePenalty,
@@ -22,18 +22,15 @@ __all__ = [
     "Constraint",
     "GeometricRho",
     "HingePenalty",
-    "LogisticLoss",
     "MeanAtMost",
     "MeanDifferenceAtMost",
     "Penalty",
     "QuantileScores",
-    "Quantity",
     "ROCFairness",
     "RawScores",
     "RhoSchedule",
     "ScoreScale",
     "SmoothedHingePenalty",
-    "SoftRate",
     "SquaredHingePenalty",
     "StandardScores",
 ]

@@ -1,56 +1,14 @@
 """Constraints on means of a per-sample quantity over subsets of the data."""
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fcco_lightning.checks import finite, non_negative, positive
+from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives import binary_scores
+from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDifference, OuterFunction
 from fcco_lightning.records import Batch, Inner
-
-
-class Quantity(ABC):
-    """A per-sample quantity q(outputs, batch) of shape (B,), with graph."""
-
-    @abstractmethod
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """One value per sample."""
-
-
-@dataclass(frozen=True)
-class SoftRate(Quantity):
-    r"""``sigmoid((s - threshold) / temperature)``: its mean is a smoothed rate of predicted positives.
-
-    Over the positives it is the true positive rate, over the negatives the false positive rate.
-
-    Args:
-        threshold: decision threshold on the score.
-        temperature: unit of the score, > 0; the smaller, the closer to the hard rate.
-    """
-
-    threshold: float = 0.0
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("temperature", self.temperature)
-
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002
-        return torch.sigmoid((binary_scores(outputs) - self.threshold) / self.temperature)
-
-
-@dataclass(frozen=True)
-class LogisticLoss(Quantity):
-    """Logistic loss of the score against the label (nats)."""
-
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
-        scores = binary_scores(outputs)
-        return binary_cross_entropy_with_logits(scores, batch["y"].to(scores.dtype), reduction="none")
 
 
 def select(where: dict[str, int], batch: Batch) -> Tensor:

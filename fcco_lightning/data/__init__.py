@@ -1,8 +1,18 @@
 """Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here."""
 
+from fcco_lightning.data.grouping import GroupBy
 from fcco_lightning.data.loader import ResumableLoader
-from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, UniformBatches
+from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, GroupBatches, UniformBatches
 from fcco_lightning.data.synthetic import GaussianGroups
 from fcco_lightning.data.table import TensorTable
 
-__all__ = ["BalancedBatches", "BatchPlan", "GaussianGroups", "ResumableLoader", "TensorTable", "UniformBatches"]
+__all__ = [
+    "BalancedBatches",
+    "BatchPlan",
+    "GaussianGroups",
+    "GroupBatches",
+    "GroupBy",
+    "ResumableLoader",
+    "TensorTable",
+    "UniformBatches",
+]

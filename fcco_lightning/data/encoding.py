@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fcco_lightning.checks import at_least
 from fcco_lightning.data.columns import require_columns, text_of
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -34,9 +36,7 @@ class NumericColumn:
     @classmethod
     def fit(cls, name: str, values: FloatArray) -> "NumericColumn":
         """Measure ``values`` (n,); entries that are not finite are left out."""
-        values = values[np.isfinite(values)]
-        if not len(values):
-            raise DataError(f"Column {name!r} has no finite value to fit on. Drop it (drop=[{name!r}]).")
+        values = _finite(name, values)
         # Whether it is constant is asked of the values: the std of equal floats may be 1e-17 instead of 0.
         std = float(values.std()) if values.min() < values.max() else 0.0
         return cls(name, float(values.mean()), std, float(np.median(values)))
@@ -45,6 +45,53 @@ class NumericColumn:
         """Return the feature, shape (n, 1)."""
         values = np.where(np.isfinite(values), values, self.median)
         return ((values - self.mean) / self.std if self.std else np.zeros_like(values))[:, None]
+
+
+@dataclass(frozen=True)
+class BinnedColumn:
+    """A column of numbers that becomes one 0/1 feature per bin; the bins end at ``edges``, see :func:`bin_names`."""
+
+    name: str
+    edges: list[float]
+    median: float
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features it becomes."""
+        return [f"{self.name}={part}" for part in bin_names(self.edges)]
+
+    @classmethod
+    def fit(cls, name: str, values: FloatArray, quantiles: int) -> "BinnedColumn":
+        """Cut ``values`` (n,) at their quantiles k / quantiles; equal edges are one, and no bin is empty."""
+        values = _finite(name, values)
+        # Edges are values that occur, so every bin that ends at one holds it; above the largest value lies no bin.
+        edges = np.unique(np.quantile(values, np.arange(1, quantiles) / quantiles, method="inverted_cdf"))
+        return cls(name, edges[edges < values.max()].tolist(), float(np.median(values)))
+
+    def transform(self, values: FloatArray) -> FloatArray:
+        """Return the features, shape (n, number of bins)."""
+        values = np.where(np.isfinite(values), values, self.median)
+        return np.eye(len(self.edges) + 1)[bin_of(values, self.edges)]
+
+
+def bin_names(edges: Sequence[float]) -> list[str]:
+    """Return the names of the bins that ``edges`` (k,), ascending, cut the line into.
+
+    Example:
+        >>> bin_names([30, 45.5])
+        ['<=30', '(30,45.5]', '>45.5']
+        >>> bin_names([])
+        ['any']
+    """
+    if not edges:
+        return ["any"]
+    texts = [f"{edge:.12g}" for edge in edges]
+    return [f"<={texts[0]}", *(f"({low},{high}]" for low, high in pairwise(texts)), f">{texts[-1]}"]
+
+
+def bin_of(values: FloatArray, edges: Sequence[float]) -> npt.NDArray[np.intp]:
+    """Return for ``values`` (n,) the position in :func:`bin_names` of the bin each lies in; an edge ends its bin."""
+    return np.searchsorted(np.asarray(edges, dtype=np.float64), values, side="left")
 
 
 @dataclass(frozen=True)
@@ -68,6 +115,16 @@ class CategoricalColumn:
         return hot, int((~known).sum())
 
 
+def _finite(name: str, values: FloatArray) -> FloatArray:
+    values = values[np.isfinite(values)]
+    if not len(values):
+        raise DataError(f"Column {name!r} has no finite value to fit on. Drop it (drop=[{name!r}]).")
+    return values
+
+
+Column = NumericColumn | BinnedColumn | CategoricalColumn
+
+
 class TabularEncoder:
     """Standardises numbers and one-hot encodes the rest, in the column order of the frame it was fitted on.
 
@@ -75,6 +132,8 @@ class TabularEncoder:
         categorical: numeric columns to treat as categories; columns of text, bool or any other type always are.
         missing: ``"error"`` refuses NaN and infinity; ``"impute"`` takes the training median for numbers and a
             category of their own for the rest.
+        quantiles: number >= 2 of bins between the training split's quantiles that a column of numbers is cut into, so
+            that all features are 0 or 1 (fewer where quantiles coincide); None standardises.
 
     Attributes:
         unknown_counts: column -> cells of the latest :meth:`transform` whose category was never seen in fitting.
@@ -87,12 +146,18 @@ class TabularEncoder:
         tensor([[0., 0., 0.]])
     """
 
-    def __init__(self, categorical: Sequence[str] = (), missing: Literal["error", "impute"] = "error") -> None:
+    def __init__(
+        self,
+        categorical: Sequence[str] = (),
+        missing: Literal["error", "impute"] = "error",
+        quantiles: int | None = None,
+    ) -> None:
         if missing not in {"error", "impute"}:
             raise ConfigError(f"missing must be 'error' or 'impute', got {missing!r}.")
         self.categorical = tuple(categorical)
         self.missing = missing
-        self.columns: list[NumericColumn | CategoricalColumn] = []
+        self.quantiles = None if quantiles is None else at_least("quantiles", quantiles, 2)
+        self.columns: list[Column] = []
         self.unknown_counts: dict[str, int] = {}
 
     @property
@@ -101,7 +166,7 @@ class TabularEncoder:
         return [feature for column in self.columns for feature in column.features]
 
     def fit(self, frame: pd.DataFrame, where: str = "the training split") -> "TabularEncoder":
-        """Learn means, standard deviations, medians and categories from ``frame`` (n, columns) and return self."""
+        """Learn means, deviations, medians, bins and categories from ``frame`` (n, columns) and return self."""
         require_columns(frame, {"categorical": self.categorical}, where)
         self.columns = [self._fit_column(frame[name], where) for name in frame.columns]
         return self
@@ -130,6 +195,7 @@ class TabularEncoder:
         """Return everything learnt, as lists, dicts, texts and numbers only."""
         return {
             "missing": self.missing,
+            "quantiles": self.quantiles,
             "categorical": list(self.categorical),
             "columns": [asdict(column) for column in self.columns],
         }
@@ -137,19 +203,22 @@ class TabularEncoder:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another encoder has learnt."""
         self.missing, self.categorical = state["missing"], tuple(state["categorical"])
-        self.columns = [
-            CategoricalColumn(**column) if "categories" in column else NumericColumn(**column)
-            for column in state["columns"]
-        ]
+        self.quantiles = state.get("quantiles")  # files written before bins existed do not have it
+        self.columns = [_column(column) for column in state["columns"]]
 
-    def _fit_column(self, column: pd.Series, where: str) -> NumericColumn | CategoricalColumn:
+    def _fit_column(self, column: pd.Series, where: str) -> Column:
         name = str(column.name)
         if self._is_number(column):
-            return NumericColumn.fit(name, self._numbers(column, where))
+            values = self._numbers(column, where)
+            return (
+                NumericColumn.fit(name, values)
+                if not self.quantiles
+                else BinnedColumn.fit(name, values, self.quantiles)
+            )
         return CategoricalColumn(name, sorted(self._words(column, where).unique()))
 
-    def _transform_column(self, column: NumericColumn | CategoricalColumn, cells: pd.Series, where: str) -> FloatArray:
-        if isinstance(column, NumericColumn):
+    def _transform_column(self, column: Column, cells: pd.Series, where: str) -> FloatArray:
+        if not isinstance(column, CategoricalColumn):
             if not self._is_number(cells):
                 raise DataError(
                     f"Column {column.name!r} held numbers in the training split but is {cells.dtype} in {where}. "
@@ -182,3 +251,10 @@ class TabularEncoder:
                 f"Column {str(column.name)!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). "
                 f"Remove those rows, drop the column, or set missing='impute' ({cure})."
             )
+
+
+def _column(state: Mapping[str, Any]) -> Column:
+    """Rebuild a column from its fields: only binned ones have edges, only categorical ones categories."""
+    if "edges" in state:
+        return BinnedColumn(**state)
+    return CategoricalColumn(**state) if "categories" in state else NumericColumn(**state)

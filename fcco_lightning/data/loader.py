@@ -80,7 +80,7 @@ class ResumableLoader(DataLoader[Any]):
     starts another epoch; iterating again without it replays the epoch.  The global random state is never touched.
 
     Args:
-        dataset: map-style data set; its ``__getitems__`` is used where it has one.
+        dataset: map-style data set; its ``__getitems__`` and ``set_epoch`` are used where it has them.
         plan: union batches of all processes.
         rank: this process.
         world_size: number of processes.
@@ -137,6 +137,8 @@ class ResumableLoader(DataLoader[Any]):
         share.first = self._given = self._skip
         self._counted_epoch, self._skip = share.plan_epoch, 0
         self.generator.manual_seed(share.plan.generator(share.plan_epoch).initial_seed())
+        if hasattr(self.dataset, "set_epoch"):  # its random transforms depend on the epoch
+            self.dataset.set_epoch(share.plan_epoch)
         for batch in super().__iter__():
             self._given += 1
             yield batch

@@ -172,6 +172,95 @@ class BalancedBatches(BatchPlan):
         return rows
 
 
+class GroupBatches(BatchPlan):
+    """Every batch holds the same number of samples of each of a few groups, as group-wise estimates need.
+
+    A batch is ``groups_per_batch`` different groups, drawn uniformly, with ``samples_per_group`` samples of each.  It
+    is laid out sample by sample: first one of every group, then the next of every group in the same order, and so on.
+    Contiguous equal parts of it (one per process) therefore hold equal shares of every group if their number divides
+    ``samples_per_group``, and shares that differ by one sample at most otherwise.
+
+    Args:
+        groups: group of every row, shape (n,), int64, every number of 0..G-1 at least once.
+        groups_per_batch: groups in a batch (B1), <= G.
+        samples_per_group: samples of each of them (B2), over all processes together.
+        seed: whole number >= 0.
+        replacement: draw the samples of a group independently; otherwise each group is gone through in a random order
+            and shuffled anew when exhausted, and no sample occurs twice in a batch.
+        num_batches: batches in an epoch; None for n // (B1 B2), but at least 1.
+
+    Raises:
+        ConfigError: if ``groups_per_batch`` > G.
+        DataError: if ``groups`` is empty, holds other numbers or skips one, or (without replacement) if a group has
+            fewer than ``samples_per_group`` rows.
+    """
+
+    def __init__(
+        self,
+        groups: Tensor,
+        groups_per_batch: int,
+        samples_per_group: int,
+        seed: int = 0,
+        *,
+        replacement: bool = False,
+        num_batches: int | None = None,
+    ) -> None:
+        self.groups_per_batch = at_least("groups_per_batch", groups_per_batch, 1)
+        self.samples_per_group = at_least("samples_per_group", samples_per_group, 1)
+        super().__init__(self.groups_per_batch * self.samples_per_group, seed)
+        self.replacement = replacement
+        self._sizes = _sizes_of(groups)
+        self._check_sizes()
+        if num_batches is None:
+            num_batches = max(1, len(groups) // self.batch_size)
+        self.num_batches = at_least("num_batches", num_batches, 1)
+        # The rows group by group: group g owns self._rows[first : first + size].
+        self._rows = torch.argsort(groups, stable=True)
+        self._firsts = self._sizes.cumsum(0) - self._sizes
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups G."""
+        return len(self._sizes)
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield batches of shape (B1 * B2,); entry j belongs to the batch's group number j mod B1."""
+        generator = self.generator(epoch)
+        cycles: dict[int, Iterator[Tensor]] = {}
+        for _ in range(self.num_batches):
+            chosen = torch.randperm(self.num_groups, generator=generator)[: self.groups_per_batch]
+            if self.replacement:
+                yield self._independent(chosen, generator)
+            else:
+                yield self._in_turn(chosen, cycles, generator)
+
+    def _independent(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
+        shape = (self.samples_per_group, self.groups_per_batch)
+        # float64 in [0, 1) times a size below 2^53 stays below that size, also after rounding.
+        offsets = (torch.rand(shape, generator=generator, dtype=torch.float64) * self._sizes[chosen]).long()
+        return self._rows[self._firsts[chosen] + offsets].flatten()
+
+    def _in_turn(self, chosen: Tensor, cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Tensor:
+        for group in chosen.tolist():
+            if group not in cycles:  # shuffled when first drawn: groups that are not drawn cost nothing
+                first, size = int(self._firsts[group]), int(self._sizes[group])
+                cycles[group] = _cycle(self._rows[first : first + size], self.samples_per_group, generator)
+        return torch.stack([next(cycles[group]) for group in chosen.tolist()], dim=1).flatten()
+
+    def _check_sizes(self) -> None:
+        if self.groups_per_batch > self.num_groups:
+            raise ConfigError(
+                f"groups_per_batch={self.groups_per_batch} exceeds the {self.num_groups} groups. Lower it."
+            )
+        size, group = (int(part) for part in self._sizes.min(dim=0))
+        if size < self.samples_per_group and not self.replacement:
+            raise DataError(
+                f"A batch takes samples_per_group={self.samples_per_group} rows of a group (with several processes it "
+                f"counts those of all of them), but group {group} has {size}. Set replacement=True, lower "
+                "samples_per_group, or raise min_size so that small groups are left out."
+            )
+
+
 def _cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield ``size`` of ``rows`` at a time for ever, one shuffled pass after another."""
     left = rows[:0]
@@ -194,6 +283,28 @@ def _enough_rows(num_rows: int, batch_size: int) -> int:
             "(with several processes it counts the rows of all of them). Lower batch_size."
         )
     return num_rows
+
+
+def _sizes_of(groups: Tensor) -> Tensor:
+    """Return the number of rows of every group 0..G-1, shape (G,)."""
+    if groups.ndim != 1 or groups.dtype != torch.int64 or len(groups) == 0:
+        raise DataError(
+            f"groups must be an int64 tensor of shape (n,) with n >= 1, got {groups.dtype} of shape "
+            f"{tuple(groups.shape)}."
+        )
+    if groups.min() < 0:
+        raise DataError(
+            f"groups must be numbers 0..G-1, but {int((groups < 0).sum())} rows are negative (first: row "
+            f"{int((groups < 0).int().argmax())}). Leave out rows of no group."
+        )
+    # n rows leave one of the groups 0..n empty: clamping hides no gap, and an absurd number allocates no more than n.
+    sizes = torch.bincount(groups.clamp(max=len(groups)))
+    if not sizes.all():
+        raise DataError(
+            f"groups must be numbered 0..G-1 without gaps, but group {int((sizes == 0).int().argmax())} has no rows "
+            f"while group {int(groups.max())} has. Number them anew: torch.unique(groups, return_inverse=True)."
+        )
+    return sizes
 
 
 def _positives(batch_size: int, positive_fraction: float) -> int:

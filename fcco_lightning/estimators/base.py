@@ -30,10 +30,12 @@ class Estimator(ABC):
     Attributes:
         remembers: the estimator keeps rows; without, no state is allocated.
         convex_only: it takes dual steps, so f must be convex.
+        dense: every step rewrites all n rows (:meth:`track_all` takes the place of :meth:`track`).
     """
 
     remembers: ClassVar[bool] = True
     convex_only: ClassVar[bool] = False
+    dense: ClassVar[bool] = False
 
     @property
     def needs_previous(self) -> bool:
@@ -84,6 +86,27 @@ class Estimator(ABC):
             rows = self.start(rows, seen, inner, outer)
             previous = None if previous is None else torch.where(seen.unsqueeze(1), previous, inner)
         return self.update(rows, inner, previous, outer, sampling)
+
+    def track_all(
+        self,
+        rows: Tensor,
+        index: Tensor,
+        inner: Tensor,
+        outer: OuterFunction,
+    ) -> Tracked:
+        """New rows (n, k) of all indices, and outer gradients (b, k) of those in the batch.
+
+        Args:
+            rows: all remembered rows, (n, k); NaN where never written.
+            index: which of them the batch speaks of, (b,), all different.
+            inner: g_i(w_t; batch), (b, k).
+            outer: f.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not dense.")
+
+    def estimate(self, inner: Tensor, tracked: Tracked) -> Tensor:  # noqa: ARG002
+        """Inner values (b, k) at which f estimates its term, for the log; ``inner`` are the fresh ones."""
+        return tracked.rows
 
     def start(self, rows: Tensor, seen: Tensor | None, inner: Tensor, outer: OuterFunction) -> Tensor:
         """Rows with those never seen replaced by :meth:`first`."""

@@ -55,6 +55,9 @@ class DualProx(Estimator):
         y = outer.conjugate_prox(rows.add(ahead, alpha=1 / self.tau), 1 / self.tau)
         return Tracked(y, y)
 
+    def estimate(self, inner: Tensor, tracked: Tracked) -> Tensor:  # noqa: ARG002
+        return inner
+
 
 @dataclass(frozen=True)
 class DualMirror(CorrectedEMA):
@@ -72,3 +75,6 @@ class DualMirror(CorrectedEMA):
 
     fresh: bool = True
     convex_only = True
+
+    def estimate(self, inner: Tensor, tracked: Tracked) -> Tensor:  # noqa: ARG002
+        return inner

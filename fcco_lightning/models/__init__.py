@@ -1,5 +1,6 @@
-"""Networks that the papers train and no library offers."""
+"""Networks that the papers train: a perceptron for tables, timm's networks for images."""
 
 from fcco_lightning.models.mlp import TabularMLP
+from fcco_lightning.models.timm_model import TimmModel
 
-__all__ = ["TabularMLP"]
+__all__ = ["TabularMLP", "TimmModel"]

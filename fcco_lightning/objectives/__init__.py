@@ -3,16 +3,46 @@
 from fcco_lightning.objectives.auc import AUC
 from fcco_lightning.objectives.base import Objective, binary_scores
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
+from fcco_lightning.objectives.group_dro import (
+    ChiSquareGroupDRO,
+    CVaRGroupDRO,
+    GroupMaxForm,
+    GroupObjective,
+    KLGroupDRO,
+    MultiTaskGroupDRO,
+    WorstGroupDRO,
+)
 from fcco_lightning.objectives.pairwise import LogisticPair, PairLoss, SigmoidPair, SquaredHingePair, SquaredPair
+from fcco_lightning.objectives.quantities import (
+    CrossEntropyLoss,
+    LogisticLoss,
+    MultiLabelLoss,
+    Quantity,
+    SoftRate,
+    SquaredLoss,
+)
 
 __all__ = [
     "AUC",
+    "CVaRGroupDRO",
+    "ChiSquareGroupDRO",
     "CrossEntropy",
+    "CrossEntropyLoss",
+    "GroupMaxForm",
+    "GroupObjective",
+    "KLGroupDRO",
+    "LogisticLoss",
     "LogisticPair",
+    "MultiLabelLoss",
+    "MultiTaskGroupDRO",
     "Objective",
     "PairLoss",
+    "Quantity",
     "SigmoidPair",
+    "SoftRate",
     "SquaredHingePair",
+    "SquaredLoss",
     "SquaredPair",
+    "WorstGroupDRO",
     "binary_scores",
 ]

@@ -1,11 +1,11 @@
 """What an objective measures: a direct part g_0(w) and/or inner functions g_i(w) under an outer function."""
 
 from abc import ABC
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Batch, Inner
 
@@ -21,15 +21,32 @@ class Objective(nn.Module, ABC):
         width: k, the number of inner values per index.
         distinct: the indices of one batch are all different by construction (groups, constraints), so that duplicates
             need not be looked for.
+        figures: what a run reports unless told otherwise: AUC and the like of two classes ("binary"), accuracy of the
+            worst groups (column ``group``, "groups"), or of tasks x groups ("tasks").
     """
 
     outer: OuterFunction | None = None
     width: int = 1
     distinct: bool = False
+    figures: Literal["binary", "groups", "tasks"] = "binary"
 
     def num_rows(self, num_samples: int) -> int:
         """n, the rows that the compositional part needs for a training split of ``num_samples``."""
         return num_samples
+
+    def adapt(self, datamodule: Any) -> None:
+        """Take from the datamodule (or None) what must be known of the data before the first batch."""
+
+    def max_form(self) -> "Objective":
+        """The same objective as a maximum over weights q, for algorithms that keep q (OOA, SMD).
+
+        Raises:
+            ConfigError: if it has none.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} is not a maximum over weights of groups, as OOA and SMD need. Use CVaRGroupDRO or "
+            "WorstGroupDRO, or another algorithm, such as SONEX."
+        )
 
     def direct(self, outputs: Any, batch: Batch) -> Tensor | None:  # noqa: ARG002
         """Mini-batch estimate of g_0(w): a scalar with graph, or None."""

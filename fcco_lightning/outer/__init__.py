@@ -1,15 +1,17 @@
 """Outer functions f: values, subgradients, proximal maps, envelopes and conjugates."""
 
 from fcco_lightning.outer.base import OuterFunction
-from fcco_lightning.outer.dro import ChiSquare, Maximum
+from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum
 from fcco_lightning.outer.elementary import AbsoluteDifference, Hinge, Square, SquaredHinge, cvar
 from fcco_lightning.outer.log_exp import Log, LogSumExp, NegativeLog, Power, Ratio, Softplus
 from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
+from fcco_lightning.outer.worst_case import WorstCase
 
 __all__ = [
     "AbsoluteDifference",
     "ChiSquare",
     "Hinge",
+    "KullbackLeibler",
     "Log",
     "LogSumExp",
     "Maximum",
@@ -24,5 +26,6 @@ __all__ = [
     "Softplus",
     "Square",
     "SquaredHinge",
+    "WorstCase",
     "cvar",
 ]

@@ -20,11 +20,13 @@ class OuterFunction(ABC):
         convex: f is convex, hence has a conjugate and dual steps.
         monotone: f is non-decreasing in every coordinate.
         smooth: f has a Lipschitz gradient where it is used, so it needs no smoothing.
+        coupled: f acts on all n rows together, so only an estimator that keeps all of them (``dense``) can use it.
     """
 
     convex: ClassVar[bool] = True
     monotone: ClassVar[bool] = False
     smooth: ClassVar[bool] = False
+    coupled: ClassVar[bool] = False
 
     @property
     def lipschitz(self) -> float:

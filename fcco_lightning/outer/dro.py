@@ -1,11 +1,13 @@
-"""Outer functions of distributionally robust objectives: chi-square dual and maximum."""
+"""Outer functions of distributionally robust objectives: duals of divergences, and the maximum."""
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.checks import positive
-from fcco_lightning.numerics import project_to_simplex
+from fcco_lightning.numerics import increasing_root, project_to_simplex
 from fcco_lightning.outer.base import OuterFunction, infinite_outside
 
 
@@ -51,6 +53,44 @@ class ChiSquare(OuterFunction):
     def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
         s = self._shift
         return ((y + positive("tau", tau) * s) / (1 + tau * s / self.lam0)).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class KullbackLeibler(OuterFunction):
+    r"""``f(u) = lam0 phi*(u)`` of the KL divergence, ``phi(t) = t log t - t + 1``: ``lam0 (exp(u) - 1)``.
+
+    With u = (loss - c) / lam0 the minimum over c of ``c + mean f`` is ``lam0 log mean exp(loss / lam0)``, the value of
+    ``max_q <q, loss> - lam0 KL(q, 1/n)``.  Smooth where the losses are bounded.
+
+    Args:
+        lam0: weight of the divergence, > 0.
+    """
+
+    lam0: float = 1.0
+    monotone = True
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("lam0", self.lam0)
+
+    def value(self, u: Tensor) -> Tensor:
+        return self.lam0 * u.expm1().sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return self.lam0 * u.exp()
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        """``u - W(lam lam0 exp(u))`` with Lambert's W, as the root of ``v + lam lam0 exp(v) = u``."""
+        step = lam * self.lam0
+        low = (u - 1).clamp(max=-math.log(step))  # there step exp(v) <= 1
+        return increasing_root(lambda v: v + step * torch.exp(v) - u, low, u)
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        return self.subgradient(self.prox(u, positive("lam", lam)))  # (u - prox) / lam without the cancellation
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        t = y.clamp(min=0) / self.lam0
+        return infinite_outside(self.lam0 * (torch.xlogy(t, t) - t + 1), y >= 0).sum(-1)
 
 
 @dataclass(frozen=True)

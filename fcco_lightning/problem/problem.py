@@ -16,6 +16,7 @@ from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.problem.forward import Measured
 from fcco_lightning.problem.terms import Term, TermStep
+from fcco_lightning.records import Inner
 from fcco_lightning.state import DualState, Layout
 
 
@@ -129,6 +130,14 @@ class Problem(nn.Module):
         for outer, estimator in zip(outers, self._estimators(), strict=True):
             if estimator.convex_only:
                 outer.require_convex(self.algorithm.name)
+            if outer.coupled != estimator.dense:
+                use, way = (
+                    ("needs", "objective.max_form()") if estimator.dense else ("cannot use", "the objective itself")
+                )
+                raise ConfigError(
+                    f"{self.algorithm.name} {use} the max form of an objective, the objective is "
+                    f"{type(self.objective).__name__}. FCCOModule sees to it; elsewhere pass {way}."
+                )
         self.outers: list[OuterFunction] = outers
 
     @property
@@ -201,7 +210,7 @@ class Problem(nn.Module):
             return f"the objective {type(self.objective).__name__} (value {now.direct.item()})"
         for term, inner in zip(self._terms(), now.inner, strict=True):
             if inner is not None and not bool(torch.isfinite(inner.values).all()):
-                return f"an inner value of the {term.name}"
+                return f"the inner value of row {_first_bad(inner)} of the {term.name}"
         return "a sum of finite values, or an inner value at the previous weights,"
 
     def _terms(self) -> list[Term]:
@@ -210,3 +219,7 @@ class Problem(nn.Module):
     def _estimators(self) -> list[Estimator]:
         own = [] if self.objective.outer is None else [self.algorithm.objective_estimator]
         return own + [self.algorithm.estimator] * len(self.constraints)
+
+
+def _first_bad(inner: Inner) -> int:
+    return int(inner.index[(~torch.isfinite(inner.values)).any(1)][0])

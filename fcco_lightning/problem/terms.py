@@ -82,6 +82,11 @@ class Term(nn.Module):
             if self.state is None:
                 start = fresh if old is None else old
                 tracked = estimator.update(fresh, fresh, old, outer, sampling)
+            elif estimator.dense:
+                everything = torch.arange(self.num_rows, device=index.device)
+                rows = start = self.state.read(everything).values
+                tracked = estimator.track_all(rows, self.state.checked_index(index), fresh, outer)
+                index = everything
             else:
                 rows, seen = self.state.read(index)
                 start = estimator.start(rows, seen, fresh, outer) if with_previous else rows
@@ -90,7 +95,7 @@ class Term(nn.Module):
                 start = estimator.weights(start, outer)
         surrogate = _pair(tracked.weights, values)
         before_surrogate = _pair(start, before) if with_previous and before is not None else None
-        estimate = fresh if estimator.convex_only or self.state is None else tracked.rows
+        estimate = estimator.estimate(fresh, tracked)
         return TermStep(surrogate, before_surrogate, estimate, index, tracked)
 
     def commit(self, step: TermStep, estimator: Estimator) -> None:

@@ -18,7 +18,7 @@ class Union(NamedTuple):
 
     Attributes:
         outputs: of the network, one entry per point of evaluation, for the samples of all processes.
-        batch: their columns (those with one value per sample).
+        batch: their columns, all but the network's input.
         stop: whether a process was asked to stop.
     """
 
@@ -46,7 +46,7 @@ def unite(
         return Union(list(outputs), batch, stop)
     with processes.guard():
         leaves, structure = pytree.tree_flatten(list(outputs))
-        columns = {name: c for name, c in batch.items() if isinstance(c, Tensor) and c.dim() == 1}
+        columns = {name: c for name, c in batch.items() if isinstance(c, Tensor) and name != "x"}
         divided = [s for s in states if s.divided and "index" in batch]
         scattered = not all(s.owns(s.checked_index(batch["index"])) for s in divided)
         brought = [

@@ -1,25 +1,78 @@
-"""What is reported of a whole split: metrics on raw scores and the values of all constraints."""
+"""What is reported of a whole split: the task's metrics and the values of all constraints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import DataError
 from fcco_lightning.metrics.functional import auc, roc_gap
+from fcco_lightning.metrics.group import split_roc
+from fcco_lightning.metrics.group_accuracy import cvar, cvar_weights, group_means, worst_fraction, worst_group
 from fcco_lightning.objectives import binary_scores
+from fcco_lightning.pictures import (
+    plot_constraints,
+    plot_group_curves,
+    plot_groups,
+    plot_objective_and_violation,
+    plot_roc_by_group,
+)
+from fcco_lightning.pictures.style import History
 from fcco_lightning.records import Batch
 
 
 class Evaluation(ABC):
-    """Metrics of the network's outputs on a split; a task brings its own subclass."""
+    """What a run reports of the network's outputs on a split; a task brings its own subclass.
+
+    Attributes:
+        bar: figures that the progress bar shows.
+        group_names: what the groups 0, 1, ... are called; :class:`FCCOModule` takes them from the datamodule.
+    """
+
+    bar: tuple[str, ...] = ()
+    group_names: Sequence[str] = ()
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
-        """Metrics by name; one that the split leaves undefined (a class is absent) is NaN."""
+        """Metrics by name; one that the split leaves undefined (a class is absent) is NaN.
+
+        Those with a ``/`` in their name are parts of a whole (``group_accuracy/a``): logged, but not in the table.
+        """
+
+    def details(self, outputs: Tensor, batch: Batch) -> dict[str, Any]:  # noqa: ARG002
+        """What ``report.json`` holds of a split beside the metrics, as plain numbers.
+
+        A list of records is a table of its own, whose first rows are printed: let it begin with what matters.
+        """
+        return {}
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Batch]], folder: Path) -> list[Path]:  # noqa: ARG002
+        """Draw the pictures of a finished run.
+
+        Args:
+            history: all figures of every validation, see :mod:`fcco_lightning.pictures.style`.
+            final: outputs and columns of every split, with the final weights.
+            folder: where to write.
+
+        Returns:
+            The files written; by default a picture of the constraints, if there are any.
+        """
+        return _written(plot_constraints(history, folder / "constraints.png"))
+
+    def group_name(self, group: int) -> str:
+        """What a group is called; its number if that is not known."""
+        return str(self.group_names[group]) if group < len(self.group_names) else str(group)
+
+
+def _written(*paths: Path | None) -> list[Path]:
+    return [path for path in paths if path is not None]
 
 
 class BinaryEvaluation(Evaluation):
@@ -28,6 +81,8 @@ class BinaryEvaluation(Evaluation):
     Args:
         num_thresholds: quantiles of the pooled scores at which the gap is taken.
     """
+
+    bar = ("auc",)
 
     def __init__(self, num_thresholds: int = 200) -> None:
         self.num_thresholds = num_thresholds
@@ -39,10 +94,219 @@ class BinaryEvaluation(Evaluation):
             summary["auc"] = float(auc(scores, y))
         if "group" in batch and _both(batch["group"]):
             group = batch["group"]
-            complete = all(_both(y[group == g]) for g in (0, 1))
-            gap = roc_gap(scores, y, group, self.num_thresholds) if complete else float("nan")
+            gap = roc_gap(scores, y, group, self.num_thresholds) if _two_groups(batch) else float("nan")
             summary["roc_gap"] = float(gap)
         return summary
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Batch]], folder: Path) -> list[Path]:
+        """Draw ``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
+        known = self.group_names
+        names = (str(known[0]), str(known[1])) if len(known) > 1 else ("group 0", "group 1")
+        curves = {
+            split: split_roc(binary_scores(outputs).float(), batch["y"], batch["group"], names)
+            for split, (outputs, batch) in final.items()
+            if _two_groups(batch)
+        }
+        return _written(
+            plot_objective_and_violation(history, folder / "auc_and_violation.png"),
+            plot_constraints(history, folder / "constraints.png"),
+            plot_roc_by_group(curves, folder / "roc_by_group.png"),
+        )
+
+
+class _Groups(NamedTuple):
+    """The groups that are present in a split, and the accuracy and loss over its samples.
+
+    Attributes:
+        numbers: of the groups, shape (G,), int64, rising.
+        sizes: samples of each, shape (G,), int64.
+        accuracy: share of its samples classified correctly, shape (G,), float64.
+        loss: mean over its samples, shape (G,), float64, nats.
+        mean_accuracy: over all samples.
+        mean_loss: over all samples.
+    """
+
+    numbers: Tensor
+    sizes: Tensor
+    accuracy: Tensor
+    loss: Tensor
+    mean_accuracy: float
+    mean_loss: float
+
+
+class GroupEvaluation(Evaluation):
+    r"""Accuracy and loss on average and for the worst groups.
+
+    With a_g and L_g the accuracy and mean loss of group g, over the G groups that are present in the split (an absent
+    one counts nowhere), in float64:
+
+    - ``accuracy``, ``loss``: means over samples;
+    - ``group_balanced_accuracy``: mean of a_g;
+    - ``worst_group_accuracy``: min a_g; ``worst_group_loss``: max L_g;
+    - ``tail_accuracy``: mean of the ``ceil(alpha G)`` lowest a_g, see :func:`~fcco_lightning.metrics.worst_fraction`;
+    - ``cvar_loss``: the mean of the worst alpha G of the L_g, see :func:`~fcco_lightning.metrics.cvar`;
+    - ``group_accuracy/NAME``, ``group_loss/NAME``: a_g and L_g, if at most ``most_groups`` groups are present.
+
+    Accuracies are in [0, 1].  A single score per sample, (B,) or (B, 1), predicts class 1 where it is > 0 and has the
+    logistic loss; (B, C) outputs predict the largest and have the softmax loss; losses are in nats.
+
+    ``report.json`` gets a table ``groups``, the worst first, with ``weight``: q_g of the CVaR, of sum 1.
+
+    Args:
+        alpha: share of the groups that are the worst ones, in (0, 1].
+        most_groups: log the figures of each group only if there are at most so many, >= 0.
+        pooled: take the tail accuracy over the samples of the worst groups together, not over groups.
+
+    Raises:
+        ConfigError: if ``alpha`` lies outside (0, 1], or ``most_groups`` is not a whole number >= 0.
+    """
+
+    bar = ("accuracy", "worst_group_accuracy")
+
+    def __init__(self, alpha: float = 0.1, most_groups: int = 32, pooled: bool = False) -> None:
+        self.alpha, self.most_groups = fraction("alpha", alpha), at_least("most_groups", most_groups, 0)
+        self.pooled = pooled
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
+        """The figures.
+
+        Raises:
+            DataError: if y or group is missing, or holds a value out of range, or the outputs' shape is another.
+        """
+        found = _groups(outputs, batch)
+        tail = worst_fraction(found.accuracy, self.alpha, found.sizes if self.pooled else None)
+        summary = {
+            "accuracy": found.mean_accuracy,
+            "worst_group_accuracy": float(worst_group(found.accuracy)),
+            "tail_accuracy": float(tail),
+            "group_balanced_accuracy": float(found.accuracy.mean()),
+            "loss": found.mean_loss,
+            "worst_group_loss": float(worst_group(found.loss, highest=True)),
+            "cvar_loss": float(cvar(found.loss, self.alpha)),
+        }
+        if len(found.numbers) <= self.most_groups:
+            columns = found.numbers.tolist(), found.accuracy.tolist(), found.loss.tolist()
+            for number, accuracy, loss in zip(*columns, strict=True):
+                name = self.group_name(number)
+                summary |= {f"group_accuracy/{name}": accuracy, f"group_loss/{name}": loss}
+        return summary
+
+    def details(self, outputs: Tensor, batch: Batch) -> dict[str, Any]:
+        """``groups``: number, name, size, accuracy, loss and weight of each that is present, the worst first."""
+        found = _groups(outputs, batch)
+        weights = cvar_weights(found.loss, self.alpha)
+        columns = [c.tolist() for c in (found.numbers, found.sizes, found.accuracy, found.loss, weights)]
+        table = [
+            {"group": g, "name": self.group_name(g), "size": n, "accuracy": a, "loss": loss, "weight": q}
+            for g, n, a, loss, q in zip(*columns, strict=True)
+        ]
+        return {"groups": sorted(table, key=lambda row: (row["accuracy"], -row["loss"]))}
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Batch]], folder: Path) -> list[Path]:
+        """Draw ``group_curves.png``, ``groups.png`` (of the test split, or else the last) and ``constraints.png``."""
+        paths = [plot_group_curves(history, folder / "group_curves.png"), *super().draw(history, final, folder)]
+        for split in [name for name in final if name == "test"] or [*final][-1:]:
+            groups, average = self.details(*final[split])["groups"], _groups(*final[split]).mean_accuracy
+            paths.append(plot_groups(groups, folder / "groups.png", average=average, split=split))
+        return _written(*paths)
+
+
+class TaskEvaluation(Evaluation):
+    r"""Accuracy and loss of T tasks in G groups: outputs (B, T), 0/1 labels y (B, T), column group.
+
+    With a_tg and L_tg the accuracy and mean logistic loss of task t in group g (groups that the split lacks count
+    nowhere): ``accuracy``, ``loss`` are means over samples and tasks, ``worst_accuracy`` is min a_tg,
+    ``worst_group_accuracy`` the mean over tasks of min_g a_tg, ``worst_group_loss`` the mean over tasks of max_g L_tg
+    (the multi-task objective), ``task_accuracy/T`` the worst group's of each task.
+    """
+
+    bar = ("accuracy", "worst_group_accuracy")
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
+        """The figures.
+
+        Raises:
+            DataError: if the labels are not of the shape of the outputs.
+        """
+        y, scores = batch["y"], outputs.double()
+        if scores.dim() != 2 or y.shape != scores.shape:
+            raise DataError(
+                f"figures by task need outputs and y of one shape (n, T), got {tuple(scores.shape)} and "
+                f"{tuple(y.shape)}. Use another evaluation (--model.evaluation)."
+            )
+        correct = ((scores > 0) == (y == 1)).double()
+        losses = binary_cross_entropy_with_logits(scores, y.double(), reduction="none")
+        size = int(batch["group"].max()) + 1
+        there = torch.bincount(batch["group"], minlength=size) > 0
+        accuracy, loss = (
+            torch.stack([group_means(column, batch["group"], size)[0][there] for column in values.unbind(1)])
+            for values in (correct, losses)
+        )
+        lowest = accuracy.amin(1)
+        return {
+            "accuracy": float(correct.mean()),
+            "worst_accuracy": float(lowest.min()),
+            "worst_group_accuracy": float(lowest.mean()),
+            "loss": float(losses.mean()),
+            "worst_group_loss": float(loss.amax(1).mean()),
+        } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
+
+
+EVALUATIONS: dict[str, type[Evaluation]] = {
+    "binary": BinaryEvaluation,
+    "groups": GroupEvaluation,
+    "tasks": TaskEvaluation,
+}
+
+
+def _groups(outputs: Tensor, batch: Batch) -> _Groups:
+    for name in ("y", "group"):
+        if name not in batch:
+            raise DataError(
+                f"figures by group need a column {name!r} with one value per sample, the split has {sorted(batch)}. "
+                "Use another evaluation (--model.evaluation), or add the column to the data."
+            )
+    correct, losses = correct_and_loss(outputs, batch["y"])
+    group = batch["group"]
+    size = max(1, int(group.max()) + 1) if len(group) else 1
+    accuracy, sizes = group_means(correct, group, size)
+    loss, _ = group_means(losses, group, size)
+    there = sizes.nonzero().squeeze(1)
+    if len(there) == 0:
+        raise DataError("figures by group need at least one sample, got none. Is the split empty?")
+    return _Groups(
+        there, sizes[there], accuracy[there], loss[there], float(correct.double().mean()), float(losses.mean())
+    )
+
+
+def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each sample is classified correctly, and its loss.
+
+    Args:
+        outputs: one score per sample, shape (n,) or (n, 1), for the classes 0 and 1; or shape (n, C).
+        y: classes, shape (n,), whole numbers.
+
+    Returns:
+        ``(correct, loss)``, shape (n,): bool; and the logistic or softmax loss, float64, nats.
+
+    Raises:
+        DataError: if the shapes do not fit, or a class does not exist.
+    """
+    several = outputs.dim() == 2 and outputs.shape[1] > 1
+    scores = outputs.double() if several else binary_scores(outputs).double()
+    classes = scores.shape[1] if several else 2
+    if y.shape != scores.shape[:1]:
+        raise DataError(f"y must have one class per sample, shape {tuple(scores.shape[:1])}, got {tuple(y.shape)}.")
+    bad = (y < 0) | (y >= classes)
+    if bad.any():
+        where = int(bad.nonzero()[0])
+        raise DataError(
+            f"y must lie in 0..{classes - 1} for outputs of shape {tuple(outputs.shape)}, got {y[where].item()} at "
+            f"position {where}. Give the network one output per class."
+        )
+    if several:
+        return scores.argmax(1) == y, cross_entropy(scores, y.long(), reduction="none")
+    return (scores > 0) == (y == 1), binary_cross_entropy_with_logits(scores, y.double(), reduction="none")
 
 
 def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Batch) -> dict[str, float]:
@@ -76,13 +340,20 @@ def summarise(
     return summary | values, reason
 
 
+def _two_groups(batch: Batch) -> bool:
+    """The groups 0 and 1, each with both classes, and no other."""
+    if "group" not in batch or not _both(batch["group"]):
+        return False
+    return all(_both(batch["y"][batch["group"] == g]) for g in (0, 1))
+
+
 def _both(labels: Tensor) -> bool:
     return bool(torch.unique(labels).numel() == 2)
 
 
 def evaluation_columns(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One value per sample: all columns that constraints and metrics may name."""
-    return {name: column for name, column in batch.items() if column.dim() == 1}
+    """All columns that constraints and metrics may name: all but the network's input."""
+    return {name: column for name, column in batch.items() if name != "x"}
 
 
 def concatenate(

@@ -26,7 +26,7 @@ from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluation import (
-    BinaryEvaluation,
+    EVALUATIONS,
     Evaluation,
     concatenate,
     evaluation_columns,
@@ -56,13 +56,16 @@ class FCCOModule(LightningModule):
         scheduler: learning-rate schedule; None for a constant rate.
         scheduler_interval: "epoch" or "step" (one step is one update of w).
         scheduler_monitor: logged metric for ReduceLROnPlateau.
-        evaluation: what is reported of a split; binary metrics by default.
+        evaluation: what is reported of a split; by default figures of the groups if the objective is made of theirs,
+            else binary metrics.
         gradient_clip_val: largest gradient norm (``--trainer.gradient_clip_val`` sets it too); None for no clipping.
         gradient_clip_algorithm: "norm" or "value".
         skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
         num_samples: size of the training split; None takes it from the datamodule.
         state_layout: "replicated", "sharded" or "auto" (sharded from 1,000,000 values on): where the rows of the
             dual state lie when several processes train, see :class:`DualState`.
+        objective_lr: step size of the objective's own parameters (a CVaR threshold); None for the network's.  They have
+            no weight decay either way.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class FCCOModule(LightningModule):
         skip_nonfinite: bool = False,
         num_samples: int | None = None,
         state_layout: Layout = "auto",
+        objective_lr: float | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -91,11 +95,13 @@ class FCCOModule(LightningModule):
             raise ConfigError(f"gradient_clip_algorithm must be 'norm' or 'value', got {gradient_clip_algorithm!r}.")
         if gradient_clip_val is not None:
             positive("gradient_clip_val", gradient_clip_val)
-        self.network, self.objective = network, objective or AUC()
-        self.constraints, self.penalty = list(constraints), penalty
         self.algorithm = algorithm or SONEX()
+        objective = objective or AUC()
+        self.network, self.objective = network, objective.max_form() if self.algorithm.max_form else objective
+        self.constraints, self.penalty = list(constraints), penalty
+        self.objective_lr = None if objective_lr is None else positive("objective_lr", objective_lr)
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.evaluation = evaluation or BinaryEvaluation()
+        self.evaluation = evaluation or EVALUATIONS[self.objective.figures]()
         self.backend = LightningBackend(
             self, gradient_clip_val, gradient_clip_algorithm, scheduler_interval, scheduler_monitor
         )
@@ -145,6 +151,7 @@ class FCCOModule(LightningModule):
             self.processes = Processes.apart()
         install(self.trainer)
         datamodule = getattr(self.trainer, "datamodule", None)
+        self.evaluation.group_names = getattr(datamodule, "group_names", self.evaluation.group_names)
         with self.processes.together():
             self._size_network(getattr(datamodule, "num_features", None))
             if stage == "fit":
@@ -162,6 +169,7 @@ class FCCOModule(LightningModule):
                 "Make a new FCCOModule for other data."
             )
         if self.problem is None:
+            self.objective.adapt(datamodule)
             self.num_samples = int(n)
             self.problem = Problem(
                 self.objective,
@@ -204,7 +212,8 @@ class FCCOModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule."""
         self._take_over_accumulation()
-        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        optimizer = self.optimizer(self._parameter_groups())
+        self._set_apart(optimizer)
         self._typed = typed_hyperparameters(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")
@@ -227,6 +236,21 @@ class FCCOModule(LightningModule):
                 raise ConfigError("StepAtFractions needs to know the end of training: set --trainer.max_epochs.")
             scheduler.set_total(int(total))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _parameter_groups(self) -> list[Any]:
+        own = [p for p in self.objective.parameters() if p.requires_grad]
+        others = [p for p in self.network.parameters() if p.requires_grad]
+        return [{"params": others}, {"params": own}] if own else others
+
+    def _set_apart(self, optimizer: Optimizer) -> None:
+        """The objective's parameters have their own step size and are not pulled to zero."""
+        if len(optimizer.param_groups) < 2:
+            return
+        group = optimizer.param_groups[1]
+        for decay in {"weight_decay", "mu"} & set(group):
+            group[decay] = 0.0
+        if self.objective_lr is not None:
+            group["lr"] = self.objective_lr
 
     def _take_over_accumulation(self) -> None:
         """One update of w per K batches is what Lightning knows as accumulation; its counters then agree."""
@@ -392,7 +416,7 @@ class FCCOModule(LightningModule):
             outputs, columns = concatenate(parts, self.processes)
             summary = self.summarise(split, outputs, columns)
             self.last_summaries[split] = dict(summary)
-            bar = {f"{split}_{k}": summary.pop(k) for k in ("auc", "worst_violation") if k in summary}
+            bar = {f"{split}_{k}": summary.pop(k) for k in (*self.evaluation.bar, "worst_violation") if k in summary}
             rest = {f"{split}_{k}": v for k, v in summary.items()}
             sync = self.processes.size > 1  # all have computed the same figures, but Lightning warns otherwise
             self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1, sync_dist=sync)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fcco_lightning.callbacks.summary_table import render_summary, write_report
+from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
 
 REPORT = {
     "train": {"average_precision": 0.77, "worst_violation": -0.0014, "auc": 0.91234, "vacuous": False},
@@ -56,6 +56,19 @@ def test_vacuous_constraints_are_called_so():
     report = {**REPORT, "train": {**REPORT["train"], "vacuous": True}}
     assert "Constraints vacuous" in printed(report)
     assert cells(report)["constraints vacuous"] == ["yes", "-"]
+
+
+def test_records_are_rows():
+    records = [{"name": "a", "size": 10, "accuracy": 0.5}, {"name": "b", "size": 7, "accuracy": math.nan}]
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(render_records("Groups (test)", records))
+    text = capture.get()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line[:1] == "│"]
+    assert rows == [["a", "10", "0.5000"], ["b", "7", "-"]]
+    assert "Groups (test)" in text
+    assert [column.header for column in render_records("", records).columns] == ["name", "size", "accuracy"]
+    assert render_records("", []).columns == []
 
 
 def test_violation_is_red_and_feasibility_green():

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning.constraints import LogisticLoss, MeanAtMost, MeanDifferenceAtMost, SoftRate
+from fcco_lightning.constraints import MeanAtMost, MeanDifferenceAtMost
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives import LogisticLoss, SoftRate
 from fcco_lightning.outer import AbsoluteDifference, Hinge
 
 EXACT = 1e-12  # means of at most 50 numbers of order one, float64

@@ -115,3 +115,61 @@ def test_rejects():
         TabularEncoder().fit(frame).transform(frame.assign(age="old"))
     with pytest.raises(DataError, match="no finite value"):
         TabularEncoder(missing="impute").fit(pd.DataFrame({"n": [np.nan, np.nan]}))
+
+
+@pytest.mark.parametrize(("seed", "quantiles"), [(0, 5), (1, 4), (2, 2)])
+def test_quantile_bins_make_all_features_binary(seed, quantiles):
+    train, test = make_frame(200, seed), make_frame(80, seed + 100)
+    encoder = TabularEncoder(["code"], quantiles=quantiles).fit(train)
+    x = encoder.transform(test).numpy()
+    assert set(np.unique(x)) == {0.0, 1.0}
+    for name in ("age", "hours"):
+        columns = [i for i, feature in enumerate(encoder.feature_names) if feature.startswith(f"{name}=")]
+        # the smallest value that a share k / quantiles of the training rows does not exceed
+        edges = np.sort(train[name])[[int(np.ceil(k * 200 / quantiles)) - 1 for k in range(1, quantiles)]]
+        assert len(columns) == len(set(edges)) + 1
+        expected = pd.cut(test[name], [-np.inf, *sorted(set(edges)), np.inf], labels=False)
+        assert x[:, columns].argmax(axis=1).tolist() == expected.tolist()
+        assert (x[:, columns].sum(axis=1) == 1).all()
+        if name == "hours":  # no ties: equal shares
+            assert encoder.transform(train)[:, columns].sum(dim=0).tolist() == [200 / quantiles] * quantiles
+
+
+def test_quantiles_that_coincide_are_one_and_no_bin_is_empty():
+    train = pd.DataFrame({"gain": [0.0] * 90 + [5.0] * 10, "top": [1.0] * 10 + [3.0] * 90, "same": [2.5] * 100})
+    encoder = TabularEncoder(quantiles=5).fit(train)
+    assert encoder.feature_names == ["gain=<=0", "gain=>0", "top=any", "same=any"]
+    assert encoder.transform(train).sum(dim=0).tolist() == [90, 10, 100, 100]
+    two = TabularEncoder(quantiles=20).fit(train)
+    assert two.feature_names[2:4] == ["top=<=1", "top=>1"]
+
+
+def test_missing_numbers_go_to_the_bin_of_the_median():
+    train = pd.DataFrame({"n": [1.0, 2.0, 3.0, np.nan]})
+    encoder = TabularEncoder(missing="impute", quantiles=3).fit(train)
+    assert encoder.feature_names == ["n=<=1", "n=(1,2]", "n=>2"]
+    assert encoder.transform(train)[3].tolist() == [0, 1, 0]
+    with pytest.raises(DataError, match="NaN"):
+        TabularEncoder(quantiles=3).fit(train)
+
+
+def test_state_of_binned_columns_and_of_files_without_them(tmp_path):
+    train, test = make_frame(60, 1), make_frame(20, 2)
+    for quantiles in (None, 4):
+        encoder = TabularEncoder(["code"], quantiles=quantiles).fit(train)
+        torch.save(encoder.state_dict(), tmp_path / "encoder.pt")
+        state = torch.load(tmp_path / "encoder.pt", weights_only=True)
+        if quantiles is None:
+            del state["quantiles"]  # as files were written before
+        restored = TabularEncoder(quantiles=7)
+        restored.load_state_dict(state)
+        assert restored.quantiles == quantiles
+        assert torch.equal(restored.transform(test), encoder.transform(test))
+    with pytest.raises(DataError, match=r"'age' held numbers"):
+        restored.transform(test.assign(age="old"))
+
+
+@pytest.mark.parametrize("quantiles", [1, 0, 2.5, "5"])
+def test_rejects_quantiles(quantiles):
+    with pytest.raises(ConfigError, match="quantiles must be a whole number >= 2"):
+        TabularEncoder(quantiles=quantiles)

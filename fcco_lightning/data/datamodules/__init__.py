@@ -1,6 +1,8 @@
 """Lightning datamodules: the only part of the data floor that knows Lightning."""
 
+from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
+from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 
-__all__ = ["SyntheticDataModule", "TabularDataModule"]
+__all__ = ["GroupedImageDataModule", "GroupedTabularDataModule", "SyntheticDataModule", "TabularDataModule"]

@@ -1,25 +1,18 @@
 """Two-class, two-group tables for Lightning."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader
-
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.encoding import TabularEncoder
-from fcco_lightning.data.fingerprint import fingerprint, require_same
-from fcco_lightning.data.loader import OrderedShare, ResumableLoader
+from fcco_lightning.data.datamodules.base import TableDataModule
+from fcco_lightning.data.fingerprint import fingerprint
 from fcco_lightning.data.roles import LabelledFrame, Roles
 from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, OwnerBatches, UniformBatches
-from fcco_lightning.data.sources import is_hub_id, read_table
+from fcco_lightning.data.sources import read_table
 from fcco_lightning.data.splits import require_all_cells, stratified_split
-from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 
 
-class TabularDataModule(LightningDataModule):
+class TabularDataModule(TableDataModule):
     """A table with a two-class label and a sensitive column, split, encoded and loaded.
 
     Batches are dicts with ``x`` (B, d) float32, ``y`` and ``group`` (B,) int64 in {0, 1}, and ``index`` (B,) int64: the
@@ -78,123 +71,35 @@ class TabularDataModule(LightningDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__()
-        if (test is None) == (test_fraction is None):
-            given = "neither" if test is None else "both"
-            raise DataError(
-                f"Exactly one of test (a table) and test_fraction (a share of train) must be given, got {given}. "
-                "Pass test=... if there is an official test split, else test_fraction=0.2."
-            )
-        self.sources = {"train": train, "test": test}
+        super().__init__(
+            {"train": train, "test": test},
+            test_fraction=test_fraction,
+            val_fraction=val_fraction,
+            split_seed=split_seed,
+            categorical=categorical,
+            missing=missing,
+            quantiles=None,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+        )
         self.roles = Roles(label, positive, sensitive, favoured, tuple(drop or ()), use_sensitive)
-        self.test_fraction, self.val_fraction, self.split_seed = test_fraction, val_fraction, split_seed
         self.batch_size = at_least("batch_size", batch_size, 1)
-        self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         if owner_batches and (positive_fraction is not None or not drop_last):
             raise ConfigError(
                 "owner_batches draws uniformly, whole batches: leave positive_fraction and drop_last out."
             )
-        self.positive_fraction, self.seed, self.num_workers = positive_fraction, seed, num_workers
+        self.positive_fraction, self.seed = positive_fraction, seed
         self.drop_last, self.owner_batches = drop_last, owner_batches
-        self.encoder = TabularEncoder(categorical or (), missing)
-        self.tables: dict[str, TensorTable] = {}
         self.class_names = self.group_names = ("", "")
-        self._expected: Mapping[str, Any] | None = None
 
-    @property
-    def num_train(self) -> int:
-        """Rows of the training split: the number of rows a per-sample dual state needs."""
-        return len(self._table("train"))
-
-    @property
-    def num_features(self) -> int:
-        """Width d of ``x``."""
-        return len(self.feature_names)
-
-    @property
-    def feature_names(self) -> list[str]:
-        """Names of the d features, in order."""
-        self._table("train")
-        return self.encoder.feature_names
-
-    @property
-    def val_names(self) -> list[str]:
-        """Names of the validation loaders, in the order of ``dataloader_idx``."""
-        return ["train", "val"] if self.val_fraction else ["train"]
-
-    def prepare_data(self) -> None:
-        """Download hub data once, before every process reads it."""
-        for argument, source in self.sources.items():
-            if is_hub_id(source):
-                read_table(source, argument)
-
-    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (all splits share one encoder: built together)
-        """Read, split, check and encode all splits; a second call changes nothing."""
-        if self.tables:
-            return
-        splits = self._read_splits()
+    def _read_splits(self) -> dict[str, LabelledFrame]:
+        splits = self._divided()
         for name, split in splits.items():
             require_all_cells(split.y, split.group, split.class_names, split.group_names, f"{name} split")
         self.class_names, self.group_names = splits["train"].class_names, splits["train"].group_names
-        self.encoder.fit(splits["train"].features, "the train split")
-        for name, split in splits.items():
-            x = self.encoder.transform(split.features, f"the {name} split")
-            self.tables[name] = TensorTable({"x": x, "y": split.y, "group": split.group})
-        self._require_expected_split()
+        return splits
 
-    def train_dataloader(self) -> ResumableLoader:
-        """Return the training loader; its position is part of Lightning's checkpoints."""
-        rank, world_size = self._place()
-        plan = self._plan(self.batch_size * world_size, world_size)
-        limit = self.trainer.limit_train_batches if self.trainer else None
-        if isinstance(limit, float):
-            limit = int(limit * plan.num_batches)
-        return ResumableLoader(
-            self._table("train"), plan, rank=rank, world_size=world_size, num_workers=self.num_workers, limit=limit
-        )
-
-    def val_dataloader(self) -> dict[str, DataLoader[Any]]:
-        """Return this process's part of the train split in order, then of the validation split (:attr:`val_names`)."""
-        return {name: self._ordered(name) for name in self.val_names}
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        """Return this process's part of the test split, in order."""
-        return self._ordered("test")
-
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """Return this process's part of the test split, in order."""
-        return self._ordered("test")
-
-    def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
-        """Return an ordered loader of this process's part of every split: "train", "val" (if held out) and "test"."""
-        self._table("train")
-        return {name: self._ordered(name) for name in self.tables}
-
-    def identity(self) -> dict[str, Any]:
-        """What the training batches depend on: the same on all processes of a job."""
-        plan = (self.batch_size, self.seed, self.positive_fraction, self.drop_last, self.owner_batches)
-        return {"train_split": fingerprint(self._table("train"), self.feature_names), "batches": plan}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the encoder and what identifies the training split, as plain values."""
-        return {
-            "encoder": self.encoder.state_dict(),
-            "train_split": fingerprint(self._table("train"), self.feature_names),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the encoder, and make sure that the rows of a checkpoint's dual state mean the same samples.
-
-        Raises:
-            DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
-        """
-        self._expected = state_dict["train_split"]
-        if self.tables:
-            self._require_expected_split()
-        else:
-            self.encoder.load_state_dict(state_dict["encoder"])
-
-    def _read_splits(self) -> dict[str, LabelledFrame]:
+    def _divided(self) -> dict[str, LabelledFrame]:
         train = self.roles.read(read_table(self.sources["train"], "train"), "the train table")
         if self.test_fraction is None:
             test = self.roles.read(read_table(self.sources["test"], "test"), "the test table")
@@ -208,10 +113,8 @@ class TabularDataModule(LightningDataModule):
         rest, held = stratified_split(train.cells, self.val_fraction, self.split_seed, "val_fraction")
         return {"train": train.take(rest), "val": train.take(held), "test": test}
 
-    def _place(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-
-    def _plan(self, union: int, world_size: int) -> BatchPlan:
+    def _plan(self, world_size: int) -> BatchPlan:
+        union = self.batch_size * world_size
         if self.owner_batches:
             return OwnerBatches(self.num_train, union, self.seed, world_size=world_size)
         if self.positive_fraction is None:
@@ -219,17 +122,8 @@ class TabularDataModule(LightningDataModule):
         labels = self._table("train").columns["y"]
         return BalancedBatches(labels, union, self.seed, positive_fraction=self.positive_fraction)
 
-    def _ordered(self, name: str) -> DataLoader[Any]:
-        # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
-        table, own = self._table(name), torch.Generator()
-        share = OrderedShare(table, *self._place())
-        return DataLoader(table, batch_size=self.eval_batch_size, sampler=share, collate_fn=collate, generator=own)
+    def _batch_settings(self) -> tuple[Any, ...]:
+        return self.batch_size, self.seed, self.positive_fraction, self.drop_last, self.owner_batches
 
-    def _table(self, name: str) -> TensorTable:
-        if not self.tables:
-            raise DataError(f"The {name} split does not exist before {type(self).__name__}.setup().")
-        return self.tables[name]
-
-    def _require_expected_split(self) -> None:
-        if self._expected is not None:
-            require_same(self._expected, fingerprint(self._table("train"), self.feature_names))
+    def _fingerprint(self) -> dict[str, int | str]:
+        return fingerprint(self._table("train"), self.feature_names)

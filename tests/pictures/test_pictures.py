@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from fcco_lightning.callbacks import pictures
+from fcco_lightning import pictures
 from fcco_lightning.metrics.group import GroupROC, SplitROC
 
 NAMES = [f"h/{rate}@{threshold}" for threshold in range(-3, 4) for rate in ("fpr", "tpr")]

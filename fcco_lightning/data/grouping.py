@@ -1,0 +1,249 @@
+"""How the rows of a table become groups: by the joint values of some of its columns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, finite
+from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
+from fcco_lightning.data.encoding import bin_names, bin_of
+from fcco_lightning.errors import ConfigError, DataError
+
+Small = Literal["drop", "error", "merge"]
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class GroupBy:
+    """A column and the parts its cells are put into; without further arguments every value is a part.
+
+    Args:
+        column: its name.
+        bins: ascending edges that cut a column of numbers: [30, 45] gives the parts "<=30", "(30,45]" and ">45".
+        values: cell -> part; cells that share a part are one.  Whole numbers are written "1", also where the cells are
+            floats.
+        other: part of the cells that ``values`` does not mention; None refuses them.
+
+    Raises:
+        ConfigError: if ``bins`` and ``values`` are both given, ``bins`` is empty or not ascending, ``values`` is empty,
+            or ``other`` is given without ``values``.
+
+    Example:
+        >>> frame = pd.DataFrame({"age": [30, 31, 60]})
+        >>> GroupBy("age", bins=[30, 45]).read(frame, "the table").tolist()
+        ['<=30', '(30,45]', '>45']
+    """
+
+    column: str
+    bins: Sequence[float] | None = None
+    values: Mapping[str, str] | None = None
+    other: str | None = None
+
+    def __post_init__(self) -> None:
+        here = f"group_by of column {self.column!r}"
+        if self.bins is not None:
+            edges = [finite(f"an edge of bins ({here})", edge) for edge in self.bins]
+            if not edges or edges != sorted(set(edges)):
+                raise ConfigError(f"{here}: bins must be ascending and not empty, got {edges}.")
+            if self.values is not None:
+                raise ConfigError(f"{here}: bins cut numbers and values rename cells; give one of them, not both.")
+        if self.values is not None and not self.values:
+            raise ConfigError(
+                f"{here}: values must name at least one cell; leave it out to take every value as a part."
+            )
+        if self.other is not None and self.values is None:
+            raise ConfigError(f"{here}: other={self.other!r} is for cells that values does not mention; give values.")
+
+    @classmethod
+    def of(cls, given: "str | Mapping[str, Any] | GroupBy") -> "GroupBy":
+        """Return ``given`` as it is, or made from a column's name or from the arguments as a mapping.
+
+        Raises:
+            ConfigError: if a mapping lacks ``column`` or holds anything else, or ``given`` is of another type.
+        """
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, str):
+            return cls(given)
+        fields = {"column", "bins", "values", "other"}
+        if not isinstance(given, Mapping) or "column" not in given or not given.keys() <= fields:
+            raise ConfigError(
+                f"An entry of group_by must be a column's name, a GroupBy, or a mapping with column and possibly bins, "
+                f"values and other; got {given!r}."
+            )
+        return cls(**given)
+
+    def read(self, frame: pd.DataFrame, where: str) -> pd.Series:
+        """Return the part of every row of ``frame`` as text, n of them.
+
+        Args:
+            frame: n rows.
+            where: what it is, for messages.
+
+        Raises:
+            DataError: if the column is absent or has missing cells, ``bins`` is given for anything but numbers, or a
+                cell is not mentioned in ``values`` and ``other`` is None.
+        """
+        require_columns(frame, {"group_by": [self.column]}, where)
+        cells = frame[self.column]
+        require_filled(cells, "group_by", where)
+        if self.bins is not None:
+            if not pd.api.types.is_numeric_dtype(cells.dtype) or pd.api.types.is_bool_dtype(cells.dtype):
+                raise DataError(
+                    f"group_by={self.column!r} has bins={list(self.bins)}, which cut numbers, but the column is "
+                    f"{cells.dtype} in {where}. Repair it, or use values instead of bins."
+                )
+            names = np.array(bin_names(self.bins), dtype=object)
+            return pd.Series(names[bin_of(cells.to_numpy(dtype=np.float64), self.bins)], index=cells.index)
+        text = text_of(cells)
+        return text if self.values is None else self._renamed(text, where)
+
+    def order(self, parts: Sequence[str]) -> list[str]:
+        """Return ``parts`` sorted: bins from low to high, anything else as text."""
+        return sorted(parts, key=bin_names(self.bins).index if self.bins is not None else str)
+
+    def require_values(self, frame: pd.DataFrame, where: str) -> None:
+        """Raise :class:`DataError` if no cell of ``frame`` has a value that ``values`` mentions: it may be misspelt."""
+        found = set(text_of(frame[self.column]))
+        absent = sorted(self._parts().keys() - found)
+        if absent:
+            raise DataError(
+                f"values of group_by={self.column!r} mentions {absent}, which {where} does not hold. "
+                f"Its values are {listed(found)}."
+            )
+
+    def _parts(self) -> dict[str, str]:
+        return {str(cell).strip(): part for cell, part in (self.values or {}).items()}
+
+    def _renamed(self, text: pd.Series, where: str) -> pd.Series:
+        parts = text.map(self._parts())
+        unknown = parts.isna()
+        if unknown.any() and self.other is None:
+            raise DataError(
+                f"values of group_by={self.column!r} does not mention {listed(text[unknown].unique())}, found in "
+                f"{unknown.sum()} rows of {where}. Add them, or set other to the part they belong to."
+            )
+        return parts.fillna(self.other) if self.other is not None else parts
+
+
+class Grouping:
+    """Groups of rows: the combinations of the parts of several columns that occur often enough.
+
+    Groups are named "income=>50K, sex=Male", and numbered in the order of their parts, the last column fastest.
+
+    Args:
+        by: the columns, each a name, a :class:`GroupBy` or its arguments as a mapping.
+
+    Attributes:
+        names: names of the G groups.
+        sizes: rows of every group in the table of the fit.
+        left_out: combinations that were too small -> their rows in the table of the fit (merged ones included).
+
+    Raises:
+        ConfigError: if ``by`` is empty or names a column twice.
+
+    Example:
+        >>> frame = pd.DataFrame({"sex": ["M", "F", "M"], "age": [20, 50, 60]})
+        >>> grouping = Grouping(["sex", GroupBy("age", bins=[30])]).fit(frame)
+        >>> grouping.names
+        ['sex=F, age=>30', 'sex=M, age=<=30', 'sex=M, age=>30']
+        >>> grouping.assign(pd.DataFrame({"sex": ["M", "F"], "age": [31, 20]}))
+        tensor([ 2, -1])
+    """
+
+    def __init__(self, by: Sequence[str | Mapping[str, Any] | GroupBy]) -> None:
+        self.by = [GroupBy.of(given) for given in by]
+        columns = self.columns
+        if not columns or len(set(columns)) < len(columns):
+            raise ConfigError(f"group_by must name at least one column, and none of them twice, got {columns}.")
+        self.names: list[str] = []
+        self.sizes: list[int] = []
+        self.left_out: dict[str, int] = {}
+        self._index = pd.Index([])
+        self._merged = False
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns, in order."""
+        return [part.column for part in self.by]
+
+    def fit(
+        self, frame: pd.DataFrame, min_size: int = 1, small: Small = "drop", where: str = "the table"
+    ) -> "Grouping":
+        """Decide the groups on ``frame`` and return self.
+
+        Args:
+            frame: n rows.
+            min_size: rows >= 1 that a combination needs to be a group.
+            small: what becomes of smaller ones: "drop" leaves their rows out, "error" refuses them, "merge" makes one
+                group "other" of them all, whatever its size.
+            where: what ``frame`` is, for messages.
+
+        Raises:
+            ConfigError: if ``min_size`` or ``small`` is not one of these.
+            DataError: if a column cannot be read (see :meth:`GroupBy.read`), a value to be renamed does not occur, a
+                combination is too small and ``small`` is "error", or no group is left.
+        """
+        at_least("min_size", min_size, 1)
+        if small not in {"drop", "error", "merge"}:
+            raise ConfigError(f"small must be 'drop', 'error' or 'merge', got {small!r}.")
+        counts = self._counts(frame, where)
+        for part in self.by:
+            part.require_values(frame, where)
+        enough = counts >= min_size
+        self.left_out = {self._name(cell): int(count) for cell, count in counts[~enough].items()}
+        if self.left_out and small == "error":
+            raise DataError(
+                f"{len(self.left_out)} groups of {where} have fewer than min_size={min_size} rows: "
+                f"{listed(f'{name}: {size}' for name, size in self.left_out.items())}. Lower min_size, take coarser "
+                "parts in group_by, or set small='drop' or small='merge'."
+            )
+        kept = counts[enough]
+        self._index = kept.index
+        self.names, self.sizes = [self._name(cell) for cell in kept.index], kept.tolist()
+        self._merged = bool(self.left_out) and small == "merge"
+        if self._merged:
+            self.names, self.sizes = [*self.names, OTHER], [*self.sizes, sum(self.left_out.values())]
+        if not self.names:
+            raise DataError(
+                f"No group of {where} has min_size={min_size} rows; the largest has {counts.max()}. Lower min_size, or "
+                "take coarser parts in group_by."
+            )
+        return self
+
+    def assign(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
+        """Return the group of every row, shape (n,), int64 in 0..G-1; -1 for rows of no group.
+
+        Args:
+            frame: n rows.
+            where: what it is, for messages.
+
+        Raises:
+            DataError: if it is not fitted, or a column cannot be read (see :meth:`GroupBy.read`).
+        """
+        if not self.names:
+            raise DataError("Grouping is not fitted: call fit(frame) first.")
+        ids = torch.from_numpy(
+            self._index.get_indexer(pd.MultiIndex.from_frame(self._cells(frame, where))).astype(np.int64)
+        )
+        return torch.where(ids < 0, len(self.names) - 1, ids) if self._merged else ids
+
+    def _cells(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
+        return pd.DataFrame({part.column: part.read(frame, where) for part in self.by})
+
+    def _counts(self, frame: pd.DataFrame, where: str) -> pd.Series:
+        """Return how often every combination occurs, in the order of the parts."""
+        cells = self._cells(frame, where)
+        orders = [part.order(cells[part.column].unique().tolist()) for part in self.by]
+        places = [{name: i for i, name in enumerate(order)} for order in orders]
+        counts = cells.value_counts(sort=False)
+        keys = [[place[part] for place, part in zip(places, cell, strict=True)] for cell in counts.index]
+        return counts.iloc[sorted(range(len(keys)), key=keys.__getitem__)]
+
+    def _name(self, cell: Any) -> str:
+        return ", ".join(f"{column}={part}" for column, part in zip(self.columns, cell, strict=True))

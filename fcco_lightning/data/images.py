@@ -1,0 +1,318 @@
+"""Images that are decoded when a batch asks for them."""
+
+import io
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.data.columns import require_columns
+from fcco_lightning.data.table import TensorTable
+from fcco_lightning.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Images(Protocol):
+    """n images by position: a list of paths, :class:`ImageColumn`, or anything else with these two methods."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Any: ...
+
+
+class ImageTable(TensorTable):
+    """Images with columns of labels and groups, plus ``index``: the position 0..n-1 of every sample in this table.
+
+    Args:
+        images: n images, each a path, the bytes of a file, a dict with ``bytes`` or ``path`` (as ``datasets`` stores
+            them) or a PIL image.  They are turned as their EXIF data say and converted to RGB.
+        columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
+        transform: PIL image in RGB -> float32 tensor of shape (3, H, W), see :func:`image_transform`.
+        seed: what random transforms depend on, together with the epoch and the position; None for transforms that
+            draw nothing.
+        corrupt: "error" refuses images that are missing or unreadable, "blank" puts black ones in their place,
+            counts them in :attr:`num_blank` and warns at the first.
+        root: folder that relative paths start from.
+
+    Raises:
+        ConfigError: if ``corrupt`` is none of these.
+        DataError: if a column does not have n rows.
+
+    Example:
+        >>> from PIL import Image
+        >>> red = Image.new("RGB", (4, 4), "red")
+        >>> table = ImageTable([red], {"y": torch.tensor([1])}, image_transform(2, mean=(0, 0, 0), std=(1, 1, 1)))
+        >>> table[0]["x"][:, 0, 0]
+        tensor([1., 0., 0.])
+    """
+
+    def __init__(
+        self,
+        images: Images | Sequence[Any],
+        columns: Mapping[str, Tensor],
+        transform: Callable[[Any], Tensor],
+        *,
+        seed: int | None = None,
+        corrupt: Literal["error", "blank"] = "error",
+        root: str | PathLike[str] = "",
+    ) -> None:
+        if corrupt not in ("error", "blank"):
+            raise ConfigError(f"corrupt must be 'error' or 'blank', got {corrupt!r}.")
+        super().__init__(columns)
+        if "x" in columns or len(images) != len(self):
+            raise DataError(
+                f"columns must hold one row per image and no 'x', got {len(images)} images and {len(self)} rows of "
+                f"{sorted(columns)}."
+            )
+        self.images, self.transform, self.root = images, transform, Path(root)
+        self.seed = None if seed is None else at_least("seed", seed, 0)
+        self.corrupt = corrupt
+        # In shared memory: workers that outlive an epoch must see the next one, and report blank images back.
+        self._epoch = _shared(torch.zeros((), dtype=torch.int64))
+        self._blank = _shared(torch.zeros(len(images), dtype=torch.bool))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that random transforms depend on."""
+        return int(self._epoch)
+
+    @property
+    def num_blank(self) -> int:
+        """Images replaced by black ones so far, by all workers of this process together."""
+        return int(self._blank.sum())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that random transforms depend on; ``ResumableLoader`` calls it."""
+        self._epoch.fill_(at_least("epoch", epoch, 0))
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        """Return sample ``i``: ``x`` (3, H, W) float32 and every column without its first dimension.
+
+        With a ``seed`` the same (seed, epoch, i) gives the same image, in any worker and after any other samples; the
+        global random states stay as they are.
+
+        Raises:
+            DataError: if the image is missing or unreadable and ``corrupt`` is "error", naming its row and file.
+        """
+        i = range(len(self))[i]
+        image = self._image(i)
+        if self.seed is None:
+            return {"x": self.transform(image), **super().__getitem__(i)}
+        with _drawing_from(self.seed, self.epoch, i):
+            return {"x": self.transform(image), **super().__getitem__(i)}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Return the batch of the B rows ``indices``: ``x`` (B, 3, H, W) and every column with first dimension B."""
+        batch: dict[str, Tensor] = default_collate([self[i] for i in indices])
+        return batch
+
+    def _image(self, i: int) -> "Image":
+        stored = self.images[i]
+        try:
+            return _decoded(stored, self.root)
+        except Exception as error:  # PIL's decoders raise almost any kind
+            if self.corrupt == "error":
+                raise DataError(
+                    f"Row {i}: the image {_name_of(stored, self.root)} cannot be read ({type(error).__name__}: {error})"
+                    ". Restore or remove it, or set corrupt='blank' to put a black image in its place."
+                ) from error
+            return self._black(i, stored, error)
+
+    def _black(self, i: int, stored: Any, error: Exception) -> "Image":
+        import PIL.Image  # noqa: PLC0415  (only needed here)
+
+        if not self._blank.any():
+            warnings.warn(
+                f"Row {i}: the image {_name_of(stored, self.root)} cannot be read ({type(error).__name__}: {error}); "
+                "a black one takes its place. Further ones are only counted, see ImageTable.num_blank.",
+                stacklevel=2,
+            )
+        self._blank[i] = True
+        return PIL.Image.new("RGB", (224, 224))
+
+
+class ImageColumn:
+    """The image column of a ``datasets.Dataset``, read row by row and left undecoded.
+
+    Args:
+        dataset: the data set.
+        name: its image column (or a column of paths or bytes).
+    """
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+        self.name, self.dataset = name, dataset.select_columns([name])
+        if isinstance(dataset.features[name], datasets.Image):
+            # ImageTable decodes all kinds of images the same way, and can then name the file that fails.
+            self.dataset = self.dataset.cast_column(name, datasets.Image(decode=False))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.dataset[int(i)][self.name]
+
+    def take(self, rows: Tensor) -> "ImageColumn":
+        """Return the given rows, in that order."""
+        return ImageColumn(self.dataset.select(rows.tolist()), self.name)
+
+
+def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, ImageColumn]:
+    """Read a ``datasets`` data set with an image column, without decoding anything.
+
+    Args:
+        source: a ``datasets.Dataset``, a ``DatasetDict``, a folder written by ``save_to_disk``, or a hub id
+            "owner/name" or "owner/name:split".
+        image_column: name of the column of images.
+
+    Returns:
+        The other columns, and the images of the same rows.  If the source has several splits they follow each other,
+        and the column ``split`` names them ("validation" as "val").
+
+    Raises:
+        DataError: if the source is missing, unreadable, of another kind, or lacks the column.
+    """
+    loaded = _loaded(source)
+    if isinstance(loaded, Mapping):
+        import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+        names = [name for name, part in loaded.items() for _ in range(len(part))]
+        loaded = datasets.concatenate_datasets(list(loaded.values()))
+    else:
+        names = []
+    require_columns(pd.DataFrame(columns=loaded.column_names), {"image_column": [image_column]}, "source")
+    frame = loaded.remove_columns(image_column).to_pandas()
+    if names:
+        frame["split"] = ["val" if name == "validation" else name for name in names]
+    return frame, ImageColumn(loaded, image_column)
+
+
+def _loaded(source: Any) -> Any:
+    """Return a ``datasets.Dataset``, or a mapping of them."""
+    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+    if isinstance(source, (datasets.Dataset, datasets.DatasetDict)):
+        return source
+    if not isinstance(source, (str, PathLike)):
+        raise DataError(f"source is a {type(source).__name__}; a datasets.Dataset, or where to find one, is needed.")
+    try:
+        if Path(source).is_dir():
+            return datasets.load_from_disk(str(source))
+        name, _, split = str(source).partition(":")
+        return datasets.load_dataset(name, split=split or None)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"source='{source}' is neither a folder written by datasets.save_to_disk (working directory: {Path.cwd()}) "
+            f"nor a data set 'owner/name' or 'owner/name:split' that the hub gives: {type(error).__name__}: {error}. "
+            "Check the name and the connection."
+        ) from error
+
+
+def image_transform(
+    size: int,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    *,
+    augment: bool | Mapping[str, Any] = False,
+    crop_pct: float = 0.875,
+    interpolation: str = "bilinear",
+) -> Callable[[Any], Tensor]:
+    """Return a transform of timm: PIL image in RGB -> float32 tensor of shape (3, size, size).
+
+    Args:
+        size: pixels of a side of the result.
+        mean: what is subtracted of the three channels, whose values lie in [0, 1].
+        std: what they are divided by afterwards.
+        augment: False resizes the shorter side to ``size / crop_pct`` and crops the centre.  True crops and resizes at
+            random, flips and jitters colours as timm does by default; a mapping gives other arguments of
+            ``timm.data.create_transform``, such as ``{"scale": [0.7, 1.0], "color_jitter": 0.0}``.
+        crop_pct: side of the centre crop as a share of the shorter side, in (0, 1].
+        interpolation: "bilinear", "bicubic" or "nearest".
+
+    Raises:
+        ConfigError: if an argument is out of range, or timm refuses it.
+    """
+    from timm.data.transforms_factory import create_transform  # noqa: PLC0415  (slow to import)
+
+    options = dict(augment) if isinstance(augment, Mapping) else {}
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise ConfigError(f"mean and std must hold 3 numbers each, std > 0, got {list(mean)} and {list(std)}.")
+    if not 0 < crop_pct <= 1:
+        raise ConfigError(f"crop_pct must lie in (0, 1], got {crop_pct!r}.")
+    try:
+        transform: Callable[[Any], Tensor] = create_transform(
+            at_least("image_size", size, 1),
+            is_training=augment is not False,
+            mean=tuple(mean),
+            std=tuple(std),
+            crop_pct=crop_pct,
+            interpolation=interpolation,
+            **options,
+        )
+    except (TypeError, KeyError) as error:
+        raise ConfigError(
+            f"timm.data.create_transform does not take augment={options} with interpolation={interpolation!r}: {error}."
+        ) from error
+    return transform
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    return tensor.share_memory_()  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _decoded(stored: Any, root: Path) -> "Image":
+    import PIL.Image  # noqa: PLC0415  (only needed where images are)
+    import PIL.ImageOps  # noqa: PLC0415
+
+    if isinstance(stored, Mapping):
+        stored = stored["path"] if stored.get("bytes") is None else stored["bytes"]
+    if isinstance(stored, PIL.Image.Image):
+        return _rgb(stored)
+    file = io.BytesIO(stored) if isinstance(stored, bytes) else root / stored
+    with PIL.Image.open(file) as image:
+        return _rgb(PIL.ImageOps.exif_transpose(image))
+
+
+def _rgb(image: "Image") -> "Image":
+    if image.mode.startswith(("I", "F")):  # PIL would cut all values above 255 off
+        raise ValueError(f"its mode is {image.mode!r}, but only images of 8 bits per channel are read")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _name_of(stored: Any, root: Path) -> str:
+    path = stored.get("path") if isinstance(stored, Mapping) else stored
+    return f"'{root / path}'" if isinstance(path, (str, PathLike)) else f"<{type(stored).__name__}>"
+
+
+@contextmanager
+def _drawing_from(*key: int) -> Iterator[None]:
+    """Seed every global generator that a transform may draw from, and give them their states back."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    # The CPU's generator only: torch.manual_seed would reach for the GPUs too, and workers must not touch them.
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002

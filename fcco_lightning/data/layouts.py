@@ -1,0 +1,246 @@
+"""Readers of well-known data sets as they lie on disk after unpacking.
+
+Each returns one row per sample with its ``file`` (relative to the root), labels, what groups are made of, and usually
+``split``.  Nothing is decoded, and of the files only the first is looked up.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fcco_lightning.data.columns import listed, require_columns
+from fcco_lightning.errors import DataError
+
+Root = str | PathLike[str]
+
+_CELEBA = (
+    "the layout of CelebA: a folder img_align_celeba of .jpg files, list_attr_celeba.txt (or .csv), and possibly "
+    "list_eval_partition.txt (or .csv)"
+)
+_CAMELYON = "the layout of WILDS' camelyon17_v1.0: metadata.csv and a folder patches of .png files"
+_AMAZON = "the layout of WILDS' amazon_v2.1: reviews.csv and splits/user.csv"
+_FOLDER = "a folder with metadata.csv (or .parquet), itself or in its subfolders train, val (or validation) and test"
+
+
+def celeba(root: Root) -> pd.DataFrame:
+    """Read CelebA (from its own site, from Kaggle or from WILDS).
+
+    Returns:
+        Columns ``file``, the 40 attributes as 0 or 1, and ``split`` ("train", "val" or "test") if there is a list of
+        the partition.
+
+    Raises:
+        DataError: if files are missing or hold something else.
+    """
+    root = _folder_at(root, _CELEBA)
+    path = _first_of([root / "list_attr_celeba.txt", root / "list_attr_celeba.csv"], _CELEBA)
+    marks = _celeba_list(path)
+    _require_announced(path, len(marks))
+    wrong = ~marks.isin([-1, 1])
+    if marks.empty or wrong.to_numpy().any():
+        raise DataError(
+            f"'{path}' must hold -1 or 1 for every image and attribute, but {int(wrong.to_numpy().sum())} cells of "
+            f"{marks.shape[0]} images hold something else. Expected is {_CELEBA}."
+        )
+    frame = (marks > 0).astype(np.int64)
+    partition = [p for p in (root / "list_eval_partition.txt", root / "list_eval_partition.csv") if p.is_file()]
+    if partition:
+        parts = _celeba_partition(partition[0]).reindex(frame.index)
+        frame["split"] = _named(parts, {0: "train", 1: "val", 2: "test"}, partition[0], _CELEBA)
+    # Kaggle's archive unpacks to a folder within a folder of the same name.
+    folders = ["img_align_celeba", "img_align_celeba/img_align_celeba"]
+    image = _first_of([root / folder / frame.index[0] for folder in folders], _CELEBA)
+    folder = image.parent.relative_to(root).as_posix()
+    frame.insert(0, "file", [f"{folder}/{name}" for name in frame.index])
+    return frame.reset_index(drop=True)
+
+
+def camelyon17(root: Root) -> pd.DataFrame:
+    """Read Camelyon17 as WILDS distributes it.
+
+    Returns:
+        Columns ``file``, ``tumor`` (0 or 1), ``center`` (0..4), ``slide`` (0..49), ``patient``, ``node`` and ``split``:
+        "test" for center 2, "val" for center 1, and in the other three centers "train" and "id_val", as WILDS does.
+
+    Raises:
+        DataError: if files are missing or hold something else.
+    """
+    root = _folder_at(root, _CAMELYON)
+    path = _first_of([root / "metadata.csv"], _CAMELYON)
+    read = _csv(path, _CAMELYON, index_col=0, dtype={"patient": "str"})
+    used = ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"]
+    _require_header(read, used, path, _CAMELYON)
+    split = _named(read["split"], {0: "train", 1: "id_val"}, path, _CAMELYON)
+    read["split"] = split.mask(read["center"] == 1, "val").mask(read["center"] == 2, "test")
+    places = [f"patient_{p.zfill(3)}_node_{n}" for p, n in zip(read["patient"], read["node"], strict=True)]
+    spots = zip(places, read["x_coord"], read["y_coord"], strict=True)
+    files = [f"patches/{place}/patch_{place}_x_{x}_y_{y}.png" for place, x, y in spots]
+    _first_of([root / files[0]], _CAMELYON)
+    frame = read[["tumor", "center", "slide", "patient", "node", "split"]].reset_index(drop=True)
+    frame.insert(0, "file", files)
+    return frame
+
+
+def amazon(root: Root) -> pd.DataFrame:
+    """Read the Amazon reviews as WILDS distributes them, without the rows that belong to no split.
+
+    Returns:
+        Columns ``text``, ``stars`` (1..5), ``user``, ``product``, ``category``, ``year`` and ``split`` of the split by
+        users: "train", "val" and "test" (new users), "id_val" and "id_test" (users of the training split).
+
+    Raises:
+        DataError: if files are missing or hold something else.
+    """
+    root = _folder_at(root, _AMAZON)
+    path, splits = _first_of([root / "reviews.csv"], _AMAZON), _first_of([root / "splits" / "user.csv"], _AMAZON)
+    names = {
+        "reviewText": "text",
+        "overall": "stars",
+        "reviewerID": "user",
+        "asin": "product",
+        "category": "category",
+        "reviewYear": "year",
+    }
+    # An empty review is "" and a review that says "NA" is one: nothing is to be read as missing.
+    text = dict.fromkeys(("reviewText", "reviewerID", "asin", "category"), str)
+    how = {"keep_default_na": False, "na_values": [], "quoting": csv.QUOTE_NONNUMERIC}
+    read, split = _csv(path, _AMAZON, dtype=text, **how), _csv(splits, _AMAZON)
+    _require_header(read, list(names), path, _AMAZON)
+    _require_header(split, ["split"], splits, _AMAZON)
+    if len(read) != len(split):
+        raise DataError(
+            f"'{path}' has {len(read)} reviews but '{splits}' has {len(split)} rows: they must lie side by side. "
+            "Unpack the archive again."
+        )
+    frame = read[list(names)].rename(columns=names)
+    codes = {-1: "", 0: "train", 1: "val", 2: "id_val", 3: "test", 4: "id_test"}
+    frame["split"] = _named(split["split"], codes, splits, _AMAZON)
+    frame = frame[frame["split"] != ""].reset_index(drop=True)
+    return frame.astype({"stars": np.int64, "year": np.int64})
+
+
+def folder(root: Root, metadata: str = "metadata.csv", file_column: str = "file_name") -> pd.DataFrame:
+    """Read a folder of images with a table of their labels, as ``datasets``' imagefolder has it.
+
+    Args:
+        root: the folder.  If it has no table itself, its subfolders ``train``, ``val`` (or ``validation``) and ``test``
+            are read, each with its own table, and give the column ``split``.
+        metadata: name of the table, .csv or .parquet.
+        file_column: its column of files, relative to the folder that the table lies in.
+
+    Returns:
+        The columns of the table, ``file_column`` renamed to ``file``.
+
+    Raises:
+        DataError: if files are missing or hold something else.
+    """
+    root = _folder_at(root, _FOLDER)
+    if (root / metadata).is_file():
+        return _folder_table(root, root, metadata, file_column)
+    names = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+    parts = {part: split for part, split in names.items() if (root / part / metadata).is_file()}
+    if not parts:
+        _first_of([root / metadata, root / "train" / metadata], _FOLDER)
+    frames = [
+        _folder_table(root, root / part, metadata, file_column).assign(split=name) for part, name in parts.items()
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _folder_table(root: Path, part: Path, metadata: str, file_column: str) -> pd.DataFrame:
+    path = part / metadata
+    if path.suffix == ".parquet":
+        try:
+            frame = pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise DataError(f"'{path}' is not a readable table: {error}") from error
+    else:
+        frame = _csv(path, _FOLDER, skipinitialspace=True)
+    require_columns(frame, {"file_column": [file_column]}, f"'{path}'")
+    if file_column != "file" and "file" in frame:
+        raise DataError(f"'{path}' has both {file_column!r} and 'file', which is to be its name. Rename that column.")
+    if frame.empty or frame[file_column].isna().any():
+        raise DataError(f"'{path}' must name a file in every row of {file_column!r}, and have at least one row.")
+    within = part.relative_to(root)
+    frame[file_column] = [(within / str(name).strip()).as_posix() for name in frame[file_column]]
+    _first_of([root / frame[file_column].iloc[0]], _FOLDER)
+    return frame.rename(columns={file_column: "file"}).reset_index(drop=True)
+
+
+def _celeba_list(path: Path) -> pd.DataFrame:
+    """Return one row per image, indexed by its file."""
+    if path.suffix == ".csv":
+        frame = _csv(path, _CELEBA)
+        _require_header(frame, ["image_id"], path, _CELEBA)
+        return frame.set_index("image_id")
+    # The header has one name less than the rows have cells: pandas makes the first of them the index.
+    frame = _csv(path, _CELEBA, sep=r"\s+", skiprows=1)
+    if not all(isinstance(name, str) for name in frame.index):
+        raise DataError(f"The rows of '{path}' must start with the name of a file. Expected is {_CELEBA}.")
+    return frame
+
+
+def _require_announced(path: Path, found: int) -> None:
+    if path.suffix != ".txt":
+        return
+    with path.open() as lines:
+        announced = lines.readline().strip()
+    if announced != str(found):
+        raise DataError(
+            f"'{path}' announces {announced!r} images in its first line and lists {found}: it is damaged, or not "
+            f"{_CELEBA}."
+        )
+
+
+def _celeba_partition(path: Path) -> pd.Series:
+    if path.suffix == ".csv":
+        frame = _csv(path, _CELEBA)
+        _require_header(frame, ["image_id", "partition"], path, _CELEBA)
+        return frame.set_index("image_id")["partition"]
+    return _csv(path, _CELEBA, sep=r"\s+", header=None, names=["image_id", "partition"], index_col=0)["partition"]
+
+
+def _named(codes: pd.Series, names: Mapping[int, str], path: Path, layout: str) -> pd.Series:
+    """Replace the codes of splits by names; every row must have one."""
+    named = codes.map(dict(names))
+    if named.isna().any():
+        raise DataError(
+            f"'{path}' must give every row one of the splits {sorted(names)}, but {int(named.isna().sum())} rows have "
+            f"none or {listed(codes[named.isna()].unique())}. Expected is {layout}."
+        )
+    return named
+
+
+def _folder_at(root: Root, layout: str) -> Path:
+    if not Path(root).is_dir():
+        raise DataError(f"root='{root}': no such folder (working directory: {Path.cwd()}). Expected is {layout}.")
+    return Path(root)
+
+
+def _first_of(paths: Sequence[Path], layout: str) -> Path:
+    for path in paths:
+        if path.is_file():
+            return path
+    looked = " nor ".join(f"'{path}'" for path in paths)
+    raise DataError(f"There is no {looked}. Expected is {layout}.")
+
+
+def _csv(path: Path, layout: str, **options: Any) -> pd.DataFrame:
+    try:
+        frame: pd.DataFrame = pd.read_csv(path, **options)
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read: {error}. Expected is {layout}.") from error
+    if frame.empty:
+        raise DataError(f"'{path}' has no rows. Expected is {layout}.")
+    return frame
+
+
+def _require_header(frame: pd.DataFrame, wanted: Sequence[str], path: Path, layout: str) -> None:
+    missing = [name for name in wanted if name not in frame.columns]
+    if missing:
+        raise DataError(f"'{path}' lacks the columns {missing}; it has {listed(frame.columns)}. Expected is {layout}.")

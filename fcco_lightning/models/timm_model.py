@@ -1,0 +1,157 @@
+"""Any image network of the timm library, with the few outputs that the objectives ask for."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError
+
+
+class TimmModel(nn.Module):
+    """Image network of ``timm`` with a fresh head.
+
+    Args:
+        name: a name of ``timm.list_models()``, with or without a tag ("resnet18", "resnet18.a1_in1k").
+        num_outputs: scores per image; with 1 the output has shape (B,), otherwise (B, num_outputs).
+        pretrained: fetch timm's weights from the hub (kept in its cache folder).
+        checkpoint_path: local file of weights with timm's names (.safetensors, .bin, .pth) instead; its head is kept
+            if it has ``num_outputs`` outputs, everything else must fit.
+        in_chans: channels of an image; pretrained first layers are adapted.
+        drop_rate: dropout probability before the head, in [0, 1).
+        freeze_backbone: train the head only; the backbone then also keeps its batch statistics.
+        **kwargs: further arguments of ``timm.create_model``.
+
+    Raises:
+        ConfigError: if timm has no such model, or the weights cannot be had or do not fit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_outputs: int = 1,
+        pretrained: bool = False,
+        checkpoint_path: str | None = None,
+        in_chans: int = 3,
+        drop_rate: float = 0.0,
+        freeze_backbone: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if not 0 <= drop_rate < 1:
+            raise ConfigError(f"drop_rate must lie in [0, 1), got {drop_rate!r}.")
+        if pretrained and checkpoint_path is not None:
+            raise ConfigError(
+                f"pretrained=True and checkpoint_path={checkpoint_path!r} both give weights. Leave pretrained out."
+            )
+        _require_known(name)
+        arguments = {
+            "num_classes": at_least("num_outputs", num_outputs, 1),
+            "in_chans": at_least("in_chans", in_chans, 1),
+            "drop_rate": drop_rate,
+            **kwargs,
+        }
+        if pretrained:
+            self.model = _from_hub(name, arguments)
+        elif checkpoint_path is not None:
+            self.model = _from_file(name, checkpoint_path, arguments)
+        else:
+            self.model = _create(name, arguments)
+        self.single = num_outputs == 1
+        self.freeze_backbone = freeze_backbone
+        if freeze_backbone:
+            self.model.requires_grad_(False)
+            for head in self._heads():
+                head.requires_grad_(True)
+
+    @property
+    def data_config(self) -> dict[str, Any]:
+        """What the network expects of images: ``input_size`` (C, H, W), ``mean``, ``std``, ``crop_pct``, ..."""
+        from timm.data.config import resolve_model_data_config  # noqa: PLC0415  (slow to import)
+
+        return dict(resolve_model_data_config(self.model))  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of the images x, shape (B, in_chans, H, W) -> (B,) or (B, num_outputs)."""
+        scores: Tensor = self.model(x)
+        return scores.squeeze(1) if self.single else scores
+
+    def train(self, mode: bool = True) -> "TimmModel":
+        """Switch between training and evaluation; a frozen backbone stays in evaluation."""
+        super().train(mode)
+        if self.freeze_backbone:
+            self.model.eval()
+            for head in self._heads():
+                head.train(mode)
+        return self
+
+    def _heads(self) -> list[nn.Module]:
+        head = self.model.get_classifier()  # type: ignore[operator]
+        return list(head) if isinstance(head, tuple) else [head]
+
+
+def _require_known(name: str) -> None:
+    import timm  # noqa: PLC0415  (slow to import)
+
+    if ":" in name or timm.is_model(name):  # "hf-hub:owner/name" is looked up by timm itself
+        return
+    close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    raise ConfigError(f"name={name!r} is not a model of timm.{hint} timm.list_models() gives all names.")
+
+
+def _create(name: str, arguments: dict[str, Any], **weights: Any) -> nn.Module:
+    import timm  # noqa: PLC0415  (slow to import)
+
+    try:
+        model: nn.Module = timm.create_model(name, **arguments, **weights)
+    except TypeError as error:
+        raise ConfigError(f"timm.create_model({name!r}) does not take these arguments: {error}.") from error
+    return model
+
+
+def _from_hub(name: str, arguments: dict[str, Any]) -> nn.Module:
+    try:
+        return _create(name, arguments, pretrained=True)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the hub's client raises: it is of no common kind
+        raise ConfigError(
+            f"pretrained=True: the weights of {name!r} could not be had ({type(error).__name__}: {error}). Without a "
+            f"connection, download the model's file from https://huggingface.co/timm elsewhere and pass "
+            "checkpoint_path='model.safetensors', or leave pretrained out."
+        ) from error
+
+
+def _from_file(name: str, path: str, arguments: dict[str, Any]) -> nn.Module:
+    from timm.models import load_state_dict  # noqa: PLC0415  (slow to import)
+
+    if not Path(path).is_file():
+        raise ConfigError(f"checkpoint_path={path!r}: no such file (working directory: {Path.cwd()}).")
+    fresh = _create(name, arguments)
+    try:
+        state = load_state_dict(path)
+        # The head of another task gives way to the fresh one; timm then loads strictly, so a file of another network
+        # is refused instead of being passed over.
+        for key, value in _head_of(fresh).items():
+            if key not in state or state[key].shape != value.shape:
+                state[key] = value
+        overlay = {"state_dict": state, "source": "", "num_classes": arguments["num_classes"], "label_offset": 0}
+        model = _create(name, arguments, pretrained=True, pretrained_cfg_overlay=overlay)
+    except ConfigError:
+        raise
+    except Exception as error:  # unpickling, safetensors and load_state_dict each raise their own
+        raise ConfigError(
+            f"checkpoint_path={path!r} does not hold the weights of {name!r} under timm's names: {error}"
+        ) from error
+    settings: Any = model.pretrained_cfg
+    settings.pop("state_dict", None)  # a second copy of all weights
+    return model
+
+
+def _head_of(model: nn.Module) -> dict[str, Tensor]:
+    names = model.pretrained_cfg["classifier"]  # type: ignore[index]
+    heads = {names} if isinstance(names, str) else set(names or ())
+    return {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in heads}

@@ -1,0 +1,307 @@
+"""Group distributionally robust objectives: a worst case over the risks of groups."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex
+from fcco_lightning.checks import at_least, finite, positive
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives.base import Objective
+from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
+from fcco_lightning.outer import ChiSquare, Hinge, KullbackLeibler, LogSumExp, Maximum, OuterFunction, WorstCase
+from fcco_lightning.records import Batch, Inner
+
+
+class GroupObjective(Objective):
+    r"""Made of the risks ``R_i(w) = E[l(w; z) | group i]``, estimated by the mean loss of a group's samples in a batch.
+
+    Batches carry ``group`` (B,), whole numbers in [0, n).  A group that a batch lacks keeps its row.
+
+    Args:
+        loss: l; cross-entropy by default.
+        num_groups: n; None takes it from the datamodule.
+    """
+
+    distinct = True
+    figures: Literal["binary", "groups", "tasks"] = "groups"
+
+    def __init__(self, loss: Quantity | None = None, num_groups: int | None = None) -> None:
+        super().__init__()
+        self.loss = loss or CrossEntropyLoss()
+        self.num_groups: int | None = None
+        if num_groups is not None:
+            self._set_num_groups(at_least("num_groups", num_groups, 1))
+
+    def adapt(self, datamodule: Any) -> None:
+        found = getattr(datamodule, "num_groups", None)
+        if self.num_groups is None and found is not None:
+            self._set_num_groups(int(found))
+        elif None not in (self.num_groups, found) and self.num_groups != found:
+            raise ConfigError(
+                f"num_groups={self.num_groups} of {type(self).__name__}, but the data has {found} groups. Leave "
+                "num_groups out."
+            )
+
+    def _set_num_groups(self, num_groups: int) -> None:
+        self.num_groups = num_groups
+
+    def num_rows(self, num_samples: int) -> int:  # noqa: ARG002
+        """N groups."""
+        if self.num_groups is None:
+            raise ConfigError(
+                f"{type(self).__name__} does not know the number of groups: use a datamodule with groups, or set "
+                "num_groups."
+            )
+        return self.num_groups
+
+    def risks(self, outputs: Any, batch: Batch) -> Inner:
+        """R_i of the groups in the batch, shape (b, 1), with graph.
+
+        Raises:
+            DataError: if there is no column ``group``, or a label in it is out of range.
+        """
+        losses = self.loss(outputs, batch)
+        if losses.dim() != 1:
+            raise DataError(
+                f"{type(self).__name__} needs one loss per sample, {type(self.loss).__name__} gave "
+                f"{tuple(losses.shape)}. MultiTaskGroupDRO takes several."
+            )
+        present, position, counts = self._groups(batch)
+        sums = losses.new_zeros(len(present)).index_add(0, position, losses)
+        return Inner(present, (sums / counts.to(sums.dtype)).unsqueeze(1))
+
+    def _groups(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The groups of a batch in increasing order, which of them each sample is in, and their sizes."""
+        if "group" not in batch:
+            raise DataError(f"{type(self).__name__} needs the column `group`, the batch has {sorted(batch)}.")
+        present, position, counts = torch.unique(batch["group"], return_inverse=True, return_counts=True)
+        if len(present) and self.num_groups is not None:
+            low, high = int(present[0]), int(present[-1])
+            if low < 0 or high >= self.num_groups:
+                wrong = low if low < 0 else high
+                raise DataError(
+                    f"group labels must lie in 0..{self.num_groups - 1}, got {wrong} at batch position "
+                    f"{int((batch['group'] == wrong).nonzero()[0])}. Number the groups from 0."
+                )
+        return present, position, counts
+
+
+class _ShiftedGroupObjective(GroupObjective):
+    """``c + (1/n) sum_i f((R_i - c) / scale)`` with a threshold c that is trained with the network.
+
+    Args:
+        loss: l; cross-entropy by default.
+        num_groups: n; None takes it from the datamodule.
+        threshold: c to start from.
+    """
+
+    scale: float = 1.0
+
+    def __init__(self, loss: Quantity | None, num_groups: int | None, threshold: float) -> None:
+        super().__init__(loss, num_groups)
+        self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
+
+    def direct(self, outputs: Any, batch: Batch) -> Tensor:  # noqa: ARG002
+        return self.threshold
+
+    def inner(self, outputs: Any, batch: Batch) -> Inner:
+        index, risks = self.risks(outputs, batch)
+        return Inner(index, (risks - self.threshold) / self.scale)
+
+
+class CVaRGroupDRO(_ShiftedGroupObjective):
+    r"""Mean of the worst ``alpha n`` risks: ``min_s s + (1/n) sum_i (1/alpha) [R_i - s]_+`` (004 eq. (10), 000 F.1).
+
+    s is trained with the network, without weight decay; ``--model.objective_lr`` sets its own step size.  Primal-dual
+    methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
+
+    Args:
+        alpha: share of the groups, in [1/n, 1] (000: .1, .15; r = .15 in 004).
+        loss: l; cross-entropy by default.
+        num_groups: n; None takes it from the datamodule.
+        threshold: s to start from.
+
+    Raises:
+        ConfigError: if alpha n < 1.
+    """
+
+    def __init__(
+        self, alpha: float, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0
+    ) -> None:
+        self.ambiguity = CappedSimplex(alpha)
+        super().__init__(loss, num_groups, threshold)
+        self.outer: OuterFunction = Hinge(rho=1 / alpha)
+
+    def _set_num_groups(self, num_groups: int) -> None:
+        self.ambiguity.check(num_groups)
+        super()._set_num_groups(num_groups)
+
+    def max_form(self) -> Objective:
+        return GroupMaxForm(self.ambiguity, self.loss, self.num_groups)
+
+
+class WorstGroupDRO(_ShiftedGroupObjective):
+    r"""``max_i R_i``: :class:`CVaRGroupDRO` with ``alpha = 1/n`` (Sagawa et al., 2020; 000 section 5.1).
+
+    Args:
+        loss: l; cross-entropy by default.
+        num_groups: n; None takes it from the datamodule.
+        threshold: s to start from.
+    """
+
+    def __init__(self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0) -> None:
+        self.outer: OuterFunction = Hinge()
+        super().__init__(loss, num_groups, threshold)
+
+    def _set_num_groups(self, num_groups: int) -> None:
+        super()._set_num_groups(num_groups)
+        self.outer = Hinge(rho=float(num_groups))
+
+    def max_form(self) -> Objective:
+        return GroupMaxForm(None, self.loss, self.num_groups)
+
+
+class ChiSquareGroupDRO(_ShiftedGroupObjective):
+    r"""``max_q <q, R> - (lam0/n) sum_i phi(n q_i)``, as ``min_c c + (1/n) sum_i lam0 phi*((R_i - c)/lam0)``.
+
+    ``half=True``: phi(t) = (t-1)^2/2; ``half=False``: (t-1)^2 (000 section 5.1 and F.2; erratum E-000-3).
+
+    Args:
+        lam0: weight of the divergence, > 0: small is close to the worst group, large to the mean.
+        half: which normalisation.
+        loss: l; cross-entropy by default.
+        num_groups: n; None takes it from the datamodule.
+        threshold: c to start from.
+    """
+
+    def __init__(
+        self,
+        lam0: float = 1.0,
+        half: bool = True,
+        loss: Quantity | None = None,
+        num_groups: int | None = None,
+        threshold: float = 0.0,
+    ) -> None:
+        super().__init__(loss, num_groups, threshold)
+        self.outer: OuterFunction = ChiSquare(lam0, half)
+        self.scale = positive("lam0", lam0)
+
+
+class KLGroupDRO(_ShiftedGroupObjective):
+    r"""``max_q <q, R> - lam0 KL(q, 1/n) = lam0 log mean_i exp(R_i/lam0)``.
+
+    As ``min_c c + (1/n) sum_i lam0 (exp((R_i - c)/lam0) - 1)``, phi(t) = t log t - t + 1 in 000 eq. (8).
+
+    Args:
+        lam0: weight of the divergence, > 0: small is close to the worst group, large to the mean.
+        loss: l; cross-entropy by default.
+        num_groups: n; None takes it from the datamodule.
+        threshold: c to start from; with a small lam0 one near the risks, so that the exponentials do not overflow.
+    """
+
+    def __init__(
+        self,
+        lam0: float = 1.0,
+        loss: Quantity | None = None,
+        num_groups: int | None = None,
+        threshold: float = 0.0,
+    ) -> None:
+        super().__init__(loss, num_groups, threshold)
+        self.outer: OuterFunction = KullbackLeibler(lam0)
+        self.scale = positive("lam0", lam0)
+
+
+class GroupMaxForm(GroupObjective):
+    r"""``max_{q in Q} sum_i q_i R_i(w)`` for algorithms that keep q: the max form of another group objective.
+
+    Args:
+        ambiguity: Q; None for all weights (the worst group).
+        loss: l; cross-entropy by default.
+        num_groups: n; None takes it from the datamodule.
+    """
+
+    def __init__(
+        self, ambiguity: AmbiguitySet | None = None, loss: Quantity | None = None, num_groups: int | None = None
+    ) -> None:
+        self.ambiguity = ambiguity
+        super().__init__(loss, num_groups)
+        self.outer: OuterFunction = WorstCase(ambiguity or CappedSimplex(1 / (num_groups or 1)))
+
+    def _set_num_groups(self, num_groups: int) -> None:
+        if self.ambiguity is not None:
+            self.ambiguity.check(num_groups)
+        super()._set_num_groups(num_groups)
+        self.outer = WorstCase(self.ambiguity or CappedSimplex(1 / num_groups))
+
+    def inner(self, outputs: Any, batch: Batch) -> Inner:
+        return self.risks(outputs, batch)
+
+    def max_form(self) -> Objective:
+        return self
+
+
+class MultiTaskGroupDRO(GroupObjective):
+    r"""``(1/n) sum_i max_j R_ij(w)`` over n tasks i and m groups j, or with a soft maximum (000 App. B).
+
+    ``R_ij = E[l_i(w; z) | group j]``.  A task's row has width m and needs all groups: a task of which a batch lacks a
+    group is left out of that batch, so let the sampler draw every group.
+
+    Args:
+        num_tasks: n, >= 1.
+        loss: gives (B, n), the losses of all tasks (:class:`MultiLabelLoss`), or (B,), the loss of the task that the
+            column ``task`` names.
+        aggregate: "max", or "logsumexp": ``log sum_j exp(R_ij)``.
+        num_groups: m; None takes it from the datamodule.
+    """
+
+    figures = "tasks"
+
+    def __init__(
+        self,
+        num_tasks: int,
+        loss: Quantity,
+        aggregate: Literal["max", "logsumexp"] = "max",
+        num_groups: int | None = None,
+    ) -> None:
+        if aggregate not in ("max", "logsumexp"):
+            raise ConfigError(f"aggregate must be 'max' or 'logsumexp', got {aggregate!r}.")
+        self.num_tasks = at_least("num_tasks", num_tasks, 1)
+        super().__init__(loss, num_groups)
+        self.outer: OuterFunction = Maximum() if aggregate == "max" else LogSumExp()
+
+    def _set_num_groups(self, num_groups: int) -> None:
+        super()._set_num_groups(num_groups)
+        self.width = num_groups
+
+    def num_rows(self, num_samples: int) -> int:
+        """N tasks."""
+        super().num_rows(num_samples)
+        return self.num_tasks
+
+    def inner(self, outputs: Any, batch: Batch) -> Inner:
+        losses, groups = self.loss(outputs, batch), self.width
+        self._groups(batch)  # checks their labels
+        if losses.dim() == 2:
+            if losses.shape[1] != self.num_tasks:
+                raise DataError(f"num_tasks={self.num_tasks}, but {type(self.loss).__name__} gave {losses.shape[1]}.")
+            cell = batch["group"].unsqueeze(1) + groups * torch.arange(self.num_tasks, device=losses.device)
+        else:
+            cell = batch["group"] + groups * self._task(batch)
+        sums = losses.new_zeros(self.num_tasks * groups).index_add(0, cell.reshape(-1), losses.reshape(-1))
+        counts = torch.bincount(cell.reshape(-1), minlength=self.num_tasks * groups)
+        complete = (counts.view(self.num_tasks, groups) > 0).all(1).nonzero().squeeze(1)
+        means = sums / counts.clamp(min=1).to(sums.dtype)
+        return Inner(complete, means.view(self.num_tasks, groups).index_select(0, complete))
+
+    def _task(self, batch: Batch) -> Tensor:
+        if "task" not in batch:
+            raise DataError(
+                f"one loss per sample needs the column `task`, the batch has {sorted(batch)}. Or use a loss that gives "
+                "the losses of all tasks, such as MultiLabelLoss."
+            )
+        task = batch["task"]
+        if len(task) and not (int(task.min()) >= 0 and int(task.max()) < self.num_tasks):
+            raise DataError(f"tasks must lie in 0..{self.num_tasks - 1}, got {int(task.min())}..{int(task.max())}.")
+        return task

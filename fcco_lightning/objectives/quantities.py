@@ -1,0 +1,100 @@
+"""Quantities of single samples, whose means are objectives, group risks and constraints."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from fcco_lightning.checks import fraction, non_negative, positive
+from fcco_lightning.errors import DataError
+from fcco_lightning.objectives.base import binary_scores
+from fcco_lightning.records import Batch
+
+
+class Quantity(ABC):
+    """A per-sample quantity q(outputs, batch) of shape (B,), with graph."""
+
+    @abstractmethod
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """One value per sample."""
+
+
+@dataclass(frozen=True)
+class SoftRate(Quantity):
+    r"""``sigmoid((s - threshold) / temperature)``: its mean is a smoothed rate of predicted positives.
+
+    Over the positives it is the true positive rate, over the negatives the false positive rate.
+
+    Args:
+        threshold: decision threshold on the score.
+        temperature: unit of the score, > 0; the smaller, the closer to the hard rate.
+    """
+
+    threshold: float = 0.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002
+        return torch.sigmoid((binary_scores(outputs) - self.threshold) / self.temperature)
+
+
+@dataclass(frozen=True)
+class LogisticLoss(Quantity):
+    """Logistic loss of the score against the label (nats)."""
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        scores = binary_scores(outputs)
+        return binary_cross_entropy_with_logits(scores, batch["y"].to(scores.dtype), reduction="none")
+
+
+@dataclass(frozen=True)
+class CrossEntropyLoss(Quantity):
+    """Logistic loss for one score per sample, (B,) or (B, 1), softmax cross-entropy for (B, C) (nats).
+
+    Args:
+        label_smoothing: share of the target that is spread over the classes, in [0, 1); for (B, C) only.
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        non_negative("label_smoothing", self.label_smoothing)
+        fraction("1 - label_smoothing", 1 - self.label_smoothing)
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if outputs.dim() == 2 and outputs.shape[1] > 1:
+            return cross_entropy(outputs, batch["y"], reduction="none", label_smoothing=self.label_smoothing)
+        return LogisticLoss()(outputs, batch)
+
+
+@dataclass(frozen=True)
+class SquaredLoss(Quantity):
+    """``(output - y)^2``, summed over the outputs of a sample."""
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        residual = outputs.reshape(len(outputs), -1) - batch["y"].to(outputs.dtype).reshape(len(outputs), -1)
+        return residual.square().sum(1)
+
+
+@dataclass(frozen=True)
+class MultiLabelLoss(Quantity):
+    """Logistic losses of T tasks, (B, T): outputs (B, T) against 0/1 labels ``batch[column]`` of that shape.
+
+    Args:
+        column: of the labels.
+    """
+
+    column: str = "y"
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        labels = batch[self.column]
+        if labels.shape != outputs.shape:
+            raise DataError(
+                f"outputs have shape {tuple(outputs.shape)}, the labels `{self.column}` {tuple(labels.shape)}: both "
+                "must be (B, T). Give the network one output per task."
+            )
+        return binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")

@@ -1,0 +1,126 @@
+"""Pictures of constrained training: objective and worst violation, every constraint."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fcco_lightning.pictures.style import (
+    OTHER_SPLIT,
+    SPLIT_STYLES,
+    History,
+    label_epochs,
+    line_of,
+    lines_by_split,
+    new_figure,
+    row_of_axes,
+    save,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CONSTRAINT_PREFIX = "h/"
+MINUS = "\N{MINUS SIGN}"  # as on the axes; a hyphen is too short to be seen
+
+
+class _Constraint(NamedTuple):
+    """A constraint's name in parts; ``rate`` and ``threshold`` are empty for a name not like ``tpr@-3``."""
+
+    key: str
+    rate: str
+    threshold: float | None
+
+    @property
+    def label(self) -> str:
+        name = self.key.removeprefix(CONSTRAINT_PREFIX)
+        return name if self.threshold is None else f"{self.rate.upper()}, τ = {self.threshold:g}".replace("-", MINUS)
+
+
+def plot_objective_and_violation(history: History, path: str | Path) -> Path | None:
+    """Draw AUC and worst constraint violation (largest h_i) against the epoch, one line a split, side by side.
+
+    Args:
+        history: records with ``auc`` and ``worst_violation``; a panel without any number is left out.
+        path: PNG file to write; its folder is created.
+
+    Returns:
+        The file written, or None if no record holds either number.
+    """
+    panels = [
+        ("auc", "AUC", "Objective: AUC of the raw scores"),
+        ("worst_violation", "largest constraint value, max $h_i$", "Worst constraint violation"),
+    ]
+    shown = [(key, unit, title) for key, unit, title in panels if lines_by_split(history, key)]
+    if not shown:
+        return None
+    figure = new_figure(4.8 * len(shown), 3.7)
+    for axes, (key, unit, title) in zip(row_of_axes(figure, len(shown)), shown, strict=True):
+        for split, line in lines_by_split(history, key).items():
+            color, marker = SPLIT_STYLES.get(split, OTHER_SPLIT)
+            axes.plot(*line, label=split, color=color, marker=marker, markersize=3.5, linewidth=1.6)
+        if key == "worst_violation":
+            _mark_feasible(axes)
+        label_epochs(axes, unit, title)
+        axes.legend(frameon=False)
+    return save(figure, path)
+
+
+def plot_constraints(history: History, path: str | Path, split: str | None = None) -> Path | None:
+    """Draw every constraint value h_i against the epoch on one pair of axes.
+
+    Constraints called ``tpr@<threshold>`` or ``fpr@<threshold>`` are coloured by their threshold, from dark to light;
+    TPR lines are solid, FPR lines dashed.  Other names are solid and coloured by their order.
+
+    Args:
+        history: records with keys ``h/<name>``.
+        path: PNG file to write; its folder is created.
+        split: whose values to draw; None takes ``train``, or else the first split that has any.
+
+    Returns:
+        The file written, or None if that split has no constraint values.
+    """
+    own = _records_with_constraints(history, split)
+    keys = dict.fromkeys(key for record in own for key in record if key.startswith(CONSTRAINT_PREFIX))
+    lines = {key: line for key in keys if (line := line_of(own, key)).values}
+    if not lines:
+        return None
+    figure = new_figure(8.4, 4.4)
+    axes = figure.add_subplot()
+    constraints = sorted(map(_parse, lines), key=lambda c: (c.rate != "tpr", c.rate, c.threshold or 0.0))
+    for constraint, color in zip(constraints, _sequential_colors(constraints), strict=True):
+        dashes, marker = ("--", "x") if constraint.rate == "fpr" else ("-", "o")
+        line = lines[constraint.key]
+        alone = marker if len(line.values) == 1 else None  # one epoch draws no line
+        axes.plot(*line, dashes, color=color, marker=alone, label=constraint.label, linewidth=1.5)
+    _mark_feasible(axes, label="_unlisted")  # an odd entry would push the legend's two columns out of step
+    label_epochs(axes, "constraint value $h_i$ (feasible: at most 0)", f"Constraint values ({own[0]['split']})")
+    # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, ncols=1 + (len(lines) > 10), fontsize=9)
+    return save(figure, path)
+
+
+def _records_with_constraints(history: History, split: str | None) -> History:
+    able = [record for record in history if any(key.startswith(CONSTRAINT_PREFIX) for key in record)]
+    splits = [record["split"] for record in able]
+    chosen = split or ("train" if "train" in splits else next(iter(splits), None))
+    return [record for record in able if record["split"] == chosen]
+
+
+def _parse(key: str) -> _Constraint:
+    found = re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.removeprefix(CONSTRAINT_PREFIX))
+    return _Constraint(key, found[1].lower(), float(found[2])) if found else _Constraint(key, "", None)
+
+
+def _sequential_colors(constraints: Sequence[_Constraint]) -> list[Any]:
+    """Colour a constraint by the rank of its threshold, or of its name; viridis without its pale end."""
+    from matplotlib import colormaps  # noqa: PLC0415 (slow to import, and only needed here)
+
+    levels = sorted({c.threshold for c in constraints if c.threshold is not None})
+    names = [c.key for c in constraints if c.threshold is None]
+    ranks = [names.index(c.key) if c.threshold is None else levels.index(c.threshold) for c in constraints]
+    return [colormaps["viridis"](0.9 * rank / max(1, *ranks)) for rank in ranks]
+
+
+def _mark_feasible(axes: "Axes", label: str = "feasible: $h \\leq 0$") -> None:
+    axes.axhline(0, color="0.35", linestyle="--", linewidth=1.1, label=label, zorder=1)

@@ -1,0 +1,91 @@
+"""What all pictures share: palette, lines against epochs, frames, PNG files.
+
+A *history* is a list of records, one an epoch and split, as logged at the end of the epoch::
+
+    {"epoch": 0, "split": "train", "auc": 0.89, "worst_violation": 0.02, "h/tpr@-3": -0.004, "h/fpr@2": 0.02}
+
+All keys but ``epoch`` and ``split`` are optional.  A picture whose numbers are absent is skipped (the function returns
+None).  An absent or None value is passed over, one that is not finite leaves a hole in its line.
+
+Figures are made without pyplot, so no global state or display is touched, and matplotlib is imported only when a
+picture is drawn.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+History: TypeAlias = Sequence[Mapping[str, Any]]
+"""Records of a run, see the module."""
+
+DPI = 130
+# Okabe & Ito's palette, told apart under the common colour blindnesses; markers differ too, for print in grey.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+SPLIT_STYLES = {"train": (BLUE, "o"), "val": (VERMILION, "s"), "test": (GREEN, "^")}
+OTHER_SPLIT = (PURPLE, "D")
+
+
+class Line(NamedTuple):
+    """Values against epochs, in order."""
+
+    epochs: list[int]
+    values: list[float]
+
+
+def line_of(records: History, key: str) -> Line:
+    """Collect ``key`` over the epochs; empty without any finite value."""
+    rows = sorted((record for record in records if record.get(key) is not None), key=lambda record: record["epoch"])
+    # An infinity would stretch the axis beyond use; matplotlib leaves a hole at a NaN.
+    values = [value if math.isfinite(value := float(record[key])) else math.nan for record in rows]
+    return Line([], []) if all(map(math.isnan, values)) else Line([record["epoch"] for record in rows], values)
+
+
+def lines_by_split(history: History, key: str) -> dict[str, Line]:
+    """The lines of ``key``, a split each; without those that have no finite value."""
+    splits = dict.fromkeys(record["split"] for record in history)
+    lines = {split: line_of([r for r in history if r["split"] == split], key) for split in splits}
+    return {split: line for split, line in lines.items() if line.values}
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of that size in inches, which keeps its parts from overlapping."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def row_of_axes(figure: "Figure", count: int) -> list["Axes"]:
+    """Panels side by side."""
+    return list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def quiet_frame(axes: "Axes") -> None:
+    """A light grid behind, no frame above and to the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+
+
+def label_epochs(axes: "Axes", unit: str, title: str) -> None:
+    """Whole epochs on the x-axis."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 (slow to import)
+
+    axes.set(xlabel="epoch", ylabel=unit, title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    quiet_frame(axes)
+
+
+def save(figure: "Figure", path: str | Path) -> Path:
+    """Write the PNG; its folder is created."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=DPI, format="png")
+    return target

@@ -1,0 +1,83 @@
+"""Against a general solver: scipy's linear programming and SLSQP."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog, minimize
+
+from fcco_lightning import CappedSimplex, ConfigError
+
+SIZES_AND_ALPHAS = [(1, 1.0), (5, 0.2), (5, 0.3), (5, 1.0), (7, 0.5), (8, 0.25), (8, 1 / 8), (83, 0.1), (83, 0.15)]
+
+
+def members(n, alpha, q):
+    assert q.min() >= 0
+    assert q.max() <= 1 / (alpha * n) * (1 + 1e-12)
+    assert q.sum() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "alpha"), SIZES_AND_ALPHAS)
+def test_worst_case_is_the_linear_programs(n, alpha):
+    risks = np.random.default_rng(n).normal(size=n)
+    q = CappedSimplex(alpha).worst_case(torch.from_numpy(risks)).numpy()
+    members(n, alpha, q)
+    best = linprog(-risks, A_eq=np.ones((1, n)), b_eq=[1], bounds=[(0, 1 / (alpha * n))] * n)
+    assert q @ risks == pytest.approx(-best.fun, abs=1e-9)
+
+
+@pytest.mark.parametrize(("n", "alpha"), SIZES_AND_ALPHAS)
+def test_no_member_is_nearer_than_the_projection(n, alpha):
+    random = np.random.default_rng(n)
+    for scale in (0.01, 1.0, 100.0):
+        v = random.normal(size=n) * scale
+        q = CappedSimplex(alpha).project(torch.from_numpy(v)).numpy()
+        members(n, alpha, q)
+        # optimal iff <v - q, p - q> <= 0 for every member p; the largest is a linear program
+        best = linprog(-(v - q), A_eq=np.ones((1, n)), b_eq=[1], bounds=[(0, 1 / (alpha * n))] * n)
+        assert -best.fun - (v - q) @ q <= 1e-9 * max(1, scale)
+
+
+@pytest.mark.parametrize(("n", "alpha"), SIZES_AND_ALPHAS)
+def test_no_member_has_a_smaller_divergence_than_the_kl_projection(n, alpha):
+    random = np.random.default_rng(n)
+    for scale in (0.01, 1.0, 5.0):
+        log_p = random.normal(size=n) * scale + random.normal()
+        q = CappedSimplex(alpha).project_kl(torch.from_numpy(log_p)).numpy()
+        members(n, alpha, q)
+        gradient = np.log(np.maximum(q, 1e-300)) - log_p
+        best = linprog(gradient, A_eq=np.ones((1, n)), b_eq=[1], bounds=[(0, 1 / (alpha * n))] * n)
+        assert gradient @ q - best.fun <= 1e-8 * max(1, scale)
+
+
+def test_kl_projection_of_three_by_hand_and_by_slsqp():
+    p = np.array([0.7, 0.2, 0.1])
+    q = CappedSimplex(alpha=2 / 3).project_kl(torch.from_numpy(np.log(p))).numpy()
+    assert q == pytest.approx([0.5, 1 / 3, 1 / 6])  # the cap is 1/2, the others share the rest as 2 to 1
+    found = minimize(
+        lambda x: (x * np.log(x / p)).sum(),
+        np.full(3, 1 / 3),
+        bounds=[(1e-9, 0.5)] * 3,
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1},
+    )
+    assert q == pytest.approx(found.x, abs=1e-3)
+
+
+@pytest.mark.parametrize("shift", [-5000.0, 0.0, 5000.0])
+def test_kl_projection_of_weights_of_any_size(shift):
+    log_p = torch.tensor([0.0, -1.0, -800.0, -2.0], dtype=torch.float64) + shift
+    q = CappedSimplex(alpha=0.5).project_kl(log_p)  # cap 1/2
+    assert q.tolist() == pytest.approx(
+        [0.5, 0.5 * np.exp(-1) / (np.exp(-1) + np.exp(-2)), 0, 0.5 * 0.26894142], abs=1e-8
+    )
+
+
+@pytest.mark.parametrize("alpha", [0, -0.1, 1.5, float("nan"), "x"])
+def test_alpha_outside_its_interval_is_refused(alpha):
+    with pytest.raises(ConfigError, match="alpha must lie in"):
+        CappedSimplex(alpha)
+
+
+def test_less_than_one_group_is_refused():
+    CappedSimplex(1 / 3).check(3)
+    with pytest.raises(ConfigError, match=r"alpha=0.1 of 5 groups is 0.5 of a group"):
+        CappedSimplex(0.1).check(5)

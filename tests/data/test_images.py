@@ -1,0 +1,238 @@
+import io
+import random
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import ColorJitter, Compose, RandomHorizontalFlip, ToTensor
+
+from fcco_lightning.data.images import ImageColumn, ImageTable, image_transform
+from fcco_lightning.data.loader import ResumableLoader
+from fcco_lightning.data.samplers import UniformBatches
+from fcco_lightning.errors import ConfigError, DataError
+
+ROWS = 12
+PLAIN = ToTensor()
+
+
+def pixels(i):
+    return np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path):
+    for i in range(ROWS):
+        Image.fromarray(pixels(i)).save(tmp_path / f"{i}.png")
+    return [f"{i}.png" for i in range(ROWS)]
+
+
+@pytest.fixture
+def make(files, tmp_path):
+    def table(transform=PLAIN, images=files, **options):
+        return ImageTable(images, {"y": torch.arange(len(images)) % 2}, transform, root=tmp_path, **options)
+
+    return table
+
+
+def as_bytes(i, kind="PNG"):
+    stream = io.BytesIO()
+    Image.fromarray(pixels(i)).save(stream, kind)
+    return stream.getvalue()
+
+
+def test_decodes_paths_bytes_dicts_and_images(make, tmp_path):
+    images = ["0.png", tmp_path / "1.png", as_bytes(2), {"bytes": as_bytes(3), "path": None}, {"path": "4.png"}]
+    images.append(Image.fromarray(pixels(5)))
+    table = make(images=images)
+    for i in range(len(images)):
+        sample = table[i]
+        assert torch.equal(sample["x"], torch.from_numpy(pixels(i)).permute(2, 0, 1) / 255)
+        assert (int(sample["y"]), int(sample["index"])) == (i % 2, i)
+    assert sample["x"].dtype == torch.float32
+
+
+def test_converts_to_three_channels_and_turns():
+    grey = Image.new("L", (4, 2), 51)
+    palette = Image.new("RGBA", (4, 2), (255, 0, 0, 128)).convert("P")
+    turned = Image.new("RGB", (4, 2))
+    exif = turned.getexif()
+    exif[274] = 6  # a quarter turn
+    stream = io.BytesIO()
+    turned.save(stream, "JPEG", exif=exif)
+    table = ImageTable([grey, palette, stream.getvalue()], {"y": torch.zeros(3)}, PLAIN)
+    torch.testing.assert_close(table[0]["x"], torch.full((3, 2, 4), 0.2))
+    assert table[1]["x"].shape == (3, 2, 4)
+    assert table[2]["x"].shape == (3, 4, 2)
+
+
+def test_refuses_sixteen_bits():
+    table = ImageTable([Image.new("I;16", (2, 2), 300)], {"y": torch.zeros(1)}, PLAIN)
+    with pytest.raises(DataError, match=r"mode is 'I;16', but only images of 8 bits"):
+        table[0]
+
+
+def test_columns_of_datasets_in_memory_and_on_disk(make, tmp_path):
+    images = [Image.fromarray(pixels(i)) for i in range(ROWS)]
+    features = datasets.Features({"picture": datasets.Image(), "y": datasets.Value("int64")})
+    memory = datasets.Dataset.from_dict({"picture": images, "y": list(range(ROWS))}, features=features)
+    memory.save_to_disk(str(tmp_path / "saved"))
+    for dataset in memory, datasets.load_from_disk(str(tmp_path / "saved")):
+        column = ImageColumn(dataset, "picture").take(torch.tensor([7, 2]))
+        assert len(column) == 2
+        assert torch.equal(make(images=column)[0]["x"], make()[7]["x"])
+        assert torch.equal(make(images=column)[1]["x"], make()[2]["x"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_missing_and_corrupt_images_name_file_and_row(make, tmp_path, workers):
+    (tmp_path / "3.png").write_bytes(as_bytes(3)[:60])
+    (tmp_path / "5.png").unlink()
+    with pytest.raises(DataError, match=r"Row 3: the image '.*3.png' cannot be read.*corrupt='blank'"):
+        make()[3]
+    with pytest.raises(DataError, match=r"Row 5: the image '.*5.png' cannot be read \(FileNotFoundError"):
+        make()[5]
+    with pytest.raises(DataError, match=r"Row 0: the image <bytes> cannot be read"):
+        make(images=[b"no image"])[0]
+    with pytest.raises(DataError, match=r"Row [35]: "):
+        list(ResumableLoader(make(), UniformBatches(ROWS, 4), num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:Row")
+def test_blank_images_keep_the_rows_and_are_counted(make, tmp_path, workers):
+    (tmp_path / "3.png").write_bytes(b"")
+    (tmp_path / "5.png").unlink()
+    table = make(image_transform(8, mean=(0, 0, 0), std=(1, 1, 1)), corrupt="blank")
+    for _ in range(2):
+        for batch in ResumableLoader(table, UniformBatches(ROWS, 4), num_workers=workers):
+            black = [int(i) for i, x in zip(batch["index"], batch["x"], strict=True) if not x.any()]
+            assert set(black) == {3, 5} & set(batch["index"].tolist())
+    assert table.num_blank == 2
+
+
+def test_warns_at_the_first_blank_image_only(make, tmp_path, recwarn):
+    for name in "3.png", "5.png":
+        (tmp_path / name).unlink()
+    table = make(corrupt="blank")
+    with pytest.warns(UserWarning, match=r"Row 5: the image '.*5.png' cannot be read.*black one"):
+        table[5]
+    table[3]
+    assert not recwarn.list
+
+
+def noise(image):
+    """A transform that draws from all three global generators."""
+    return PLAIN(image) + torch.rand(3, 8, 8) + random.gauss() + np.random.rand()
+
+
+@pytest.mark.parametrize("transform", [noise, Compose([RandomHorizontalFlip(), ColorJitter(0.5, 0.5), PLAIN])])
+def test_random_transforms_depend_on_seed_epoch_and_row_only(make, transform):
+    table, other = make(transform, seed=0), make(transform, seed=0)
+    first = [table[i]["x"] for i in range(ROWS)]
+    backwards = [other[i]["x"] for i in reversed(range(ROWS))][::-1]
+    assert all(torch.equal(a, b) for a, b in zip(first, backwards, strict=True))
+    other.set_epoch(1)
+    assert not any(torch.equal(other[i]["x"], first[i]) for i in range(ROWS))
+    assert not any(torch.equal(make(transform, seed=1)[i]["x"], first[i]) for i in range(ROWS))
+    same = [Image.new("RGB", (8, 8), (90, 120, 150))] * 2
+    twice = make(noise, images=same, seed=0)
+    assert not torch.equal(twice[0]["x"], twice[1]["x"])
+
+
+def test_the_global_random_states_stay(make):
+    table = make(noise, seed=0)
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    expected = torch.rand(1), random.gauss(), np.random.rand()
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    table[0]
+    assert (torch.rand(1), random.gauss(), np.random.rand()) == expected
+
+
+def batches_of(table, workers, epochs=3, state=None, stop=None, **options):
+    """(epoch, rows, images) of the epochs, or of the batches up to ``stop`` with the loader's state behind them."""
+    loader = ResumableLoader(table, UniformBatches(ROWS, 4, seed=1), num_workers=workers, **options)
+    first = 0
+    if state:
+        loader.load_state_dict(state)
+        first = state["epoch"]
+    seen = []
+    for epoch in range(first, epochs):
+        loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            seen.append((epoch, batch["index"].tolist(), batch["x"]))
+            if len(seen) == stop:
+                return seen, loader.state_dict()
+    return seen
+
+
+def same(left, right):
+    return len(left) == len(right) and all(
+        a[:2] == b[:2] and torch.equal(a[2], b[2]) for a, b in zip(left, right, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_augmentation_follows_the_epochs_in_any_worker(make, workers, persistent):
+    reference = batches_of(make(noise, seed=0), 0)
+    assert same(batches_of(make(noise, seed=0), workers, persistent_workers=persistent), reference)
+    row = {epoch: x[rows.index(3)] for epoch, rows, x in reference if 3 in rows}
+    assert len(row) == 3
+    assert not torch.equal(row[0], row[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resuming_within_an_epoch_goes_on_with_the_same_augmentation(make, workers):
+    whole = batches_of(make(noise, seed=0), workers)
+    before, state = batches_of(make(noise, seed=0), workers, stop=4)
+    assert (state["epoch"], state["given"]) == (1, 1)
+    assert same(before + batches_of(make(noise, seed=0), workers, state=state), whole)
+
+
+def test_evaluation_transform_resizes_crops_and_normalises():
+    image = Image.new("RGB", (40, 20), (255, 0, 0))
+    image.paste((0, 0, 255), (0, 0, 8, 20))  # far to the left of the central square
+    x = image_transform(16, mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 0.5), crop_pct=1.0)(image)
+    torch.testing.assert_close(x, torch.tensor([1.0, -2.0, -1.0]).reshape(3, 1, 1).expand(3, 16, 16))
+
+
+def test_augment_options_reach_timm():
+    image = Image.new("RGB", (8, 8))
+    image.paste((255, 255, 255), (0, 0, 4, 8))
+    flipped = image_transform(
+        8,
+        (0, 0, 0),
+        (1, 1, 1),
+        augment={"no_aug": False, "scale": [1, 1], "ratio": [1, 1], "hflip": 1.0, "color_jitter": 0.0},
+    )
+    torch.testing.assert_close(flipped(image), PLAIN(image).flip(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "image_size"),
+        ({"crop_pct": 1.5}, "crop_pct"),
+        ({"std": (1, 1, 0)}, "std > 0"),
+        ({"mean": (0,)}, "3 numbers"),
+        ({"augment": {"no_such": 1}}, "no_such"),
+        ({"interpolation": "no_such"}, "no_such"),
+    ],
+)
+def test_transform_rejects(options, message):
+    with pytest.raises(ConfigError, match=message):
+        image_transform(**({"size": 8} | options))
+
+
+def test_rejects(make):
+    with pytest.raises(ConfigError, match="corrupt must be"):
+        make(corrupt="skip")
+    with pytest.raises(DataError, match="one row per image and no 'x', got 1 images and 2 rows"):
+        ImageTable(["a.png"], {"y": torch.zeros(2)}, PLAIN)
+    with pytest.raises(IndexError):
+        make()[ROWS]

@@ -1,0 +1,207 @@
+import pandas as pd
+import pytest
+from PIL import Image
+
+from fcco_lightning.data import layouts
+from fcco_lightning.errors import DataError
+
+
+def picture(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8)).save(path)
+
+
+# -------------------------------------------------------------------------------------------------------------- CelebA
+
+MARKS = {"000001.jpg": (-1, 1, 1), "000002.jpg": (1, -1, 1), "000003.jpg": (-1, -1, -1)}
+
+
+def celeba_text(root, images="img_align_celeba", partition=True):
+    for name in MARKS:
+        picture(root / images / name)
+    rows = [f"{name} {' '.join(f'{mark:>2}' for mark in marks)}" for name, marks in MARKS.items()]
+    (root / "list_attr_celeba.txt").write_text("\n".join(["3", "Blond_Hair Male Young ", *rows]) + "\n")
+    if partition:
+        (root / "list_eval_partition.txt").write_text("000003.jpg 2\n000001.jpg 0\n000002.jpg 1\n")
+    return root
+
+
+def celeba_kaggle(root):
+    for name in MARKS:
+        picture(root / "img_align_celeba" / "img_align_celeba" / name)
+    rows = [",".join([name, *map(str, marks)]) for name, marks in MARKS.items()]
+    (root / "list_attr_celeba.csv").write_text("\n".join(["image_id,Blond_Hair,Male,Young", *rows]))
+    (root / "list_eval_partition.csv").write_text("image_id,partition\n000001.jpg,0\n000002.jpg,1\n000003.jpg,2\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("write", "images"),
+    [(celeba_text, "img_align_celeba"), (celeba_kaggle, "img_align_celeba/img_align_celeba")],
+)
+def test_celeba(tmp_path, write, images):
+    frame = layouts.celeba(write(tmp_path))
+    expected = pd.DataFrame(
+        {
+            "file": [f"{images}/00000{i}.jpg" for i in (1, 2, 3)],
+            "Blond_Hair": [0, 1, 0],
+            "Male": [1, 0, 0],
+            "Young": [1, 1, 0],
+            "split": ["train", "val", "test"],
+        }
+    )
+    pd.testing.assert_frame_equal(frame, expected, check_dtype=False, check_names=False)
+    assert (tmp_path / frame["file"][0]).is_file()
+
+
+def test_celeba_without_a_partition_has_no_split(tmp_path):
+    assert "split" not in layouts.celeba(celeba_text(tmp_path, partition=False))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("list_attr_celeba.txt", "4\nMale\n000001.jpg 1\n", "announces '4' images in its first line and lists 1"),
+        ("list_attr_celeba.txt", "1\nMale\n000001.jpg 2\n", "must hold -1 or 1.*but 1 cells"),
+        ("list_attr_celeba.txt", "2\nA B\n000001.jpg 1\n000002.jpg 1 1\n", "must hold -1 or 1|cannot be read"),
+        ("list_attr_celeba.txt", "", "cannot be read"),
+        ("list_eval_partition.txt", "000001.jpg 0\n000002.jpg 1\n", "must give every row one of the splits.*1 rows"),
+        ("list_eval_partition.txt", "000001.jpg 0\n000002.jpg 1\n000003.jpg 7\n", "have none or .*7"),
+    ],
+)
+def test_celeba_refuses(tmp_path, file, text, message):
+    celeba_text(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(DataError, match=message):
+        layouts.celeba(tmp_path)
+
+
+def test_celeba_says_what_is_missing_and_where_it_looked(tmp_path):
+    with pytest.raises(DataError, match=r"root='.*nowhere': no such folder.*layout of CelebA"):
+        layouts.celeba(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"There is no '.*list_attr_celeba.txt' nor '.*list_attr_celeba.csv'.*Expected"):
+        layouts.celeba(tmp_path)
+    celeba_text(tmp_path)
+    (tmp_path / "img_align_celeba" / "000001.jpg").unlink()
+    with pytest.raises(DataError, match=r"There is no '.*img_align_celeba/000001.jpg'"):
+        layouts.celeba(tmp_path)
+    (tmp_path / "list_attr_celeba.txt").unlink()
+    (tmp_path / "list_attr_celeba.csv").write_text("name,Male\n000001.jpg,1\n")
+    with pytest.raises(DataError, match=r"lacks the columns \['image_id'\]; it has \['Male', 'name'\]"):
+        layouts.celeba(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------- Camelyon17
+
+
+def camelyon(root, rows):
+    header = ",patient,node,x_coord,y_coord,tumor,slide,center,split\n"
+    (root / "metadata.csv").write_text(header + "".join(f"{i},{row}\n" for i, row in enumerate(rows)))
+    picture(root / "patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png")
+    return root
+
+
+def test_camelyon17(tmp_path):
+    # the first line of the real table, and one row of every part
+    rows = ["004,4,3328,21792,1,0,0,0", "017,1,32,64,0,12,1,0", "040,2,1,2,1,25,2,1", "061,0,5,6,0,30,3,1"]
+    frame = layouts.camelyon17(camelyon(tmp_path, rows))
+    assert (tmp_path / frame["file"][0]).is_file()
+    assert frame["file"][3] == "patches/patient_061_node_0/patch_patient_061_node_0_x_5_y_6.png"
+    assert frame["split"].tolist() == ["train", "val", "test", "id_val"]
+    assert frame["tumor"].tolist() == [1, 0, 1, 0]
+    assert frame[["center", "slide"]].to_numpy().tolist() == [[0, 0], [1, 12], [2, 25], [3, 30]]
+
+
+def test_camelyon17_refuses(tmp_path):
+    with pytest.raises(DataError, match=r"There is no '.*metadata.csv'.*layout of WILDS' camelyon17_v1.0"):
+        layouts.camelyon17(tmp_path)
+    with pytest.raises(DataError, match=r"must give every row one of the splits \[0, 1\].*5"):
+        layouts.camelyon17(camelyon(tmp_path, ["004,4,3328,21792,1,0,0,5"]))
+    with pytest.raises(DataError, match="has no rows"):
+        layouts.camelyon17(camelyon(tmp_path, []))
+    (tmp_path / "metadata.csv").write_text(",patient,node\n0,004,4\n")
+    with pytest.raises(DataError, match=r"lacks the columns \['x_coord', 'y_coord', 'tumor'"):
+        layouts.camelyon17(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------------- Amazon
+
+REVIEWS = """"reviewerID","asin","overall","reviewText","summary","category","reviewYear"
+"A1","B1",5.0,"Good, and ""cheap"".","x","Books",2014
+"A2","B2",1.0,"NA","x","Books",2015
+"A1","B3",3.0,"","x","Electronics",2016
+"A3","B4",4.0,"unused","x","Electronics",2016
+"""
+
+
+def amazon(root, codes=(0, 1, 4, -1)):
+    (root / "reviews.csv").write_text(REVIEWS)
+    (root / "splits").mkdir(exist_ok=True)
+    (root / "splits" / "user.csv").write_text("\n".join(["split", *map(str, codes)]))
+    return root
+
+
+def test_amazon(tmp_path):
+    frame = layouts.amazon(amazon(tmp_path))
+    assert frame["text"].tolist() == ['Good, and "cheap".', "NA", ""]
+    assert frame["stars"].tolist() == [5, 1, 3]
+    assert frame["user"].tolist() == ["A1", "A2", "A1"]
+    assert frame["split"].tolist() == ["train", "val", "id_test"]
+    assert frame["category"].tolist() == ["Books", "Books", "Electronics"]
+
+
+def test_amazon_codes_of_splits_are_those_of_wilds(tmp_path):
+    assert layouts.amazon(amazon(tmp_path, (0, 1, 2, 3)))["split"].tolist() == ["train", "val", "id_val", "test"]
+
+
+def test_amazon_refuses(tmp_path):
+    with pytest.raises(DataError, match=r"There is no '.*reviews.csv'.*amazon_v2.1"):
+        layouts.amazon(tmp_path)
+    with pytest.raises(DataError, match=r"has 4 reviews but '.*user.csv' has 2 rows"):
+        layouts.amazon(amazon(tmp_path, (0, 1)))
+    with pytest.raises(DataError, match=r"one of the splits.*9"):
+        layouts.amazon(amazon(tmp_path, (0, 1, 2, 9)))
+    (tmp_path / "reviews.csv").write_text('"asin"\n"B1"\n')
+    with pytest.raises(DataError, match=r"lacks the columns.*'reviewText'"):
+        layouts.amazon(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------------- folder
+
+
+def test_folder(tmp_path):
+    picture(tmp_path / "images" / "a.png")
+    table = pd.DataFrame(
+        {"file_name": ["images/a.png", "images/b.png"], "label": ["x", "y"], "split": ["train", "val"]}
+    )
+    table.to_csv(tmp_path / "metadata.csv", index=False)
+    table.to_parquet(tmp_path / "metadata.parquet")
+    for name in "metadata.csv", "metadata.parquet":
+        frame = layouts.folder(tmp_path, name)
+        pd.testing.assert_frame_equal(frame, table.rename(columns={"file_name": "file"}), check_dtype=False)
+
+
+def test_folder_of_splits(tmp_path):
+    for part in "test", "validation", "train":
+        picture(tmp_path / part / f"{part}.png")
+        pd.DataFrame({"path": [f"{part}.png"], "label": [1]}).to_csv(tmp_path / part / "metadata.csv", index=False)
+    frame = layouts.folder(tmp_path, file_column="path")
+    assert frame["split"].tolist() == ["train", "val", "test"]
+    assert all((tmp_path / file).is_file() for file in frame["file"])
+
+
+def test_folder_refuses(tmp_path):
+    with pytest.raises(
+        DataError, match=r"There is no '.*metadata.csv' nor '.*train/metadata.csv'.*Expected is a folder"
+    ):
+        layouts.folder(tmp_path)
+    pd.DataFrame({"file_name": ["a.png"], "file": ["b"]}).to_csv(tmp_path / "metadata.csv", index=False)
+    with pytest.raises(DataError, match="has both 'file_name' and 'file'"):
+        layouts.folder(tmp_path)
+    with pytest.raises(DataError, match=r"file_column='filename' is not a column of .*Did you mean 'file_name'"):
+        layouts.folder(tmp_path, file_column="filename")
+    with pytest.raises(DataError, match=r"There is no '.*b'"):
+        layouts.folder(tmp_path, file_column="file")
+    (tmp_path / "metadata.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match="is not a readable table"):
+        layouts.folder(tmp_path, "metadata.parquet")

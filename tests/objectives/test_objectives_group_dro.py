@@ -1,0 +1,197 @@
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
+
+from fcco_lightning import (
+    ChiSquareGroupDRO,
+    ConfigError,
+    CVaRGroupDRO,
+    DataError,
+    KLGroupDRO,
+    MultiLabelLoss,
+    MultiTaskGroupDRO,
+    Quantity,
+    WorstGroupDRO,
+)
+
+RISKS = np.array([0.3, 1.1, 0.7, 0.2, 2.0, 0.9, 0.4])
+N = len(RISKS)
+
+
+class Given(Quantity):
+    """The output is the loss."""
+
+    def __call__(self, outputs, batch):
+        return outputs
+
+
+def batch(groups):
+    return {"group": torch.as_tensor(groups)}
+
+
+def value(objective, risks=RISKS):
+    """F at the objective's threshold."""
+    outputs, groups = torch.from_numpy(risks), batch(range(len(risks)))
+    index, inner = objective.inner(outputs, groups)
+    assert index.tolist() == list(range(len(risks)))
+    return (objective.direct(outputs, groups) + objective.outer.value(inner).mean()).item()
+
+
+def least(objective):
+    """min over the threshold, by scipy."""
+
+    def at(threshold):
+        with torch.no_grad():
+            objective.threshold.fill_(threshold)
+        return value(objective)
+
+    objective.double()
+    return minimize_scalar(at, bounds=(-20, 20), method="bounded", options={"xatol": 1e-10}).fun
+
+
+def mean_of_worst(risks, alpha):
+    count = alpha * len(risks)
+    weights = np.clip(count - np.arange(len(risks)), 0, 1)
+    return (weights * np.sort(risks)[::-1]).sum() / count
+
+
+def worst_over_q(penalty):
+    """max_q <q, R> - penalty(q) over the simplex, by exponentiated gradient from many starts: here by SLSQP."""
+    from scipy.optimize import minimize
+
+    found = minimize(
+        lambda q: penalty(q) - q @ RISKS,
+        np.full(N, 1 / N),
+        bounds=[(1e-12, 1)] * N,
+        constraints={"type": "eq", "fun": lambda q: q.sum() - 1},
+        options={"ftol": 1e-14, "maxiter": 1000},
+    )
+    return -found.fun
+
+
+@pytest.mark.parametrize("alpha", [1 / N, 0.3, 0.5, 1.0])
+def test_least_cvar_over_the_threshold_is_the_mean_of_the_worst(alpha):
+    objective = CVaRGroupDRO(alpha, Given(), N)
+    assert least(objective) == pytest.approx(mean_of_worst(RISKS, alpha), abs=1e-6)
+    q = objective.ambiguity.worst_case(torch.from_numpy(RISKS)).numpy()
+    assert q @ RISKS == pytest.approx(mean_of_worst(RISKS, alpha))
+
+
+def test_worst_group_is_the_maximum():
+    assert least(WorstGroupDRO(Given(), N)) == pytest.approx(RISKS.max(), abs=1e-6)
+
+
+@pytest.mark.parametrize("lam0", [0.3, 1.0, 10.0])
+@pytest.mark.parametrize("half", [True, False])
+def test_chi_square_is_the_penalised_worst_case(lam0, half):
+    def penalty(q):
+        return lam0 * ((N * q - 1) ** 2).mean() / (2 if half else 1)
+
+    assert least(ChiSquareGroupDRO(lam0, half, Given(), N)) == pytest.approx(worst_over_q(penalty), abs=1e-5)
+
+
+@pytest.mark.parametrize("lam0", [0.3, 1.0, 10.0])
+def test_kl_is_the_penalised_worst_case_and_a_soft_maximum(lam0):
+    found = least(KLGroupDRO(lam0, Given(), N))
+    assert found == pytest.approx(lam0 * (logsumexp(RISKS / lam0) - np.log(N)), abs=1e-6)
+    assert found == pytest.approx(worst_over_q(lambda q: lam0 * (q * np.log(N * q)).sum()), abs=1e-5)
+
+
+def test_risks_are_the_means_by_group():
+    losses, groups = torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True), batch([5, 1, 5, 1])
+    index, risks = CVaRGroupDRO(0.5, Given(), 6).risks(losses, groups)
+    assert index.tolist() == [1, 5]
+    assert risks.tolist() == [[5.0], [2.5]]
+    risks[1].sum().backward()
+    assert losses.grad.tolist() == [0.5, 0, 0.5, 0]
+
+
+@pytest.mark.parametrize("make", [lambda: CVaRGroupDRO(0.2), WorstGroupDRO, ChiSquareGroupDRO, KLGroupDRO])
+def test_number_of_groups_comes_from_the_data(make):
+    class Data:
+        num_groups = 5
+
+    objective = make()
+    with pytest.raises(ConfigError, match="does not know the number of groups"):
+        objective.num_rows(100)
+    objective.adapt(Data())
+    assert objective.num_rows(100) == 5
+    Data.num_groups = 6
+    with pytest.raises(ConfigError, match="num_groups=5 .* but the data has 6"):
+        objective.adapt(Data())
+
+
+def test_worst_group_and_the_cap_follow_the_number_of_groups():
+    class Data:
+        num_groups = 5
+
+    objective = WorstGroupDRO()
+    objective.adapt(Data())
+    assert objective.outer.rho == 5
+    with pytest.raises(ConfigError, match="alpha=0.1 of 5 groups"):
+        CVaRGroupDRO(0.1).adapt(Data())
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 1.01])
+def test_alpha_outside_its_interval_is_refused(alpha):
+    with pytest.raises(ConfigError, match="alpha must lie in"):
+        CVaRGroupDRO(alpha)
+
+
+@pytest.mark.parametrize(("groups", "wrong"), [([0, 3], 3), ([-1, 0], -1)])
+def test_labels_out_of_range_are_named(groups, wrong):
+    with pytest.raises(DataError, match=rf"0..2, got {wrong} at batch position {groups.index(wrong)}"):
+        CVaRGroupDRO(0.5, Given(), 3).inner(torch.ones(2), batch(groups))
+
+
+def test_batches_without_groups_are_refused():
+    with pytest.raises(DataError, match="needs the column `group`"):
+        CVaRGroupDRO(0.5, Given(), 3).inner(torch.ones(2), {"y": torch.ones(2)})
+
+
+def test_objectives_without_a_max_form_say_so():
+    with pytest.raises(ConfigError, match="ChiSquareGroupDRO is not a maximum over weights"):
+        ChiSquareGroupDRO(1.0).max_form()
+
+
+# ---- tasks x groups
+
+
+def tasks_batch(tasks=3, groups=2, count=40):
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(count, tasks, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(2, (count, tasks), generator=generator)
+    return outputs, {"group": torch.arange(count) % groups, "y": labels}
+
+
+def test_tasks_by_groups_is_the_loop():
+    outputs, data = tasks_batch()
+    losses = torch.log1p(torch.exp(outputs * (1 - 2 * data["y"])))
+    expected = [[losses[data["group"] == j, i].mean().item() for j in range(2)] for i in range(3)]
+    objective = MultiTaskGroupDRO(3, MultiLabelLoss(), num_groups=2)
+    index, values = objective.inner(outputs, data)
+    assert (objective.num_rows(40), objective.width) == (3, 2)
+    assert index.tolist() == [0, 1, 2]
+    assert values.tolist() == [pytest.approx(row) for row in expected]
+    assert objective.outer.value(values).tolist() == pytest.approx([max(row) for row in expected])
+
+
+def test_one_task_per_sample_and_incomplete_rows():
+    losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    data = {"task": torch.tensor([0, 0, 1, 2, 2]), "group": torch.tensor([0, 1, 0, 1, 0])}
+    objective = MultiTaskGroupDRO(3, Given(), "logsumexp", num_groups=2)
+    index, values = objective.inner(losses, data)
+    assert index.tolist() == [0, 2]  # task 1 lacks group 1
+    assert values.tolist() == [[1, 2], [5, 4]]
+    assert objective.outer.value(values).tolist() == pytest.approx(logsumexp([[1, 2], [5, 4]], axis=1).tolist())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"task": torch.tensor([0, 3])}, r"tasks must lie in 0..2"), ({}, "needs the column `task`")],
+)
+def test_bad_tasks_are_refused(change, message):
+    with pytest.raises(DataError, match=message):
+        MultiTaskGroupDRO(3, Given(), num_groups=2).inner(torch.ones(2), {"group": torch.tensor([0, 1])} | change)
