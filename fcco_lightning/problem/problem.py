@@ -131,9 +131,8 @@ class Problem(nn.Module):
             if estimator.convex_only:
                 outer.require_convex(self.algorithm.name)
             if outer.coupled != estimator.dense:
-                use, way = (
-                    ("needs", "objective.max_form()") if estimator.dense else ("cannot use", "the objective itself")
-                )
+                use = "needs" if estimator.dense else "cannot use"
+                way = "objective.max_form()" if estimator.dense else "the objective itself"
                 raise ConfigError(
                     f"{self.algorithm.name} {use} the max form of an objective, the objective is "
                     f"{type(self.objective).__name__}. FCCOModule sees to it; elsewhere pass {way}."

@@ -188,10 +188,9 @@ def test_smooth_divergences(objective, value, algorithm, best):
 
 @pytest.mark.parametrize("name", ["SONEX", "OOA", "SMD"])
 def test_the_worst_group(name, best):
-    make, _, _, groups, options = METHODS[name]
-    options |= {"last": 1e-3 if name == "SONEX" else 0.3}
-    w, average = train(make(), WorstGroupDRO(RidgeLogistic(), GROUPS), 3000, 0.1, groups, **options)
-    assert min(worst(w), worst(average)) <= best[worst] * (1 + 3 * GAP)
+    make, steps, _, groups, options = METHODS[name]
+    w, average = train(make(), WorstGroupDRO(RidgeLogistic(), GROUPS), steps, 0.1, groups, **options)
+    assert min(worst(w), worst(average)) <= best[worst] * (1 + 4 * GAP)
 
 
 # ---- primal-dual steps by hand
@@ -257,7 +256,7 @@ def test_the_wrong_form_is_refused(algorithm, objective, message):
         Problem(objective, [], None, algorithm, len(X))
 
 
-@pytest.mark.parametrize("algorithm", [lambda: SONEX(), lambda: OOA(), lambda: ALEXR()])
+@pytest.mark.parametrize("algorithm", [SONEX, OOA, ALEXR])
 def test_nan_in_one_group_is_named_and_changes_nothing(algorithm):
     engine = engine_for(algorithm(), CVaRGroupDRO(ALPHA, RidgeLogistic(), GROUPS))
     optimizer = torch.optim.SGD(engine.params, lr=0.1)

@@ -119,7 +119,7 @@ def test_number_of_groups_comes_from_the_data(make):
     objective.adapt(Data())
     assert objective.num_rows(100) == 5
     Data.num_groups = 6
-    with pytest.raises(ConfigError, match="num_groups=5 .* but the data has 6"):
+    with pytest.raises(ConfigError, match=r"num_groups=5 .* but the data has 6"):
         objective.adapt(Data())
 
 
@@ -130,7 +130,7 @@ def test_worst_group_and_the_cap_follow_the_number_of_groups():
     objective = WorstGroupDRO()
     objective.adapt(Data())
     assert objective.outer.rho == 5
-    with pytest.raises(ConfigError, match="alpha=0.1 of 5 groups"):
+    with pytest.raises(ConfigError, match=r"alpha=0\.1 of 5 groups"):
         CVaRGroupDRO(0.1).adapt(Data())
 
 
