@@ -25,7 +25,7 @@ import fcco_lightning.estimators
 import fcco_lightning.models
 import fcco_lightning.objectives
 import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning.callbacks import Checkpoints, PredictionWriter, Preemption, Report, StateMonitor
+from fcco_lightning.callbacks import Checkpoints, Diagnostics, PredictionWriter, Preemption, Report, StateMonitor
 from fcco_lightning.callbacks.preemption import INTERRUPTED
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
@@ -67,6 +67,7 @@ class FCCOCLI(LightningCLI):
         parser.add_lightning_class_args(PredictionWriter, "predictions")
         parser.add_lightning_class_args(Preemption, "preemption")
         parser.add_lightning_class_args(StateMonitor, "monitor")
+        parser.add_lightning_class_args(Diagnostics, "diagnostics")
         parser.set_defaults(
             {
                 "checkpoint.save_last": True,

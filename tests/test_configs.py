@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from fcco_lightning.cli import run
 
@@ -12,6 +13,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 ALL_CONFIGS = sorted(CONFIGS.rglob("*.yaml"))
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:The id_val split has no rows"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
 ]
@@ -26,6 +28,8 @@ def adult(rows):
             "workclass": rng.choice(["Private", "State-gov"], rows),
             "education": rng.choice(["Bachelors", "HS-grad"], rows),
             "education-num": rng.integers(1, 16, rows),
+            "marital-status": rng.choice(["Never-married", "Divorced"], rows),
+            "race": rng.choice(["White", "Black", "Other"], rows),
             "hours-per-week": rng.integers(1, 99, rows),
             "sex": rng.choice(["Male", "Female"], rows),
             "income": rng.choice(["<=50K", ">50K"], rows),
@@ -49,7 +53,62 @@ def compas(rows):
     )
 
 
+def celeba_attributes(rows):
+    """Some of the columns of CelebA's attribute table."""
+    names = ["Attractive", "Mouth_Slightly_Open", "Male", "Blond_Hair", "Bald", "Smiling"]
+    return pd.DataFrame(np.random.default_rng(0).integers(0, 2, (rows, 6)).astype(bool), columns=names)
+
+
+def picture(path, i):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (i % 256, 80, 120)).save(path)
+
+
+def celeba(folder):
+    """CelebA's layout: 20 images of each of the 16 groups."""
+    names = ["Attractive", "Blond_Hair", "Male", "Mouth_Slightly_Open"]
+    lines = []
+    for i in range(320):
+        picture(folder / f"img_align_celeba/{i:06}.jpg", i)
+        lines.append(f"{i:06}.jpg " + " ".join(str(2 * (i >> k & 1) - 1) for k in range(4)))
+    (folder / "list_attr_celeba.txt").write_text("\n".join(["320", " ".join(names), *lines]) + "\n")
+
+
+def camelyon17(folder):
+    """The layout of WILDS: 8 training slides, 2 of them also in distribution for validation, and two hospitals more."""
+    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
+    slides = [(k, 3, 0) for k in range(8)] * 6 + [(0, 3, 1), (1, 3, 1)] * 3 + [(12, 1, 0)] * 4 + [(25, 2, 1)] * 4
+    for i, (slide, center, part) in enumerate(slides):
+        lines.append(f"{i},004,4,{i},7,{i // 2 % 2},{slide},{center},{part}")
+        picture(folder / f"patches/patient_004_node_4/patch_patient_004_node_4_x_{i}_y_7.png", i)
+    (folder / "metadata.csv").write_text("\n".join(lines))
+
+
+FOUR_BY_THREE = "[income, sex, {column: race, values: {White: w, Black: b}, other: o}]"  # 12 groups
+SMALL_IMAGES = [
+    "--model.network.name=resnet18", "--model.network.pretrained=false", "--data.image_size=32",
+    "--data.num_workers=0", "--data.groups_per_batch=4", "--data.samples_per_group=3",
+]  # fmt: skip
+
+
+def group_dro_arguments(config, folder):
+    name = config.stem
+    if name.startswith("celeba_attributes"):
+        celeba_attributes(2000).to_parquet(folder / "a.parquet")
+        return [f"--data.train={folder / 'a.parquet'}"]
+    if not name.startswith("adult"):
+        {"celeba": celeba, "camelyon17": camelyon17}[name.split("_")[0]](folder)
+        return [f"--data.root={folder}", *SMALL_IMAGES]
+    adult(600).to_csv(folder / "train.csv", index=False)
+    adult(400).to_csv(folder / "test.csv", index=False)
+    arguments = [f"--data.train={folder / 'train.csv'}", f"--data.pool=[{folder / 'test.csv'}]"]
+    arguments += ["--data.min_size=1", f"--data.group_by={FOUR_BY_THREE}"]
+    return arguments + (["--data.groups_per_batch=12"] if name == "adult_smd" else [])
+
+
 def data_arguments(config, folder):
+    if config.parent.name == "group_dro":
+        return group_dro_arguments(config, folder)
     if config.stem.startswith("synthetic"):
         return ["--data.num_train=400", "--data.num_test=400"]
     make = {"adult": adult, "compas": compas}[config.stem.split("_")[0]]
@@ -65,9 +124,11 @@ def test_there_are_configs_for_every_method_and_data_set():
     methods = ("alexr2", "sonex", "sonx", "sox_squared_hinge", "sgd")
     names = {c.stem for c in ALL_CONFIGS}
     assert {f"{data}_{m}" for data in ("adult", "compas") for m in methods} | {"adult_ungameable"} <= names
+    methods = ("sgd", "sgd_uw", "ooa", "smd", "worst_group_ooa", "bsgd", "sox", "msvr", "sonx", "alexr", "alexr2", "sonex")
+    assert {f"adult_{m}" for m in methods} | {"celeba_sonex", "camelyon17_sonex"} <= names
 
 
-@pytest.mark.parametrize("config", ALL_CONFIGS, ids=lambda c: c.stem)
+@pytest.mark.parametrize("config", ALL_CONFIGS, ids=lambda c: f"{c.parent.name}/{c.stem}")
 def test_trains_two_batches(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.enable_progress_bar=false"]
@@ -76,7 +137,7 @@ def test_trains_two_batches(config, tmp_path, monkeypatch):
     assert list(tmp_path.rglob("report.json"))
 
 
-@pytest.mark.parametrize("config", ALL_CONFIGS, ids=lambda c: c.stem)
+@pytest.mark.parametrize("config", ALL_CONFIGS, ids=lambda c: f"{c.parent.name}/{c.stem}")
 def test_prints_a_config_that_parses_again(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:

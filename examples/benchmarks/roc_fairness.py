@@ -18,15 +18,11 @@ number of runs, and the test split is not looked at.
 import argparse
 import itertools
 import json
-import os
-import statistics
-import sys
-import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-CONFIGS = Path(__file__).parents[2] / "configs/roc_fairness"
+from runs import run_all, seconds, table
+
 METHODS = ("alexr2", "sonex", "sox_squared_hinge", "sonx", "sgd")
 TOLERANCE = 0.005
 COLUMNS = ("train.auc", "train.worst_violation", "train.roc_gap", "test.auc", "test.worst_violation", "test.roc_gap")
@@ -106,60 +102,6 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
-def train(job: dict[str, Any]) -> dict[str, Any]:
-    """One run in its own process; the report with the job's description."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
-    from fcco_lightning.cli import run
-
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["fit", "--config", str(CONFIGS / f"{job['config']}.yaml"), "--seed_everything", str(job["seed"])]
-        arguments += ["--data.seed", str(job["seed"]), "--report.folder", folder, "--report.table", "false"]
-        arguments += ["--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
-        arguments += ["--trainer.default_root_dir", folder, "--checkpoint.save_last", "false"]
-        arguments += [f"--{key}={value}" for key, value in expand(job["overrides"]).items()]
-        with Path(os.devnull).open("w") as silent:
-            stderr, sys.stderr = sys.stderr, silent if not job.get("verbose") else sys.stderr
-            status = run(arguments)
-            sys.stderr = stderr
-        if status:
-            return {**job, "failed": status}
-        report = json.loads((Path(folder) / "report.json").read_text())
-    report.pop("config")
-    for split in ("train", "val", "test"):
-        report.get(split, {}).pop("constraints", None)
-    return {**job, **report}
-
-
-def expand(overrides: dict[str, Any]) -> dict[str, Any]:
-    """``a.b+c: (1, 2)`` as ``a.b: 1, a.c: 2``."""
-    flat: dict[str, Any] = {}
-    for key, value in overrides.items():
-        stem, _, names = key.rpartition(".")
-        if "+" in names:
-            flat.update({f"{stem}.{n}": v for n, v in zip(names.split("+"), value, strict=True)})
-        else:
-            flat[key] = value
-    return flat
-
-
-def run_all(jobs: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """All jobs, ``workers`` at a time, with a line each as they end."""
-    results = []
-    with ProcessPoolExecutor(workers) as pool:
-        for done in pool.map(train, jobs):
-            results.append(done)
-            shown = (
-                {k: done["train"][k] for k in ("auc", "worst_violation", "roc_gap")} if "train" in done else "FAILED"
-            )
-            print(
-                f"{done['label']} seed {done['seed']} {done['overrides']}: {shown} {done.get('seconds')}s", flush=True
-            )
-    return results
-
-
 def picked(results: list[dict[str, Any]]) -> dict[str, Any]:
     """The tuned run: highest validation AUC among those feasible in training, else the least violation."""
     finished = [r for r in results if "train" in r]
@@ -169,21 +111,9 @@ def picked(results: list[dict[str, Any]]) -> dict[str, Any]:
     return min(finished, key=lambda r: r["train"]["worst_violation"])
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Markdown: mean +- standard deviation over seeds per label."""
-    lines = ["| run | seeds | " + " | ".join(COLUMNS) + " | vacuous | seconds |", "|---" * (len(COLUMNS) + 4) + "|"]
-    for label in dict.fromkeys(r["label"] for r in results):
-        runs = [r for r in results if r["label"] == label and "train" in r]
-        cells = []
-        for column in COLUMNS:
-            split, name = column.split(".")
-            values = [r[split][name] for r in runs]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{statistics.fmean(values):.4f} +- {spread:.4f}")
-        vacuous = f"{sum(bool(r['train']['vacuous']) for r in runs)}/{len(runs)}"
-        seconds = f"{statistics.median(r['seconds'] for r in runs):.0f}"
-        lines.append(f"| {label} | {len(runs)} | " + " | ".join(cells) + f" | {vacuous} | {seconds} |")
-    return "\n".join(lines)
+def vacuous(runs: list[dict[str, Any]]) -> str:
+    """In how many runs the constraints had become vacuous."""
+    return f"{sum(bool(r['train']['vacuous']) for r in runs)}/{len(runs)}"
 
 
 def picture(results: list[dict[str, Any]], path: Path, x: str) -> None:
@@ -223,7 +153,7 @@ def main() -> None:
         common["trainer.max_epochs"] = given.epochs
 
     def job(label: str, config: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
-        return {"label": label, "config": f"{given.data}_{config}", "seed": seed, "overrides": common | overrides}
+        return {"label": label, "config": f"roc_fairness/{given.data}_{config}", "seed": seed, "overrides": common | overrides}
 
     if given.ablation:
         runs = ABLATIONS[given.ablation].items()
@@ -237,7 +167,7 @@ def main() -> None:
         ]
     else:
         jobs = [job(m, m, s, {}) for m in given.methods for s in range(given.seeds)]
-    results = run_all(jobs, given.jobs)
+    results = run_all(jobs, given.jobs, ["train.auc", "train.worst_violation", "train.roc_gap"])
 
     given.out.mkdir(parents=True, exist_ok=True)
     name = f"roc_fairness_{given.data}_{'tune' if given.tune else given.ablation or 'methods'}"
@@ -247,7 +177,7 @@ def main() -> None:
             best = picked([r for r in results if r["label"] == m])
             print(f"picked {m}: {best['overrides']} train {best['train']} val {best['val']}")
         return
-    print("\n" + table(results))
+    print("\n" + table(results, COLUMNS, {"vacuous": vacuous, "seconds": seconds}))
     picture(
         results, given.out / f"{name}.png", "roc_gap" if given.ablation in ("pareto", "quantile") else "worst_violation"
     )

@@ -66,9 +66,8 @@ def test_kl_projection_of_three_by_hand_and_by_slsqp():
 def test_kl_projection_of_weights_of_any_size(shift):
     log_p = torch.tensor([0.0, -1.0, -800.0, -2.0], dtype=torch.float64) + shift
     q = CappedSimplex(alpha=0.5).project_kl(log_p)  # cap 1/2
-
-
-X
+    share = 1 / (1 + np.exp(-1))
+    assert q.tolist() == pytest.approx([0.5, 0.5 * share, 0, 0.5 * (1 - share)], abs=1e-8)
 
 
 @pytest.mark.parametrize("alpha", [0, -0.1, 1.5, float("nan"), "x"])

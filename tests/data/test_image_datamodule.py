@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 def make(root, **changes):
-    arguments = {"label": "y", "positive": "yes", "group_by": ["sex", "y"], "split_by": "fractions", **TINY}
+    arguments = {"label": "y", "positive": "yes", "group_by": ["sex", "y"], "split_by": "fractions", "eval_train": True, **TINY}
     module = GroupedImageDataModule(**{"root": None if root is None else str(root), **arguments, **changes})
     module.setup()
     return module
@@ -55,6 +55,12 @@ def split_of(module):
     return {
         name: [p for batch in loader for p in positions(batch)] for name, loader in module.evaluation_loaders().items()
     }
+
+
+def test_training_images_are_evaluated_only_when_asked_for(folder):
+    few, all_splits = (make(folder, fractions=[0.5, 0.25, 0.25], eval_train=flag) for flag in (False, True))
+    assert (few.val_names, list(few.evaluation_loaders())) == (["val"], ["val", "test"])
+    assert (all_splits.val_names, list(all_splits.evaluation_loaders())) == (["train", "val"], ["train", "val", "test"])
 
 
 def test_random_split_gives_every_group_its_share(folder):
@@ -318,7 +324,7 @@ def test_fits_a_network_of_timm(tmp_path, objective, evaluation):
     assert run.global_step == 2
     assert all(torch.isfinite(p).all() for p in module.parameters())
     assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
-    assert {"train", "val", "id_val"} <= module.last_summaries.keys()
+    assert {"val", "id_val"} <= module.last_summaries.keys()
     run.test(module, data, verbose=False)
     if evaluation:
         assert "group_accuracy/center=2, slide=25" in module.last_summaries["test"]

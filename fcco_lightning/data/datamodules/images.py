@@ -81,6 +81,8 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         eval_batch_size: rows in an evaluation batch of one process.
         seed: seed of the training batches and of the augmentation.
         num_workers: worker processes of every loader.
+        eval_train: whether validation and the report go through the training images too, which takes as long as an
+            epoch's forward passes.
 
     Raises:
         ConfigError: from ``__init__`` if an argument is out of range, or does not go with ``layout``.
@@ -119,7 +121,9 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         eval_batch_size: int = 256,
         seed: int = 0,
         num_workers: int = 0,
+        eval_train: bool = False,
     ) -> None:
+        self.eval_train = eval_train
         self.layout, self.root, self.source = layout, root, source
         self.metadata, self.file_column, self.image_column = metadata, file_column, image_column
         self._check_layout()
@@ -178,7 +182,12 @@ class GroupedImageDataModule(GroupedTabularDataModule):
     def val_names(self) -> list[str]:
         """Names of the validation loaders, in the order of ``dataloader_idx``: all splits but those for testing."""
         self._table("train")
-        return [name for name in self.tables if not name.endswith("test")]
+        names = [name for name in self.tables if not name.endswith("test")]
+        return names if self.eval_train or names == ["train"] else names[1:]
+
+    def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
+        """Return an ordered loader of this process's part of every split that is evaluated."""
+        return {name: self._ordered(name) for name in self.tables if name in self.val_names or name.endswith("test")}
 
     def prepare_data(self) -> None:
         """Download hub data once, before every process reads it."""
