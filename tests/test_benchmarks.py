@@ -7,9 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_configs import compas
+from tests.test_configs import adult, compas
 
 FOLDER = Path(__file__).parents[1] / "examples/benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def beside_the_scripts(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+
+
+def in_this_process(jobs, workers, shown):
+    import runs
+
+    done = [runs.train(job) for job in jobs]
+    assert all(isinstance(runs.value(job, name), float) for job in done for name in shown)
+    return done
 
 
 def script(name):
@@ -52,7 +65,7 @@ def test_roc_fairness_writes_table_json_and_picture(tmp_path, monkeypatch, capsy
     out = tmp_path / "out"
     arguments = ["--data", "compas", "--train", tmp_path / "c.csv", "--methods", "sonex", "sgd", "--seeds", 1]
     monkeypatch.setattr(sys, "argv", ["roc_fairness.py", *map(str, arguments), "--epochs", "1", "--out", str(out)])
-    monkeypatch.setattr(module, "run_all", lambda jobs, workers: [module.train(job) for job in jobs])
+    monkeypatch.setattr(module, "run_all", in_this_process)
     module.main()
     assert "| sonex | 1 |" in capsys.readouterr().out
     results = json.loads((out / "roc_fairness_compas_methods.json").read_text())
@@ -60,8 +73,36 @@ def test_roc_fairness_writes_table_json_and_picture(tmp_path, monkeypatch, capsy
     assert (out / "roc_fairness_compas_methods.png").stat().st_size > 5000
 
 
+@pytest.mark.filterwarnings("ignore")  # of the run in its own process
+def test_group_dro_tunes_and_writes_table_json_and_picture(tmp_path, monkeypatch, capsys):
+    module, out = script("group_dro"), tmp_path / "out"
+    adult(600).to_csv(tmp_path / "a.csv", index=False)
+    adult(400).to_csv(tmp_path / "b.csv", index=False)
+    groups = "[income, sex, {column: race, values: {White: w, Black: b}, other: o}]"
+    small = {"data.min_size": 1, "data.group_by": groups}
+    monkeypatch.setattr(module, "GRIDS", module.GRIDS | {"alexr": {"model.algorithm.tau": [1.0]}})
+    monkeypatch.setattr(module, "LEARNING_RATES", {"adult": [0.1, 0.3]})
+    monkeypatch.setattr(
+        module,
+        "run_all",
+        lambda jobs, *rest: in_this_process([{**j, "overrides": small | j["overrides"]} for j in jobs], *rest),
+    )
+    arguments = ["--data", "adult", "--train", tmp_path / "a.csv", "--test", tmp_path / "b.csv", "--epochs", 2]
+    for more in (["--methods", "alexr", "--tune"], ["--methods", "alexr", "sgd", "--alpha", 0.25, "--seeds", 1]):
+        command = ["group_dro.py", *map(str, [*arguments, *more]), "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", command)
+        module.main()
+    picks = json.loads((out / "group_dro_adult_picks.json").read_text())
+    assert picks["alexr"]["model.optimizer.lr"] in (0.1, 0.3)
+    results = json.loads((out / "group_dro_adult_0.25.json").read_text())
+    assert [r["label"] for r in results] == ["alexr", "sgd"]
+    assert results[0]["overrides"]["model.optimizer.lr"] == picks["alexr"]["model.optimizer.lr"]
+    assert len(results[0]["curves"]["train_cvar_loss"]) == 2
+    assert "| alexr | 1 |" in capsys.readouterr().out
+    assert (out / "group_dro_adult_0.25.png").stat().st_size > 5000
+
+
 def test_dual_state_measures_memory_steps_files_and_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(FOLDER)  # for the processes that it starts
     module, out = script("dual_state"), tmp_path / "out.json"
     arguments = ["--rows", "20000", "--batch", "64", "--rounds", "2", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["dual_state.py", *arguments])

@@ -124,7 +124,20 @@ def test_there_are_configs_for_every_method_and_data_set():
     methods = ("alexr2", "sonex", "sonx", "sox_squared_hinge", "sgd")
     names = {c.stem for c in ALL_CONFIGS}
     assert {f"{data}_{m}" for data in ("adult", "compas") for m in methods} | {"adult_ungameable"} <= names
-    methods = ("sgd", "sgd_uw", "ooa", "smd", "worst_group_ooa", "bsgd", "sox", "msvr", "sonx", "alexr", "alexr2", "sonex")
+    methods = (
+        "sgd",
+        "sgd_uw",
+        "ooa",
+        "smd",
+        "worst_group_ooa",
+        "bsgd",
+        "sox",
+        "msvr",
+        "sonx",
+        "alexr",
+        "alexr2",
+        "sonex",
+    )
     assert {f"adult_{m}" for m in methods} | {"celeba_sonex", "camelyon17_sonex"} <= names
 
 

@@ -65,7 +65,9 @@ def picture(results: list[Job], path: Path) -> None:
         epochs = range(1, len(curves[0]) + 1)
         columns = list(zip(*curves, strict=True))
         (line,) = axes.plot(epochs, [sum(c) / len(c) for c in columns], "o-", ms=3, label=label)
-        axes.fill_between(epochs, [min(c) for c in columns], [max(c) for c in columns], alpha=0.15, color=line.get_color())
+        axes.fill_between(
+            epochs, [min(c) for c in columns], [max(c) for c in columns], alpha=0.15, color=line.get_color()
+        )
     axes.set_xlabel("epoch")
     axes.set_ylabel("CVaR of the groups' training losses")
     axes.grid(alpha=0.3)

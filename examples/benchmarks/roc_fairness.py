@@ -153,7 +153,12 @@ def main() -> None:
         common["trainer.max_epochs"] = given.epochs
 
     def job(label: str, config: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
-        return {"label": label, "config": f"roc_fairness/{given.data}_{config}", "seed": seed, "overrides": common | overrides}
+        return {
+            "label": label,
+            "config": f"roc_fairness/{given.data}_{config}",
+            "seed": seed,
+            "overrides": common | overrides,
+        }
 
     if given.ablation:
         runs = ABLATIONS[given.ablation].items()

@@ -73,7 +73,9 @@ def run_all(jobs: list[Job], workers: int, shown: Sequence[str]) -> list[Job]:
         for done in pool.map(train, jobs):
             results.append(done)
             figures = " ".join(f"{name}={value(done, name):.4f}" for name in shown) if "train" in done else "FAILED"
-            print(f"{done['label']} seed {done['seed']} {done['overrides']}: {figures} {done.get('seconds')}s", flush=True)
+            print(
+                f"{done['label']} seed {done['seed']} {done['overrides']}: {figures} {done.get('seconds')}s", flush=True
+            )
     return results
 
 

@@ -5,6 +5,7 @@ over rounds and the ratio is the median of the ratios within a round::
 
     uv run python examples/benchmarks/step_cost.py                       # CPU, one thread
     uv run python examples/benchmarks/step_cost.py --device cuda --rounds 200
+    uv run python examples/benchmarks/step_cost.py --groups              # group DRO, resnet18 at 64x64
 
 - resnet18 (timm) at 32x32, batch 64: a plain step (logistic loss) against SGD, SOX, SONEX and ALEXR2 on AUC with 14
   ROC-fairness constraints.
@@ -29,17 +30,23 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcco_lightning import (
+    ALEXR,
     ALEXR2,
     AUC,
+    BSGD,
+    OOA,
     SGD,
     SONEX,
+    SONX,
     SOX,
     AdamType,
     Algorithm,
+    CVaRGroupDRO,
     Engine,
     HeavyBall,
     HingePenalty,
     InnerFunctions,
+    Objective,
     Problem,
     ROCFairness,
     SquaredHingePenalty,
@@ -179,6 +186,29 @@ def resnet(rounds: int, device: str) -> dict[str, Any]:
     return interleaved(variants, batches(4, (64, 3, 32, 32), device), rounds, device)
 
 
+def grouped(rounds: int, device: str, size: int = 64) -> dict[str, Any]:
+    """Group DRO, 4 groups x 16 images, resnet18 of timm: against SGD on the same batches."""
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18", num_classes=1).to(device).train()
+    variants: dict[str, Step] = {"SGD, groups sampled": plain(copy.deepcopy(model))}
+    for algorithm in (BSGD(), SOX(0.8), OOA(0.01), ALEXR(1.0, 0.1), SONEX(0.8, 0.1, lam=0.1), SONX(0.8, 0.1)):
+        objective: Objective = CVaRGroupDRO(0.15, num_groups=16).to(device)
+        objective = objective.max_form() if algorithm.max_form else objective
+        network = copy.deepcopy(model)
+        engine = Engine(
+            InnerFunctions(network, objective, []),
+            Problem(objective, [], None, algorithm, 10_000).to(device),
+        )
+        optimizer = torch.optim.SGD(engine.params, lr=1e-4, momentum=0.9)
+        variants[algorithm.name] = lambda batch, e=engine, o=optimizer: e.train_batch(batch, o)  # type: ignore[misc]
+    data = batches(4, (64, 3, size, size), device)
+    for k, batch in enumerate(data):
+        batch["group"] = (torch.arange(64, device=device) % 4 + 4 * k) % 16
+    return interleaved(variants, data, rounds, device)
+
+
 def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
     """The job of the README, one batch: written out, and through the engine."""
     torch.manual_seed(0)
@@ -251,27 +281,36 @@ def operators() -> int:
     return counter.count
 
 
+def report(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Print the tables and keep them."""
+    for title, rows in results.items():
+        print(f"\n{title}\n| step | median ms | ratio |\n|---|---|---|")
+        for name, row in rows.items():
+            print(f"| {name} | {row['ms']:.3f} | {row['ratio']:.3f} |")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=60, help="rounds for resnet18; the MLP takes 20 times as many")
+    parser.add_argument("--groups", action="store_true", help="group DRO, resnet18 at 64x64")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.groups:
+        results = {f"resnet18 64x64 batch 64 = 4 groups x 16 ({given.device})": grouped(given.rounds, given.device)}
+        return report(results, given.out / "step_cost_groups.json")
     results = {
         f"resnet18 32x32 batch 64 ({given.device})": resnet(given.rounds, given.device),
         "MLP batch 128, SOX (cpu)": mlp(20 * given.rounds, sonex=False),
         "MLP batch 128, SONEX (cpu)": mlp(20 * given.rounds, sonex=True),
     }
-    for title, rows in results.items():
-        print(f"\n{title}\n| step | median ms | ratio |\n|---|---|---|")
-        for name, row in rows.items():
-            print(f"| {name} | {row['ms']:.3f} | {row['ratio']:.3f} |")
+    report(results, given.out / "step_cost.json")
     print(f"\noperators dispatched by AUC's forward at batch 128: {operators()}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "step_cost.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Diagnostics(Callback):
 
     Raises:
         ConfigError: if a number is not positive, and before anything runs: if the objective is not made of groups'
-            risks, constraints are penalised, the split does not exist, or there are too many values.
+            risks, constraints are penalised, the split is not evaluated, or there are too many values.
     """
 
     def __init__(
@@ -101,7 +101,10 @@ class Diagnostics(Callback):
             raise ConfigError("diagnostics need a datamodule with evaluation_loaders(), as those of this package.")
         found: dict[str, DataLoader[Any]] = loaders()
         if self.split not in found:
-            raise ConfigError(f"diagnostics.split {self.split!r} does not exist, the data has {sorted(found)}.")
+            raise ConfigError(
+                f"diagnostics.split {self.split!r} is not evaluated, only {sorted(found)}. Choose one of them; for "
+                "images --data.eval_train true adds train."
+            )
         return found[self.split]
 
     def _functions(self, module: FCCOModule) -> InnerFunctions:

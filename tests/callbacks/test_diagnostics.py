@@ -117,7 +117,7 @@ def test_a_max_form(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--diagnostics.split=valid"], "diagnostics.split 'valid' does not exist"),
+        (["--diagnostics.split=valid"], "diagnostics.split 'valid' is not evaluated, only ['test', 'train']"),
         (["--diagnostics.max_values=10"], "max_values is 10"),
         (["--model.objective=CrossEntropy"], "the objective is CrossEntropy"),
         (["--model.constraints+=MeanAtMost", "--model.constraints.quantity=LogisticLoss",

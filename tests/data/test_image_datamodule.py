@@ -44,7 +44,14 @@ def folder(tmp_path):
 
 
 def make(root, **changes):
-    arguments = {"label": "y", "positive": "yes", "group_by": ["sex", "y"], "split_by": "fractions", "eval_train": True, **TINY}
+    arguments = {
+        "label": "y",
+        "positive": "yes",
+        "group_by": ["sex", "y"],
+        "split_by": "fractions",
+        "eval_train": True,
+        **TINY,
+    }
     module = GroupedImageDataModule(**{"root": None if root is None else str(root), **arguments, **changes})
     module.setup()
     return module
