@@ -122,4 +122,4 @@ def test_tuning_picks_the_best_feasible_run():
     runs = [{"train": {"worst_violation": v}, "val": {"auc": a}} for v, a in [(0.2, 0.95), (0.004, 0.9), (0.001, 0.8)]]
     assert module.picked(runs)["val"]["auc"] == 0.9
     assert module.picked(runs[:1])["val"]["auc"] == 0.95
-    assert module.expand({"a.b+c": (1, 2), "d": 3}) == {"a.b": 1, "a.c": 2, "d": 3}
+    assert script("runs").expand({"a.b+c": (1, 2), "d": 3}) == {"a.b": 1, "a.c": 2, "d": 3}

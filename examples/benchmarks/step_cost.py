@@ -303,7 +303,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     if given.groups:
         results = {f"resnet18 64x64 batch 64 = 4 groups x 16 ({given.device})": grouped(given.rounds, given.device)}
-        return report(results, given.out / "step_cost_groups.json")
+        report(results, given.out / "step_cost_groups.json")
+        return
     results = {
         f"resnet18 32x32 batch 64 ({given.device})": resnet(given.rounds, given.device),
         "MLP batch 128, SOX (cpu)": mlp(20 * given.rounds, sonex=False),

@@ -200,8 +200,8 @@ class GroupedTabularDataModule(TableDataModule):
             fate = "merged into one" if self.small == "merge" else "left out"
             left_out += f", {len(self.grouping.left_out)} combinations below min_size={self.min_size} {fate}"
         return (
-            f"{self.num_groups} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} ({names[low]}), "
-            f"largest {int(sizes[high])} ({names[high]}); {left_out}."
+            f"{self.num_groups} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} ({names[low]})"
+            f", largest {int(sizes[high])} ({names[high]}); {left_out}."
         )
 
     def _read_splits(self) -> dict[str, GroupedFrame]:
