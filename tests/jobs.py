@@ -13,12 +13,17 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import Tensor, nn
 
 from fcco_lightning import (
+    ALEXR,
     ALEXR2,
     AUC,
     MSVR,
+    OOA,
+    SMD,
     SONEX,
     SOX,
+    CVaRGroupDRO,
     FCCOModule,
+    GroupedTabularDataModule,
     HeavyBall,
     HingePenalty,
     ROCFairness,
@@ -52,6 +57,17 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {
     "MSVR": lambda: MSVR(gamma=0.5, gamma_prime=0.3),
     "ALEXR2": lambda: ALEXR2(K=4, gamma=0.5),
     "SOXBoost": partial(SOXBoost, first_stage=3),
+}
+
+
+GROUP_ALGORITHMS: dict[str, Callable[[], Any]] = {
+    "SONEX": lambda: SONEX(0.5, 0.1, lam=0.1),
+    "ALEXR": lambda: ALEXR(1.0, 0.5),
+    "ALEXR2": lambda: ALEXR2(K=4, eta=0.05, nu=1.0, gamma=0.5),
+    "MSVR": lambda: MSVR(gamma=0.5, gamma_prime=0.3),
+    "SOXBoost": partial(SOXBoost, first_stage=7),
+    "OOA": lambda: OOA(0.1),
+    "SMD": lambda: SMD(0.1),
 }
 
 
@@ -116,6 +132,51 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     )
     trainer.fit(module, data, ckpt_path=job.get("resume"))
     return outcome(trainer, module)
+
+
+def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Group DRO on a small table, 8 groups; every key of ``job`` has a default."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    seed_everything(job.get("seed", 0), verbose=False)
+    name = job.get("algorithm", "SONEX")
+    data = GroupedTabularDataModule(
+        make_frame(400, 0).assign(far=lambda f: (f["b"] > 0).map({True: "far", False: "near"})),
+        label="label",
+        positive="yes",
+        group_by=["label", "sex", "far"],
+        test_fraction=0.2,
+        groups_per_batch=8 if name == "SMD" else 4,
+        samples_per_group=6 // size,
+        seed=1,
+    )
+    data.setup()
+    module = FCCOModule(
+        nn.Sequential(nn.Linear(data.num_features, 8), nn.Tanh(), nn.Dropout(job.get("dropout", 0.0)), nn.Linear(8, 1)),
+        CVaRGroupDRO(0.3),
+        algorithm=GROUP_ALGORITHMS[name](),
+        optimizer=lambda p: HeavyBall(p, lr=0.05, beta=0.5, weight_decay=0.1),
+        objective_lr=0.01,
+    )
+    callbacks: list[Callback] = []
+    if "save" in job:
+        epoch, batch, path = job["save"]
+        callbacks.append(At(epoch, batch, lambda trainer: trainer.save_checkpoint(path)))
+    trainer = Trainer(
+        max_epochs=job.get("epochs", 2),
+        accelerator="cpu",
+        devices=size,
+        strategy="ddp" if size > 1 else "auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=callbacks,
+    )
+    trainer.fit(module, data, ckpt_path=job.get("resume"))
+    found = outcome(trainer, module)
+    found["weights"] |= {k: p.detach().clone() for k, p in module.objective.named_parameters()}
+    return found
 
 
 def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
