@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -36,6 +38,21 @@ def test_constraints_example(tmp_path, monkeypatch):
     assert run(["fit", "--config", str(config), "--config", "own.yaml", "--report.folder=out", *arguments]) == 0
     report = yaml.safe_load(Path("out/report.json").read_text())
     assert list(report["train"]["constraints"]) == names
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_group_dro_example(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (text,) = [b for b in blocks("yaml") if "CVaRGroupDRO" in b]
+    Path("own.yaml").write_text(text)
+    rng = np.random.default_rng(0)
+    columns = {"sex": ["f", "m"], "origin": ["Here", "There", "Far"], "hired": ["yes", "no"]}
+    table = pd.DataFrame({name: rng.choice(values, 900) for name, values in columns.items()})
+    table.assign(age=rng.integers(20, 60, 900), skill=rng.normal(size=900)).to_csv("people.csv", index=False)
+    assert run(["fit", "--config", "own.yaml", "--trainer.max_epochs=1", "--report.folder=out"]) == 0
+    report = yaml.safe_load(Path("out/report.json").read_text())
+    assert len(report["test"]["groups"]) == 12
+    assert 0 <= report["test"]["worst_group_accuracy"] <= report["test"]["tail_accuracy"] <= 1
 
 
 def test_every_named_file_exists():
