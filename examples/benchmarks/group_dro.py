@@ -6,15 +6,16 @@ Every run goes through ``fcco fit`` and a config, so it is the run that a user g
     uv run python examples/benchmarks/group_dro.py --data adult ... --alpha 0.1        # 000 Table 2
     uv run python examples/benchmarks/group_dro.py --data celeba_attributes --train celeba_attributes.parquet
 
-A row reports mean +- standard deviation over seeds, accuracies in percent.  ``--tune`` runs a grid of 9 per method, one
-seed, and picks the highest accuracy on the worst groups of the validation split; its picks are kept in the output
-folder and used by later calls.  The test split is not looked at.  Beside the JSON file and the table a picture shows
-the CVaR of the training losses after every epoch.
+A row reports mean +- standard deviation over seeds.  ``--tune`` runs a grid of 9 per method, one seed, and picks by the
+validation split, never by the test split: on Adult the highest accuracy on the worst groups (as 000 Table 2 reports), on
+CelebA the least CVaR of the losses (004 Fig. 1).  Its picks are kept in the output folder and used by later calls.
+Beside the JSON file and the table a picture shows the CVaR of the training losses after every epoch.
 """
 
 import argparse
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ GRIDS: dict[str, dict[str, list[Any]]] = {  # beside the learning rates, so 9 ru
     "sonex": {"model.algorithm.lam": [0.001, 0.003, 0.01]},  # lam = eps / C_f with C_f = 1/alpha
     "alexr2": {"model.algorithm.lam": [0.001, 0.003, 0.01]},
 }
+SCORES: dict[str, Callable[[Job], float]] = {
+    "adult": lambda r: value(r, "val.tail_accuracy"),
+    "celeba_attributes": lambda r: -value(r, "val.cvar_loss"),
+}
 FIGURES = ("test.tail_accuracy", "test.worst_group_accuracy", "test.accuracy", "test.cvar_loss", "train.cvar_loss")
 CURVE = "train_cvar_loss"
 
@@ -49,6 +54,8 @@ CURVE = "train_cvar_loss"
 def grid(method: str, data: str, epochs: int | None) -> list[dict[str, Any]]:
     """Overrides of the 9 runs; of 3 where ``epochs`` are given to a method that has nothing else to tune."""
     name, values = next(iter(GRIDS[method].items()))
+    if (method, data) == ("sonex", "celeba_attributes"):
+        values = [0.01, 0.1, 1.0]  # 004 F.1
     values = [epochs] if epochs and name == "trainer.max_epochs" else values
     rates = [0.1, 0.5, 2.0] if method == "alexr2" else LEARNING_RATES[data]  # its step moves along an average
     return [{"model.optimizer.lr": lr, name: v} for lr, v in itertools.product(rates, values)]
@@ -115,10 +122,10 @@ def main() -> None:
         results = run_all(jobs, given.jobs, ["val.tail_accuracy", "val.cvar_loss"])
         for m in methods:
             runs = [r for r in results if r["label"] == m and "val" in r]
-            best = max(runs, key=lambda r: value(r, "val.tail_accuracy"))
+            best = max(runs, key=SCORES[given.data])
             tuned = {"model.optimizer.lr", *GRIDS[m]} - ({"trainer.max_epochs"} if given.epochs else set())
             picks[m] = {k: v for k, v in best["overrides"].items() if k in tuned}
-            print(f"picked {m}: {picks[m]}, val {100 * value(best, 'val.tail_accuracy'):.1f}%")
+            print(f"picked {m}: {picks[m]}, val {SCORES[given.data](best):.4f}")
         picks_file.write_text(json.dumps(picks, indent=1))
         return
     jobs = [job(m, seed, {}) for m in methods for seed in range(given.seeds)]
