@@ -6,10 +6,10 @@ Every run goes through ``fcco fit`` and a config, so it is the run that a user g
     uv run python examples/benchmarks/group_dro.py --data adult ... --alpha 0.1        # 000 Table 2
     uv run python examples/benchmarks/group_dro.py --data celeba_attributes --train celeba_attributes.parquet
 
-A row reports mean +- standard deviation over seeds.  ``--tune`` runs a grid of 9 per method, one seed, and picks by the
-validation split, never by the test split: on Adult the highest accuracy on the worst groups, as 000 Table 2 reports it,
-on CelebA the least CVaR of the losses, as in 004 Fig. 1.  Its picks are kept in the output folder and used later.  Beside
-the JSON file and the table a picture shows the CVaR of the training losses after every epoch.
+A row reports mean +- standard deviation over seeds.  ``--tune`` runs a grid of 9 per method, one seed, and picks by
+the validation split, never by the test split: on Adult the highest accuracy on the worst groups, as 000 Table 2 reports
+it, on CelebA the least CVaR of the losses, as in 004 Fig. 1.  Its picks are kept in the output folder and used later.
+Beside the JSON file and the table a picture shows the CVaR of the training losses after every epoch.
 """
 
 import argparse
