@@ -92,7 +92,8 @@ def test_resume_equals_continuous(name, optimizer, tmp_path):
 def test_every_named_algorithm_is_resumed():
     import fcco_lightning.algorithms as package
 
-    named = set(package.__all__) - {"Algorithm"}
+    # those that need a max form are resumed in tests/training/test_training_group_dro.py
+    named = {name for name in package.__all__ if not getattr(package, name).max_form} - {"Algorithm"}
     assert {name.split("-")[0] for name in MAKERS} == named
 
 
