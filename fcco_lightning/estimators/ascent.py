@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators.base import Estimator
+from fcco_lightning.estimators.base import Estimator, Sampling
 from fcco_lightning.outer import OuterFunction, WorstCase
 from fcco_lightning.records import Tracked
 
@@ -40,26 +40,44 @@ class DualAscent(Estimator):
         if self.geometry not in ("kl", "euclidean"):
             raise ConfigError(f"geometry must be 'kl' or 'euclidean', got {self.geometry!r}.")
 
-    def update(self, *args: object) -> Tracked:
-        raise NotImplementedError("dense: see track_all.")
-
-    def track_all(self, rows: Tensor, index: Tensor, inner: Tensor, outer: OuterFunction) -> Tracked:
-        n, sampled = len(rows), len(index)
+    def update(
+        self,
+        rows: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,  # noqa: ARG002
+        outer: OuterFunction,
+        sampling: Sampling,
+    ) -> Tracked:
+        n, sampled = sampling.num_rows, sampling.batch
         if self.whole and sampled < n:
             raise DataError(
                 f"SMD needs all {n} groups in every batch, this one holds {sampled}. Set groups_per_batch={n}, or use "
                 "OOA, which samples groups."
             )
         assert isinstance(outer, WorstCase)  # noqa: S101 - the problem has seen to it
+        assert sampling.index is not None  # noqa: S101 - dense
         # in float64: the weights of many groups are small, and add up to one
-        q = torch.where(rows.isnan(), 1 / n, rows)[:, 0].double()
-        h = q.new_zeros(n).index_copy_(0, index, inner[:, 0].double() * (n / sampled))
+        q = rows[:, 0].double()
+        h = q.new_zeros(n).index_copy_(0, sampling.index, inner[:, 0].double() * (n / sampled))
         if self.geometry == "kl":
             q = outer.ambiguity.project_kl(q.clamp(min=_TINY).log() + self.eta * h)
         else:
             q = outer.ambiguity.project(q + self.eta * h)
         rows = q.to(rows.dtype).unsqueeze(1)
-        return Tracked(rows, n * rows.index_select(0, index))
+        return Tracked(rows, n * rows.index_select(0, sampling.index))
+
+    def track(
+        self,
+        rows: Tensor,
+        seen: Tensor | None,
+        inner: Tensor,
+        previous: Tensor | None,
+        outer: OuterFunction,
+        sampling: Sampling,
+    ) -> Tracked:
+        if seen is not None:  # uniform at first
+            rows = torch.where(seen.unsqueeze(1), rows, 1 / sampling.num_rows)
+        return self.update(rows, inner, previous, outer, sampling)
 
     def estimate(self, inner: Tensor, tracked: Tracked) -> Tensor:
         return tracked.weights * inner

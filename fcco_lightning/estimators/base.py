@@ -16,10 +16,12 @@ class Sampling(NamedTuple):
     Attributes:
         num_rows: n.
         batch: B1, the number of different rows in the batch.
+        index: which rows these are, shape (b,); only dense estimators need to know.
     """
 
     num_rows: int
     batch: int
+    index: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.index
 
 
 class Estimator(ABC):
@@ -30,7 +32,8 @@ class Estimator(ABC):
     Attributes:
         remembers: the estimator keeps rows; without, no state is allocated.
         convex_only: it takes dual steps, so f must be convex.
-        dense: every step rewrites all n rows (:meth:`track_all` takes the place of :meth:`track`).
+        dense: every step reads and rewrites all n rows: ``rows`` and ``seen`` are of all of them then, inner values
+            still of the batch (``sampling.index``).
     """
 
     remembers: ClassVar[bool] = True
@@ -86,23 +89,6 @@ class Estimator(ABC):
             rows = self.start(rows, seen, inner, outer)
             previous = None if previous is None else torch.where(seen.unsqueeze(1), previous, inner)
         return self.update(rows, inner, previous, outer, sampling)
-
-    def track_all(
-        self,
-        rows: Tensor,
-        index: Tensor,
-        inner: Tensor,
-        outer: OuterFunction,
-    ) -> Tracked:
-        """New rows (n, k) of all indices, and outer gradients (b, k) of those in the batch.
-
-        Args:
-            rows: all remembered rows, (n, k); NaN where never written.
-            index: which of them the batch speaks of, (b,), all different.
-            inner: g_i(w_t; batch), (b, k).
-            outer: f.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is not dense.")
 
     def estimate(self, inner: Tensor, tracked: Tracked) -> Tensor:  # noqa: ARG002
         """Inner values (b, k) at which f estimates its term, for the log; ``inner`` are the fresh ones."""

@@ -82,12 +82,10 @@ class Term(nn.Module):
             if self.state is None:
                 start = fresh if old is None else old
                 tracked = estimator.update(fresh, fresh, old, outer, sampling)
-            elif estimator.dense:
-                everything = torch.arange(self.num_rows, device=index.device)
-                rows = start = self.state.read(everything).values
-                tracked = estimator.track_all(rows, self.state.checked_index(index), fresh, outer)
-                index = everything
             else:
+                if estimator.dense:
+                    sampling = sampling._replace(index=self.state.checked_index(index))
+                    index = torch.arange(self.num_rows, device=index.device)
                 rows, seen = self.state.read(index)
                 start = estimator.start(rows, seen, fresh, outer) if with_previous else rows
                 tracked = estimator.track(rows, seen, fresh, old, outer, sampling)
