@@ -1,8 +1,9 @@
 """Tables whose rows form many groups, for Lightning."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -85,6 +86,11 @@ class GroupedTabularDataModule(TableDataModule):
         DataError: from ``__init__`` unless exactly one of ``test`` and ``test_fraction`` is given; from ``setup`` if
             the tables are not what the arguments announce.
     """
+
+    _identifying: ClassVar[str] = (
+        "train, pool, label, positive, group_by, min_size, small, drop, use_group_columns, quantiles, fractions and "
+        "split_seed (the digest covers names and row order)"
+    )
 
     def __init__(
         self,
@@ -303,16 +309,18 @@ class GroupedTabularDataModule(TableDataModule):
 
     def _fingerprint(self) -> dict[str, int | str]:
         """Sizes, and a digest of all names and of the order of labels and groups."""
+        names = [*self.feature_names, *self.class_names, *self.group_names]
+        return self._sizes_and_digest(names) | {"features": self.num_features}
+
+    def _sizes_and_digest(self, names: Sequence[str]) -> dict[str, int | str]:
         table = self._table("train")
-        names = "\n".join([*self.feature_names, *self.class_names, *self.group_names])
         # Labels and groups, not features: integers hash the same on every platform, standardised floats may not.
         rows = torch.stack([table.columns["y"], table.columns["group"]]).numpy().astype("<i8").tobytes()
         return {
             "rows": len(table),
-            "features": self.num_features,
             "classes": self.num_classes,
             "groups": self.num_groups,
-            "digest": hashlib.sha256(names.encode() + rows).hexdigest()[:16],
+            "digest": hashlib.sha256("\n".join(names).encode() + rows).hexdigest()[:16],
         }
 
     def _require_expected_split(self) -> None:
@@ -320,9 +328,7 @@ class GroupedTabularDataModule(TableDataModule):
         if self._expected is not None and dict(self._expected) != here:
             raise DataError(
                 f"The checkpoint was trained on another training split: {dict(self._expected)} there, {here} here. "
-                "Pass the same train, pool, label, positive, group_by, min_size, small, drop, use_group_columns, "
-                "quantiles, fractions and split_seed (the digest covers names and row order), or start without the "
-                "checkpoint."
+                f"Pass the same {self._identifying}, or start without the checkpoint."
             )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -88,6 +88,11 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         ConfigError: from ``__init__`` if an argument is out of range, or does not go with ``layout``.
         DataError: from ``setup`` if the data are not what the arguments announce.
     """
+
+    _identifying: ClassVar[str] = (
+        "layout, label, positive, group_by, min_size, small, limit, split_by, fractions and split_seed (the digest "
+        "covers names and the order of the images)"
+    )
 
     def __init__(
         self,
@@ -376,24 +381,7 @@ class GroupedImageDataModule(GroupedTabularDataModule):
 
     def _fingerprint(self) -> dict[str, int | str]:
         """Sizes, and a digest of all names and of the order of files, labels and groups."""
-        table = self._table("train")
-        names = "\n".join([*self.class_names, *self.grouping.names, self._files_digest])
-        rows = torch.stack([table.columns["y"], table.columns["group"]]).numpy().astype("<i8").tobytes()
-        return {
-            "rows": len(table),
-            "classes": self.num_classes,
-            "groups": self.num_groups,
-            "digest": hashlib.sha256(names.encode() + rows).hexdigest()[:16],
-        }
-
-    def _require_expected_split(self) -> None:
-        here = self._fingerprint()
-        if self._expected is not None and dict(self._expected) != here:
-            raise DataError(
-                f"The checkpoint was trained on another training split: {dict(self._expected)} there, {here} here. "
-                "Pass the same layout, label, positive, group_by, min_size, small, limit, split_by, fractions and "
-                "split_seed (the digest covers names and the order of the images), or start without the checkpoint."
-            )
+        return self._sizes_and_digest([*self.class_names, *self.grouping.names, self._files_digest])
 
 
 def _checked_fractions(fractions: list[float] | None, split_by: str) -> tuple[float, float, float]:
