@@ -56,6 +56,11 @@ class GroupObjective(Objective):
             )
         return self.num_groups
 
+    @property
+    def tail(self) -> float | None:
+        """Alpha, where the objective is a mean over the worst alpha n groups."""
+        return None
+
     def risks(self, outputs: Any, batch: Batch) -> Inner:
         """R_i of the groups in the batch, shape (b, 1), with graph.
 
@@ -138,6 +143,11 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
         self.ambiguity.check(num_groups)
         super()._set_num_groups(num_groups)
 
+    @property
+    def tail(self) -> float | None:
+        """Alpha."""
+        return self.ambiguity.alpha
+
     def max_form(self) -> Objective:
         return GroupMaxForm(self.ambiguity, self.loss, self.num_groups)
 
@@ -158,6 +168,11 @@ class WorstGroupDRO(_ShiftedGroupObjective):
     def _set_num_groups(self, num_groups: int) -> None:
         super()._set_num_groups(num_groups)
         self.outer = Hinge(rho=float(num_groups))
+
+    @property
+    def tail(self) -> float | None:
+        """1/n."""
+        return 1 / self.outer.lipschitz
 
     def max_form(self) -> Objective:
         return GroupMaxForm(None, self.loss, self.num_groups)
@@ -234,6 +249,12 @@ class GroupMaxForm(GroupObjective):
             self.ambiguity.check(num_groups)
         super()._set_num_groups(num_groups)
         self.outer = WorstCase(self.ambiguity or CappedSimplex(1 / num_groups))
+
+    @property
+    def tail(self) -> float | None:
+        """Of Q, if it is a capped simplex."""
+        ambiguity = self.ambiguity or CappedSimplex(1 / (self.num_groups or 1))
+        return ambiguity.alpha if isinstance(ambiguity, CappedSimplex) else None
 
     def inner(self, outputs: Any, batch: Batch) -> Inner:
         return self.risks(outputs, batch)

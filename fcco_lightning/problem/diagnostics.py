@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.checks import positive
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
-from fcco_lightning.objectives import CVaRGroupDRO, GroupObjective, MultiTaskGroupDRO, Objective, WorstGroupDRO
+from fcco_lightning.objectives import GroupObjective, MultiTaskGroupDRO, Objective
 from fcco_lightning.outer import OuterFunction, WorstCase
 from fcco_lightning.problem.forward import InnerFunctions
 from fcco_lightning.problem.problem import Problem
@@ -312,16 +311,6 @@ def duals(y: Tensor) -> Duals:
     return Duals(len(y), int(active.sum()), float(size.sum()) / 2)
 
 
-def tail_share(objective: Objective) -> float | None:
-    """Alpha of a CVaR over n groups, 1/n for the worst group; None for other objectives."""
-    outer = objective.outer
-    if isinstance(objective, CVaRGroupDRO | WorstGroupDRO) and outer is not None:
-        return 1 / outer.lipschitz
-    if isinstance(outer, WorstCase) and isinstance(outer.ambiguity, CappedSimplex):
-        return outer.ambiguity.alpha
-    return None
-
-
 def _outer(objective: Objective) -> OuterFunction:
     if objective.outer is None:
         raise ConfigError(f"{type(objective).__name__} has no inner functions. Use a group objective.")
@@ -380,7 +369,7 @@ def diagnose(
     """
     outer, (n, k) = _outer(objective), found.values.shape
     exact = outer_gradients(objective, found.values)
-    alpha = tail_share(objective)
+    alpha = objective.tail if isinstance(objective, GroupObjective) else None
     bound = 1 / alpha if alpha is not None else outer.lipschitz
     sizes: dict[str, Any] = {"exact": duals(exact)._asdict()}
     if remembered is not None:
