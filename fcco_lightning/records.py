@@ -13,6 +13,18 @@ Batch: TypeAlias = Mapping[str, Tensor]
 """
 
 
+class Embeddings(NamedTuple):
+    """What a network of two towers returns for image-text pairs.
+
+    Attributes:
+        image: of the images, shape (B, d), rows of length 1.
+        text: of the texts, the same.
+    """
+
+    image: Tensor
+    text: Tensor
+
+
 class Inner(NamedTuple):
     """Mini-batch estimates of inner functions.
 

@@ -22,13 +22,13 @@ class Objective(nn.Module, ABC):
         distinct: the indices of one batch are all different by construction (groups, constraints), so that duplicates
             need not be looked for.
         figures: what a run reports unless told otherwise: AUC and the like of two classes ("binary"), accuracy of the
-            worst groups (column ``group``, "groups"), or of tasks x groups ("tasks").
+            worst groups (column ``group``, "groups"), of tasks x groups ("tasks"), or what was learnt and forgotten ("continual").
     """
 
     outer: OuterFunction | None = None
     width: int = 1
     distinct: bool = False
-    figures: Literal["binary", "groups", "tasks"] = "binary"
+    figures: Literal["binary", "groups", "tasks", "continual"] = "binary"
 
     def num_rows(self, num_samples: int) -> int:
         """n, the rows that the compositional part needs for a training split of ``num_samples``."""

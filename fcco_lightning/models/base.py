@@ -1,0 +1,44 @@
+"""What a network may offer beyond being called with ``batch["x"]``."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+from torch import nn
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters that are stepped alike.
+
+    Attributes:
+        params: trained parameters.
+        lr_scale: factor on the optimizer's learning rate.
+        decay: whether weight decay applies.
+    """
+
+    params: list[nn.Parameter]
+    lr_scale: float = 1.0
+    decay: bool = True
+
+
+class BatchNetwork(nn.Module, ABC):
+    """A network that reads several columns of a batch, or several parts of it at once (CLIP's two towers).
+
+    A batch is a mapping of columns, or, where several loaders contribute, a mapping of parts, each of them a mapping of
+    columns.
+
+    Attributes:
+        inputs: columns that only the network reads: objectives, constraints and metrics do not see them.
+    """
+
+    inputs: ClassVar[tuple[str, ...]] = ("x",)
+
+    @abstractmethod
+    def forward(self, batch: Any) -> Any:
+        """Outputs for a batch of columns; for a batch of parts a dict of the outputs of each."""
+
+    def adapt(self, datamodule: Any) -> None:
+        """Take from the datamodule (or None) what must be known of the data before the first batch."""
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All trained parameters, each in one group."""
+        return [ParameterGroup([p for p in self.parameters() if p.requires_grad])]
