@@ -1,0 +1,221 @@
+"""What CLIP models expect of images and texts, known without building them."""
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.errors import ConfigError
+
+_TINY: dict[str, Any] = {
+    "tokenizer": "bytes",
+    "model_cfg": {
+        "embed_dim": 64,
+        "vision_cfg": {"image_size": 16, "patch_size": 4, "width": 64, "layers": 3, "head_width": 16},
+        "text_cfg": {"context_length": 48, "vocab_size": 258, "width": 64, "heads": 4, "layers": 3},
+    },
+    "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
+}
+
+
+@dataclass(frozen=True)
+class CLIPConfig:
+    """A CLIP architecture and how its images and texts are prepared.
+
+    Attributes:
+        name: the name or path that it was asked for by.
+        image_size: pixels of a side of an image.
+        mean: what is subtracted of the three channels, whose values lie in [0, 1].
+        std: what they are divided by afterwards.
+        interpolation: how images are resized: "bicubic" or "bilinear".
+        context_length: tokens of a text, padding included.
+        vocab_size: number of token ids 0..vocab_size-1.
+        embed_dim: length d of an embedding.
+        model: the architecture in open_clip's words: ``embed_dim``, ``vision_cfg``, ``text_cfg``, ...
+        tokenizer: "open_clip" for the tokenizer that open_clip gives the architecture, "bytes" for
+            :class:`ByteTokenizer`.
+    """
+
+    name: str
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
+    context_length: int
+    vocab_size: int
+    embed_dim: int
+    model: dict[str, Any]
+    tokenizer: str = "open_clip"
+
+
+class ByteTokenizer:
+    """Texts to the bytes of their UTF-8 form in lower case: no vocabulary, no files.
+
+    A text becomes ``256, bytes..., 257`` and zeros up to ``context_length``; of a longer text the first
+    ``context_length - 2`` bytes remain.  The end 257 is the highest id, which is where open_clip's "argmax" pooling
+    looks for it.
+
+    Args:
+        context_length: tokens of a text, at least 3.
+
+    Example:
+        >>> ByteTokenizer(6)(["Hi", "a long text"])
+        tensor([[256, 104, 105, 257,   0,   0],
+                [256,  97,  32, 108, 111, 257]])
+    """
+
+    vocab_size = 258
+
+    def __init__(self, context_length: int) -> None:
+        if context_length < 3:
+            raise ConfigError(f"context_length must be at least 3 (start, a byte, end), got {context_length}.")
+        self.context_length = context_length
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Return the ids of n texts, shape (n, context_length), int64."""
+        ids = torch.zeros(len(texts), self.context_length, dtype=torch.int64)
+        for row, text in zip(ids, texts, strict=True):
+            content = text.lower().encode()[: self.context_length - 2]
+            row[: len(content) + 2] = torch.tensor([256, *content, 257])
+        return ids
+
+
+def clip_config(name: str, pretrained: str | None = None) -> CLIPConfig:
+    """Return the architecture ``name`` and how its images and texts are prepared.
+
+    Args:
+        name: a name of ``open_clip.list_models()`` ("ViT-B-16", "ViT-B-32-quickgelu"), "tiny" (330 thousand
+            parameters, images of 16 x 16 pixels, texts as bytes: for tests and demonstrations), or the path of a
+            .json file in open_clip's form: the architecture alone, or as the hub stores it with ``model_cfg`` and
+            ``preprocess_cfg``.  ``"tokenizer": "bytes"`` at the top of a file asks for :class:`ByteTokenizer`.
+        pretrained: a tag of open_clip ("openai"); the images are then normalised as for these weights.  Anything else
+            is taken for the path of a file and says nothing about images.
+
+    Raises:
+        ConfigError: if there is no such architecture, or the file is not one.
+    """
+    content = _TINY if name == "tiny" else _from_file(name) if name.endswith(".json") else _from_open_clip(name)
+    model: dict[str, Any] = dict(content.get("model_cfg", content))
+    kind = str(content.get("tokenizer", model.pop("tokenizer", "open_clip")))
+    preprocess = {**_preprocess(name, pretrained), **content.get("preprocess_cfg", {})}
+    if kind not in ("open_clip", "bytes"):
+        raise ConfigError(f'name={name!r}: "tokenizer" must be "bytes" or left out, got {kind!r}.')
+    try:
+        vision, text = model["vision_cfg"], model["text_cfg"]
+        config = CLIPConfig(
+            name=name,
+            image_size=_side(vision.get("image_size", 224)),
+            mean=_three(preprocess["mean"]),
+            std=_three(preprocess["std"]),
+            interpolation=preprocess["interpolation"],
+            context_length=int(text.get("context_length", 77)),  # open_clip's own defaults
+            vocab_size=int(text.get("vocab_size", 49408)),
+            embed_dim=int(model["embed_dim"]),
+            model=json.loads(json.dumps(model)),  # a copy all the way down, so that nobody changes anybody's model
+            tokenizer=kind,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"name={name!r} is not an architecture in open_clip's form ({type(error).__name__}: {error}). It must give "
+            "embed_dim, vision_cfg and text_cfg, with square images and three numbers for mean and std."
+        ) from error
+    if kind == "bytes" and config.vocab_size < ByteTokenizer.vocab_size:
+        raise ConfigError(
+            f"name={name!r}: the byte tokenizer needs text_cfg.vocab_size >= {ByteTokenizer.vocab_size}, "
+            f"got {config.vocab_size}."
+        )
+    return config
+
+
+def tokenizer(config: CLIPConfig) -> Callable[[list[str]], Tensor]:
+    """Return what turns n texts into token ids (n, context_length), int64; it can be pickled.
+
+    Raises:
+        ConfigError: if the tokenizer needs files that cannot be had, a package that is not installed, or more ids
+            than the architecture has.
+    """
+    if config.tokenizer == "bytes":
+        return ByteTokenizer(config.context_length)
+    from open_clip.tokenizer import HFTokenizer, SimpleTokenizer  # noqa: PLC0415  (slow to import)
+
+    text = config.model["text_cfg"]
+    try:
+        if text.get("hf_tokenizer_name"):
+            made = HFTokenizer(
+                text["hf_tokenizer_name"],
+                context_length=config.context_length,
+                tokenizer_mode=text.get("tokenizer_mode"),
+                **text.get("tokenizer_kwargs", {}),
+            )
+        else:
+            made = SimpleTokenizer(context_length=config.context_length, **text.get("tokenizer_kwargs", {}))
+    except Exception as error:  # whatever the hub's client and missing packages raise: it is of no common kind
+        raise ConfigError(
+            f"The tokenizer of {config.name!r} could not be had ({type(error).__name__}: {error}). Tokenizers of the "
+            "hub need a connection and the package transformers; 'ViT-B-16' and its like need neither."
+        ) from error
+    size = getattr(made, "vocab_size", 0)
+    if size > config.vocab_size:
+        raise ConfigError(
+            f"{config.name!r}: its tokenizer has {size} ids, but text_cfg.vocab_size is {config.vocab_size}. Raise "
+            'that, or write "tokenizer": "bytes" at the top of the file.'
+        )
+    return made  # type: ignore[no-any-return]
+
+
+def _from_open_clip(name: str) -> Mapping[str, Any]:
+    import open_clip  # noqa: PLC0415  (slow to import)
+
+    names = open_clip.list_models()
+    if name in names:
+        return open_clip.get_model_config(name)  # type: ignore[no-any-return]
+    close = difflib.get_close_matches(name, [*names, "tiny"], n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    raise ConfigError(
+        f"name={name!r} is neither a model of open_clip, nor 'tiny', nor the path of a .json file.{hint} "
+        "open_clip.list_models() gives all names."
+    )
+
+
+def _from_file(path: str) -> Mapping[str, Any]:
+    if not Path(path).is_file():
+        raise ConfigError(f"name={path!r}: no such file (working directory: {Path.cwd()}).")
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"name={path!r} cannot be read as JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"name={path!r} holds a {type(content).__name__}; an architecture is a JSON object.")
+    return content
+
+
+def _preprocess(name: str, pretrained: str | None) -> dict[str, Any]:
+    """What images need: for the weights of the tag, else for the first ones that open_clip lists for the model."""
+    default = {
+        "interpolation": "bicubic",
+        "mean": (0.48145466, 0.4578275, 0.40821073),
+        "std": (0.26862954, 0.26130258, 0.27577711),
+    }
+    if name == "tiny" or name.endswith(".json"):
+        return default
+    from open_clip import get_pretrained_cfg, list_pretrained_tags_by_model  # noqa: PLC0415  (slow to import)
+
+    of_tag = [get_pretrained_cfg(name, tag) for tag in (pretrained or "", *list_pretrained_tags_by_model(name))]
+    return {**default, **next(filter(None, of_tag), {})}
+
+
+def _side(size: Any) -> int:
+    sides = {int(s) for s in size} if isinstance(size, (list, tuple)) else {int(size)}
+    if len(sides) != 1:
+        raise ValueError(f"image_size {size}")
+    return sides.pop()
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    one, two, three = (float(v) for v in values)
+    return one, two, three
