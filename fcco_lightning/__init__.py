@@ -11,14 +11,15 @@ __version__ = "0.1.0"
 _HOME = {
     "algorithms": "ALEXR ALEXR2 BSGD MOAP MSVR OOA SGD SMD SOAP SONEX SONX SOX SOXBoost Algorithm",
     "ambiguity": "AmbiguitySet CappedSimplex",
-    "constraints": "Constraint GeometricRho HingePenalty MeanAtMost MeanDifferenceAtMost Penalty "
-    "QuantileScores RawScores ROCFairness SmoothedHingePenalty SquaredHingePenalty StandardScores",
+    "constraints": "Constraint GeometricRho HingePenalty MeanAtMost MeanDifferenceAtMost NonForgetting "
+    "Penalty QuantileScores RawScores ROCFairness SmoothedHingePenalty SquaredHingePenalty StandardScores",
     "data": "GroupBy TensorTable",
     "data.datamodules": "GroupedImageDataModule GroupedTabularDataModule SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "estimators": "EMA CorrectedEMA DualAscent DualMirror DualProx Estimator Minibatch ScaledEMA",
-    "models": "TabularMLP TimmModel",
-    "objectives": "AUC ChiSquareGroupDRO CrossEntropy CrossEntropyLoss CVaRGroupDRO GroupObjective KLGroupDRO "
+    "models": "BatchNetwork CLIPModel ParameterGroup TabularMLP TimmModel",
+    "objectives": "AUC ChiSquareGroupDRO CrossEntropy CrossEntropyLoss CVaRGroupDRO GlobalContrastive GroupObjective "
+    "InfoNCE KLGroupDRO "
     "LogisticLoss LogisticPair MultiLabelLoss MultiTaskGroupDRO Objective PairLoss Quantity SigmoidPair SoftRate "
     "SquaredHingePair SquaredLoss SquaredPair WorstGroupDRO",
     "outer": "Hinge MoreauEnvelope MoreauSmoothing NoSmoothing OuterFunction Smoothing",

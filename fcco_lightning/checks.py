@@ -24,6 +24,13 @@ def non_negative(name: str, value: float) -> float:
     return value
 
 
+def greater(name: str, value: float, bound: float, *, equal: bool = False) -> float:
+    """Return ``value`` if it is finite and > ``bound`` (or >= it), else raise :class:`ConfigError` naming it."""
+    if not (_is_finite(value) and (value > bound or (equal and value == bound))):
+        raise ConfigError(f"{name} must be a finite number {'>=' if equal else '>'} {bound:g}, got {value!r}.")
+    return value
+
+
 def finite(name: str, value: float) -> float:
     """Return ``value`` if it is a finite number, else raise :class:`ConfigError` naming the argument."""
     if not _is_finite(value):

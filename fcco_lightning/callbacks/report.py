@@ -5,17 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.records import Batch
 from fcco_lightning.training import Evaluation, FCCOModule
-from fcco_lightning.training.evaluation import concatenate, evaluation_columns
 
 _PRINTED_ROWS = 5
 
@@ -82,7 +79,7 @@ class Report(Callback):
         report: dict[str, Any] = {}
         final: dict[str, tuple[Tensor, Batch]] = {}
         for split, loader in loaders().items():
-            outputs, columns = _outputs(pl_module, loader)
+            outputs, columns = pl_module.evaluate(loader)
             summary = pl_module.summarise(split, outputs, columns)
             report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns)
             final[split] = (outputs, columns)
@@ -116,19 +113,6 @@ class Report(Callback):
 def _scalars(part: dict[str, Any]) -> dict[str, Any]:
     """All values of all constraints and groups are for the file, not for the terminal."""
     return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list)}
-
-
-@torch.no_grad()
-def _outputs(module: FCCOModule, loader: DataLoader[Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs and columns of a whole split on the CPU, for which every process evaluates its part."""
-    was_training = module.training
-    module.eval()
-    parts = []
-    for batch in loader:
-        moved = module.transfer_batch_to_device(batch, module.device, 0)
-        parts.append((module(moved["x"]).cpu(), evaluation_columns(batch)))
-    module.train(was_training)
-    return concatenate(parts, module.processes)
 
 
 def _as_reported(summary: dict[str, float]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Constraints h(w) <= 0 and the penalties that carry them into the objective."""
 
 from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.forgetting import NonForgetting
 from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost
 from fcco_lightning.constraints.penalty import (
     GeometricRho,
@@ -24,6 +25,7 @@ __all__ = [
     "HingePenalty",
     "MeanAtMost",
     "MeanDifferenceAtMost",
+    "NonForgetting",
     "Penalty",
     "QuantileScores",
     "ROCFairness",

@@ -19,16 +19,31 @@ class Constraint(ABC):
         kappa: tolerance.
         names: a short name per row, used in logs and pictures; its length is m.
         width: k.
+        part: of a batch to which several loaders contribute: what the constraint is measured on; None for the
+            objective's part.
     """
 
     kappa: float
     names: list[str]
     width: int
+    part: str | None = None
 
     @property
     def num_rows(self) -> int:
         """Number of rows h_i."""
         return len(self.names)
+
+    def adapt(self, datamodule: Any) -> None:  # noqa: B027 - most constraints need to know nothing
+        """Take from the datamodule (or None) what must be known of the data before the first batch."""
+
+    def reference(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        """Columns (n,) to remember of the weights from which training starts; by default none.
+
+        Args:
+            outputs: of the network with these weights, for a whole split.
+            batch: the split's columns.
+        """
+        return {}
 
     @abstractmethod
     def inner(self, outputs: Any, batch: Batch) -> Inner:

@@ -2,6 +2,7 @@
 
 from fcco_lightning.objectives.auc import AUC
 from fcco_lightning.objectives.base import Objective, binary_scores
+from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
 from fcco_lightning.objectives.group_dro import (
     ChiSquareGroupDRO,
@@ -28,8 +29,10 @@ __all__ = [
     "ChiSquareGroupDRO",
     "CrossEntropy",
     "CrossEntropyLoss",
+    "GlobalContrastive",
     "GroupMaxForm",
     "GroupObjective",
+    "InfoNCE",
     "KLGroupDRO",
     "LogisticLoss",
     "LogisticPair",

@@ -3,6 +3,7 @@
 from abc import ABC
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import ConfigError, DataError
@@ -22,13 +23,16 @@ class Objective(nn.Module, ABC):
         distinct: the indices of one batch are all different by construction (groups, constraints), so that duplicates
             need not be looked for.
         figures: what a run reports unless told otherwise: AUC and the like of two classes ("binary"), accuracy of the
-            worst groups (column ``group``, "groups"), of tasks x groups ("tasks"), or what was learnt and forgotten ("continual").
+            worst groups (column ``group``, "groups"), of tasks x groups ("tasks"), or what was learnt and forgotten
+            ("continual").
+        dtype: of the rows, unless a wider one is asked for.
     """
 
     outer: OuterFunction | None = None
     width: int = 1
     distinct: bool = False
     figures: Literal["binary", "groups", "tasks", "continual"] = "binary"
+    dtype: torch.dtype = torch.float32
 
     def num_rows(self, num_samples: int) -> int:
         """n, the rows that the compositional part needs for a training split of ``num_samples``."""

@@ -59,6 +59,39 @@ class Log(OuterFunction):
 
 
 @dataclass(frozen=True)
+class LogWithTemperature(OuterFunction):
+    r"""``f(u, tau) = sum_j tau_j (log u_j + rho)``: a contrastive loss whose temperature is learnt.
+
+    A row holds (u_1 .. u_k, tau_1 .. tau_k), all > 0.  Not convex; smooth for u above ``floor``.
+
+    Args:
+        rho: margin, > 0: minimised over tau_j it bounds the KL divergence of the negatives' weights.
+        floor: inner values u_j below it count as ``floor``, > 0.
+    """
+
+    rho: float = 6.5
+    floor: float = 1e-12
+    convex = False
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("rho", self.rho)
+        positive("floor", self.floor)
+
+    def value(self, u: Tensor) -> Tensor:
+        inner, tau = self._split(u)
+        return (tau * (inner.log() + self.rho)).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        inner, tau = self._split(u)
+        return torch.cat([tau / inner, inner.log() + self.rho], dim=-1)
+
+    def _split(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        inner, tau = u.chunk(2, dim=-1)
+        return inner.clamp(min=self.floor), tau
+
+
+@dataclass(frozen=True)
 class NegativeLog(OuterFunction):
     r"""``f(u) = -tau sum_j log u_j`` for u > 0, ``inf`` elsewhere: convex and decreasing (latent variable models, 001).
 

@@ -2,6 +2,7 @@
 
 from fcco_lightning.problem.engine import Backend, Engine, PlainBackend
 from fcco_lightning.problem.forward import Elsewhere, InnerFunctions, Measured, RandomState
+from fcco_lightning.problem.parts import other_columns, outputs_of
 from fcco_lightning.problem.problem import Problem, Surrogate
 from fcco_lightning.problem.terms import Term
 from fcco_lightning.problem.union import Union, unite
@@ -18,5 +19,7 @@ __all__ = [
     "Surrogate",
     "Term",
     "Union",
+    "other_columns",
+    "outputs_of",
     "unite",
 ]

@@ -116,7 +116,7 @@ class Engine:
         """One batch: forward(s), rows, backward, and whatever step the algorithm makes of it.
 
         Args:
-            batch: columns with the samples' ``index``.
+            batch: columns with the samples' ``index``; or parts of several loaders, the objective's first.
             optimizer: the user's, over the trainable parameters.
             last_batch: the epoch ends with this batch, so a double loop closes.
 
@@ -221,7 +221,8 @@ class Engine:
         with self.processes.guard():
             outputs, elsewhere = self._outputs(batch, weights)
         # behind it all processes compute the same, so they fail together
-        union = unite(outputs, batch, self.problem.sample_states, self.processes, stop=self.stop_asked)
+        network, states = self.functions.network, self.problem.sample_states
+        union = unite(outputs, batch, network, states, self.processes, stop=self.stop_asked)
         self.stop_agreed = union.stop
         now = self.functions(union.outputs[0], union.batch)
         if elsewhere is None:

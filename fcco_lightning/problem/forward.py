@@ -9,6 +9,7 @@ from torch.func import functional_call
 
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.objectives import Objective
+from fcco_lightning.problem.parts import outputs_of, part
 from fcco_lightning.records import Batch, Inner
 
 
@@ -32,7 +33,8 @@ class InnerFunctions(nn.Module):
     processes together (:meth:`forward`).
 
     Args:
-        network: called as ``network(batch["x"])``.
+        network: called as ``network(batch["x"])``, or with the whole batch if it is a
+            :class:`~fcco_lightning.models.BatchNetwork`.
         objective: the objective.
         constraints: the constraints to measure; empty where the algorithm does not use them.
     """
@@ -44,15 +46,19 @@ class InnerFunctions(nn.Module):
 
     def outputs(self, batch: Batch, call: Callable[..., Any] | None = None) -> Any:
         """The network's outputs; ``call`` takes the place of the network."""
-        return (call or self.network)(batch["x"])
+        return outputs_of(self.network, batch, call)
 
-    def forward(self, outputs: Tensor, batch: Batch, *, direct: bool = True) -> Measured:
-        """All estimates from the network's outputs; ``direct=False`` leaves out the objective's direct part."""
+    def forward(self, outputs: Any, batch: Batch, *, direct: bool = True) -> Measured:
+        """All estimates from the network's outputs; ``direct=False`` leaves out the objective's direct part.
+
+        Where a batch has parts, the objective is measured on the first and every constraint on its own.
+        """
+        own = part(outputs, batch, None)
         inner: list[Inner | None] = []
         if self.objective.outer is not None:
-            inner.append(self.objective.inner(outputs, batch))
-        inner += [c.inner(outputs, batch) for c in self.constraints]
-        return Measured(self.objective.direct(outputs, batch) if direct else None, inner)
+            inner.append(self.objective.inner(*own))
+        inner += [c.inner(*part(outputs, batch, c.part)) for c in self.constraints]
+        return Measured(self.objective.direct(*own) if direct else None, inner)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that are trained, by name."""

@@ -100,17 +100,19 @@ class Problem(nn.Module):
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
         self.constraints = list(constraints) if algorithm.uses_constraints and self.penalty.rho > 0 else []
         m = sum(c.num_rows for c in self.constraints)
-        make = partial(Term, dtype=dtype, processes=self.processes)
+        make = partial(Term, processes=self.processes)
         terms = []
         if objective.outer is not None:
             n, remembers = objective.num_rows(num_samples), algorithm.objective_estimator.remembers
             per_sample = n == num_samples and not objective.distinct
             own_layout: Layout = layout if per_sample else "auto"
-            terms.append(make("objective", n, objective.width, 1.0, objective.distinct, remembers, layout=own_layout))
+            own_dtype = torch.promote_types(dtype, objective.dtype)
+            size = (n, objective.width, 1.0, objective.distinct, remembers)
+            terms.append(make("objective", *size, dtype=own_dtype, layout=own_layout))
             terms[0].per_sample = per_sample
         remembers = algorithm.estimator.remembers
         terms += [
-            make("penalty", c.num_rows, c.width, c.num_rows / m, distinct=True, remembers=remembers)
+            make("penalty", c.num_rows, c.width, c.num_rows / m, distinct=True, remembers=remembers, dtype=dtype)
             for c in self.constraints
         ]
         self.terms = nn.ModuleList(terms)

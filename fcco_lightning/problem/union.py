@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.distributed import Processes
+from fcco_lightning.problem.parts import other_columns, parts_of
 from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState
 
@@ -28,29 +29,54 @@ class Union(NamedTuple):
 
 
 def unite(
-    outputs: Sequence[Any], batch: Batch, states: Sequence[DualState], processes: Processes, *, stop: bool = False
+    outputs: Sequence[Any],
+    batch: Batch,
+    network: nn.Module,
+    states: Sequence[DualState],
+    processes: Processes,
+    *,
+    stop: bool = False,
 ) -> Union:
-    """Gather outputs and columns of all processes, in one collective, with the graph of this process's outputs.
+    """Gather outputs and columns of all processes, with the graph of this process's outputs.
 
-    Where every process holds the rows of its own samples (:class:`~fcco_lightning.data.samplers.OwnerBatches` sees to
-    it), these come along, and reading the state needs no collective of its own.
+    One collective, or one for every part of a batch that has several.  Where every process holds the rows of its own
+    samples (:class:`~fcco_lightning.data.samplers.OwnerBatches` sees to it), these come along, and reading the state
+    needs no collective of its own.
 
     Args:
         outputs: of the network, tensors or nested tuples, lists and dicts of tensors with first dimension b.
-        batch: this process's columns, b samples.
-        states: the dual states with a row per sample.
+        batch: this process's columns, b samples; or parts with b_1, b_2, ... samples, the objective's first.
+        network: whose inputs are left out.
+        states: the dual states with a row per sample of the objective.
         processes: of the job.
         stop: whether this process was asked to stop.
     """
     if processes.size == 1:
         return Union(list(outputs), batch, stop)
+    parts = parts_of(batch)
+    if parts is None:
+        return _unite(outputs, other_columns(network, batch), states, processes, stop=stop)
+    united: list[dict[str, Any]] = [{} for _ in outputs]
+    columns: dict[str, Batch] = {}
+    for position, (name, own) in enumerate(parts.items()):
+        mine = [] if position else states
+        one = _unite([o[name] for o in outputs], other_columns(network, own), mine, processes, stop=stop)
+        columns[name], stop = one.batch, one.stop
+        for point, found in zip(united, one.outputs, strict=True):
+            point[name] = found
+    return Union(united, columns, stop)  # type: ignore[arg-type]
+
+
+def _unite(
+    outputs: Sequence[Any], columns: Batch, states: Sequence[DualState], processes: Processes, *, stop: bool
+) -> Union:
     with processes.guard():
         leaves, structure = pytree.tree_flatten(list(outputs))
-        columns = {name: c for name, c in batch.items() if isinstance(c, Tensor) and name != "x"}
-        divided = [s for s in states if s.divided and "index" in batch]
-        scattered = not all(s.owns(s.checked_index(batch["index"])) for s in divided)
+        divided = [s for s in states if s.divided and "index" in columns]
+        scattered = not all(s.owns(s.checked_index(columns["index"])) for s in divided)
         brought = [
-            s.rows.new_zeros(len(batch["index"]), s.width) if scattered else s.read_own(batch["index"]) for s in divided
+            s.rows.new_zeros(len(columns["index"]), s.width) if scattered else s.read_own(columns["index"])
+            for s in divided
         ]
     union = processes.gather([*leaves, *columns.values(), *brought], STOP * stop | SCATTERED * scattered)
     whole = iter(union.tensors)

@@ -1,6 +1,6 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +20,9 @@ from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
+from fcco_lightning.models import BatchNetwork, ParameterGroup
 from fcco_lightning.objectives import AUC, Objective
-from fcco_lightning.problem import Engine, InnerFunctions, Problem
+from fcco_lightning.problem import Engine, InnerFunctions, Problem, other_columns, outputs_of
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
@@ -29,10 +30,10 @@ from fcco_lightning.training.evaluation import (
     EVALUATIONS,
     Evaluation,
     concatenate,
-    evaluation_columns,
     summarise,
 )
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
+from fcco_lightning.training.old_model import References
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
@@ -47,7 +48,8 @@ class FCCOModule(LightningModule):
     ``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))  subject to  h_j(w) <= 0``, the constraints through a penalty.
 
     Args:
-        network: maps ``batch["x"]`` to outputs; layers of unknown input width are sized from the data.
+        network: maps ``batch["x"]`` to outputs, or the whole batch if it is a :class:`~fcco_lightning.BatchNetwork`;
+            layers of unknown input width are sized from the data.
         objective: the objective; AUC by default.
         constraints: constraints h_j(w) <= 0, any number.
         penalty: how constraints enter; a hinge with rho = 10 by default.
@@ -111,6 +113,7 @@ class FCCOModule(LightningModule):
         self.problem: Problem | None = None
         self._engine: Engine | None = None
         self._restored: dict[str, Any] | None = None
+        self._references: References | None = None
         self._collected: dict[int, list[tuple[Tensor, dict[str, Tensor]]]] = {}
         self._was_vacuous: dict[str, bool] = {}
         self.last_summaries: dict[str, dict[str, float]] = {}
@@ -153,6 +156,8 @@ class FCCOModule(LightningModule):
         datamodule = getattr(self.trainer, "datamodule", None)
         self.evaluation.group_names = getattr(datamodule, "group_names", self.evaluation.group_names)
         with self.processes.together():
+            if isinstance(self.network, BatchNetwork):
+                self.network.adapt(datamodule)
             self._size_network(getattr(datamodule, "num_features", None))
             if stage == "fit":
                 self._make_problem(datamodule)
@@ -170,6 +175,8 @@ class FCCOModule(LightningModule):
             )
         if self.problem is None:
             self.objective.adapt(datamodule)
+            for constraint in self.constraints:
+                constraint.adapt(datamodule)
             self.num_samples = int(n)
             self.problem = Problem(
                 self.objective,
@@ -212,8 +219,7 @@ class FCCOModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule."""
         self._take_over_accumulation()
-        optimizer = self.optimizer(self._parameter_groups())
-        self._set_apart(optimizer)
+        optimizer = self._make_optimizer()
         self._typed = typed_hyperparameters(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")
@@ -237,20 +243,23 @@ class FCCOModule(LightningModule):
             scheduler.set_total(int(total))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
-    def _parameter_groups(self) -> list[Any]:
-        own = [p for p in self.objective.parameters() if p.requires_grad]
-        others = [p for p in self.network.parameters() if p.requires_grad]
-        return [{"params": others}, {"params": own}] if own else others
-
-    def _set_apart(self, optimizer: Optimizer) -> None:
-        """The objective's parameters have their own step size and are not pulled to zero."""
-        if len(optimizer.param_groups) < 2:
-            return
-        group = optimizer.param_groups[1]
-        for decay in {"weight_decay", "mu"} & set(group):
-            group[decay] = 0.0
-        if self.objective_lr is not None:
-            group["lr"] = self.objective_lr
+    def _make_optimizer(self) -> Optimizer:
+        """The optimizer over the groups of the network's parameters and, without decay, the objective's own."""
+        network, own = self.network, [p for p in self.objective.parameters() if p.requires_grad]
+        if isinstance(network, BatchNetwork):
+            groups = network.parameter_groups()
+        else:
+            groups = [ParameterGroup([p for p in network.parameters() if p.requires_grad])]
+        if own:
+            groups = [*groups, ParameterGroup(own, decay=False)]
+        optimizer = self.optimizer([{"params": g.params} for g in groups])
+        for group, wanted in zip(optimizer.param_groups, groups, strict=True):
+            group["lr"] *= wanted.lr_scale
+            for decay in set() if wanted.decay else {"weight_decay", "mu"} & set(group):
+                group[decay] = 0.0
+        if own and self.objective_lr is not None:
+            optimizer.param_groups[-1]["lr"] = self.objective_lr
+        return optimizer
 
     def _take_over_accumulation(self) -> None:
         """One update of w per K batches is what Lightning knows as accumulation; its counters then agree."""
@@ -262,6 +271,7 @@ class FCCOModule(LightningModule):
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
         problem = self._require(self.problem)
+        self._know_old_model()
         functions = InnerFunctions(self.network, self.objective, problem.constraints)
         self._engine = Engine(functions, problem, self.backend)
         if self._restored is not None:
@@ -286,6 +296,29 @@ class FCCOModule(LightningModule):
         set_random_streams(self._restored["random"])
         self._restored = None
 
+    def _know_old_model(self) -> None:
+        """Give every split the columns that constraints and evaluation remember of the weights training started from.
+
+        Measured once, before the first step; a checkpoint holds them, and evaluating one finds them there.
+        """
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        if not hasattr(datamodule, "add_columns"):
+            return
+        kept = self._restored.get("references") if self._restored is not None else self._references
+        if kept is None and self.trainer.state.fn == "fit":
+            columns: dict[str, dict[str, Tensor]] = {}
+            for split, loader in datamodule.evaluation_loaders().items():
+                outputs, given = self.evaluate(loader)
+                columns[split] = self.evaluation.reference(outputs, given)
+                for constraint in self.constraints:
+                    columns[split] |= constraint.reference(outputs, given)
+            kept = References(datamodule.references(), columns)
+        if kept is not None:
+            self._references = References(*kept)
+            self._references.check(datamodule.references())
+            for split, found in self._references.columns.items():
+                datamodule.add_columns(split, found)
+
     @property
     def _raw_optimizer(self) -> Optimizer:
         return self.trainer.optimizers[0]
@@ -304,7 +337,7 @@ class FCCOModule(LightningModule):
     # -------------------------------------------------------------------------------------------------- training
 
     def forward(self, x: Any) -> Any:
-        """The network's outputs."""
+        """The network's outputs, for what it takes: ``batch["x"]``, or the batch."""
         return self.network(x)
 
     def on_train_epoch_start(self) -> None:
@@ -367,9 +400,10 @@ class FCCOModule(LightningModule):
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
             self.trainer.save_checkpoint(Path(saver.dirpath) / "recovered.ckpt")
 
-    def _endless_batches(self) -> Iterator[dict[str, Tensor]]:
-        while True:
-            for batch in self.trainer.train_dataloader or ():
+    def _endless_batches(self) -> Iterator[dict[str, Any]]:
+        loader = self.trainer.fit_loop._combined_loader
+        while loader is not None:
+            for batch, *_ in loader:
                 yield self.trainer.strategy.batch_to_device(batch)
 
     # ------------------------------------------------------------------------------------------------ evaluation
@@ -380,7 +414,13 @@ class FCCOModule(LightningModule):
 
     def on_validation_start(self) -> None:
         """All processes evaluate the same network."""
+        if self.trainer.state.fn == "validate":
+            self._know_old_model()
         self._share_statistics()
+
+    def on_test_start(self) -> None:
+        """What the checkpoint remembers of the old model belongs to the data."""
+        self._know_old_model()
 
     def _share_statistics(self) -> None:
         """Average what BatchNorm has seen: each process has updated its own running statistics."""
@@ -401,10 +441,24 @@ class FCCOModule(LightningModule):
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Outputs with the samples' index."""
-        return {"index": batch["index"], "output": self.network(batch["x"])}
+        return {"index": batch["index"], "output": outputs_of(self.network, batch)}
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
-        self._collected.setdefault(loader, []).append((self.network(batch["x"]), evaluation_columns(batch)))
+        found = outputs_of(self.network, batch), other_columns(self.network, batch)
+        self._collected.setdefault(loader, []).append(found)
+
+    @torch.no_grad()
+    def evaluate(self, loader: Iterable[dict[str, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs and columns of a whole split on the CPU, for which every process evaluates its part."""
+        was_training = self.training
+        self.eval()
+        parts = []
+        with self.trainer.precision_plugin.val_step_context():
+            for batch in loader:
+                moved = self.transfer_batch_to_device(batch, self.device, 0)
+                parts.append((outputs_of(self.network, moved).cpu(), other_columns(self.network, batch)))
+        self.train(was_training)
+        return concatenate(parts, self.processes)
 
     def _report(self, names: Sequence[str]) -> None:
         collected, self._collected = self._collected, {}
@@ -459,6 +513,7 @@ class FCCOModule(LightningModule):
             "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": self._typed},
             "random": random_streams(),
             "skipped_batches": self.skipped_batches,
+            "references": None if self._references is None else tuple(self._references),
         }
 
     def dual_states(self) -> dict[str, DualState]:
@@ -483,6 +538,8 @@ class FCCOModule(LightningModule):
             for name in [n for n in weights if n.startswith("problem.")]:
                 del weights[name]
             checkpoint["state_dict"] = weights | self._own_rows()
+            kept = stored.get("references")
+            self._references = None if kept is None else References(*kept)
             return
         if stored["algorithm"] != self.algorithm.name:
             raise CheckpointError(

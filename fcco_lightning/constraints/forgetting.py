@@ -1,0 +1,80 @@
+"""Constraints of continual learning: what the old model could do, the new one still does."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import finite
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives import CrossEntropyLoss, Quantity
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Batch, Inner
+
+
+class NonForgetting(Constraint):
+    r"""``h_k(w) = L_k(w; D_k) - L_k(w_old; D_k) <= 0`` for every protected task k (004 F.3).
+
+    L_k is the mean of a loss over the samples of task k, w_old the weights from which training starts.  The old model's
+    loss of every sample is measured once, before the first step, and kept with the checkpoint; a batch estimates h_k by
+    the mean of ``loss(w) - loss(w_old)`` over its samples of task k, which is exactly 0 at w = w_old.
+
+    Samples come from the part "protected" of a batch, with the columns ``task`` (k >= 0; other samples count nowhere)
+    and ``old_loss``.  A task that a batch lacks leaves its row untouched.
+
+    Args:
+        loss: of a sample; cross-entropy over the classes by default (004 F.3: the logistic loss).
+        kappa: how much worse than the old model a task may become, in units of the loss; 0 for not at all, < 0 for a
+            margin.
+        names: of the tasks; None takes them from the datamodule.
+    """
+
+    width = 1
+    part = "protected"
+
+    def __init__(self, loss: Quantity | None = None, kappa: float = 0.0, names: Sequence[str] | None = None) -> None:
+        self.loss, self.kappa = loss or CrossEntropyLoss(), finite("kappa", kappa)
+        self.names = list(names or ())
+
+    def adapt(self, datamodule: Any) -> None:
+        found = list(getattr(datamodule, "task_names", None) or ())
+        if self.names and found and self.names != found:
+            raise ConfigError(f"names={self.names} of NonForgetting, but the data protects {found}. Leave names out.")
+        self.names = self.names or found
+        if not self.names:
+            raise ConfigError(
+                "NonForgetting has no task to protect: name them in the data (--data.protected), or leave the "
+                "constraint out."
+            )
+
+    def reference(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """``old_loss``, shape (n,)."""
+        return {"old_loss": self.loss(outputs, batch).detach()}
+
+    def inner(self, outputs: Any, batch: Batch) -> Inner:
+        for name in ("task", "old_loss"):
+            if name not in batch:
+                raise DataError(
+                    f"NonForgetting needs the column {name!r}, the batch has {sorted(batch)}. Use a datamodule of "
+                    "protected tasks, such as ContinualCLIPDataModule."
+                )
+        task = batch["task"]
+        change = self.loss(outputs, batch)
+        change = change - batch["old_loss"].to(change.dtype)
+        size = len(self.names)
+        if bool((task >= size).any()):
+            raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")
+        kept = task >= 0
+        change, task = change[kept], task[kept]
+        counts = torch.bincount(task, minlength=size)
+        sums = change.new_zeros(size).index_add(0, task, change)
+        present = counts.nonzero().squeeze(1)
+        return Inner(present, (sums[present] / counts[present].to(sums.dtype)).unsqueeze(1))
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return phi
+
+    def violation(self, values: Tensor) -> Tensor:
+        return values[:, 0] - self.kappa

@@ -1,0 +1,193 @@
+"""Contrastive losses of image-text pairs: the global one, whose rows remember every pair, and that of a mini-batch."""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fcco_lightning.checks import greater
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives.base import Objective
+from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
+from fcco_lightning.records import Batch, Inner
+
+LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
+
+
+class Temperature(nn.Module):
+    """``tau = least + (start - least) exp(theta)`` with theta trained from 0: it never falls to ``least``.
+
+    Args:
+        start: tau at the beginning, > ``least``.
+        least: bound, >= 0.004.
+    """
+
+    def __init__(self, start: float, least: float = 0.005) -> None:
+        super().__init__()
+        self.least = greater("tau_min", least, LEAST_TAU, equal=True)
+        self.span = greater("tau", start, least) - least
+        self.theta = nn.Parameter(torch.zeros(()))
+
+    def forward(self) -> Tensor:
+        """Tau, a scalar with graph."""
+        return self.least + self.span * self.theta.exp()
+
+
+class GlobalContrastive(Objective):
+    r"""The two-way global contrastive loss (004 F.3, E-004-13): every pair against all n, not those of a batch.
+
+    With unit embeddings I_i, T_i of image and text i, ``s_ij = <I_i, T_j>``:
+
+    ``F(w) = (1/n) sum_i tau log g_i1(w) + tau log g_i2(w)``,
+    ``g_i1 = (1/n) sum_j exp((s_ij - s_ii) / tau)`` (image i against all texts) and
+    ``g_i2 = (1/n) sum_j exp((s_ji - s_ii) / tau)`` (text i against all images),
+
+    which is the paper's up to the constant 2 tau log n.  Row i remembers (u_i1, u_i2).  With ``SOX`` it is SogCLR; with
+    ``BSGD`` and ``positive="batch"`` the gradient is that of CLIP's mini-batch loss, times 2 tau.
+
+    Inner values are formed in log space and remembered in float64, so that none overflows: they reach exp(2/tau).
+
+    With ``learn="global"`` the temperature is trained with the network, and a margin rho keeps it from vanishing:
+    ``(1/n) sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
+    negatives within a KL ball.  ``--model.objective_lr`` sets the temperature's own step size.
+
+    Args:
+        tau: temperature, >= 0.004 (004 F.3: 0.05); the one to start from if it is learnt.
+        learn: "no", or "global" for one temperature of all pairs.
+        rho: margin of a learnt temperature, > 0.
+        tau_min: lower bound of a learnt temperature, >= 0.004.
+        positive: the weight of pair i itself among its n negatives, of which a batch holds B: "dataset" is 1/n, with
+            which the estimate is unbiased; "batch" is 1/B, as mini-batch losses have it; "none" leaves it out (SogCLR).
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    width = 2
+    figures = "continual"
+    dtype = torch.float64
+
+    def __init__(
+        self,
+        tau: float = 0.05,
+        learn: Literal["no", "global"] = "no",
+        rho: float = 6.5,
+        tau_min: float = 0.005,
+        positive: Literal["dataset", "batch", "none"] = "dataset",
+    ) -> None:
+        super().__init__()
+        if positive not in ("dataset", "batch", "none"):
+            raise ConfigError(f"positive must be 'dataset', 'batch' or 'none', got {positive!r}.")
+        if learn not in ("no", "global"):
+            raise ConfigError(f"learn must be 'no' or 'global', got {learn!r}.")
+        self.tau = greater("tau", tau, LEAST_TAU, equal=True)
+        self.positive = positive
+        self.temperature = Temperature(tau, tau_min) if learn == "global" else None
+        self.width = 2 if self.temperature is None else 4
+        self.outer: OuterFunction = self._outer(math.exp(-2 / self.tau), rho)
+        self.rho = rho
+        self._num_samples: int | None = None
+        self._weights: Tensor | None = None
+
+    def num_rows(self, num_samples: int) -> int:
+        """N pairs."""
+        self._num_samples = num_samples
+        if self.positive != "none":  # g_i >= 1/n, because pair i is among its own negatives
+            self.outer = self._outer(1 / num_samples, self.rho)
+        return num_samples
+
+    def _outer(self, least: float, rho: float) -> OuterFunction:
+        if self.temperature is None:
+            return Log(self.tau, floor=least)
+        return LogWithTemperature(rho, floor=least)
+
+    def inner(self, outputs: Any, batch: Batch) -> Inner:
+        """Estimates from the B pairs of a batch, each against all of it.
+
+        Raises:
+            DataError: if the outputs are not pairs, or a batch holds fewer than two.
+        """
+        similarity = similarities(outputs)
+        size = len(similarity)
+        if size < 2:
+            raise DataError(f"a contrastive loss needs at least 2 pairs in a batch, got {size}. Raise batch_size.")
+        tau: Tensor | float = self.tau if self.temperature is None else self.temperature().to(similarity.dtype)
+        # log of (weight of text j for image i) * exp(s_ij / tau); the division by exp(s_ii / tau) follows
+        scaled = self._log_weights(similarity) + similarity / tau
+        own = (similarity.diagonal() / tau).unsqueeze(1)
+        sums = torch.stack([scaled.logsumexp(1), scaled.logsumexp(0)], dim=1)
+        values = (sums - own).double().exp()
+        if isinstance(tau, Tensor):
+            values = torch.cat([values, tau.double().expand(size, 2)], dim=1)
+        return Inner(batch["index"], values)
+
+    def _log_weights(self, like: Tensor) -> Tensor | float:
+        """Logarithm of the weight of every negative; it depends on the size of the batch only."""
+        size = len(like)
+        own, others = self._shares(size)
+        if own == others:
+            return math.log(own)
+        kept = self._weights
+        if kept is None or len(kept) != size or kept.dtype != like.dtype or kept.device != like.device:
+            kept = like.new_full((size, size), math.log(others))
+            kept.fill_diagonal_(math.log(own) if own else -math.inf)
+            self._weights = kept
+        return kept
+
+    def _shares(self, size: int) -> tuple[float, float]:
+        """Weights of a pair itself and of each of the B - 1 others."""
+        if self.positive == "batch":
+            return 1 / size, 1 / size
+        own = 0.0
+        if self.positive == "dataset":
+            if self._num_samples is None:
+                raise ConfigError("positive='dataset' needs the number of pairs: call num_rows(n), as Problem does.")
+            own = 1 / self._num_samples
+        return own, (1 - own) / (size - 1)
+
+
+class InfoNCE(Objective):
+    r"""The mini-batch contrastive loss of CLIP: biased, remembers nothing, no inner functions.
+
+    ``tau (CE(S / tau) + CE(S^T / tau))`` with S = (s_ij) of the batch and CE the mean cross-entropy of the diagonal:
+    :class:`GlobalContrastive` for a data set of one batch, up to 2 tau log B.  With a learnt temperature the factor tau
+    is left out and the two are averaged, as in CLIP.
+
+    Args:
+        tau: temperature, >= 0.004.
+        learn: train the temperature too.
+        tau_min: lower bound of a learnt temperature, >= 0.004.
+    """
+
+    figures = "continual"
+
+    def __init__(self, tau: float = 0.05, learn: bool = False, tau_min: float = 0.005) -> None:
+        super().__init__()
+        self.tau = greater("tau", tau, LEAST_TAU, equal=True)
+        self.temperature = Temperature(tau, tau_min) if learn else None
+
+    def direct(self, outputs: Any, batch: Batch) -> Tensor:  # noqa: ARG002
+        similarity = similarities(outputs)
+        tau: Tensor | float = self.tau if self.temperature is None else self.temperature().to(similarity.dtype)
+        pairs = torch.arange(len(similarity), device=similarity.device)
+        both = cross_entropy(similarity / tau, pairs) + cross_entropy(similarity.T / tau, pairs)
+        return both / 2 if self.temperature is not None else self.tau * both
+
+
+def similarities(outputs: Any) -> Tensor:
+    """S = (s_ij), shape (B, B), at least in float32 also under autocast: 1/tau magnifies whatever is rounded away.
+
+    Raises:
+        DataError: if ``outputs`` are not embeddings of as many images as texts.
+    """
+    image, text = outputs if isinstance(outputs, tuple) and len(outputs) == 2 else (None, None)
+    if not isinstance(image, Tensor) or not isinstance(text, Tensor) or image.dim() != 2 or image.shape != text.shape:
+        raise DataError(
+            "a contrastive loss needs a network that returns embeddings of images and texts, both (B, d). Use "
+            "CLIPModel, and batches with the columns x and text."
+        )
+    wide = torch.promote_types(image.dtype, torch.float32)
+    with torch.autocast(image.device.type, enabled=False):
+        return image.to(wide) @ text.to(wide).T
