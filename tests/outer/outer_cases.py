@@ -16,6 +16,7 @@ from fcco_lightning.outer import (
     KullbackLeibler,
     Log,
     LogSumExp,
+    LogWithTemperature,
     Maximum,
     MoreauEnvelope,
     NegativeLog,
@@ -81,10 +82,12 @@ WITHOUT_PROX = [
 ]
 WITH_PROX = PLAIN + ENVELOPES
 CONVEX = WITH_PROX + WITHOUT_PROX
-NOT_CONVEX = [
+NOT_CONVEX_WITH_PROX = [
     Case(Log(tau=0.5), low=0.5, kinks=((1.0,),)),
     Case(Ratio(), 2, low=0.5, kinks=((1.0, 1.0),)),
 ]
+NOT_CONVEX = [*NOT_CONVEX_WITH_PROX, Case(LogWithTemperature(rho=0.3), 4, low=0.3, kinks=((1.0, 1.0, 0.5, 0.5),))]
+WITHOUT_PROX += NOT_CONVEX[-1:]
 ALL_OUTER = CONVEX + NOT_CONVEX
 
 

@@ -3,7 +3,7 @@ import torch
 from outer_cases import (
     ALL_OUTER,
     CONVEX,
-    NOT_CONVEX,
+    NOT_CONVEX_WITH_PROX,
     WITH_PROX,
     WITHOUT_PROX,
     Case,
@@ -53,7 +53,7 @@ def test_prox_satisfies_the_three_point_inequality(case, lam):
 
 
 @pytest.mark.parametrize("lam", [0.01, 0.05])
-@pytest.mark.parametrize("case", NOT_CONVEX, ids=case_name)
+@pytest.mark.parametrize("case", NOT_CONVEX_WITH_PROX, ids=case_name)
 def test_prox_of_a_non_convex_function_is_the_local_argmin(case, lam):
     u = case.rows(5).clamp(min=0.8)
     for row, v in zip(u, case.outer.prox(u, lam), strict=True):

@@ -1,0 +1,280 @@
+"""Contrastive losses against brute force, open_clip's loss, and the whole data set."""
+
+import itertools
+import math
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch import nn
+from torch.nn.functional import normalize
+
+from fcco_lightning import BSGD, SOX, Engine, GlobalContrastive, InfoNCE, InnerFunctions, Problem
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models import BatchNetwork
+from fcco_lightning.records import Embeddings
+
+N, D = 7, 3
+
+
+def embeddings(n=N, d=D, seed=0, dtype=torch.float64):
+    draw = torch.randn(2, n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return Embeddings(*(normalize(e, dim=1).to(dtype) for e in draw))
+
+
+def take(pairs, index):
+    return Embeddings(pairs.image[index], pairs.text[index])
+
+
+def by_hand(pairs, tau, shares):
+    """g_i1 and g_i2 by loops; ``shares`` gives the weights of a pair itself and of each other."""
+    image, text = (e.numpy() for e in pairs)
+    size = len(image)
+    own, other = shares(size)
+    found = np.zeros((size, 2))
+    for i, j in itertools.product(range(size), repeat=2):
+        weight = own if i == j else other
+        found[i, 0] += weight * math.exp((image[i] @ text[j] - image[i] @ text[i]) / tau)
+        found[i, 1] += weight * math.exp((image[j] @ text[i] - image[i] @ text[i]) / tau)
+    return torch.from_numpy(found)
+
+
+SHARES = {
+    "dataset": lambda size: (1 / 50, (1 - 1 / 50) / (size - 1)),
+    "batch": lambda size: (1 / size, 1 / size),
+    "none": lambda size: (0, 1 / (size - 1)),
+}
+
+
+@pytest.mark.parametrize("positive", SHARES)
+@pytest.mark.parametrize("tau", [0.02, 0.3, 1.0])
+def test_inner_values_are_those_of_the_definition(positive, tau):
+    objective, pairs, index = (
+        GlobalContrastive(tau, positive=positive),
+        embeddings(),
+        torch.tensor([3, 9, 1, 0, 49, 7, 8]),
+    )
+    assert objective.num_rows(50) == 50
+    inner = objective.inner(pairs, {"index": index})
+    assert torch.equal(inner.index, index)
+    assert inner.values.dtype == torch.float64
+    torch.testing.assert_close(inner.values, by_hand(pairs, tau, SHARES[positive]), rtol=1e-12, atol=0)
+
+
+def test_the_estimate_over_batches_is_the_whole_data_set():
+    """Of "dataset"; with "batch", the weight of the pair itself is too large."""
+    pairs = embeddings()
+
+    def mean_over_batches(positive):
+        objective = GlobalContrastive(0.2, positive=positive)
+        objective.num_rows(N)
+        sums, counts = torch.zeros(N, 2, dtype=torch.float64), torch.zeros(N, 1)
+        for chosen in itertools.combinations(range(N), 3):
+            index = torch.tensor(chosen)
+            sums[index] += objective.inner(take(pairs, index), {"index": index}).values
+            counts[index] += 1
+        return sums / counts
+
+    whole = by_hand(pairs, 0.2, lambda n: (1 / n, 1 / n))
+    torch.testing.assert_close(mean_over_batches("dataset"), whole)
+    assert (mean_over_batches("batch") - whole).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tau", [0.004, 0.01, 0.07, 1.0])
+def test_no_temperature_overflows(tau, dtype):
+    """Opposite embeddings: inner values reach exp(2 / tau), the gradient stays of the order of one."""
+    sign = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    image = torch.stack([sign, torch.zeros(4)], 1).to(dtype).requires_grad_()
+    text = (-image).detach().clone().requires_grad_()
+    objective = GlobalContrastive(tau)
+    objective.num_rows(4)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+        values = objective.inner(Embeddings(image, text), {"index": torch.arange(4)}).values
+    assert torch.isfinite(values).all()
+    exact = by_hand(Embeddings(image.detach().double(), text.detach().double()), tau, lambda n: (1 / n, 1 / n))
+    torch.testing.assert_close(values, exact, rtol=1e-3 if tau < 0.01 else 1e-4, atol=0)
+    objective.outer.value(values).mean().backward()
+    assert image.grad.isfinite().all()
+    assert 0.1 < image.grad.abs().max() < 10
+
+
+def test_similarities_keep_their_digits_under_autocast():
+    """In bf16 a similarity has an error of 1/256, which a temperature of 0.01 makes 0.4 of an exponent."""
+    pairs = embeddings(16, 32, dtype=torch.float32)
+    objective = GlobalContrastive(0.01, positive="batch")
+    plain = objective.inner(pairs, {"index": torch.arange(16)}).values
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (pairs.image @ pairs.text.T).dtype == torch.bfloat16
+        mixed = objective.inner(pairs, {"index": torch.arange(16)}).values
+    assert torch.equal(plain, mixed)
+
+
+class TwoTowers(BatchNetwork):
+    inputs = ("x", "text")
+
+    def __init__(self, d_in=4, d=D, seed=0):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.image, self.words = nn.Linear(d_in, d, dtype=torch.float64), nn.Linear(d_in, d, dtype=torch.float64)
+
+    def forward(self, batch):
+        return Embeddings(normalize(self.image(batch["x"]), dim=1), normalize(self.words(batch["text"]), dim=1))
+
+
+def samples(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(n, 2, 4, generator=generator, dtype=torch.float64)
+    return {"x": hidden[:, 0], "text": hidden[:, 0] + 0.5 * hidden[:, 1], "index": torch.arange(n)}
+
+
+def engine_of(objective, algorithm, n, seed=0):
+    network = TwoTowers(seed=seed)
+    return Engine(InnerFunctions(network, objective, []), Problem(objective, [], None, algorithm, n))
+
+
+def gradient(engine, batch):
+    """Of one step from rows as they are."""
+    optimizer = torch.optim.SGD(engine.params, lr=0.0)
+    engine.train_batch(batch, optimizer)
+    return torch.cat([p.grad.reshape(-1) for p in engine.params])
+
+
+def batch_of(data, index):
+    return {name: column[index] for name, column in data.items()}
+
+
+def clip_gradient(network, batch, tau):
+    pairs = network(batch)
+    loss = open_clip.loss.ClipLoss()(pairs.image, pairs.text, 1 / tau)
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
+
+
+def test_without_memory_it_is_the_loss_of_clip():
+    data, tau = samples(12), 0.1
+    for objective in (GlobalContrastive(tau, positive="batch"), InfoNCE(tau)):
+        engine = engine_of(objective, BSGD(), 12)
+        expected = 2 * tau * clip_gradient(engine.functions.network, data, tau)
+        torch.testing.assert_close(gradient(engine, data), expected)
+
+
+def test_a_learnt_temperature_without_memory_is_that_of_clip():
+    data, objective = samples(12), InfoNCE(0.1, learn=True)
+    engine = engine_of(objective, BSGD(), 12)
+    found = gradient(engine, data)
+    torch.testing.assert_close(found[:-1], clip_gradient(engine.functions.network, data, 0.1))
+    pairs = engine.functions.network(data)
+
+    def loss(tau):
+        return open_clip.loss.ClipLoss()(pairs.image, pairs.text, 1 / tau).item()
+
+    slope = (loss(0.1 + 1e-6) - loss(0.1 - 1e-6)) / 2e-6  # by theta: times d tau / d theta = 0.1 - 0.005
+    assert found[-1].item() == pytest.approx(slope * 0.095, rel=1e-5)
+
+
+def full_loss(network, data, tau):
+    pairs = network(data)
+    scaled = (pairs.image @ pairs.text.T) / tau
+    both = scaled.logsumexp(1) + scaled.logsumexp(0) - 2 * scaled.diagonal() - 2 * math.log(len(scaled))
+    return tau * both.mean()
+
+
+@pytest.mark.parametrize("algorithm", [BSGD(), SOX(gamma=1.0), SOX(gamma=0.3)], ids=lambda a: a.name)
+def test_the_whole_data_set_as_a_batch_gives_the_gradient_of_the_loss(algorithm):
+    data, tau = samples(10), 0.2
+    engine = engine_of(GlobalContrastive(tau), algorithm, 10)
+    loss = full_loss(engine.functions.network, data, tau)
+    expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, engine.params)])
+    torch.testing.assert_close(gradient(engine, data), expected)
+
+
+def test_the_size_of_a_batch_biases_a_loss_without_memory_only():
+    """The expectation over all batches of 3: SogCLR's claim, at fixed weights whose rows are known."""
+    n, tau = 8, 0.1
+    data = samples(n, seed=3)
+    batches = [torch.tensor(b) for b in itertools.combinations(range(n), 3)]
+
+    def error(algorithm, positive):
+        engine = engine_of(GlobalContrastive(tau, positive=positive), algorithm, n)
+        loss = full_loss(engine.functions.network, data, tau)
+        exact = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, engine.params)])
+        gradient(engine, data)  # a first visit makes all rows exact
+        mean = torch.stack([gradient(engine, batch_of(data, b)) for b in batches]).mean(0)
+        return ((mean - exact).norm() / exact.norm()).item()
+
+    assert error(SOX(gamma=1e-12), "dataset") < 1e-9
+    assert error(BSGD(), "dataset") > 0.1
+    assert error(BSGD(), "batch") > 0.1
+
+
+def test_a_learnt_temperature_descends_to_the_minimum():
+    """At fixed embeddings F(tau) is convex; scipy knows its minimum."""
+    data, rho = samples(20), 0.8
+    objective = GlobalContrastive(0.3, learn="global", rho=rho, tau_min=0.01)
+    engine = engine_of(
+        objective,
+        SOX(
+            gamma=1.0,
+        ),
+        20,
+    )
+    network = engine.functions.network
+
+    def loss(tau):
+        return full_loss(network, data, tau).item() + 2 * rho * tau
+
+    best = minimize_scalar(loss, bounds=(0.01, 2), method="bounded", options={"xatol": 1e-10})
+    assert 0.02 < best.x < 1.5
+    optimizer = torch.optim.SGD(
+        [{"params": network.parameters(), "lr": 0.0}, {"params": objective.parameters(), "lr": 0.05}]
+    )
+    for _ in range(1500):
+        estimates = engine.train_batch(data, optimizer)
+    assert objective.temperature().item() == pytest.approx(best.x, rel=1e-4)
+    assert estimates["objective"].item() == pytest.approx(best.fun, rel=1e-6)
+
+
+def test_the_temperature_never_falls_to_its_bound():
+    objective = GlobalContrastive(0.05, learn="global", tau_min=0.01)
+    with torch.no_grad():
+        objective.temperature.theta.fill_(-80.0)
+    assert objective.temperature().item() == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tau": 0.0}, "tau must be a finite number >= 0.004, got 0.0"),
+        ({"tau": -1}, "tau must be"),
+        ({"tau": float("nan")}, "tau must be"),
+        ({"tau": 0.005, "learn": "global"}, "tau must be a finite number > 0.005"),
+        ({"learn": "yes"}, "learn must be"),
+        ({"positive": "all"}, "positive must be"),
+        ({"learn": "global", "rho": 0.0}, "rho must be"),
+        ({"learn": "global", "tau_min": 0.001}, "tau_min must be"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    GlobalContrastive()
+    with pytest.raises(ConfigError, match=message):
+        GlobalContrastive(**arguments)
+
+
+def test_bad_outputs():
+    objective = GlobalContrastive(positive="batch")
+    index = {"index": torch.arange(N)}
+    for outputs in (torch.zeros(N, D), (torch.zeros(N, D), torch.zeros(N, D + 1)), (torch.zeros(N), torch.zeros(N))):
+        with pytest.raises(DataError, match="embeddings of images and texts"):
+            objective.inner(outputs, index)
+    with pytest.raises(DataError, match="at least 2 pairs"):
+        objective.inner(take(embeddings(), torch.tensor([0])), {"index": torch.tensor([0])})
+    with pytest.raises(ConfigError, match="number of pairs"):
+        GlobalContrastive().inner(embeddings(), index)
+
+
+def test_rows_are_in_double_precision():
+    engine = engine_of(GlobalContrastive(0.05), SOX(), 5)
+    assert engine.problem.states[0].rows.dtype == torch.float64
