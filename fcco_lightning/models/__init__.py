@@ -1,7 +1,8 @@
-"""Networks that the papers train: a perceptron for tables, timm's networks for images."""
+"""Networks that the papers train: a perceptron for tables, timm's for images, CLIP."""
 
 from fcco_lightning.models.base import BatchNetwork, ParameterGroup
+from fcco_lightning.models.clip_model import CLIPModel
 from fcco_lightning.models.mlp import TabularMLP
 from fcco_lightning.models.timm_model import TimmModel
 
-__all__ = ["BatchNetwork", "ParameterGroup", "TabularMLP", "TimmModel"]
+__all__ = ["BatchNetwork", "CLIPModel", "ParameterGroup", "TabularMLP", "TimmModel"]

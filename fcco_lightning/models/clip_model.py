@@ -1,0 +1,401 @@
+"""Any CLIP model of open_clip: embeddings of image-text pairs and logits of classes that texts describe."""
+
+import difflib
+import re
+import textwrap
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fcco_lightning.checks import at_least, fraction, positive
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.base import BatchNetwork, ParameterGroup
+from fcco_lightning.models.clip_config import CLIPConfig, clip_config
+from fcco_lightning.records import Embeddings
+
+_BLOCK = re.compile(r"(?:resblocks|blocks?|layers?)\.?(\d+)\.")  # of transformers, ResNets and Hugging Face's texts
+_TOP = re.compile(r"^(?:visual|text)?\.?(?:proj|head|ln_post|ln_final|text_projection|attn_pool\w*|attnpool)\b")
+_TEXTS_AT_ONCE = 1024
+
+
+class CLIPModel(BatchNetwork):
+    r"""Image and text tower of ``open_clip`` (Radford et al., 2021).
+
+    Pairs (x, t) become rows of length 1, ``E(x) / |E(x)|`` and ``F(t) / |F(t)|``.  An image without a text gets one
+    logit per class: ``<E(x), c_k> / temperature``, where ``c_k`` is the normalised mean of the normalised embeddings of
+    the T prompts of class k.  Both are float32 (float64 for a float64 model), whatever precision the towers run in.
+
+    Args:
+        name: architecture, see :func:`~fcco_lightning.models.clip_config.clip_config`.
+        pretrained: None for random weights, a tag of open_clip ("openai", "laion2b_s34b_b88k") whose weights are
+            fetched from the hub, or a local file: open_clip's (.safetensors, .pt, .bin), or a checkpoint (.ckpt) that
+            ``fcco fit`` wrote.  Everything must fit; only position embeddings of another resolution are resized, as
+            open_clip does.
+        freeze_image: True freezes the image tower, a number n all but its last n blocks and what is above them.  What
+            is frozen stays in evaluation mode.
+        freeze_text: the same for the text tower.
+        layer_decay: the learning rate of a block is this times the one of the block above, in (0, 1]; the projection on
+            top has the full one.
+        grad_checkpointing: keep the inputs of the blocks only and compute them again in the backward pass.
+        class_temperature: divides the class logits, > 0; None takes ``1 / exp(logit_scale)`` of the weights.
+
+    Attributes:
+        model: the model of open_clip.  Its ``logit_scale`` and ``logit_bias`` are not trained: contrastive objectives
+            have a temperature of their own.
+        config: what it expects of images and texts.
+
+    Raises:
+        ConfigError: if there is no such architecture, an argument is out of range, or the weights cannot be had or do
+            not fit.
+    """
+
+    inputs: ClassVar[tuple[str, ...]] = ("x", "text")
+
+    def __init__(
+        self,
+        name: str,
+        pretrained: str | None = None,
+        *,
+        freeze_image: bool | int = False,
+        freeze_text: bool | int = False,
+        layer_decay: float = 1.0,
+        grad_checkpointing: bool = False,
+        class_temperature: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer_decay = fraction("layer_decay", layer_decay)
+        self.class_temperature = None if class_temperature is None else positive("class_temperature", class_temperature)
+        if freeze_image is True and freeze_text is True:
+            raise ConfigError("freeze_image=True and freeze_text=True leave nothing to train. Leave one of them out.")
+        self.freeze_image, self.freeze_text = freeze_image, freeze_text
+        self.config = clip_config(name, pretrained)
+        self.model = _created(self.config)
+        if pretrained is not None:
+            _load(self.model, self.config, pretrained)
+        for untrained in (self.model.logit_scale, self.model.logit_bias):
+            if isinstance(untrained, nn.Parameter):
+                untrained.requires_grad_(False)
+        images, texts = _depths(self.model)
+        self._depths = {**images, **texts}
+        _freeze(self.model, images, "freeze_image", freeze_image)
+        _freeze(self.model, texts, "freeze_text", freeze_text)
+        if grad_checkpointing:
+            _checkpoint(self.model, name)
+        # No buffer: averaged copies of a network pair buffers by position, and this one comes later.
+        self._class_tokens: Tensor | None = None
+        self._kept: _Kept | None = None
+        self.train()  # what is frozen starts in evaluation
+
+    def forward(self, batch: Any) -> Any:
+        """Embed pairs, and classify images that come without a text.
+
+        Args:
+            batch: ``x`` (B, 3, H, W), with or without ``text`` (B, L) int64; or a mapping of parts, each of them such a
+                mapping.  All images go through their tower in one call, and so do all texts, class prompts included.
+
+        Returns:
+            With texts :class:`~fcco_lightning.records.Embeddings`, without them class logits (B, C); for parts a dict
+            of these.
+
+        Raises:
+            ConfigError: if logits are asked for and the datamodule gave no classes.
+            DataError: if a part has no images.
+        """
+        if not any(isinstance(part, Mapping) for part in batch.values()):
+            return self.forward({"batch": batch})["batch"]
+        for name, part in batch.items():
+            if "x" not in part:
+                raise DataError(f"The part {name!r} of the batch has no images 'x', only {sorted(part)}.")
+        images = _in_one_call(self._embed_images, {name: part["x"] for name, part in batch.items()})
+        texts = {name: part["text"] for name, part in batch.items() if "text" in part}
+        if len(texts) == len(images):
+            embedded, classes = _in_one_call(self._embed_texts, texts), None
+        else:
+            embedded, classes = self._embed_texts_and_classes(texts)
+        return {
+            name: Embeddings(image, embedded[name]) if name in texts else self._logits(image, classes)
+            for name, image in images.items()
+        }
+
+    def adapt(self, datamodule: Any) -> None:
+        """Take the class prompts ``datamodule.class_tokens``, int64 of shape (C, T, L), if it has any.
+
+        Raises:
+            ConfigError: if its images or texts are prepared for another architecture, or the prompts have another form.
+        """
+        for name in ("image_size", "context_length", "mean", "std"):
+            theirs, ours = getattr(datamodule, name, None), getattr(self.config, name)
+            if theirs is not None and theirs != ours:
+                raise ConfigError(_another(name, theirs, self.config))
+        if (getattr(datamodule, "vocab_size", None) or 0) > self.config.vocab_size:
+            raise ConfigError(_another("vocab_size", datamodule.vocab_size, self.config))
+        tokens = getattr(datamodule, "class_tokens", None)
+        if tokens is not None and (tokens.ndim != 3 or tokens.dtype != torch.int64 or tokens.numel() == 0):
+            raise ConfigError(
+                f"class_tokens must be int64 of shape (classes, prompts of each, {self.config.context_length}), none of"
+                f" them 0, got {tokens.dtype} of shape {tuple(tokens.shape)}."
+            )
+        if tokens is not None and tokens.shape[2] != self.config.context_length:
+            raise ConfigError(_another("context_length", tokens.shape[2], self.config))
+        self._class_tokens, self._kept = tokens, None
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Trained parameters by learning rate and decay; biases, norms and position embeddings do not decay."""
+        exempt = _without_decay(self.model)
+        groups: dict[tuple[float, bool], ParameterGroup] = {}
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            scale, decay = self.layer_decay ** self._depths[name], parameter.ndim > 1 and name not in exempt
+            groups.setdefault((scale, decay), ParameterGroup([], scale, decay)).params.append(parameter)
+        return list(groups.values())
+
+    def train(self, mode: bool = True) -> "CLIPModel":
+        """Switch between training and evaluation; what is frozen stays in evaluation."""
+        super().train(mode)
+        self._kept = None  # averaged weights are swapped in around evaluations in a way that leaves no trace
+        for module in self.model.modules() if mode else ():
+            parameters = list(module.parameters())
+            if parameters and not any(p.requires_grad for p in parameters):
+                module.eval()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is only kept to save time: weak references cannot be pickled."""
+        return {**self.__dict__, "_kept": None}
+
+    def _embed_images(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.freeze_image is not True):
+            return _unit(self.model.encode_image(x))
+
+    def _embed_texts(self, text: Tensor) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.freeze_text is not True):
+            return _unit(self.model.encode_text(text))
+
+    def _embed_texts_and_classes(self, texts: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Embed (B, L) texts by name, and the C classes: (C, d)."""
+        tokens = self._tokens_on(self.model.logit_scale.device)
+        if self.freeze_text is True or not (self.training or torch.is_grad_enabled()):
+            return _in_one_call(self._embed_texts, texts), self._kept_classes(tokens)
+        prompts = object()  # a name that no part has
+        embedded = _in_one_call(self._embed_texts, {**texts, prompts: tokens.flatten(0, 1)})
+        return embedded, _class_means(embedded.pop(prompts), tokens)
+
+    def _kept_classes(self, tokens: Tensor) -> Tensor:
+        """The classes without graph, computed again only after the text tower has changed."""
+        sources = [p for name, p in self.model.named_parameters() if name in self._depths and not _is_image(name)]
+        if self._kept is None or not self._kept.holds(sources, tokens):
+            # Neither an inference tensor: the images may be trained with these.
+            with torch.inference_mode(False), torch.no_grad():
+                rows = [self._embed_texts(some) for some in torch.split(tokens.flatten(0, 1), _TEXTS_AT_ONCE)]
+                self._kept = _Kept.of(sources, tokens, _class_means(torch.cat(rows), tokens))
+        return self._kept.classes
+
+    def _logits(self, images: Tensor, classes: Tensor | None) -> Tensor:
+        assert classes is not None  # noqa: S101  (there are classes where a part has no texts)
+        with torch.autocast(images.device.type, enabled=False):
+            similarities = images @ classes.T
+            if self.class_temperature is not None:
+                return similarities / self.class_temperature
+            scale: Tensor = self.model.logit_scale.detach().to(similarities.dtype)
+            return similarities * scale.exp()
+
+    def _tokens_on(self, device: torch.device) -> Tensor:
+        if self._class_tokens is None:
+            raise ConfigError(
+                "Class logits are asked for (a batch without 'text'), but no classes are known: the datamodule has no "
+                "class_tokens. Use one that describes its classes by prompts, such as ContinualCLIPDataModule."
+            )
+        if self._class_tokens.device != device:
+            self._class_tokens = self._class_tokens.to(device)
+        return self._class_tokens
+
+
+class _Kept(NamedTuple):
+    """Class embeddings, and what they were computed from."""
+
+    classes: Tensor
+    sources: list[tuple["weakref.ref[Tensor]", int, int]]
+    precision: tuple[bool, torch.dtype]
+
+    @classmethod
+    def of(cls, sources: list[Tensor], tokens: Tensor, classes: Tensor) -> "_Kept":
+        stamps = [(weakref.ref(s), _version(s), s.data_ptr()) for s in (*sources, tokens)]
+        return cls(classes, stamps, _precision(tokens.device))
+
+    def holds(self, sources: list[Tensor], tokens: Tensor) -> bool:
+        now = [*sources, tokens]
+        return self.precision == _precision(tokens.device) and all(
+            ref() is s and version == _version(s) >= 0 and place == s.data_ptr()
+            for (ref, version, place), s in zip(self.sources, now, strict=True)
+        )
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
+
+
+def _precision(device: torch.device) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+
+def _unit(features: Tensor) -> Tensor:
+    return normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
+
+
+def _class_means(prompts: Tensor, tokens: Tensor) -> Tensor:
+    """Embeddings of C * T prompts to those of C classes."""
+    return normalize(prompts.view(*tokens.shape[:2], -1).mean(1), dim=-1)
+
+
+def _in_one_call(encode: Callable[[Tensor], Tensor], inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:
+    if not inputs:
+        return {}
+    rows = list(inputs.values())
+    encoded = encode(rows[0] if len(rows) == 1 else torch.cat(rows))
+    return dict(zip(inputs, torch.split(encoded, [len(r) for r in rows]), strict=True))
+
+
+def _another(name: str, value: Any, config: CLIPConfig) -> str:
+    return (
+        f"The datamodule's {name} is {value}, that of {config.name!r} is {getattr(config, name)}: they are made for "
+        "different architectures. Give data.model the same name as model.network.name."
+    )
+
+
+def _created(config: CLIPConfig) -> Any:
+    import open_clip  # noqa: PLC0415  (slow to import)
+
+    arguments: dict[str, Any] = {**config.model, "text_cfg": dict(config.model["text_cfg"])}
+    if "multimodal_cfg" in arguments:
+        raise ConfigError(f"name={config.name!r} is a CoCa model, whose text decoder no contrastive loss trains.")
+    from_hugging_face = "hf_model_name" in arguments["text_cfg"]
+    if from_hugging_face:
+        arguments["text_cfg"]["hf_model_pretrained"] = False
+    kind = open_clip.CustomTextCLIP if arguments.pop("custom_text", False) or from_hugging_face else open_clip.CLIP
+    try:
+        return kind(**arguments)
+    except Exception as error:  # open_clip, timm and transformers each raise their own
+        raise ConfigError(
+            f"open_clip cannot build name={config.name!r} ({type(error).__name__}: {_short(error)})."
+        ) from error
+
+
+def _load(model: nn.Module, config: CLIPConfig, pretrained: str) -> None:
+    import open_clip  # noqa: PLC0415  (slow to import)
+
+    weights = open_clip.get_pretrained_cfg(config.name, pretrained)
+    if weights:
+        _load_from_hub(model, config, pretrained, weights)
+        return
+    if not Path(pretrained).is_file():
+        tags = open_clip.list_pretrained_tags_by_model(config.name)
+        close = difflib.get_close_matches(pretrained, tags, n=3, cutoff=0.5) or tags[:3]
+        hint = f" Tags are {', '.join(map(repr, close))}, ..." if close else ""
+        raise ConfigError(
+            f"pretrained={pretrained!r} is neither a tag that open_clip has for {config.name!r} nor a file (working "
+            f"directory: {Path.cwd()}).{hint}"
+        )
+    try:
+        if pretrained.endswith(".ckpt"):
+            model.load_state_dict(_network_of(pretrained))
+        else:
+            open_clip.load_checkpoint(model, pretrained)
+    except Exception as error:  # unpickling, safetensors and load_state_dict each raise their own
+        raise ConfigError(
+            f"pretrained={pretrained!r} does not hold the weights of {config.name!r}: {_short(error)}"
+        ) from error
+
+
+def _load_from_hub(model: nn.Module, config: CLIPConfig, tag: str, weights: dict[str, Any]) -> None:
+    import open_clip  # noqa: PLC0415  (slow to import)
+
+    if weights.get("quick_gelu", False) and not config.model.get("quick_gelu", False):
+        raise ConfigError(
+            f"pretrained={tag!r}: these weights were trained with another activation (QuickGELU) than {config.name!r} "
+            f"has. Use name='{config.name}-quickgelu'."
+        )
+    try:
+        open_clip.load_checkpoint(model, open_clip.download_pretrained(weights))
+    except Exception as error:  # whatever the hub's client raises: it is of no common kind
+        raise ConfigError(
+            f"pretrained={tag!r}: the weights of {config.name!r} could not be had ({type(error).__name__}: "
+            f"{_short(error)}). Without a connection, download the file from https://huggingface.co/"
+            f"{weights.get('hf_hub', '').strip('/')} elsewhere and pass pretrained='open_clip_model.safetensors'."
+        ) from error
+
+
+def _network_of(path: str) -> dict[str, Tensor]:
+    """The weights of the CLIP network in a checkpoint of ``fcco fit``."""
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+    prefix = "network.model."
+    found = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    if not found:
+        raise ValueError(f"its network is no CLIPModel (no '{prefix}*', but {', '.join(list(state)[:3])}, ...).")
+    return found
+
+
+def _is_image(name: str) -> bool:
+    return name.startswith("visual.")
+
+
+def _depths(model: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """How far below the top of its tower each parameter is: 0 for the projection, 1 for the last block, and so on."""
+    blocks = {name: int(found[1]) for name, _ in model.named_parameters() if (found := _BLOCK.search(name))}
+    trunk = getattr(model.visual, "trunk", None)
+    if trunk is not None:
+        from timm.models import group_parameters  # noqa: PLC0415  (slow to import)
+
+        blocks = {name: block for name, block in blocks.items() if not _is_image(name)}
+        for block, names in group_parameters(trunk, trunk.group_matcher()).items():
+            blocks.update({f"visual.trunk.{name}": block for name in names if block > 0})  # 0 is the stem
+    names = [name for name, _ in model.named_parameters() if not name.startswith("logit_")]
+    return _ranked(filter(_is_image, names), blocks), _ranked((n for n in names if not _is_image(n)), blocks)
+
+
+def _ranked(names: Iterable[str], blocks: dict[str, int]) -> dict[str, int]:
+    tower = list(names)
+    order = sorted({blocks[name] for name in tower if name in blocks}, reverse=True)
+    bottom = len(order) + 1
+    return {
+        name: 1 + order.index(blocks[name]) if name in blocks else 0 if _TOP.match(name) else bottom for name in tower
+    }
+
+
+def _freeze(model: nn.Module, depths: dict[str, int], argument: str, amount: bool | int) -> None:
+    if amount is False:
+        return
+    trained = -1 if amount is True else at_least(argument, amount, 1)
+    if trained >= max(depths.values()):
+        raise ConfigError(
+            f"{argument}={amount} blocks are to be trained, but the tower has {max(depths.values()) - 1} of them. "
+            f"Leave {argument} out to train all of it."
+        )
+    for name, depth in depths.items():
+        if depth > trained:
+            model.get_parameter(name).requires_grad_(False)
+
+
+def _checkpoint(model: Any, name: str) -> None:
+    from open_clip.modified_resnet import ModifiedResNet  # noqa: PLC0415  (slow to import)
+
+    if isinstance(model.visual, ModifiedResNet):
+        raise ConfigError(f"grad_checkpointing=True: open_clip does not offer it for the ResNet of {name!r}.")
+    model.set_grad_checkpointing()
+
+
+def _without_decay(model: Any) -> set[str]:
+    names = set(model.no_weight_decay())
+    trunk = getattr(model.visual, "trunk", None)
+    if trunk is not None and hasattr(trunk, "no_weight_decay"):  # a network of timm, which open_clip does not ask
+        names |= {f"visual.trunk.{name}" for name in trunk.no_weight_decay()}
+    return names
+
+
+def _short(error: Exception) -> str:
+    return textwrap.shorten(str(error), 400, placeholder=" ...")
