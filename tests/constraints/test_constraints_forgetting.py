@@ -1,0 +1,80 @@
+"""Protected tasks: h_k is the mean change of the loss over the samples of task k."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sklearn.metrics import log_loss
+from torch.nn.functional import log_softmax
+
+from fcco_lightning import Hinge, NonForgetting, SquaredLoss
+from fcco_lightning.errors import ConfigError, DataError
+
+LOGITS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+BATCH = {
+    "y": torch.tensor([0, 1, 2, 1, 0, 2]),
+    "task": torch.tensor([1, -1, 0, -2, 1, 0]),
+    "old_loss": torch.tensor([0.1, 9.0, 0.3, 9.0, 0.5, 0.7]),
+}
+
+
+def of_tasks(*names):
+    return NonForgetting(names=names)
+
+
+def test_rows_are_mean_changes_of_the_protected_tasks_present():
+    index, values = of_tasks("a", "b", "c").inner(LOGITS, BATCH)
+    assert index.tolist() == [0, 1]
+    probabilities = LOGITS.softmax(1)
+    for k, rows, old in ((0, [2, 5], 0.5), (1, [0, 4], 0.3)):
+        loss = log_loss(BATCH["y"][rows], probabilities[rows], labels=[0, 1, 2])
+        assert values[k].item() == pytest.approx(loss - old, abs=1e-7)
+
+
+def test_the_old_model_changes_nothing():
+    limit = of_tasks("a", "b")
+    kept = limit.reference(LOGITS, BATCH)
+    torch.testing.assert_close(kept["old_loss"], -log_softmax(LOGITS, 1)[range(6), BATCH["y"]])
+    assert torch.equal(limit.inner(LOGITS, BATCH | kept).values, torch.zeros(2, 1, dtype=torch.float64))
+
+
+def test_violation_counts_from_the_tolerance():
+    limit = NonForgetting(kappa=0.2, names=["a"])
+    u = torch.tensor([[0.5], [0.1]])
+    assert torch.equal(limit.violation(u), u[:, 0] - 0.2)
+    assert limit.outer(Hinge(2.0, limit.kappa)).value(u).tolist() == pytest.approx([0.6, 0.0])
+
+
+def test_another_loss():
+    outputs = torch.tensor([[1.0], [3.0]])
+    limit = NonForgetting(SquaredLoss(), names=["a"])
+    batch = {"y": torch.tensor([0.0, 1.0]), "task": torch.tensor([0, 0]), "old_loss": torch.tensor([0.5, 0.5])}
+    assert limit.inner(outputs, batch).values.item() == pytest.approx((1 + 4) / 2 - 0.5)
+
+
+def test_a_batch_without_protected_samples_has_no_rows():
+    index, values = of_tasks("a").inner(LOGITS, BATCH | {"task": torch.full((6,), -1)})
+    assert index.shape == (0,)
+    assert values.shape == (0, 1)
+
+
+def test_tasks_come_from_the_datamodule():
+    limit = NonForgetting()
+    assert limit.num_rows == 0
+    limit.adapt(SimpleNamespace(task_names=["clear", "snowy"]))
+    assert limit.names == ["clear", "snowy"]
+    limit.adapt(None)
+    assert limit.num_rows == 2
+    with pytest.raises(ConfigError, match=r"\['rainy'\] of NonForgetting, but the data protects \['clear', 'snowy'\]"):
+        of_tasks("rainy").adapt(SimpleNamespace(task_names=["clear", "snowy"]))
+    for nothing in (None, SimpleNamespace(task_names=[])):
+        with pytest.raises(ConfigError, match="no task to protect"):
+            NonForgetting().adapt(nothing)
+
+
+def test_bad_batches():
+    for column in ("task", "old_loss"):
+        with pytest.raises(DataError, match=f"needs the column '{column}'"):
+            of_tasks("a", "b").inner(LOGITS, {n: c for n, c in BATCH.items() if n != column})
+    with pytest.raises(DataError, match="task must be < 1"):
+        of_tasks("a").inner(LOGITS, BATCH)
