@@ -78,7 +78,7 @@ def train(processes, objective, algorithm, penalty, layout, dtype, alone):
     network, goal, limit = Towers(dtype), objective().to(dtype), NonForgetting(names=["a", "b", "c"])
     problem = Problem(goal, [limit], penalty(2.0), algorithm(), N, torch.float32, processes, layout)
     engine = Engine(InnerFunctions(network, goal, problem.constraints), problem)
-    optimizer = HeavyBall(engine.params, lr=0.2, beta=0.5)
+    optimizer = HeavyBall(engine.params, lr=0.02, beta=0.5)
     gradients, logged = [], []
     for t, (index, sizes, tasks, task_sizes) in enumerate(STEPS):
         batch = make_batch(t, index, tasks, dtype)
