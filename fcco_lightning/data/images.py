@@ -44,8 +44,9 @@ class ImageTable(TensorTable):
         transform: PIL image in RGB -> float32 tensor of shape (3, H, W), see :func:`image_transform`.
         seed: what random transforms depend on, together with the epoch and the position; None for transforms that
             draw nothing.
-        corrupt: "error" refuses images that are missing or unreadable, "blank" puts black ones in their place,
-            counts them in :attr:`num_blank` and warns at the first.
+        corrupt: "error" refuses images that are missing or unreadable, "blank" puts black ones in their place, "skip"
+            leaves them out of their batch, which gets shorter.  The latter two count them in :attr:`num_corrupt` and
+            warn at the first.
         root: folder that relative paths start from.
 
     Raises:
@@ -67,12 +68,12 @@ class ImageTable(TensorTable):
         transform: Callable[[Any], Tensor],
         *,
         seed: int | None = None,
-        corrupt: Literal["error", "blank"] = "error",
+        corrupt: Literal["error", "blank", "skip"] = "error",
         root: str | PathLike[str] = "",
     ) -> None:
-        if corrupt not in ("error", "blank"):
-            raise ConfigError(f"corrupt must be 'error' or 'blank', got {corrupt!r}.")
-        super().__init__(columns)
+        if corrupt not in ("error", "blank", "skip"):
+            raise ConfigError(f"corrupt must be 'error', 'blank' or 'skip', got {corrupt!r}.")
+        super().__init__(columns, size=len(images))
         if "x" in columns or len(images) != len(self):
             raise DataError(
                 f"columns must hold one row per image and no 'x', got {len(images)} images and {len(self)} rows of "
@@ -81,9 +82,9 @@ class ImageTable(TensorTable):
         self.images, self.transform, self.root = images, transform, Path(root)
         self.seed = None if seed is None else at_least("seed", seed, 0)
         self.corrupt = corrupt
-        # In shared memory: workers that outlive an epoch must see the next one, and report blank images back.
+        # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
         self._epoch = _shared(torch.zeros((), dtype=torch.int64))
-        self._blank = _shared(torch.zeros(len(images), dtype=torch.bool))
+        self._corrupt = _shared(torch.zeros(len(images), dtype=torch.bool))
 
     @property
     def epoch(self) -> int:
@@ -91,9 +92,9 @@ class ImageTable(TensorTable):
         return int(self._epoch)
 
     @property
-    def num_blank(self) -> int:
-        """Images replaced by black ones so far, by all workers of this process together."""
-        return int(self._blank.sum())
+    def num_corrupt(self) -> int:
+        """Images found unreadable and replaced or left out so far, by all workers of this process together."""
+        return int(self._corrupt.sum())
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that random transforms depend on; ``ResumableLoader`` calls it."""
@@ -106,43 +107,64 @@ class ImageTable(TensorTable):
         global random states stay as they are.
 
         Raises:
-            DataError: if the image is missing or unreadable and ``corrupt`` is "error", naming its row and file.
+            DataError: if the image is missing or unreadable and not to be replaced, naming its row and file.
         """
-        i = range(len(self))[i]
+        sample = self._sample(range(len(self))[i])
+        if sample is None:
+            raise DataError(f"Row {i}: its image cannot be read, and corrupt='skip' leaves it out of batches only.")
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Return the batch of the B rows ``indices``: ``x`` (B, 3, H, W) and every column with first dimension B.
+
+        Raises:
+            DataError: if an image is missing or unreadable and ``corrupt`` is "error", or none is left with "skip".
+        """
+        samples = [sample for sample in map(self._sample, indices) if sample is not None]
+        if not samples:
+            raise DataError(
+                f"None of the {len(indices)} images of a batch can be read (first: row {next(iter(indices), None)}): "
+                "the images are missing rather than damaged. Check where they are expected to lie."
+            )
+        batch: dict[str, Tensor] = default_collate(samples)
+        return batch
+
+    def _sample(self, i: int) -> dict[str, Tensor] | None:
+        """Return sample ``i``, or None if it is to be left out."""
         image = self._image(i)
+        if image is None:
+            return None
         if self.seed is None:
             return {"x": self.transform(image), **super().__getitem__(i)}
         with _drawing_from(self.seed, self.epoch, i):
             return {"x": self.transform(image), **super().__getitem__(i)}
 
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Return the batch of the B rows ``indices``: ``x`` (B, 3, H, W) and every column with first dimension B."""
-        batch: dict[str, Tensor] = default_collate([self[i] for i in indices])
-        return batch
-
-    def _image(self, i: int) -> "Image":
+    def _image(self, i: int) -> "Image | None":
         stored = self.images[i]
         try:
             return _decoded(stored, self.root)
         except Exception as error:  # PIL's decoders raise almost any kind
+            unreadable = (
+                f"Row {i}: the image {_name_of(stored, self.root)} cannot be read ({type(error).__name__}: {error})"
+            )
             if self.corrupt == "error":
                 raise DataError(
-                    f"Row {i}: the image {_name_of(stored, self.root)} cannot be read ({type(error).__name__}: {error})"
-                    ". Restore or remove it, or set corrupt='blank' to put a black image in its place."
+                    f"{unreadable}. Restore or remove it, or set corrupt='blank' to put a black image in its place, or "
+                    "'skip' to leave it out."
                 ) from error
-            return self._black(i, stored, error)
+            return self._instead_of(i, unreadable)
 
-    def _black(self, i: int, stored: Any, error: Exception) -> "Image":
+    def _instead_of(self, i: int, unreadable: str) -> "Image | None":
         import PIL.Image  # noqa: PLC0415  (only needed here)
 
-        if not self._blank.any():
+        blank = self.corrupt == "blank"
+        if not self._corrupt.any():
+            fate = "a black one takes its place" if blank else "it is left out of its batch"
             warnings.warn(
-                f"Row {i}: the image {_name_of(stored, self.root)} cannot be read ({type(error).__name__}: {error}); "
-                "a black one takes its place. Further ones are only counted, see ImageTable.num_blank.",
-                stacklevel=2,
+                f"{unreadable}; {fate}. Further ones are only counted, see ImageTable.num_corrupt.", stacklevel=2
             )
-        self._blank[i] = True
-        return PIL.Image.new("RGB", (224, 224))
+        self._corrupt[i] = True
+        return PIL.Image.new("RGB", (224, 224)) if blank else None
 
 
 class ImageColumn:

@@ -5,7 +5,8 @@ Each returns one row per sample with its ``file`` (relative to the root), labels
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ _CELEBA = (
 )
 _CAMELYON = "the layout of WILDS' camelyon17_v1.0: metadata.csv and a folder patches of .png files"
 _AMAZON = "the layout of WILDS' amazon_v2.1: reviews.csv and splits/user.csv"
+_BDD = (
+    "the layout of BDD100K: images/100k/{train,val} with .jpg files, and labels/det_20/det_{train,val}.json, "
+    "labels/bdd100k_labels_images_{train,val}.json or labels/100k/{train,val}/*.json"
+)
 _FOLDER = "a folder with metadata.csv (or .parquet), itself or in its subfolders train, val (or validation) and test"
 
 
@@ -124,6 +129,26 @@ def amazon(root: Root) -> pd.DataFrame:
     return frame.astype({"stars": np.int64, "year": np.int64})
 
 
+def bdd100k(root: Root) -> pd.DataFrame:
+    """Read the images of BDD100K with the attributes of the whole scene, as it is distributed (or from Kaggle).
+
+    Its test images have no labels and are left out; the official validation images serve for testing.
+
+    Returns:
+        Columns ``file``, ``weather``, ``scene`` and ``timeofday`` ("undefined" where the annotators could not tell, or
+        said nothing), and ``split``: "train", and "test" for the official validation split.
+
+    Raises:
+        DataError: if files are missing or hold something else.
+    """
+    root = _folder_at(root, _BDD)
+    nested = [root, root / "bdd100k", root / "bdd100k" / "bdd100k"]
+    images = _first_folder([base / "images" / "100k" for base in nested], _BDD)
+    labels = [base / "labels" for base in [*nested, root / "bdd100k_labels_release" / "bdd100k"]]
+    frames = [_bdd_part(root, images, labels, part).assign(split=name) for part, name in _BDD_SPLITS.items()]
+    return pd.concat(frames, ignore_index=True)
+
+
 def folder(root: Root, metadata: str = "metadata.csv", file_column: str = "file_name") -> pd.DataFrame:
     """Read a folder of images with a table of their labels, as ``datasets``' imagefolder has it.
 
@@ -150,6 +175,73 @@ def folder(root: Root, metadata: str = "metadata.csv", file_column: str = "file_
         _folder_table(root, root / part, metadata, file_column).assign(split=name) for part, name in parts.items()
     ]
     return pd.concat(frames, ignore_index=True)
+
+
+_BDD_SPLITS = {"train": "train", "val": "test"}
+_BDD_ATTRIBUTES = ("weather", "scene", "timeofday")
+_CHUNK = 1 << 22
+
+
+def _bdd_part(root: Path, images: Path, labels: Sequence[Path], part: str) -> pd.DataFrame:
+    rows = []
+    for path, entry in _bdd_entries(labels, part):
+        attributes = entry.get("attributes") if isinstance(entry, dict) else None
+        if not isinstance(attributes, dict) or not isinstance(entry.get("name"), str):
+            raise DataError(f"'{path}' has an entry without name or attributes: {str(entry)[:80]}. Expected is {_BDD}.")
+        name = Path(entry["name"]).stem + ".jpg"  # the files per image leave the suffix out
+        rows.append((name, *(attributes.get(key) or "undefined" for key in _BDD_ATTRIBUTES)))
+    if not rows:
+        raise DataError(f"The labels of the {part} images of '{root}' are empty. Expected is {_BDD}.")
+    _first_of([images / part / rows[0][0]], _BDD)
+    frame = pd.DataFrame(rows, columns=["file", *_BDD_ATTRIBUTES])
+    within = (images / part).relative_to(root).as_posix()
+    return frame.assign(file=within + "/" + frame["file"])
+
+
+def _bdd_entries(labels: Sequence[Path], part: str) -> Iterator[tuple[Path, Any]]:
+    """Yield the labels of every image and the file that they are from."""
+    for base in labels:
+        for path in base / "det_20" / f"det_{part}.json", base / f"bdd100k_labels_images_{part}.json":
+            if path.is_file():
+                yield from ((path, entry) for entry in _json_items(path, _BDD))
+                return
+        if (base / "100k" / part).is_dir():
+            yield from ((path, _json(path)) for path in sorted((base / "100k" / part).glob("*.json")))
+            return
+    looked = ", ".join(f"'{base}'" for base in labels)
+    raise DataError(f"There are no labels of the {part} images in {looked}. Expected is {_BDD}.")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read: {error}. Expected is {_BDD}.") from error
+
+
+def _json_items(path: Path, layout: str) -> Iterator[Any]:
+    """Yield the members of a list one by one: BDD100K's has more than a gigabyte, of which little is kept."""
+    decoder = json.JSONDecoder()
+    with path.open(encoding="utf-8") as stream:
+        text = stream.read(_CHUNK).lstrip()
+        if not text.startswith("["):
+            raise DataError(f"'{path}' must hold a list. Expected is {layout}.")
+        start = 1
+        while True:
+            while start < len(text) and text[start] in ", \t\r\n":
+                start += 1
+            if text[start : start + 1] == "]":
+                return
+            try:
+                item, end = decoder.raw_decode(text, start)
+            except ValueError as error:
+                more = stream.read(_CHUNK)
+                if not more:
+                    raise DataError(f"'{path}' cannot be read: {error}. Expected is {layout}.") from error
+                text, start = text[start:] + more, 0
+                continue
+            yield item
+            start = end
 
 
 def _folder_table(root: Path, part: Path, metadata: str, file_column: str) -> pd.DataFrame:
@@ -228,6 +320,14 @@ def _first_of(paths: Sequence[Path], layout: str) -> Path:
             return path
     looked = " nor ".join(f"'{path}'" for path in paths)
     raise DataError(f"There is no {looked}. Expected is {layout}.")
+
+
+def _first_folder(paths: Sequence[Path], layout: str) -> Path:
+    for path in paths:
+        if path.is_dir():
+            return path
+    looked = " nor ".join(f"'{path}'" for path in paths)
+    raise DataError(f"There is no folder {looked}. Expected is {layout}.")
 
 
 def _csv(path: Path, layout: str, **options: Any) -> pd.DataFrame:

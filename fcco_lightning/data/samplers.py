@@ -6,7 +6,7 @@ and always holds the same batches.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import torch
@@ -54,20 +54,36 @@ class UniformBatches(BatchPlan):
         seed: whole number >= 0.
         drop_last: leave out the last batch when it would be short (the n mod batch_size rows left out differ from
             epoch to epoch).
+        num_batches: batches of an epoch, all of ``batch_size`` rows: fewer than a permutation has cut it short, more
+            start another one.  None for one permutation.
 
     Raises:
         DataError: if ``batch_size`` > ``num_rows``.
     """
 
-    def __init__(self, num_rows: int, batch_size: int, seed: int = 0, *, drop_last: bool = True) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        drop_last: bool = True,
+        num_batches: int | None = None,
+    ) -> None:
         super().__init__(batch_size, seed)
         self.num_rows = _enough_rows(num_rows, self.batch_size)
         self.drop_last = drop_last
         whole, rest = divmod(self.num_rows, self.batch_size)
-        self.num_batches = whole + (rest > 0 and not drop_last)
+        self._one_pass = num_batches is None
+        passed = whole + (rest > 0 and not drop_last)
+        self.num_batches = passed if num_batches is None else at_least("num_batches", num_batches, 1)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
-        """Yield consecutive pieces of one permutation, each of shape (batch_size,) (the last may be shorter)."""
+        """Yield consecutive pieces of a permutation, each of shape (batch_size,) (the last may be shorter)."""
+        if not self._one_pass:
+            cycle = _cycle(torch.arange(self.num_rows), self.batch_size, self.generator(epoch))
+            yield from islice(cycle, self.num_batches)
+            return
         order = torch.randperm(self.num_rows, generator=self.generator(epoch))
         yield from torch.split(order, self.batch_size)[: self.num_batches]
 
@@ -259,6 +275,29 @@ class GroupBatches(BatchPlan):
                 f"counts those of all of them), but group {group} has {size}. Set replacement=True, lower "
                 "samples_per_group, or raise min_size so that small groups are left out."
             )
+
+
+class RowsOf(BatchPlan):
+    """The batches of a plan over some rows of a table, as rows of the whole table.
+
+    Args:
+        plan: batches of positions within ``rows``.
+        rows: rows of the table, shape (r,), int64.
+
+    Example:
+        >>> plan = RowsOf(UniformBatches(2, batch_size=2), torch.tensor([40, 70]))
+        >>> sorted(next(plan.batches(epoch=0)).tolist())
+        [40, 70]
+    """
+
+    def __init__(self, plan: BatchPlan, rows: Tensor) -> None:
+        super().__init__(plan.batch_size, plan.seed)
+        self.plan, self.rows, self.num_batches = plan, rows, plan.num_batches
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield ``rows`` of every batch of the plan."""
+        for batch in self.plan.batches(epoch):
+            yield self.rows[batch]
 
 
 def _cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:

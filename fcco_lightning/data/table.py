@@ -16,6 +16,7 @@ class TensorTable(Dataset[dict[str, Tensor]]):
     Args:
         columns: name -> tensor, all with the same first dimension n >= 1, for example ``x`` (n, d) float32,
             ``y`` (n,) int64 and ``group`` (n,) int64.  Floating columns must be finite.
+        size: number of rows n, where there may be no column.
 
     Raises:
         DataError: if a column is missing its rows, has a length of its own, holds NaN or infinity, or is called
@@ -27,8 +28,9 @@ class TensorTable(Dataset[dict[str, Tensor]]):
         {'y': tensor([1, 0]), 'index': tensor([2, 1])}
     """
 
-    def __init__(self, columns: Mapping[str, Tensor]) -> None:
-        size = _common_length(columns)
+    def __init__(self, columns: Mapping[str, Tensor], *, size: int | None = None) -> None:
+        if columns or not size:
+            size = _common_length(columns)
         for name, column in columns.items():
             _check_finite(name, column)
         self.columns = {name: column.contiguous() for name, column in columns.items()}

@@ -109,7 +109,7 @@ def test_blank_images_keep_the_rows_and_are_counted(make, tmp_path, workers):
         for batch in ResumableLoader(table, UniformBatches(ROWS, 4), num_workers=workers):
             black = [int(i) for i, x in zip(batch["index"], batch["x"], strict=True) if not x.any()]
             assert set(black) == {3, 5} & set(batch["index"].tolist())
-    assert table.num_blank == 2
+    assert table.num_corrupt == 2
 
 
 def test_warns_at_the_first_blank_image_only(make, tmp_path, recwarn):
@@ -120,6 +120,34 @@ def test_warns_at_the_first_blank_image_only(make, tmp_path, recwarn):
         table[5]
     table[3]
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:Row")
+def test_skipped_images_leave_their_batch_and_are_counted(make, tmp_path, workers):
+    (tmp_path / "3.png").write_bytes(b"")
+    (tmp_path / "5.png").unlink()
+    table, plan = make(corrupt="skip"), UniformBatches(ROWS, 4)
+    for _ in range(2):
+        batches = list(ResumableLoader(table, plan, num_workers=workers))
+        for batch, asked in zip(batches, plan.batches(0), strict=True):
+            assert batch["index"].tolist() == [i for i in asked.tolist() if i not in {3, 5}]
+            for i, x in zip(batch["index"].tolist(), batch["x"], strict=True):
+                assert torch.equal(x, make()[i]["x"])
+    assert table.num_corrupt == 2
+
+
+def test_nothing_left_of_a_batch_is_an_error(make, tmp_path, recwarn):
+    for name in "3.png", "5.png":
+        (tmp_path / name).unlink()
+    table = make(corrupt="skip")
+    with pytest.raises(DataError, match=r"None of the 2 images of a batch can be read \(first: row 5\)"):
+        table.__getitems__([5, 3])
+    with pytest.raises(DataError, match="leaves it out of batches only"):
+        table[3]
+    [warned] = recwarn.list
+    assert "5.png' cannot be read" in str(warned.message)
+    assert "it is left out of its batch" in str(warned.message)
 
 
 def noise(image):
@@ -231,7 +259,7 @@ def test_transform_rejects(options, message):
 
 def test_rejects(make):
     with pytest.raises(ConfigError, match="corrupt must be"):
-        make(corrupt="skip")
+        make(corrupt="ignore")
     with pytest.raises(DataError, match="one row per image and no 'x', got 1 images and 2 rows"):
         ImageTable(["a.png"], {"y": torch.zeros(2)}, PLAIN)
     with pytest.raises(IndexError):

@@ -1,4 +1,4 @@
-"""What all datamodules of tables share: one encoder fitted on the training split, loaders, checks of checkpoints."""
+"""What datamodules share: loaders, checks of checkpoints, and for tables one encoder fitted on the training split."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -31,7 +31,113 @@ class Split(Protocol):
     def group(self) -> Tensor: ...
 
 
-class TableDataModule(LightningDataModule):
+class SplitDataModule(LightningDataModule):
+    """Splits that are loaded in training batches and evaluated in order; subclasses say what is in them.
+
+    Args:
+        eval_batch_size: rows in an evaluation batch of one process.
+        num_workers: worker processes of the training loader.
+
+    Attributes:
+        tables: split -> its samples; empty before ``setup``.
+    """
+
+    eval_workers = 0
+    """Worker processes of the loaders for evaluation: none where the samples lie in memory."""
+
+    def __init__(self, *, eval_batch_size: int, num_workers: int) -> None:
+        super().__init__()
+        self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
+        self.num_workers = num_workers
+        self.tables: dict[str, TensorTable] = {}
+        self._expected: Mapping[str, Any] | None = None
+
+    @property
+    @abstractmethod
+    def val_names(self) -> list[str]:
+        """Names of the validation loaders, in the order of ``dataloader_idx``."""
+
+    @abstractmethod
+    def _batch_settings(self) -> tuple[Any, ...]:
+        """Return the arguments that the training batches depend on."""
+
+    @abstractmethod
+    def _fingerprint(self) -> dict[str, int | str]:
+        """Return what identifies the training split."""
+
+    @abstractmethod
+    def _require_expected_split(self) -> None:
+        """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
+
+    def val_dataloader(self) -> dict[str, DataLoader[Any]]:
+        """Return ordered loaders of this process's part of the splits :attr:`val_names`."""
+        return {name: self._ordered(name) for name in self.val_names}
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Return this process's part of the test split, in order."""
+        return self._ordered("test")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Return this process's part of the test split, in order."""
+        return self._ordered("test")
+
+    def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
+        """Return an ordered loader of this process's part of every split: "train", "val" (if held out) and "test"."""
+        self._table("train")
+        return {name: self._ordered(name) for name in self.tables}
+
+    def identity(self) -> dict[str, Any]:
+        """What the training batches depend on: the same on all processes of a job."""
+        return {"train_split": self._fingerprint(), "batches": self._batch_settings()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what identifies the training split, as plain values."""
+        return {"train_split": self._fingerprint()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Make sure that the rows of a checkpoint's dual state mean the same samples.
+
+        Raises:
+            DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
+        """
+        self._expected = state_dict["train_split"]
+        if self.tables:
+            self._require_expected_split()
+
+    def _resumable(self, table: TensorTable, plan: BatchPlan) -> ResumableLoader:
+        """Return a loader of this process's share of the union batches of ``plan``."""
+        rank, world_size = self._place()
+        limit = self.trainer.limit_train_batches if self.trainer else None
+        if isinstance(limit, float):
+            limit = int(limit * plan.num_batches)
+        return ResumableLoader(table, plan, rank=rank, world_size=world_size, num_workers=self.num_workers, limit=limit)
+
+    def _place(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _ordered(self, name: str) -> DataLoader[Any]:
+        table = self._evaluation_table(name)
+        return DataLoader(
+            table,
+            batch_size=self.eval_batch_size,
+            sampler=OrderedShare(table, *self._place()),
+            collate_fn=collate,
+            # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
+            generator=torch.Generator(),
+            num_workers=self.eval_workers,
+        )
+
+    def _evaluation_table(self, name: str) -> TensorTable:
+        """Return what a split is evaluated on."""
+        return self._table(name)
+
+    def _table(self, name: str) -> TensorTable:
+        if not self.tables:
+            raise DataError(f"The {name} split does not exist before {type(self).__name__}.setup().")
+        return self.tables[name]
+
+
+class TableDataModule(SplitDataModule):
     """A table that is split, encoded and loaded; subclasses say what its labels, groups and training batches are.
 
     Args:
@@ -62,7 +168,7 @@ class TableDataModule(LightningDataModule):
         eval_batch_size: int,
         num_workers: int,
     ) -> None:
-        super().__init__()
+        super().__init__(eval_batch_size=eval_batch_size, num_workers=num_workers)
         if (sources["test"] is None) == (test_fraction is None):
             given = "neither" if test_fraction is None else "both"
             raise DataError(
@@ -71,11 +177,7 @@ class TableDataModule(LightningDataModule):
             )
         self.sources = dict(sources)
         self.test_fraction, self.val_fraction, self.split_seed = test_fraction, val_fraction, split_seed
-        self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
-        self.num_workers = num_workers
         self.encoder = TabularEncoder(categorical or (), missing, quantiles)
-        self.tables: dict[str, TensorTable] = {}
-        self._expected: Mapping[str, Any] | None = None
 
     @abstractmethod
     def _read_splits(self) -> Mapping[str, Split]:
@@ -84,14 +186,6 @@ class TableDataModule(LightningDataModule):
     @abstractmethod
     def _plan(self, world_size: int) -> BatchPlan:
         """Return the union batches of ``world_size`` processes."""
-
-    @abstractmethod
-    def _batch_settings(self) -> tuple[Any, ...]:
-        """Return the arguments that the training batches depend on."""
-
-    @abstractmethod
-    def _fingerprint(self) -> dict[str, int | str]:
-        """Return what identifies the training split."""
 
     @property
     def num_train(self) -> int:
@@ -133,35 +227,7 @@ class TableDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the training loader; its position is part of Lightning's checkpoints."""
-        rank, world_size = self._place()
-        plan = self._plan(world_size)
-        limit = self.trainer.limit_train_batches if self.trainer else None
-        if isinstance(limit, float):
-            limit = int(limit * plan.num_batches)
-        return ResumableLoader(
-            self._table("train"), plan, rank=rank, world_size=world_size, num_workers=self.num_workers, limit=limit
-        )
-
-    def val_dataloader(self) -> dict[str, DataLoader[Any]]:
-        """Return this process's part of the train split in order, then of the validation split (:attr:`val_names`)."""
-        return {name: self._ordered(name) for name in self.val_names}
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        """Return this process's part of the test split, in order."""
-        return self._ordered("test")
-
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """Return this process's part of the test split, in order."""
-        return self._ordered("test")
-
-    def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
-        """Return an ordered loader of this process's part of every split: "train", "val" (if held out) and "test"."""
-        self._table("train")
-        return {name: self._ordered(name) for name in self.tables}
-
-    def identity(self) -> dict[str, Any]:
-        """What the training batches depend on: the same on all processes of a job."""
-        return {"train_split": self._fingerprint(), "batches": self._batch_settings()}
+        return self._resumable(self._table("train"), self._plan(self._place()[1]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder and what identifies the training split, as plain values."""
@@ -178,20 +244,6 @@ class TableDataModule(LightningDataModule):
             self._require_expected_split()
         else:
             self.encoder.load_state_dict(state_dict["encoder"])
-
-    def _place(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-
-    def _ordered(self, name: str) -> DataLoader[Any]:
-        # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
-        table, own = self._table(name), torch.Generator()
-        share = OrderedShare(table, *self._place())
-        return DataLoader(table, batch_size=self.eval_batch_size, sampler=share, collate_fn=collate, generator=own)
-
-    def _table(self, name: str) -> TensorTable:
-        if not self.tables:
-            raise DataError(f"The {name} split does not exist before {type(self).__name__}.setup().")
-        return self.tables[name]
 
     def _require_expected_split(self) -> None:
         if self._expected is not None:

@@ -1,7 +1,6 @@
 """Images whose labels and attributes form groups, for Lightning."""
 
 import hashlib
-import math
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,25 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data import layouts
-from fcco_lightning.data.columns import listed, require_filled, text_of
+from fcco_lightning.data.columns import listed, text_of
 from fcco_lightning.data.datamodules.grouped import GroupedFrame, GroupedTabularDataModule, _class_names
+from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages, checked_fractions, parts_of
 from fcco_lightning.data.grouping import GroupBy
-from fcco_lightning.data.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ImageColumn,
-    ImageTable,
-    image_transform,
-    read_image_dataset,
-)
-from fcco_lightning.data.loader import OrderedShare
-from fcco_lightning.data.sources import is_hub_id
-from fcco_lightning.data.table import collate
+from fcco_lightning.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageColumn, ImageTable, image_transform
 from fcco_lightning.errors import ConfigError, DataError
-
-_ROW = "position among the images"  # a column of every frame here, and all that is kept of it as a feature
-_PARTS = ("train", "val", "id_val", "id_test", "test")
 
 
 class GroupedImageDataModule(GroupedTabularDataModule):
@@ -47,7 +33,7 @@ class GroupedImageDataModule(GroupedTabularDataModule):
 
     Args:
         root: folder of the images; for every layout but "datasets".
-        layout: "folder" (images and metadata.csv), "celeba", "camelyon17" (both as distributed, see
+        layout: "folder" (images and metadata.csv), "celeba", "camelyon17", "bdd100k" (these as distributed, see
             :mod:`fcco_lightning.data.layouts`) or "datasets".
         source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, or
             a hub id "owner/name" or "owner/name:split".
@@ -100,7 +86,7 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         *,
         label: str,
         group_by: list[str | GroupBy],
-        layout: Literal["folder", "celeba", "camelyon17", "datasets"] = "folder",
+        layout: Literal["folder", "celeba", "camelyon17", "bdd100k", "datasets"] = "folder",
         source: str | Any | None = None,
         positive: str | int | float | None = None,
         metadata: str = "metadata.csv",
@@ -129,10 +115,9 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         eval_train: bool = False,
     ) -> None:
         self.eval_train = eval_train
-        self.layout, self.root, self.source = layout, root, source
-        self.metadata, self.file_column, self.image_column = metadata, file_column, image_column
-        self._check_layout()
-        self.fractions = _checked_fractions(fractions, split_by)
+        self.layout, self.root = layout, root
+        self._origin = LabelledImages(layout, root, source, metadata, file_column, image_column)
+        self.fractions = checked_fractions(fractions, split_by)
         _, val, test = self.fractions
         super().__init__(
             root if source is None else source,
@@ -154,6 +139,7 @@ class GroupedImageDataModule(GroupedTabularDataModule):
             num_workers=num_workers,
         )
         self.split_by = split_by
+        self.eval_workers = num_workers
         self.limit = None if limit is None else at_least("limit", limit, 1)
         self.image_size, self.mean, self.std = image_size, mean or IMAGENET_MEAN, std or IMAGENET_STD
         self.crop_pct, self.augment, self.corrupt = crop_pct, augment, corrupt
@@ -196,20 +182,19 @@ class GroupedImageDataModule(GroupedTabularDataModule):
 
     def prepare_data(self) -> None:
         """Download hub data once, before every process reads it."""
-        if self.layout == "datasets" and is_hub_id(str(self.source).partition(":")[0]):
-            read_image_dataset(self.source, self.image_column)
+        self._origin.prepare()
 
     def setup(self, stage: str | None = None) -> None:
         """Read the tables, form groups and split; images stay where they are.  A second call changes nothing."""
         if not self.tables:
             splits = self._read_splits()
             for name, split in splits.items():
-                rows = torch.tensor(split.features[_ROW].tolist(), dtype=torch.int64)
+                rows = torch.tensor(split.features[ROW].tolist(), dtype=torch.int64)
                 self._evaluated[name] = self._image_table(split, rows, random=False)
                 random = name == "train" and self.augment is not False
                 self.tables[name] = self._image_table(split, rows, random=True) if random else self._evaluated[name]
             files = self._images if isinstance(self._images, list) else []
-            train = [files[row] for row in splits["train"].features[_ROW]] if files else []
+            train = [files[row] for row in splits["train"].features[ROW]] if files else []
             self._files_digest = hashlib.sha256("\n".join(train).encode()).hexdigest()[:16]
             self._require_expected_split()
         super().setup(stage)
@@ -242,28 +227,10 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         if self.tables:
             self._require_expected_split()
 
-    def _check_layout(self) -> None:
-        if self.layout not in {"folder", "celeba", "camelyon17", "datasets"}:
-            raise ConfigError(
-                f"layout must be 'folder', 'celeba', 'camelyon17' or 'datasets', got {self.layout!r}. Any other folder "
-                "of images becomes 'folder' with a metadata.csv of files and labels."
-            )
-        needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
-        if getattr(self, needed) is None or getattr(self, other) is not None:
-            raise ConfigError(f"layout={self.layout!r} needs {needed}, and no {other}.")
-
     def _read(self) -> pd.DataFrame:
         """Return the columns of all samples, with their positions in ``_images``."""
-        if self.layout == "datasets":
-            frame, self._images = read_image_dataset(self.source, self.image_column)
-        else:
-            assert self.root is not None  # noqa: S101  (_check_layout)
-            if self.layout == "folder":
-                frame = layouts.folder(self.root, self.metadata, self.file_column)
-            else:
-                frame = {"celeba": layouts.celeba, "camelyon17": layouts.camelyon17}[self.layout](self.root)
-            self._images = frame.pop("file").tolist()
-        return frame.assign(**{_ROW: np.arange(len(frame))})
+        frame, self._images = self._origin.read()
+        return frame
 
     def _pooled(self) -> pd.DataFrame:
         frame = self._read()
@@ -272,7 +239,7 @@ class GroupedImageDataModule(GroupedTabularDataModule):
     def _read_splits(self) -> dict[str, GroupedFrame]:
         if self.split_by == "fractions":
             return super()._read_splits()
-        frames = self._parts()
+        frames = parts_of(self._read(), self.layout, self.limit)
         train = frames["train"]
         self._require_columns(train, "the training rows")
         self.class_names = _class_names(train[self.label], self.positive, "the training rows")
@@ -287,27 +254,6 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         splits = {name: self._labelled(frame, groups[name], name) for name, frame in frames.items()}
         self._check(splits)
         return splits
-
-    def _parts(self) -> dict[str, pd.DataFrame]:
-        """Return the rows of every value of the column ``split``, those of training first."""
-        frame = self._read()
-        where = f"layout {self.layout!r}"
-        if "split" not in frame:
-            raise DataError(
-                f"split_by='column' needs a column 'split', which {where} lacks here (its columns are "
-                f"{listed(frame.columns.drop(_ROW))}; CelebA has it from list_eval_partition). Add it, or set "
-                "split_by='fractions'."
-            )
-        require_filled(frame["split"], "split", where)
-        split = text_of(frame["split"]).replace("validation", "val")
-        found = set(split)
-        if not {"train", "test"} <= found <= set(_PARTS):
-            raise DataError(
-                f"The column 'split' of {where} must hold 'train' and 'test', and possibly 'val', 'id_val' and "
-                f"'id_test', got {listed(found)}. Repair it, or set split_by='fractions'."
-            )
-        limit = len(frame) if self.limit is None else self.limit
-        return {name: frame[split == name].head(limit).reset_index(drop=True) for name in _PARTS if name in found}
 
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.Series:
         """Return the name of every row's combination, whether it is a group or not."""
@@ -331,7 +277,7 @@ class GroupedImageDataModule(GroupedTabularDataModule):
                 f"All combinations of group_by in the {name} rows are too small for a group in the training rows. "
                 f"Lower min_size={self.min_size}, or set small='merge'."
             )
-        return GroupedFrame(frame[[_ROW]], torch.from_numpy(y.astype(np.int64)), group).take(known)
+        return GroupedFrame(frame[[ROW]], torch.from_numpy(y.astype(np.int64)), group).take(known)
 
     def _check(self, splits: dict[str, GroupedFrame]) -> None:
         counts = torch.bincount(splits["train"].y, minlength=len(self.class_names))
@@ -361,19 +307,9 @@ class GroupedImageDataModule(GroupedTabularDataModule):
             root=self.root or "",
         )
 
-    def _ordered(self, name: str) -> DataLoader[Any]:
+    def _evaluation_table(self, name: str) -> ImageTable:
         self._table(name)
-        # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
-        table, own = self._evaluated[name], torch.Generator()
-        share = OrderedShare(table, *self._place())
-        return DataLoader(
-            table,
-            batch_size=self.eval_batch_size,
-            sampler=share,
-            collate_fn=collate,
-            generator=own,
-            num_workers=self.num_workers,
-        )
+        return self._evaluated[name]
 
     def _batch_settings(self) -> tuple[Any, ...]:
         seen = self.image_size, tuple(self.mean), tuple(self.std), self.crop_pct, str(self.augment), self.corrupt
@@ -382,17 +318,3 @@ class GroupedImageDataModule(GroupedTabularDataModule):
     def _fingerprint(self) -> dict[str, int | str]:
         """Sizes, and a digest of all names and of the order of files, labels and groups."""
         return self._sizes_and_digest([*self.class_names, *self.grouping.names, self._files_digest])
-
-
-def _checked_fractions(fractions: list[float] | None, split_by: str) -> tuple[float, float, float]:
-    if split_by not in {"column", "fractions"}:
-        raise ConfigError(f"split_by must be 'column' or 'fractions', got {split_by!r}.")
-    if fractions is not None and split_by == "column":
-        raise ConfigError(f"fractions={fractions!r} goes with split_by='fractions' only. Leave it out, or set that.")
-    shares = [0.8, 0.1, 0.1] if fractions is None else list(fractions)
-    possible = len(shares) == 3 and shares[0] > 0 and shares[1] >= 0 and shares[2] > 0
-    if not possible or not math.isclose(sum(shares), 1, abs_tol=1e-6):
-        raise ConfigError(
-            f"fractions must be the shares of training (> 0), validation (>= 0) and test (> 0), of sum 1, got {shares}."
-        )
-    return shares[0], shares[1], shares[2]

@@ -1,0 +1,125 @@
+"""Where labelled images come from, and how their rows become splits: what the datamodules of images share."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fcco_lightning.data import layouts
+from fcco_lightning.data.columns import listed, require_filled, text_of
+from fcco_lightning.data.images import ImageColumn, read_image_dataset
+from fcco_lightning.data.sources import is_hub_id
+from fcco_lightning.errors import ConfigError, DataError
+
+ROW = "position among the images"
+"""A column of every frame read here."""
+
+PARTS = ("train", "val", "id_val", "id_test", "test")
+LAYOUTS = ("folder", "celeba", "camelyon17", "bdd100k", "datasets")
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images with a table of their labels, in one of the layouts that are known.
+
+    Args:
+        layout: one of :data:`LAYOUTS`.
+        root: folder of the images; for every layout but "datasets".
+        source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, or
+            a hub id "owner/name" or "owner/name:split".
+        metadata: for "folder": name of its table, .csv or .parquet.
+        file_column: for "folder": column of the files.
+        image_column: for "datasets": column of the images.
+
+    Raises:
+        ConfigError: if the layout is none of these, or has no root or source where it needs one.
+    """
+
+    layout: str
+    root: str | None = None
+    source: Any | None = None
+    metadata: str = "metadata.csv"
+    file_column: str = "file_name"
+    image_column: str = "image"
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            known = ", ".join(repr(name) for name in LAYOUTS[:-1])
+            raise ConfigError(
+                f"layout must be {known} or 'datasets', got {self.layout!r}. Any other folder of images becomes "
+                "'folder' with a metadata.csv of files and labels."
+            )
+        needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
+        if getattr(self, needed) is None or getattr(self, other) is not None:
+            raise ConfigError(f"layout={self.layout!r} needs {needed}, and no {other}.")
+
+    def prepare(self) -> None:
+        """Download hub data."""
+        if self.layout == "datasets" and is_hub_id(str(self.source).partition(":")[0]):
+            read_image_dataset(self.source, self.image_column)
+
+    def read(self) -> tuple[pd.DataFrame, list[str] | ImageColumn]:
+        """Return the columns of all samples with :data:`ROW` (their positions among the images), and the images."""
+        images: list[str] | ImageColumn
+        if self.layout == "datasets":
+            frame, images = read_image_dataset(self.source, self.image_column)
+        else:
+            assert self.root is not None  # noqa: S101  (__post_init__)
+            if self.layout == "folder":
+                frame = layouts.folder(self.root, self.metadata, self.file_column)
+            else:
+                readers = {"celeba": layouts.celeba, "camelyon17": layouts.camelyon17, "bdd100k": layouts.bdd100k}
+                frame = readers[self.layout](self.root)
+            images = frame.pop("file").tolist()
+        return frame.assign(**{ROW: np.arange(len(frame))}), images
+
+
+def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict[str, pd.DataFrame]:
+    """Return the rows of every value of the column ``split``, those of training first.
+
+    Args:
+        frame: the columns of all samples.
+        layout: where they come from, for messages.
+        limit: take only the first rows of each.
+
+    Raises:
+        DataError: if there is no such column, or it holds other values than :data:`PARTS`, or no training or testing.
+    """
+    where = f"layout {layout!r}"
+    if "split" not in frame:
+        raise DataError(
+            f"split_by='column' needs a column 'split', which {where} lacks here (its columns are "
+            f"{listed(frame.columns.drop(ROW))}; CelebA has it from list_eval_partition). Add it, or set "
+            "split_by='fractions'."
+        )
+    require_filled(frame["split"], "split", where)
+    split = text_of(frame["split"]).replace("validation", "val")
+    found = set(split)
+    if not {"train", "test"} <= found <= set(PARTS):
+        raise DataError(
+            f"The column 'split' of {where} must hold 'train' and 'test', and possibly 'val', 'id_val' and "
+            f"'id_test', got {listed(found)}. Repair it, or set split_by='fractions'."
+        )
+    limit = len(frame) if limit is None else limit
+    return {name: frame[split == name].head(limit).reset_index(drop=True) for name in PARTS if name in found}
+
+
+def checked_fractions(fractions: list[float] | None, split_by: str) -> tuple[float, float, float]:
+    """Return the shares of training, validation and test; None stands for 0.8, 0.1, 0.1.
+
+    Raises:
+        ConfigError: if they are no shares, or given although ``split_by`` is not "fractions".
+    """
+    if split_by not in {"column", "fractions"}:
+        raise ConfigError(f"split_by must be 'column' or 'fractions', got {split_by!r}.")
+    if fractions is not None and split_by == "column":
+        raise ConfigError(f"fractions={fractions!r} goes with split_by='fractions' only. Leave it out, or set that.")
+    shares = [0.8, 0.1, 0.1] if fractions is None else list(fractions)
+    possible = len(shares) == 3 and shares[0] > 0 and shares[1] >= 0 and shares[2] > 0
+    if not possible or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise ConfigError(
+            f"fractions must be the shares of training (> 0), validation (>= 0) and test (> 0), of sum 1, got {shares}."
+        )
+    return shares[0], shares[1], shares[2]

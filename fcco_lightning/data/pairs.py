@@ -1,0 +1,432 @@
+"""Image-text pairs: where they come from, and the table that hands them out."""
+
+import glob
+import itertools
+import json
+import re
+import tarfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.data import layouts
+from fcco_lightning.data.columns import listed, require_columns
+from fcco_lightning.data.images import ImageColumn, Images, ImageTable
+from fcco_lightning.data.sources import is_hub_id
+from fcco_lightning.errors import DataError
+
+Caption = str | Sequence[str]
+"""What an image is paired with: a text, or several of which one is drawn at a time."""
+
+ACCEPTED = (
+    "a folder with metadata.csv or metadata.parquet, a folder written by datasets.save_to_disk, files .csv, .parquet, "
+    ".arrow or .tar (webdataset) given as a path, a pattern with * or {0000..0009}, or a list of these, a hub id "
+    "'owner/name' or 'owner/name:split', or a datasets.Dataset"
+)
+_IMAGE_NAMES = (
+    *("image", "img", "picture", "jpg", "jpeg", "png", "webp", "image_path"),
+    *("file_name", "filename", "filepath", "file", "path"),
+)
+_CAPTION_NAMES = ("caption", "text", "txt", "captions", "texts", "title", "json.caption", "json.text")
+_METADATA = ("metadata.csv", "metadata.parquet")
+_MEMBER = re.compile(r"(?P<key>(?:.*/|)[^.]+)[.](?P<extension>[^/]*)")  # as webdataset divides names
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class Captions(Protocol):
+    """The captions of n images by position, and one after the other: a list, or a column of a data set."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class PairTable(ImageTable):
+    """Images with captions: samples have ``x`` (3, H, W) float32, ``text`` (L,) int64 and ``index``.
+
+    Args:
+        images: n images, see :class:`ImageTable`.
+        captions: n captions; where one is a list of texts, one is drawn by (caption_seed, epoch, position).
+        transform: PIL image in RGB -> float32 tensor of shape (3, H, W).
+        tokenizer: list of k texts -> tokens (k, L), int64.
+        seed: what random transforms depend on, with the epoch and the position; None for transforms that draw nothing.
+        caption_seed: what the choice among several captions depends on.
+        corrupt: what becomes of images that are missing or unreadable, see :class:`ImageTable`.
+        root: folder that relative paths start from.
+
+    Raises:
+        DataError: if there is not one caption per image.
+
+    Example:
+        >>> import torch
+        >>> from PIL import Image
+        >>> from torchvision.transforms.functional import to_tensor
+        >>> lengths = lambda texts: torch.tensor([[len(text)] for text in texts])
+        >>> table = PairTable([Image.new("RGB", (2, 2))], ["a photo"], to_tensor, lengths)
+        >>> table[0]["text"]
+        tensor([7])
+    """
+
+    def __init__(
+        self,
+        images: Images | Sequence[Any],
+        captions: Captions,
+        transform: Callable[[Any], Tensor],
+        tokenizer: Callable[[list[str]], Tensor],
+        *,
+        seed: int | None = None,
+        caption_seed: int = 0,
+        corrupt: Literal["error", "blank", "skip"] = "error",
+        root: str | PathLike[str] = "",
+    ) -> None:
+        if len(images) != len(captions):
+            raise DataError(f"Every image needs a caption, got {len(images)} images and {len(captions)} captions.")
+        super().__init__(images, {}, transform, seed=seed, corrupt=corrupt, root=root)
+        self.captions, self.tokenizer = captions, tokenizer
+        self.caption_seed = at_least("caption_seed", caption_seed, 0)
+
+    def caption(self, i: int) -> str:
+        """Return the text of sample ``i`` in this epoch."""
+        caption = self.captions[i]
+        if isinstance(caption, str):
+            return caption
+        # One number more than for the image: with equal seeds the crop and the text are still drawn independently.
+        drawn = np.random.SeedSequence([self.caption_seed, self.epoch, i, 1]).generate_state(1)[0]
+        return str(caption[int(drawn) % len(caption)])
+
+    def _sample(self, i: int) -> dict[str, Tensor] | None:
+        sample = super()._sample(i)
+        return sample and {**sample, "text": self.tokenizer([self.caption(i)])[0]}
+
+
+class Joined:
+    """Several sequences one behind the other, or some of their members.
+
+    Args:
+        parts: the sequences.
+        rows: positions among all their members, shape (n,), int64; None for all of them.
+
+    Example:
+        >>> import torch
+        >>> joined = Joined([["a", "b"], ["c"]])
+        >>> list(joined), list(joined.take(torch.tensor([2, 0])))
+        (['a', 'b', 'c'], ['c', 'a'])
+    """
+
+    def __init__(self, parts: Sequence[Any], rows: Tensor | None = None) -> None:
+        self.parts, self.rows = list(parts), rows
+        self._ends = list(itertools.accumulate(len(part) for part in self.parts))
+
+    def __len__(self) -> int:
+        return (self._ends[-1] if self._ends else 0) if self.rows is None else len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        at = i if self.rows is None else int(self.rows[i])
+        if not 0 <= at < (self._ends[-1] if self._ends else 0):
+            raise IndexError(f"position {i} of {len(self)}")
+        part = bisect_right(self._ends, at)
+        return self.parts[part][at - (self._ends[part - 1] if part else 0)]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.rows is None:
+            return itertools.chain.from_iterable(self.parts)
+        return (self[i] for i in range(len(self)))
+
+    def take(self, rows: Tensor) -> "Joined":
+        """Return the members at ``rows``, in that order."""
+        return Joined(self.parts, rows if self.rows is None else self.rows[rows])
+
+
+class CaptionColumn:
+    """The captions in a column of a ``datasets.Dataset``, read when they are asked for.
+
+    Args:
+        dataset: the data set.
+        name: its column, or "column.field" for the field of a column of mappings.
+    """
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        column, _, self.field = (name, "", "") if name in dataset.column_names else name.partition(".")
+        self.name, self.dataset = column, dataset.select_columns([column])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> Any:
+        return self._inner(self.dataset[int(i)][self.name])
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.dataset.iter(batch_size=1000):
+            yield from map(self._inner, batch[self.name])
+
+    def _inner(self, cell: Any) -> Any:
+        return cell.get(self.field) if self.field and isinstance(cell, Mapping) else cell
+
+
+class FilesIn:
+    """Images whose paths are relative to a folder.
+
+    Args:
+        images: n images, some or all of them paths.
+        folder: where the paths start.
+    """
+
+    def __init__(self, images: Any, folder: str | PathLike[str]) -> None:
+        self.images, self.folder = images, Path(folder)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> Any:
+        stored = self.images[i]
+        return self.folder / stored if isinstance(stored, str) else stored
+
+
+def read_pairs(
+    source: Any, image_column: str | None = None, caption_column: str | None = None
+) -> tuple[Images | Sequence[Any], Captions]:
+    """Read image-text pairs without decoding an image.
+
+    Args:
+        source: a folder with metadata.csv or metadata.parquet (``file_name`` and the caption; of subfolders train, val
+            and test only train is taken), a folder written by ``save_to_disk``, a path, a pattern or a list of .csv,
+            .parquet or .arrow files, a hub id "owner/name" or "owner/name:split" (split ``train`` if left out), a
+            ``datasets.Dataset``, or webdataset shards (a path, a pattern with * or {0000..0009}, or a list of .tar
+            files).  Parquet files and shards are copied once, to the cache of ``datasets``, and read from there.
+        image_column: column of the images: paths (relative to the file they stand in), bytes, or what ``datasets``
+            stores; None looks for one.
+        caption_column: column of the captions, texts or lists of texts, "json.caption" for a field of a mapping; None
+            looks for one.
+
+    Returns:
+        The images and the captions of the same n >= 1 pairs.
+
+    Raises:
+        DataError: if the source is missing, unreadable or empty, if a column is missing or cannot be found, or if a
+            caption is missing or empty, naming its row.
+    """
+    images, captions = _read(source, image_column, caption_column)
+    if len(captions) == 0:
+        raise DataError(f"pairs={_short(source)} has no rows.")
+    require_captions(captions, f"pairs={_short(source)}")
+    return images, captions
+
+
+def require_captions(captions: Captions, where: str) -> None:
+    """Raise :class:`DataError` naming the first row without a caption, if there is one."""
+    wrong = [i for i, caption in enumerate(captions) if not _is_caption(caption)]
+    if wrong:
+        raise DataError(
+            f"{where}: {len(wrong)} of {len(captions)} captions are missing, empty or no text (first: row {wrong[0]}, "
+            f"{captions[wrong[0]]!r}). Remove those rows, or name another column as the caption."
+        )
+
+
+def _is_caption(caption: Any) -> bool:
+    if isinstance(caption, str):
+        return bool(caption.strip())
+    return isinstance(caption, Sequence) and len(caption) > 0 and all(isinstance(c, str) and c.strip() for c in caption)
+
+
+def _read(source: Any, image: str | None, caption: str | None) -> tuple[Any, Captions]:
+    if isinstance(source, (list, tuple)):
+        return _from_files(source, image, caption)
+    if not isinstance(source, (str, PathLike)):
+        return _from_dataset(source, image, caption, source)
+    path = Path(source)
+    if path.is_dir():
+        metadata = next((name for name in _METADATA if _has_table(path, name)), None)
+        if metadata is not None:
+            return _from_folder(path, metadata, image, caption)
+        return _from_dataset(_loaded(lambda d: d.load_from_disk(str(path)), source), image, caption, source)
+    if is_hub_id(str(source)) and not path.suffix:
+        name, _, split = str(source).partition(":")
+        return _from_dataset(
+            _loaded(lambda d: d.load_dataset(name, split=split or "train"), source), image, caption, source
+        )
+    return _from_files([source], image, caption)
+
+
+def _has_table(folder: Path, name: str) -> bool:
+    return (folder / name).is_file() or (folder / "train" / name).is_file()
+
+
+def _from_folder(folder: Path, metadata: str, image: str | None, caption: str | None) -> tuple[list[Path], list[Any]]:
+    frame = layouts.folder(folder, metadata, image or "file_name")
+    if "split" in frame and not (folder / metadata).is_file():
+        frame = frame[frame["split"] == "train"]
+    name = _found(list(frame.columns.drop("file")), caption, _CAPTION_NAMES, "caption_column", f"'{folder / metadata}'")
+    return [folder / file for file in frame["file"]], _cells(frame[name])
+
+
+def _from_files(source: Sequence[Any], image: str | None, caption: str | None) -> tuple[Any, Captions]:
+    paths = [path for pattern in source for path in _expanded(pattern)]
+    kinds = {Path(path).suffix.lower() for path in paths}
+    if len(kinds) != 1 or not kinds <= {".tar", ".parquet", ".pq", ".arrow", ".csv"}:
+        raise DataError(f"pairs={_short(source)} are files of the kinds {sorted(kinds)}. Accepted are {ACCEPTED}.")
+    kind = kinds.pop().removeprefix(".")
+    folder = Path(paths[0]).parent
+    if kind == "csv":
+        parts = [_from_csv(Path(path), image, caption) for path in paths]
+        return Joined([images for images, _ in parts]), Joined([captions for _, captions in parts])
+    if kind == "tar":
+        return _from_shards(paths, image, caption, source)
+    if kind == "arrow":
+        read = _loaded(lambda d: d.concatenate_datasets([d.Dataset.from_file(path) for path in paths]), source)
+    else:
+        read = _loaded(lambda d: d.load_dataset("parquet", data_files=paths, split="train"), source)
+    images, captions = _from_dataset(read, image, caption, source)
+    return FilesIn(images, folder), captions
+
+
+def _from_shards(
+    paths: list[str], image: str | None, caption: str | None, source: Any
+) -> tuple[ImageColumn, CaptionColumn]:
+    """Read webdataset shards through the builder of ``datasets``, and of each sample only what is needed."""
+    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+    sample = _first_sample(paths[0])
+    fields = sample.get("json")
+    values = {f"json.{key}": value for key, value in fields.items()} if isinstance(fields, dict) else {}
+    where = f"pairs={_short(source)}"
+    image = _found(list(sample), image, _IMAGE_NAMES, "image_column", where)
+    caption = _found([*sample, *values], caption, _CAPTION_NAMES, "caption_column", where)
+    text: Any = datasets.Value("string")
+    if isinstance(values.get(caption), list):
+        text = [text]
+    # Told to the builder, because it infers types from five samples and then fails where a later one has another.
+    name, _, field = caption.partition(".") if caption in values else (caption, "", "")
+    features = datasets.Features({image: datasets.Image(), name: {field: text} if field else text})
+    # Under the key "train": a name like "test-000.tar" would otherwise become a split of that name.
+    read = _loaded(
+        lambda d: d.load_dataset("webdataset", data_files={"train": paths}, split="train", features=features), source
+    )
+    return ImageColumn(read, image), CaptionColumn(read, caption)
+
+
+def _first_sample(path: str) -> dict[str, Any]:
+    """Return extension -> what the files of the first sample of a shard hold: of .json the mapping, else None."""
+    sample: dict[str, Any] = {}
+    first = None
+    try:
+        with tarfile.open(path) as shard:
+            for member in shard:
+                named = _MEMBER.fullmatch(member.name)
+                if named is None or not member.isfile():
+                    continue
+                first = named["key"] if first is None else first
+                if named["key"] != first:
+                    break
+                content = shard.extractfile(member) if named["extension"] == "json" else None
+                sample[named["extension"]] = None if content is None else json.load(content)
+    except (OSError, tarfile.TarError, ValueError) as error:
+        raise DataError(f"pairs: '{path}' is not a readable shard: {type(error).__name__}: {error}.") from error
+    return sample
+
+
+def _from_csv(path: Path, image: str | None, caption: str | None) -> tuple[list[Path], list[Any]]:
+    try:
+        frame = pd.read_csv(path, skipinitialspace=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"pairs: '{path}' cannot be read: {error}.") from error
+    columns = [str(name) for name in frame.columns]
+    images = _found(columns, image, _IMAGE_NAMES, "image_column", f"'{path}'")
+    captions = _found(columns, caption, _CAPTION_NAMES, "caption_column", f"'{path}'")
+    if frame[images].isna().any():
+        raise DataError(f"pairs: '{path}' must name a file in every row of {images!r}.")
+    return [path.parent / str(file) for file in frame[images]], _cells(frame[captions])
+
+
+def _from_dataset(dataset: Any, image: str | None, caption: str | None, source: Any) -> tuple[ImageColumn, Captions]:
+    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+    if isinstance(dataset, datasets.DatasetDict):
+        if "train" not in dataset:
+            raise DataError(f"pairs={_short(source)} has the splits {sorted(dataset)}, none of them 'train'. Pass one.")
+        dataset = dataset["train"]
+    if not isinstance(dataset, datasets.Dataset):
+        raise DataError(f"pairs is a {type(dataset).__name__}. Accepted are {ACCEPTED}.")
+    where = f"pairs={_short(source)}"
+    names = list(dataset.column_names)
+    pictures = [name for name in names if isinstance(dataset.features[name], datasets.Image)]
+    if image is None and len(pictures) == 1:
+        image = pictures[0]
+    fields = [f"{name}.{field}" for name in names for field in _fields(dataset, name)]
+    images = _found(names, image, _IMAGE_NAMES, "image_column", where)
+    captions = _found(names + fields, caption, _CAPTION_NAMES, "caption_column", where)
+    return ImageColumn(dataset, images), CaptionColumn(dataset, captions)
+
+
+def _fields(dataset: Any, name: str) -> list[str]:
+    """Return the keys of a column of mappings, whether they are part of its type or not."""
+    feature = dataset.features[name]
+    if isinstance(feature, Mapping):
+        return list(feature)
+    first = dataset[0][name] if type(feature).__name__ == "Json" and len(dataset) else None
+    return list(first) if isinstance(first, Mapping) else []
+
+
+def _found(columns: Sequence[str], given: str | None, known: Iterable[str], argument: str, where: str) -> str:
+    """Return the column that is meant; of several known names the first in the order of ``known``."""
+    if given is not None:
+        require_columns(pd.DataFrame(columns=list(columns)), {argument: [given]}, where)
+        return given
+    lower = {column.lower(): column for column in reversed(columns)}
+    for name in known:
+        if name in lower:
+            return lower[name]
+    raise DataError(
+        f"{where}: none of the columns {listed(columns)} is called as one for the {argument.removesuffix('_column')} "
+        f"usually is ({', '.join(known)}). Set {argument}."
+    )
+
+
+def _cells(column: pd.Series) -> list[Any]:
+    """Return the cells; arrays of texts (of a parquet file) as lists."""
+    return [list(cell) if isinstance(cell, np.ndarray) else cell for cell in column]
+
+
+def _expanded(pattern: Any) -> list[str]:
+    """Return the files that a path or a pattern with * or {0000..0009} stands for."""
+    if not isinstance(pattern, (str, PathLike)):
+        raise DataError(f"pairs holds a {type(pattern).__name__} among files. Accepted are {ACCEPTED}.")
+    text = str(pattern)
+    braces = _BRACES.search(text)
+    if braces is not None:
+        first, last = braces.groups()
+        numbers = (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
+        return [path for n in numbers for path in _expanded(text[: braces.start()] + n + text[braces.end() :])]
+    paths = [text] if Path(text).is_file() else sorted(glob.glob(text))  # noqa: PTH207  (Path.glob takes no absolute pattern)
+    if not paths:
+        raise DataError(
+            f"pairs={text!r}: no such file or folder (working directory: {Path.cwd()}). Accepted are {ACCEPTED}."
+        )
+    return paths
+
+
+def _loaded(load: Callable[[Any], Any], source: Any) -> Any:
+    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+    try:
+        return load(datasets)
+    except Exception as error:  # builders fail with whatever the format behind them raises
+        cause = error.__cause__ or error
+        raise DataError(
+            f"pairs={_short(source)} cannot be read by datasets: {type(cause).__name__}: {cause}. Accepted are "
+            f"{ACCEPTED}."
+        ) from error
+
+
+def _short(source: Any) -> str:
+    if isinstance(source, (list, tuple)) and source:
+        return f"{_short(source[0])}" + (f" and {len(source) - 1} more" if len(source) > 1 else "")
+    return f"'{source}'" if isinstance(source, (str, PathLike)) else f"<{type(source).__name__}>"
