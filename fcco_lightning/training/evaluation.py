@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fcco_lightning.checks import at_least, fraction
+from fcco_lightning.checks import at_least, fraction, non_negative
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import DataError
 from fcco_lightning.metrics.functional import auc, roc_gap
 from fcco_lightning.metrics.group import split_roc
 from fcco_lightning.metrics.group_accuracy import cvar, cvar_weights, group_means, worst_fraction, worst_group
+from fcco_lightning.metrics.validation import same_rows
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.pictures import (
     plot_constraints,
+    plot_continual,
     plot_group_curves,
     plot_groups,
     plot_objective_and_violation,
@@ -50,6 +52,15 @@ class Evaluation(ABC):
         """What ``report.json`` holds of a split beside the metrics, as plain numbers.
 
         A list of records is a table of its own, whose first rows are printed: let it begin with what matters.
+        """
+        return {}
+
+    def reference(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        """Columns (n,) to be kept of the model that training starts from; every later batch of the split has them.
+
+        Args:
+            outputs: of that model on a whole split.
+            batch: the columns of the split.
         """
         return {}
 
@@ -252,11 +263,182 @@ class TaskEvaluation(Evaluation):
         } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
 
 
+TARGET = -1  # of column task; a protected task is >= 0, what belongs to neither is lower
+
+
+class _Tasks(NamedTuple):
+    """The tasks that are present in a split, the target first.
+
+    Attributes:
+        numbers: of the tasks, shape (T,), int64, rising from ``TARGET``.
+        sizes: samples of each, shape (T,), int64.
+        means: over the samples of each, by name, shape (T,), float64.
+        mean_accuracy: over all samples of the split, whatever their task.
+    """
+
+    numbers: Tensor
+    sizes: Tensor
+    means: dict[str, Tensor]
+    mean_accuracy: float
+
+
+class ContinualEvaluation(Evaluation):
+    r"""What a model has learnt of the target and forgotten of the protected tasks.
+
+    The outputs are class scores (n, C); column ``y`` is the class, ``task`` the protected task k >= 0 of a sample, -1
+    for a sample of the target, lower for one that belongs to neither.  With a_k and L_k the accuracy and mean
+    cross-entropy on the samples of task k, in float64; tasks that the split lacks count nowhere:
+
+    - ``accuracy``: over all samples; ``target_accuracy``: over those of the target;
+    - ``protected_accuracy``: mean of a_k over the protected tasks.
+
+    Where columns ``old_correct`` and ``old_loss`` hold what the old model made of every sample (:meth:`reference`):
+
+    - ``delta_target``: Delta ACC of the target, its accuracy minus that of the old model;
+    - ``worst_change``: min_k of a_k - a_k(w_old); >= 0 where nothing was forgotten;
+    - ``satisfied``: share of protected tasks with a_k - a_k(w_old) >= -tolerance;
+    - ``worst_loss_change``: max_k h_k, h_k = L_k(w) - L_k(w_old);
+    - ``satisfied_loss``: share of protected tasks with h_k <= tolerance_loss;
+    - ``change/NAME``, ``loss_change/NAME``: a_k - a_k(w_old) and h_k of each protected task.
+
+    Accuracies are in [0, 1], losses in nats.  ``report.json`` gets a table ``tasks``: the target, then the protected
+    tasks, the worst change first.
+
+    Source: 004 Section 6 and F.3; Figures 3 to 5 draw ``delta_target`` and the negated ``change/NAME``.
+
+    Args:
+        tolerance: loss of accuracy that a protected task may suffer and still be satisfied, >= 0.
+        tolerance_loss: the same for its loss, in nats, >= 0.
+
+    Raises:
+        ConfigError: if a tolerance is negative or not finite.
+    """
+
+    bar = ("target_accuracy", "worst_change")
+
+    def __init__(self, tolerance: float = 0.0, tolerance_loss: float = 0.0) -> None:
+        self.tolerance = non_negative("tolerance", tolerance)
+        self.tolerance_loss = non_negative("tolerance_loss", tolerance_loss)
+
+    def reference(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """``old_loss`` (n,) float32 and ``old_correct`` (n,) int64, 0 or 1, of the old model.
+
+        Raises:
+            DataError: if y is missing or holds a value out of range, or the outputs' shape is another.
+        """
+        _require_columns(batch, "y")
+        correct, losses = correct_and_loss(outputs, batch["y"])
+        return {"old_loss": losses.float(), "old_correct": correct.long()}
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
+        """The figures.
+
+        Raises:
+            DataError: if y or task is missing, or holds a value out of range, the shapes do not fit, or the old model
+                was measured in part only.
+        """
+        found = _tasks(outputs, batch)
+        protected = found.numbers > TARGET
+        target = {name: float(means[~protected].mean()) for name, means in found.means.items()}  # NaN without target
+        tasks = {name: means[protected] for name, means in found.means.items()}
+        summary = {
+            "accuracy": found.mean_accuracy,
+            "target_accuracy": target["accuracy"],
+            "protected_accuracy": float(tasks["accuracy"].mean()),
+        }
+        if "change" not in tasks:
+            return summary
+        change, loss_change = tasks["change"], tasks["loss_change"]
+        summary |= {
+            "delta_target": target["change"],
+            "worst_change": min(change.tolist(), default=float("nan")),
+            "satisfied": float((change >= -self.tolerance).double().mean()),
+            "worst_loss_change": max(loss_change.tolist(), default=float("nan")),
+            "satisfied_loss": float((loss_change <= self.tolerance_loss).double().mean()),
+        }
+        columns = found.numbers[protected].tolist(), change.tolist(), loss_change.tolist()
+        for number, gain, h in zip(*columns, strict=True):
+            name = self.group_name(number)
+            summary |= {f"change/{name}": gain, f"loss_change/{name}": h}
+        return summary
+
+    def details(self, outputs: Tensor, batch: Batch) -> dict[str, Any]:
+        """``tasks``: name, size, accuracy and loss of each that is present, now, before and their change.
+
+        The target comes first, then the protected task whose accuracy fell most (or, without an old model, is lowest).
+        """
+        found = _tasks(outputs, batch)
+        shown = ("accuracy", "old_accuracy", "change", "loss", "old_loss", "loss_change")
+        means = {name: found.means[name].tolist() for name in shown if name in found.means}
+        table = []
+        for place, (number, size) in enumerate(zip(found.numbers.tolist(), found.sizes.tolist(), strict=True)):
+            name = "target" if number == TARGET else self.group_name(number)
+            table.append({"name": name, "size": size} | {key: values[place] for key, values in means.items()})
+        first = int((found.numbers == TARGET).sum())
+        by = "change" if "change" in means else "accuracy"
+        return {"tasks": table[:first] + sorted(table[first:], key=lambda row: (row[by], -row["loss"]))}
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Batch]], folder: Path) -> list[Path]:
+        """Draw ``continual.png`` and, of the constraints in the surrogate loss, ``constraints.png``."""
+        return _written(plot_continual(history, folder / "continual.png"), *super().draw(history, final, folder))
+
+
 EVALUATIONS: dict[str, type[Evaluation]] = {
     "binary": BinaryEvaluation,
     "groups": GroupEvaluation,
     "tasks": TaskEvaluation,
+    "continual": ContinualEvaluation,
 }
+
+
+def _require_columns(batch: Batch, *names: str) -> None:
+    for name in names:
+        if name not in batch:
+            raise DataError(
+                f"figures by task need a column {name!r} with one value per sample, the split has {sorted(batch)}. "
+                "Use another evaluation (--model.evaluation), or add the column to the data."
+            )
+
+
+def _tasks(outputs: Tensor, batch: Batch) -> _Tasks:
+    _require_columns(batch, "y", "task")
+    correct, losses = correct_and_loss(outputs, batch["y"])
+    same_rows(y=batch["y"], task=batch["task"])
+    columns = {"accuracy": correct, "loss": losses} | _compared(correct, losses, batch)
+    counted = batch["task"] >= TARGET
+    task = batch["task"][counted] - TARGET  # the target is group 0
+    size = int(task.max()) + 1 if len(task) else 1
+    means = {name: group_means(column[counted], task, size) for name, column in columns.items()}
+    sizes = means["accuracy"][1]
+    there = sizes.nonzero().squeeze(1)
+    return _Tasks(
+        there + TARGET,
+        sizes[there],
+        {name: of_tasks[there] for name, (of_tasks, _) in means.items()},
+        float(correct.double().mean()),
+    )
+
+
+def _compared(correct: Tensor, losses: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """What the old model made of the samples and how this one differs, shapes (n,); nothing if it was not measured."""
+    if not {"old_loss", "old_correct"} & set(batch):
+        return {}
+    _require_columns(batch, "old_loss", "old_correct")
+    old_loss, old_correct = batch["old_loss"], batch["old_correct"]
+    same_rows(y=batch["y"], old_loss=old_loss, old_correct=old_correct)
+    if not bool(torch.isfinite(old_loss).all()):
+        where = int((~torch.isfinite(old_loss)).nonzero()[0])
+        raise DataError(
+            f"old_loss must be finite, got {old_loss[where].item()} at position {where}. Measure the old model again."
+        )
+    # Compared in the precision in which it was kept: the old model itself has not changed, exactly.
+    change = losses.to(old_loss.dtype).double() - old_loss.double()
+    return {
+        "old_accuracy": old_correct,
+        "old_loss": old_loss,
+        "change": correct.double() - old_correct.double(),
+        "loss_change": change,
+    }
 
 
 def _groups(outputs: Tensor, batch: Batch) -> _Groups:
@@ -349,11 +531,6 @@ def _two_groups(batch: Batch) -> bool:
 
 def _both(labels: Tensor) -> bool:
     return bool(torch.unique(labels).numel() == 2)
-
-
-def evaluation_columns(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All columns that constraints and metrics may name: all but the network's input."""
-    return {name: column for name, column in batch.items() if name != "x"}
 
 
 def concatenate(

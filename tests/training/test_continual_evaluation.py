@@ -1,0 +1,303 @@
+"""What was learnt and forgotten, against sklearn; the table and pictures of a run."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, log_loss, recall_score
+
+from fcco_lightning import ConfigError, DataError
+from fcco_lightning.callbacks import Report
+from fcco_lightning.data import TensorTable
+from fcco_lightning.training.evaluation import EVALUATIONS, ContinualEvaluation, Evaluation
+
+PNG = b"\x89PNG\r\n\x1a\n"
+# The digits 7 and 8 are the target, 9 belongs to neither; protected task k is the digit 6 - k.
+TASK_OF_CLASS = torch.tensor([6, 5, 4, 3, 2, 1, 0, -1, -1, -2])
+NAMES = ["six", "five", "four", "three", "two", "one", "zero"]
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Images of digits, and logits of two models: the old one has seen no 7 and 8, the new one mostly those."""
+    x, y = load_digits(return_X_y=True)
+    x = x / 16
+    train, test = np.arange(0, 900), np.arange(900, 1797)
+    old = train[~np.isin(y[train], [7, 8])]
+    new = np.concatenate([train[np.isin(y[train], [7, 8])], train[:60]])
+    logits = []
+    for rows in (old, new):
+        model = LogisticRegression(max_iter=60, tol=1e-2).fit(x[rows], y[rows])
+        full = np.full((len(test), 10), -9.0)
+        full[:, model.classes_] = model.decision_function(x[test])
+        logits.append(torch.from_numpy(full).float())
+    return *logits, {"y": torch.from_numpy(y[test]), "task": TASK_OF_CLASS[y[test]]}
+
+
+def compare(models, **arguments):
+    """The evaluation, and the new model's outputs with the old one's columns."""
+    old, new, batch = models
+    evaluation = ContinualEvaluation(**arguments)
+    evaluation.group_names = NAMES
+    return evaluation, new, batch | evaluation.reference(old, batch)
+
+
+def probabilities(logits):
+    e = np.exp(logits.double().numpy() - logits.double().numpy().max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def losses(logits, y, digits):
+    """Mean loss over the samples of each digit."""
+    p, y = probabilities(logits), y.numpy()
+    return np.array([log_loss(y[y == d], p[y == d], labels=range(10)) for d in digits])
+
+
+def small(y, task, old_correct=None, old_loss=None):
+    """A batch of a few samples; the network says class 0."""
+    columns = {"y": y, "task": task} | ({"old_correct": old_correct} if old_correct else {})
+    batch = {name: torch.tensor(column) for name, column in columns.items()}
+    if old_correct and old_loss is None:
+        old_loss = [0.0] * len(y)
+    if old_loss:
+        batch["old_loss"] = torch.tensor(old_loss)
+    return torch.tensor([[2.0, 0.0]]).repeat(len(y), 1), batch
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+def test_figures_as_sklearn(models):
+    old, new, _ = models
+    evaluation, outputs, batch = compare(models)
+    got = evaluation(outputs, batch)
+    y, predicted, before = batch["y"].numpy(), new.argmax(1).numpy(), old.argmax(1).numpy()
+    digits = [6, 5, 4, 3, 2, 1, 0]
+    recall, recall_before = (recall_score(y, p, labels=digits, average=None) for p in (predicted, before))
+    change = dict(zip(NAMES, recall - recall_before, strict=True))
+    h = dict(zip(NAMES, losses(new, batch["y"], digits) - losses(old, batch["y"], digits), strict=True))
+    target = np.isin(y, [7, 8])
+    assert got == pytest.approx(
+        {
+            "accuracy": accuracy_score(y, predicted),
+            "target_accuracy": accuracy_score(y[target], predicted[target]),
+            "protected_accuracy": recall.mean(),
+            "delta_target": accuracy_score(y[target], predicted[target]) - accuracy_score(y[target], before[target]),
+            "worst_change": min(change.values()),
+            "satisfied": np.mean([c >= 0 for c in change.values()]),
+            "worst_loss_change": max(h.values()),
+            "satisfied_loss": np.mean([value <= 0 for value in h.values()]),
+        }
+        | {f"change/{name}": value for name, value in change.items()}
+        | {f"loss_change/{name}": value for name, value in h.items()},
+        rel=1e-5,  # the old losses are kept in float32
+    )
+    assert got["delta_target"] > 0.5  # the case is what it is meant to be: something is learnt, something forgotten
+    assert got["worst_change"] < 0
+    assert all(type(value) is float for value in got.values())
+    assert set(ContinualEvaluation.bar) <= got.keys()
+
+
+def test_reference_is_kept_small_and_as_sklearn(models):
+    old, _, batch = models
+    kept = ContinualEvaluation().reference(old, batch)
+    assert {name: column.dtype for name, column in kept.items()} == {
+        "old_loss": torch.float32,
+        "old_correct": torch.int64,
+    }
+    own = probabilities(old)[np.arange(len(old)), batch["y"].numpy()]
+    assert kept["old_loss"].numpy() == pytest.approx(-np.log(own), rel=1e-5, abs=1e-7)
+    assert kept["old_correct"].sum() == accuracy_score(batch["y"], old.argmax(1), normalize=False)
+
+
+def test_the_old_model_has_changed_nothing_exactly(models):
+    """Although its losses were rounded: at the start of training every constraint holds."""
+    old, _, _ = models
+    evaluation, _, batch = compare(models)
+    got = evaluation(old, batch)
+    assert {got[name] for name in got if "change" in name or name == "delta_target"} == {0.0}
+    assert got["satisfied"] == got["satisfied_loss"] == 1.0
+
+
+def test_without_the_old_model(models):
+    _, new, batch = models
+    evaluation, _, both = compare(models)
+    got = evaluation(new, batch)
+    assert got.keys() == {"accuracy", "target_accuracy", "protected_accuracy"}
+    assert got == {name: evaluation(new, both)[name] for name in got}
+
+
+def test_samples_of_neither_count_in_the_average_only():
+    outputs, batch = small([0, 1, 0, 1], [-1, 0, -2, -5], [0, 1, 0, 0])
+    got = ContinualEvaluation()(outputs, batch)
+    assert got["accuracy"] == 0.5
+    assert [got[name] for name in ("target_accuracy", "delta_target")] == [1, 1]
+    assert {name for name in got if name.startswith("change/")} == {"change/0"}
+    assert got["change/0"] == got["worst_change"] == -1
+
+
+def test_tolerances():
+    """Task 0 loses 1 of 10 answers, task 1 gains one, task 2 is as it was; the network's losses are 0.127 or 2.127."""
+    y = [1, *[0] * 9, *[0] * 10, 0]
+    old = [*[1] * 10, 0, *[1] * 9, 1]
+    outputs, batch = small(y, [*[0] * 10, *[1] * 10, 2], old, [0.0] * 10 + [5.0] * 10 + [0.05])
+    for tolerance, satisfied in ((0.0, 2 / 3), (0.09, 2 / 3), (0.1, 1.0)):
+        assert ContinualEvaluation(tolerance)(outputs, batch)["satisfied"] == satisfied
+    low = math.log1p(math.exp(-2))
+    got = ContinualEvaluation()(outputs, batch)
+    assert [got[f"loss_change/{k}"] for k in range(3)] == pytest.approx([low + 0.2, low - 5, low - 0.05], rel=1e-5)
+    assert got["worst_loss_change"] == got["loss_change/0"]
+    for tolerance, satisfied in ((0.0, 1 / 3), (0.1, 2 / 3), (0.4, 1.0)):
+        assert ContinualEvaluation(tolerance_loss=tolerance)(outputs, batch)["satisfied_loss"] == satisfied
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "undefined"),
+    [
+        (0, "0", {"target_accuracy", "delta_target"}),
+        (-1, "target", {"protected_accuracy", "worst_change", "satisfied", "worst_loss_change", "satisfied_loss"}),
+    ],
+)
+def test_what_a_split_leaves_undefined(task, name, undefined):
+    outputs, batch = small([0, 1], [task] * 2, [1, 1])
+    got = ContinualEvaluation()(outputs, batch)
+    assert {figure for figure, value in got.items() if math.isnan(value)} == undefined
+    assert [row["name"] for row in ContinualEvaluation().details(outputs, batch)["tasks"]] == [name]
+
+
+def test_tasks_that_a_split_lacks():
+    outputs, batch = small([0, 1, 0], [4, 1, 4], [1, 1, 0])
+    evaluation = ContinualEvaluation()
+    evaluation.group_names = ["a", "b", "c"]  # of the last no name is known
+    got = evaluation(outputs, batch)
+    assert {k: v for k, v in got.items() if k.startswith("change/")} == {"change/b": -1.0, "change/4": 0.5}
+    assert got["protected_accuracy"] == 0.5
+    assert got["satisfied"] == 0.5
+
+
+# --------------------------------------------------------------------------------------------------------------- table
+
+
+def test_table_of_tasks(models):
+    old, _, _ = models
+    evaluation, outputs, batch = compare(models)
+    rows = evaluation.details(outputs, batch)["tasks"]
+    figures = evaluation(outputs, batch)
+    before = ContinualEvaluation()
+    before.group_names = NAMES
+    were = {row["name"]: row for row in before.details(old, {k: batch[k] for k in ("y", "task")})["tasks"]}
+    assert rows[0]["name"] == "target"
+    assert rows[0]["size"] == int(((batch["y"] == 7) | (batch["y"] == 8)).sum())
+    assert rows[0]["change"] == figures["delta_target"]
+    assert {row["name"] for row in rows[1:]} == set(NAMES)
+    changes = [row["change"] for row in rows[1:]]
+    assert changes == sorted(changes)
+    for row in rows[1:]:
+        assert row["size"] == int((batch["y"] == 6 - NAMES.index(row["name"])).sum())
+        assert row["change"] == figures[f"change/{row['name']}"]
+        assert row["loss_change"] == figures[f"loss_change/{row['name']}"]
+    for row in rows:
+        was = were[row["name"]]
+        assert (row["old_accuracy"], row["old_loss"]) == pytest.approx((was["accuracy"], was["loss"]), rel=1e-5)
+        assert row["accuracy"] - row["old_accuracy"] == pytest.approx(row["change"])
+        assert row["loss"] - row["old_loss"] == pytest.approx(row["loss_change"], abs=1e-5)
+
+
+def test_table_without_the_old_model(models):
+    _, new, batch = models
+    rows = ContinualEvaluation().details(new, batch)["tasks"]
+    assert list(rows[0]) == ["name", "size", "accuracy", "loss"]
+    assert rows[0]["name"] == "target"
+    accuracies = [row["accuracy"] for row in rows[1:]]
+    assert accuracies == sorted(accuracies)
+
+
+# ------------------------------------------------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize("name", ["tolerance", "tolerance_loss"])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), "0.1"])
+def test_bad_tolerances(name, value):
+    with pytest.raises(ConfigError, match=f"{name} must be a finite number >= 0, got {value!r}"):
+        ContinualEvaluation(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"y": None}, "need a column 'y'"),
+        ({"task": None}, r"need a column 'task'.*\['old_correct', 'old_loss', 'y'\].*--model.evaluation"),
+        ({"old_loss": None}, "need a column 'old_loss'"),
+        ({"old_correct": None}, "need a column 'old_correct'"),
+        ({"y": [0, 2]}, r"y must lie in 0\.\.1 .* got 2 at position 1"),
+        ({"task": [0]}, r"one shape \(n,\), got y \(2,\), task \(1,\)"),
+        ({"task": [0.0, 1.0]}, "must be whole numbers"),
+        ({"old_loss": [0.1, float("nan")]}, "old_loss must be finite, got nan at position 1"),
+        ({"old_loss": [0.1]}, r"old_loss \(1,\)"),
+    ],
+)
+def test_bad_splits(changes, match):
+    columns = {"y": [0, 1], "task": [0, -1], "old_loss": [0.1, 0.2], "old_correct": [1, 1]} | changes
+    batch = {name: torch.tensor(column) for name, column in columns.items() if column is not None}
+    with pytest.raises(DataError, match=match):
+        ContinualEvaluation()(torch.zeros(2, 2), batch)
+
+
+def test_no_reference_without_labels():
+    with pytest.raises(DataError, match="need a column 'y'"):
+        ContinualEvaluation().reference(torch.zeros(2, 2), {"task": torch.zeros(2)})
+
+
+# ----------------------------------------------------------------------------------------------------------------- run
+
+
+def test_other_evaluations_remember_nothing(models):
+    old, _, batch = models
+    assert EVALUATIONS["continual"] is ContinualEvaluation
+    assert EVALUATIONS["binary"]().reference(old, batch) == {}
+    assert Evaluation.reference(EVALUATIONS["groups"](), old, batch) == {}
+
+
+def remembering(data):
+    """Tables with the group as task (0 protected, 1 the target) and an old model that knew the class 0 only."""
+    data.setup()
+    for split, table in data.tables.items():
+        columns = {name: column for name, column in table.columns.items() if name != "index"}
+        y = columns["y"]
+        columns |= {"task": -columns["group"], "old_loss": torch.full(y.shape, 0.7), "old_correct": 1 - y}
+        data.tables[split] = TensorTable(columns)
+    return data
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_a_run_reports_its_tasks(make_module, make_trainer, small_data, tmp_path, capsys):
+    module = make_module(evaluation=ContinualEvaluation())
+    trainer = make_trainer(callbacks=[Report(folder=str(tmp_path / "run"))])
+    trainer.fit(module, remembering(small_data))
+    shown = {"train_target_accuracy", "train_worst_change", "train_worst_violation"}
+    assert shown <= trainer.progress_bar_metrics.keys()
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == {"report.json", "continual.png", "constraints.png"}
+    assert all(path.read_bytes().startswith(PNG) for path in folder.glob("*.png"))
+    written = json.loads((folder / "report.json").read_text())["test"]
+    assert [row["name"] for row in written["tasks"]] == ["target", "f"]
+    rows = small_data.tables["test"].columns
+    for row, group in zip(written["tasks"], (1, 0), strict=True):
+        own = rows["group"] == group
+        assert row["size"] == int(own.sum())
+        assert row["old_accuracy"] == pytest.approx(float((rows["y"][own] == 0).double().mean()), rel=1e-6)
+    assert written["change/f"] == written["worst_change"] == written["tasks"][1]["change"]
+    text = capsys.readouterr().out
+    assert "Tasks (test): the first 2 of 2" in text
+    assert "change/" not in text
+
+
+def test_without_an_old_model_nothing_is_drawn(models, tmp_path):
+    _, new, batch = models
+    evaluation = ContinualEvaluation()
+    history = [{"epoch": 0, "split": "train", **evaluation(new, batch)}]
+    assert evaluation.draw(history, {"train": (new, batch)}, tmp_path) == []
