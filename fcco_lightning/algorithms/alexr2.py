@@ -1,7 +1,8 @@
 """ALEXR2."""
 
 from fcco_lightning.algorithms.base import Algorithm
-from fcco_lightning.estimators import DualMirror
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import CorrectedEMA, DualMirror
 from fcco_lightning.outer import MoreauSmoothing
 from fcco_lightning.steps import ProximalPoint
 
@@ -22,6 +23,9 @@ class ALEXR2(Algorithm):
         gamma: weight of the new value (the paper's gamma-hat), in (0, 1] (004 F.2: .8).
         gamma_prime: gamma-hat theta, >= 0 (004 F.2: .1); 0 saves the second forward pass.
         recovery_steps: inner iterations of the recovery step after training (Cor. 4.11); 0 for none.
+        objective_gamma: gamma for an objective whose own f is not convex (a contrastive loss): it is averaged as the
+            constraints are, without a dual step, which the theory does not cover.  None takes convex f only.
+        objective_gamma_prime: gamma' for it; as ``gamma_prime`` if None.
     """
 
     def __init__(
@@ -33,7 +37,14 @@ class ALEXR2(Algorithm):
         gamma: float = 0.8,
         gamma_prime: float = 0.1,
         recovery_steps: int = 0,
+        objective_gamma: float | None = None,
+        objective_gamma_prime: float | None = None,
     ) -> None:
-        super().__init__(
-            DualMirror(gamma, gamma_prime), MoreauSmoothing(lam), ProximalPoint(K, eta, nu, recovery_steps)
-        )
+        own = None
+        if objective_gamma is not None:
+            prime = gamma_prime if objective_gamma_prime is None else objective_gamma_prime
+            own = CorrectedEMA(objective_gamma, prime, fresh=True)
+        elif objective_gamma_prime is not None:
+            raise ConfigError(f"objective_gamma_prime={objective_gamma_prime} goes with objective_gamma. Set both.")
+        step = ProximalPoint(K, eta, nu, recovery_steps)
+        super().__init__(DualMirror(gamma, gamma_prime), MoreauSmoothing(lam), step, own)

@@ -1,7 +1,7 @@
 """What an objective measures: a direct part g_0(w) and/or inner functions g_i(w) under an outer function."""
 
 from abc import ABC
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,26 @@ from torch import Tensor, nn
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Batch, Inner
+
+
+class SampleParameters(NamedTuple):
+    """Parameters of which every sample has its own, trained beside the network (temperatures of pairs).
+
+    Attributes:
+        name: of the column (b, k) in which a batch brings them to the objective.
+        width: k, parameters of a sample.
+        start: where they begin.
+        least: lower bound.
+        most: upper bound.
+        lr: step size of their projected gradient descent, > 0.
+    """
+
+    name: str
+    width: int
+    start: float
+    least: float
+    most: float
+    lr: float
 
 
 class Objective(nn.Module, ABC):
@@ -26,6 +46,7 @@ class Objective(nn.Module, ABC):
             worst groups (column ``group``, "groups"), of tasks x groups ("tasks"), or what was learnt and forgotten
             ("continual").
         dtype: of the rows, unless a wider one is asked for.
+        sample_parameters: what every sample has of its own, or None.
     """
 
     outer: OuterFunction | None = None
@@ -33,6 +54,7 @@ class Objective(nn.Module, ABC):
     distinct: bool = False
     figures: Literal["binary", "groups", "tasks", "continual"] = "binary"
     dtype: torch.dtype = torch.float32
+    sample_parameters: SampleParameters | None = None
 
     def num_rows(self, num_samples: int) -> int:
         """n, the rows that the compositional part needs for a training split of ``num_samples``."""

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fcco_lightning.checks import greater
+from fcco_lightning.checks import positive as above_zero
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives.base import Objective
+from fcco_lightning.objectives.base import Objective, SampleParameters
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
 from fcco_lightning.records import Batch, Inner
 
@@ -53,11 +54,16 @@ class GlobalContrastive(Objective):
     ``(1/n) sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
     negatives within a KL ball.  ``--model.objective_lr`` sets the temperature's own step size.
 
+    With ``learn="per_sample"`` every image and every text has a temperature of its own in the same loss (iSogCLR), kept
+    and trained row by row by projected gradient descent.
+
     Args:
         tau: temperature, >= 0.004 (004 F.3: 0.05); the one to start from if it is learnt.
-        learn: "no", or "global" for one temperature of all pairs.
+        learn: "no", "global" for one temperature of all pairs, or "per_sample".
         rho: margin of a learnt temperature, > 0.
         tau_min: lower bound of a learnt temperature, >= 0.004.
+        tau_max: upper bound of the samples' own temperatures.
+        tau_lr: step size of the samples' own temperatures, > 0.
         positive: the weight of pair i itself among its n negatives, of which a batch holds B: "dataset" is 1/n, with
             which the estimate is unbiased; "batch" is 1/B, as mini-batch losses have it; "none" leaves it out (SogCLR).
 
@@ -72,20 +78,27 @@ class GlobalContrastive(Objective):
     def __init__(
         self,
         tau: float = 0.05,
-        learn: Literal["no", "global"] = "no",
+        learn: Literal["no", "global", "per_sample"] = "no",
         rho: float = 6.5,
         tau_min: float = 0.005,
+        tau_max: float = 1.0,
+        tau_lr: float = 1e-3,
         positive: Literal["dataset", "batch", "none"] = "dataset",
     ) -> None:
         super().__init__()
         if positive not in ("dataset", "batch", "none"):
             raise ConfigError(f"positive must be 'dataset', 'batch' or 'none', got {positive!r}.")
-        if learn not in ("no", "global"):
-            raise ConfigError(f"learn must be 'no' or 'global', got {learn!r}.")
+        if learn not in ("no", "global", "per_sample"):
+            raise ConfigError(f"learn must be 'no', 'global' or 'per_sample', got {learn!r}.")
         self.tau = greater("tau", tau, LEAST_TAU, equal=True)
         self.positive = positive
         self.temperature = Temperature(tau, tau_min) if learn == "global" else None
-        self.width = 2 if self.temperature is None else 4
+        if learn == "per_sample":
+            least = greater("tau_min", tau_min, LEAST_TAU, equal=True)
+            most = greater("tau_max", tau_max, greater("tau", tau, least), equal=True)
+            self.sample_parameters = SampleParameters("tau", 2, tau, least, most, above_zero("tau_lr", tau_lr))
+        self.learnt = learn != "no"
+        self.width = 4 if self.learnt else 2
         self.outer: OuterFunction = self._outer(math.exp(-2 / self.tau), rho)
         self.rho = rho
         self._num_samples: int | None = None
@@ -99,7 +112,7 @@ class GlobalContrastive(Objective):
         return num_samples
 
     def _outer(self, least: float, rho: float) -> OuterFunction:
-        if self.temperature is None:
+        if not self.learnt:
             return Log(self.tau, floor=least)
         return LogWithTemperature(rho, floor=least)
 
@@ -113,15 +126,21 @@ class GlobalContrastive(Objective):
         size = len(similarity)
         if size < 2:
             raise DataError(f"a contrastive loss needs at least 2 pairs in a batch, got {size}. Raise batch_size.")
-        tau: Tensor | float = self.tau if self.temperature is None else self.temperature().to(similarity.dtype)
-        # log of (weight of text j for image i) * exp(s_ij / tau); the division by exp(s_ii / tau) follows
-        scaled = self._log_weights(similarity) + similarity / tau
-        own = (similarity.diagonal() / tau).unsqueeze(1)
-        sums = torch.stack([scaled.logsumexp(1), scaled.logsumexp(0)], dim=1)
-        values = (sums - own).double().exp()
+        weights, own = self._log_weights(similarity), similarity.diagonal().unsqueeze(1)
+        tau: Tensor | float = self.tau
+        if self.sample_parameters is not None:
+            tau = batch[self.sample_parameters.name].to(similarity.dtype)
+            by_image, by_text = weights + similarity / tau[:, :1], weights + similarity / tau[:, 1]
+        else:
+            if self.temperature is not None:
+                tau = self.temperature().to(similarity.dtype)
+            by_image = by_text = weights + similarity / tau
+        # in logarithms up to here: exp(s_ij / tau) alone would overflow
+        values = (torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1) - own / tau).double().exp()
         if isinstance(tau, Tensor):
             values = torch.cat([values, tau.double().expand(size, 2)], dim=1)
         return Inner(batch["index"], values)
+
 
     def _log_weights(self, like: Tensor) -> Tensor | float:
         """Logarithm of the weight of every negative; it depends on the size of the batch only."""

@@ -224,11 +224,12 @@ class Engine:
         network, states = self.functions.network, self.problem.sample_states
         union = unite(outputs, batch, network, states, self.processes, stop=self.stop_asked)
         self.stop_agreed = union.stop
-        now = self.functions(union.outputs[0], union.batch)
+        together = self.problem.lend(union.batch)
+        now = self.functions(union.outputs[0], together)
         if elsewhere is None:
             return now, None, None
         with torch.set_grad_enabled(with_graph):
-            before = elsewhere.measure(union.outputs[1], union.batch, direct=with_graph)
+            before = elsewhere.measure(union.outputs[1], together, direct=with_graph)
         return now, before, weights
 
     def _outputs(self, batch: Batch, weights: list[Tensor] | None) -> tuple[list[Any], Elsewhere | None]:

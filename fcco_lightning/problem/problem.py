@@ -15,8 +15,9 @@ from fcco_lightning.estimators import Estimator
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.problem.forward import Measured
+from fcco_lightning.problem.row_parameters import RowParameters, RowStep
 from fcco_lightning.problem.terms import Term, TermStep
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Batch, Inner
 from fcco_lightning.state import DualState, Layout
 
 
@@ -56,12 +57,14 @@ class Surrogate(NamedTuple):
         previous: the same at the previous weights (for STORM), or None.
         estimates: running estimates of the parts of F by name, detached scalars: these are what is logged.
         steps: what every term that the batch speaks of will remember.
+        rows: what the samples' own parameters become, or None.
     """
 
     value: Tensor
     previous: Tensor | None
     estimates: Estimates
     steps: list[tuple[Term, TermStep, Estimator]]
+    rows: RowStep | None
 
 
 class Problem(nn.Module):
@@ -116,6 +119,8 @@ class Problem(nn.Module):
             for c in self.constraints
         ]
         self.terms = nn.ModuleList(terms)
+        own = objective.sample_parameters
+        self.row_parameters = None if own is None else RowParameters(own, num_samples, self.processes, layout)
         if algorithm.keeps_rows and any(s.sharded for s in self.states):
             raise ConfigError(
                 f"{algorithm.name} keeps a second copy of all rows, which cannot be divided among processes. Use "
@@ -146,6 +151,10 @@ class Problem(nn.Module):
         """The objective."""
         return self._objective[0]
 
+    def lend(self, batch: Batch) -> Batch:
+        """The batch with the parameters that the objective's samples have of their own."""
+        return batch if self.row_parameters is None else self.row_parameters.lend(batch)
+
     @property
     def states(self) -> list[DualState]:
         """Dual states of all terms that keep one."""
@@ -154,7 +163,8 @@ class Problem(nn.Module):
     @property
     def sample_states(self) -> list[DualState]:
         """Dual states with a row for every sample of the training split."""
-        return [s for t, s in ((t, t.state) for t in self._terms()) if s is not None and t.per_sample]
+        own = [] if self.row_parameters is None else [self.row_parameters.state]
+        return own + [s for t, s in ((t, t.state) for t in self._terms()) if s is not None and t.per_sample]
 
     def surrogate(self, now: Measured, before: Measured | None) -> Surrogate:
         """Track all inner values and return the surrogate; :meth:`commit` writes the rows.
@@ -182,8 +192,10 @@ class Problem(nn.Module):
         if with_previous and before is not None:
             pairs = [(t, s.previous_surrogate) for t, s, _ in steps if s.previous_surrogate is not None]
             previous = self._total(before.direct, pairs)
+        rows = None if self.row_parameters is None else self.row_parameters.step(value)
         # all terms are checked before the first is written, so that a bad batch changes no row of any
         new = [value, *([] if previous is None else [previous]), *(s.tracked.rows for _, s, _ in steps)]
+        new += [] if rows is None else [rows.values]
         if not bool(torch.stack([torch.isfinite(t).all() for t in new]).all()):
             raise NonFiniteError(
                 f"{self._blame(now)} is not finite; no row and no weight was changed. The scores or the features hold "
@@ -191,12 +203,14 @@ class Problem(nn.Module):
                 "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches."
             )
         parts = [(t.name, t.share, outer, s.estimate) for (t, s, _), outer in zip(steps, used, strict=True)]
-        return Surrogate(value, previous, Estimates(now.direct, parts), steps)
+        return Surrogate(value, previous, Estimates(now.direct, parts), steps, rows)
 
     def commit(self, surrogate: Surrogate) -> None:
         """Write the rows that ``surrogate`` was made with: once its gradient is known to be usable."""
         for term, step, estimator in surrogate.steps:
             term.commit(step, estimator)
+        if self.row_parameters is not None:
+            self.row_parameters.commit(surrogate.rows)
 
     def _total(self, direct: Tensor | None, parts: Sequence[tuple[Term, Tensor]]) -> Tensor:
         total = direct

@@ -149,6 +149,9 @@ def test_alexr2_needs_a_convex_objective():
 
     with pytest.raises(ConfigError, match="ALEXR2 needs a convex outer function"):
         Problem(Wide(Ratio()), [], None, ALEXR2(), N)
+    Problem(Wide(Ratio()), [], None, ALEXR2(objective_gamma=0.5), N)  # averaged, without a dual step
+    with pytest.raises(ConfigError, match=r"objective_gamma_prime=0\.1 goes with objective_gamma"):
+        ALEXR2(objective_gamma_prime=0.1)
 
 
 @pytest.mark.parametrize("theta", [0.0, 0.5])

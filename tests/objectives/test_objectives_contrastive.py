@@ -237,6 +237,56 @@ def test_a_learnt_temperature_descends_to_the_minimum():
     assert estimates["objective"].item() == pytest.approx(best.fun, rel=1e-6)
 
 
+def test_temperatures_of_samples_descend_to_their_minima():
+    """At fixed embeddings every text and image has a convex problem of its own, which scipy solves."""
+    n, rho = 9, 0.8
+    data = samples(n, seed=4)
+    objective = GlobalContrastive(0.3, learn="per_sample", rho=rho, tau_min=0.05, tau_max=0.6, tau_lr=0.1)
+    engine = engine_of(objective, SOX(gamma=1.0), n)
+    optimizer = torch.optim.SGD(engine.params, lr=0.0)
+    for _ in range(3000):
+        estimates = engine.train_batch(data, optimizer)
+    found = engine.problem.row_parameters.state.rows.double()
+    pairs = engine.functions.network(data)
+    s = (pairs.image @ pairs.text.T).detach()
+    total, inside = 0.0, 0
+    for i in range(n):
+        for side, against in enumerate((s[i], s[:, i])):
+
+            def loss(tau, against=against, own=s[i, i]):
+                return tau * (((against - own) / tau).exp().mean().log().item() + rho)
+
+            best = minimize_scalar(loss, bounds=(0.05, 0.6), method="bounded", options={"xatol": 1e-9})
+            assert found[i, side].item() == pytest.approx(best.x, abs=2e-3)
+            total, inside = total + best.fun / n, inside + (0.06 < best.x < 0.59)
+    assert inside > 3
+    assert estimates["objective"].item() == pytest.approx(total, rel=1e-4)
+
+
+def test_only_temperatures_of_the_batch_move_and_repeats_count_once():
+    data = samples(8)
+    batch = batch_of(data, torch.tensor([2, 5, 7]))
+
+    def temperatures(batch):
+        engine = engine_of(GlobalContrastive(0.3, learn="per_sample", rho=0.8, tau_lr=0.01, positive="none"), SOX(), 8)
+        engine.train_batch(batch, torch.optim.SGD(engine.params, lr=0.0))
+        return engine.problem.row_parameters.state.rows
+
+    rows = temperatures(batch)
+    assert rows.isfinite().all(1).nonzero().flatten().tolist() == [2, 5, 7]
+    assert (rows[[2, 5, 7]] - 0.3).abs().min() > 1e-4
+    twice = temperatures(batch_of(data, torch.tensor([2, 5, 7, 2, 5, 7])))
+    engine = engine_of(GlobalContrastive(0.3, positive="none"), SOX(), 8)
+    assert engine.problem.row_parameters is None
+    # a repeated pair is a negative of itself, so only the samples' sum of slopes is compared, by hand
+    pairs = engine.functions.network(batch_of(data, torch.tensor([2, 5, 7, 2, 5, 7])))
+    s = (pairs.image @ pairs.text.T).detach()
+    tau = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    scaled = (s[0] / tau)[[1, 2, 3, 4, 5]]
+    (tau * ((scaled - s[0, 0] / tau).exp().mean().log() + 0.8)).backward()
+    assert twice[2, 0].item() == pytest.approx(0.3 - 0.01 * tau.grad.item(), rel=1e-5)
+
+
 def test_the_temperature_never_falls_to_its_bound():
     objective = GlobalContrastive(0.05, learn="global", tau_min=0.01)
     with torch.no_grad():
@@ -252,6 +302,8 @@ def test_the_temperature_never_falls_to_its_bound():
         ({"tau": float("nan")}, "tau must be"),
         ({"tau": 0.005, "learn": "global"}, "tau must be a finite number > 0.005"),
         ({"learn": "yes"}, "learn must be"),
+        ({"learn": "per_sample", "tau_lr": 0.0}, "tau_lr must be"),
+        ({"learn": "per_sample", "tau_max": 0.01}, "tau_max must be a finite number >= 0.05"),
         ({"positive": "all"}, "positive must be"),
         ({"learn": "global", "rho": 0.0}, "rho must be"),
         ({"learn": "global", "tau_min": 0.001}, "tau_min must be"),

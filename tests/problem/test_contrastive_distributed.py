@@ -91,7 +91,8 @@ def train(processes, objective, algorithm, penalty, layout, dtype, alone):
         estimates = engine.train_batch(batch, optimizer)
         logged.append({name: value.item() for name, value in estimates.items()})
         gradients.append(torch.cat([p.grad.reshape(-1) for p in engine.params]))
-    return gradients, [(s.rows.clone(), s.divided) for s in problem.states], logged
+    states = [*problem.states, *([] if problem.row_parameters is None else [problem.row_parameters.state])]
+    return gradients, [(s.rows.clone(), s.divided) for s in states], logged
 
 
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
@@ -101,10 +102,11 @@ def train(processes, objective, algorithm, penalty, layout, dtype, alone):
         (partial(GlobalContrastive, 0.1), SOX, SquaredHingePenalty),
         (partial(GlobalContrastive, 0.1), SONEX, HingePenalty),
         (partial(GlobalContrastive, 0.1, learn="global"), SONX, HingePenalty),
+        (partial(GlobalContrastive, 0.1, learn="per_sample", tau_lr=0.01), SONEX, HingePenalty),
         (partial(GlobalContrastive, 0.1, positive="batch"), BSGD, HingePenalty),
         (partial(InfoNCE, 0.1, learn=True), SOX, SquaredHingePenalty),
     ],
-    ids=["sox", "sonex", "sonx-learnt", "bsgd", "infonce"],
+    ids=["sox", "sonex", "sonx-learnt", "per-sample", "bsgd", "infonce"],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-6)], ids=["f64", "f32"])
 def test_two_processes_equal_one(pool, objective, algorithm, penalty, layout, dtype, tolerance):
@@ -124,5 +126,8 @@ def test_two_processes_equal_one(pool, objective, algorithm, penalty, layout, dt
                 held, rows, rtol=max(100 * tolerance, 1e-6), atol=100 * tolerance, equal_nan=True
             )
     assert all(g.norm() > 1e-3 for g in gradients)
-    assert len(states) == (algorithm is not BSGD) * (1 + (objective.func is GlobalContrastive))
+    own_parameters = objective.keywords.get("learn") == "per_sample"
+    assert len(states) == (algorithm is not BSGD) * (1 + (objective.func is GlobalContrastive)) + own_parameters
+    if own_parameters:
+        assert states.pop()[0].nan_to_num(0.1).sub(0.1).abs().max() > 1e-3  # temperatures have moved
     assert algorithm is BSGD or states[-1][0].isfinite().all()  # every task was seen
