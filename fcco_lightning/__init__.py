@@ -27,7 +27,7 @@ _HOME = {
     "state": "DualState",
     "steps": "AdamType HeavyBall ProximalPoint ProximalSGD Step Storm",
     "training": "FCCOModule StepAtFractions",
-    "training.evaluation": "BinaryEvaluation Evaluation GroupEvaluation TaskEvaluation",
+    "training.evaluation": "BinaryEvaluation ContinualEvaluation Evaluation GroupEvaluation TaskEvaluation",
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _HOME.items() for name in names.split()}
 

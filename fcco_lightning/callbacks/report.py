@@ -14,7 +14,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.records import Batch
 from fcco_lightning.training import Evaluation, FCCOModule
 
-_PRINTED_ROWS = 5
+_PRINTED_ROWS = 10
 
 
 class Report(Callback):

@@ -21,6 +21,13 @@ from torch import Tensor
 
 NOT_SPLITS = ("config",)
 TITLES = {
+    "target_accuracy": "accuracy, target",
+    "delta_target": "change of accuracy, target",
+    "protected_accuracy": "accuracy, protected tasks",
+    "worst_change": "change of accuracy, worst task",
+    "satisfied": "tasks not forgotten (accuracy)",
+    "worst_loss_change": "change of loss, worst task",
+    "satisfied_loss": "tasks not forgotten (loss)",
     "accuracy": "accuracy",
     "worst_group_accuracy": "accuracy, worst group",
     "tail_accuracy": "accuracy, worst groups",

@@ -19,10 +19,10 @@ class NonForgetting(Constraint):
 
     L_k is the mean of a loss over the samples of task k, w_old the weights from which training starts.  The old model's
     loss of every sample is measured once, before the first step, and kept with the checkpoint; a batch estimates h_k by
-    the mean of ``loss(w) - loss(w_old)`` over its samples of task k, which is exactly 0 at w = w_old.
+    the mean of ``loss(w) - loss(w_old)`` over its samples of task k, which is 0 at w = w_old whatever the batch.
 
     Samples come from the part "protected" of a batch, with the columns ``task`` (k >= 0; other samples count nowhere)
-    and ``old_loss``.  A task that a batch lacks leaves its row untouched.
+    and ``protected_loss``, the old model's.  A task that a batch lacks leaves its row untouched.
 
     Args:
         loss: of a sample; cross-entropy over the classes by default (004 F.3: the logistic loss).
@@ -50,11 +50,11 @@ class NonForgetting(Constraint):
             )
 
     def reference(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """``old_loss``, shape (n,)."""
-        return {"old_loss": self.loss(outputs, batch).detach()}
+        """``protected_loss``, shape (n,), float64."""
+        return {"protected_loss": self.loss(outputs.double(), batch).detach()}
 
     def inner(self, outputs: Any, batch: Batch) -> Inner:
-        for name in ("task", "old_loss"):
+        for name in ("task", "protected_loss"):
             if name not in batch:
                 raise DataError(
                     f"NonForgetting needs the column {name!r}, the batch has {sorted(batch)}. Use a datamodule of "
@@ -62,7 +62,7 @@ class NonForgetting(Constraint):
                 )
         task = batch["task"]
         change = self.loss(outputs, batch)
-        change = change - batch["old_loss"].to(change.dtype)
+        change = change - batch["protected_loss"].to(change.dtype)
         size = len(self.names)
         if bool((task >= size).any()):
             raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")

@@ -14,7 +14,7 @@ LOGITS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=tor
 BATCH = {
     "y": torch.tensor([0, 1, 2, 1, 0, 2]),
     "task": torch.tensor([1, -1, 0, -2, 1, 0]),
-    "old_loss": torch.tensor([0.1, 9.0, 0.3, 9.0, 0.5, 0.7]),
+    "protected_loss": torch.tensor([0.1, 9.0, 0.3, 9.0, 0.5, 0.7]),
 }
 
 
@@ -34,7 +34,7 @@ def test_rows_are_mean_changes_of_the_protected_tasks_present():
 def test_the_old_model_changes_nothing():
     limit = of_tasks("a", "b")
     kept = limit.reference(LOGITS, BATCH)
-    torch.testing.assert_close(kept["old_loss"], -log_softmax(LOGITS, 1)[range(6), BATCH["y"]])
+    torch.testing.assert_close(kept["protected_loss"], -log_softmax(LOGITS, 1)[range(6), BATCH["y"]])
     assert torch.equal(limit.inner(LOGITS, BATCH | kept).values, torch.zeros(2, 1, dtype=torch.float64))
 
 
@@ -48,7 +48,7 @@ def test_violation_counts_from_the_tolerance():
 def test_another_loss():
     outputs = torch.tensor([[1.0], [3.0]])
     limit = NonForgetting(SquaredLoss(), names=["a"])
-    batch = {"y": torch.tensor([0.0, 1.0]), "task": torch.tensor([0, 0]), "old_loss": torch.tensor([0.5, 0.5])}
+    batch = {"y": torch.tensor([0.0, 1.0]), "task": torch.tensor([0, 0]), "protected_loss": torch.tensor([0.5, 0.5])}
     assert limit.inner(outputs, batch).values.item() == pytest.approx((1 + 4) / 2 - 0.5)
 
 
@@ -73,7 +73,7 @@ def test_tasks_come_from_the_datamodule():
 
 
 def test_bad_batches():
-    for column in ("task", "old_loss"):
+    for column in ("task", "protected_loss"):
         with pytest.raises(DataError, match=f"needs the column '{column}'"):
             of_tasks("a", "b").inner(LOGITS, {n: c for n, c in BATCH.items() if n != column})
     with pytest.raises(DataError, match="task must be < 1"):

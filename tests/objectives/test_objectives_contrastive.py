@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 from torch.nn.functional import normalize
 
-from fcco_lightning import BSGD, SOX, Engine, GlobalContrastive, InfoNCE, InnerFunctions, Problem
+from fcco_lightning import BSGD, SOAP, SOX, Engine, GlobalContrastive, InfoNCE, InnerFunctions, Problem
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import Embeddings
@@ -242,7 +242,7 @@ def test_temperatures_of_samples_descend_to_their_minima():
     n, rho = 9, 0.8
     data = samples(n, seed=4)
     objective = GlobalContrastive(0.3, learn="per_sample", rho=rho, tau_min=0.05, tau_max=0.6, tau_lr=0.1)
-    engine = engine_of(objective, SOX(gamma=1.0), n)
+    engine = engine_of(objective, SOAP(gamma=1.0), n)
     optimizer = torch.optim.SGD(engine.params, lr=0.0)
     for _ in range(3000):
         estimates = engine.train_batch(data, optimizer)

@@ -62,7 +62,7 @@ def make_batch(t, index, tasks, dtype):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     index, task = torch.tensor(index, dtype=torch.int64), torch.tensor(tasks, dtype=torch.int64)
-    protected = {"x": draw(len(task), 4), "y": task + 1, "task": task, "old_loss": draw(len(task)).abs() / 3}
+    protected = {"x": draw(len(task), 4), "y": task + 1, "task": task, "protected_loss": draw(len(task)).abs() / 3}
     return {"target": {"x": draw(len(index), 4), "text": draw(len(index), 4), "index": index}, "protected": protected}
 
 
