@@ -35,6 +35,7 @@ _IMAGE_NAMES = (
     *("file_name", "filename", "filepath", "file", "path"),
 )
 _CAPTION_NAMES = ("caption", "text", "txt", "captions", "texts", "title", "json.caption", "json.text")
+_KINDS = {".tar", ".parquet", ".pq", ".arrow", ".csv"}
 _METADATA = ("metadata.csv", "metadata.parquet")
 _MEMBER = re.compile(r"(?P<key>(?:.*/|)[^.]+)[.](?P<extension>[^/]*)")  # as webdataset divides names
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -248,7 +249,7 @@ def _read(source: Any, image: str | None, caption: str | None) -> tuple[Any, Cap
         if metadata is not None:
             return _from_folder(path, metadata, image, caption)
         return _from_dataset(_loaded(lambda d: d.load_from_disk(str(path)), source), image, caption, source)
-    if is_hub_id(str(source)) and not path.suffix:
+    if is_hub_id(str(source)) and path.suffix.lower() not in _KINDS:
         name, _, split = str(source).partition(":")
         return _from_dataset(
             _loaded(lambda d: d.load_dataset(name, split=split or "train"), source), image, caption, source
@@ -271,7 +272,7 @@ def _from_folder(folder: Path, metadata: str, image: str | None, caption: str | 
 def _from_files(source: Sequence[Any], image: str | None, caption: str | None) -> tuple[Any, Captions]:
     paths = [path for pattern in source for path in _expanded(pattern)]
     kinds = {Path(path).suffix.lower() for path in paths}
-    if len(kinds) != 1 or not kinds <= {".tar", ".parquet", ".pq", ".arrow", ".csv"}:
+    if len(kinds) != 1 or not kinds <= _KINDS:
         raise DataError(f"pairs={_short(source)} are files of the kinds {sorted(kinds)}. Accepted are {ACCEPTED}.")
     kind = kinds.pop().removeprefix(".")
     folder = Path(paths[0]).parent

@@ -1,3 +1,5 @@
+import json
+
 import pandas as pd
 import pytest
 from PIL import Image
@@ -164,6 +166,89 @@ def test_amazon_refuses(tmp_path):
     (tmp_path / "reviews.csv").write_text('"asin"\n"B1"\n')
     with pytest.raises(DataError, match=r"lacks the columns.*'reviewText'"):
         layouts.amazon(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------- BDD100K
+
+SCENES = {  # as in the real files: in part without an attribute, and of the test images without anything
+    "train": [
+        ("0000f77c-6257be58", {"weather": "clear", "scene": "city street", "timeofday": "daytime"}),
+        ("0000f77c-62c2a288", {"weather": "foggy", "scene": "highway", "timeofday": "dawn/dusk"}),
+        ("0001542f-5ce3cf52", {"weather": "undefined", "timeofday": "night"}),
+    ],
+    "val": [("b1c66a42-6f7d68ca", {"weather": "overcast", "scene": "tunnel", "timeofday": "daytime"})],
+}
+
+
+def bdd100k(root, kind, nested="", released=""):
+    images, labels = root / nested / "images" / "100k", root / (released or nested) / "labels"
+    labels.mkdir(parents=True)
+    for part, scenes in SCENES.items():
+        boxes = [{"category": "car", "box2d": {"x1": 1.5, "y1": 2, "x2": 3, "y2": 4}}] * 3
+        for name, _ in scenes:
+            picture(images / part / f"{name}.jpg")
+        entries = [{"name": f"{name}.jpg", "attributes": a, "timestamp": 10000, "labels": boxes} for name, a in scenes]
+        if kind == "released":
+            (labels / f"bdd100k_labels_images_{part}.json").write_text(json.dumps(entries, indent=4))
+        elif kind == "det_20":
+            (labels / "det_20").mkdir(exist_ok=True)
+            (labels / "det_20" / f"det_{part}.json").write_text(json.dumps(entries))
+        else:
+            (labels / "100k" / part).mkdir(parents=True)
+            for name, a in scenes:
+                entry = {"name": name, "frames": [{"timestamp": 10000, "objects": boxes}], "attributes": a}
+                (labels / "100k" / part / f"{name}.json").write_text(json.dumps(entry))
+    picture(images / "test" / "cabc30fc-e7726578.jpg")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("kind", "nested", "released"),
+    [
+        ("released", "", ""),
+        ("det_20", "", ""),
+        ("single", "", ""),
+        ("det_20", "bdd100k", ""),
+        ("released", "bdd100k/bdd100k", "bdd100k_labels_release/bdd100k"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+def test_bdd100k(tmp_path, monkeypatch, kind, nested, released, chunk):
+    monkeypatch.setattr(layouts, "_CHUNK", chunk)  # lists are read in pieces, also in tiny ones
+    frame = layouts.bdd100k(bdd100k(tmp_path, kind, nested, released))
+    base = f"{nested}/images/100k" if nested else "images/100k"
+    expected = pd.DataFrame(
+        {
+            "file": [f"{base}/{part}/{name}.jpg" for part, scenes in SCENES.items() for name, _ in scenes],
+            "weather": ["clear", "foggy", "undefined", "overcast"],
+            "scene": ["city street", "highway", "undefined", "tunnel"],
+            "timeofday": ["daytime", "dawn/dusk", "night", "daytime"],
+            "split": ["train", "train", "train", "test"],
+        }
+    )
+    pd.testing.assert_frame_equal(frame, expected)
+    assert all((tmp_path / file).is_file() for file in frame["file"])
+
+
+def test_bdd100k_refuses(tmp_path):
+    with pytest.raises(DataError, match=r"There is no folder '.*images/100k' nor .*Expected is the layout of BDD100K"):
+        layouts.bdd100k(tmp_path)
+    root = bdd100k(tmp_path / "whole", "released")
+    path = root / "labels" / "bdd100k_labels_images_train.json"
+    whole = path.read_text()
+    for text, message in {
+        whole[:-20]: "bdd100k_labels_images_train.json' cannot be read",
+        '{"name": "a.jpg"}': "must hold a list",
+        "[]": "labels of the train images of '.*' are empty",
+        '[{"name": "a.jpg"}]': "an entry without name or attributes.*a.jpg",
+        '[{"name": "a.jpg", "attributes": {"weather": "clear"}}]': "There is no '.*train/a.jpg'",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            layouts.bdd100k(root)
+    path.unlink()
+    with pytest.raises(DataError, match="no labels of the train images in"):
+        layouts.bdd100k(root)
 
 
 # -------------------------------------------------------------------------------------------------------------- folder

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fcco_lightning.data.samplers import BalancedBatches, UniformBatches
+from fcco_lightning.data.samplers import BalancedBatches, GroupBatches, RowsOf, UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 
 LABELS = (torch.arange(100) % 10 == 0).long()  # 10 positives, 90 negatives
@@ -74,6 +74,26 @@ def test_repeats_only_if_allowed():
     assert (epoch_of(BalancedBatches(labels, 8, allow_repeats=True), 0) == 0).sum() == 4
 
 
+@pytest.mark.parametrize("count", [1, 4, 5, 9, 25])
+def test_epochs_of_any_number_of_batches_go_through_whole_permutations(count):
+    plan = UniformBatches(42, 10, seed=1, num_batches=count)
+    batches = epoch_of(plan, 2)
+    assert batches.shape == (plan.num_batches, 10) == (count, 10)
+    usual = epoch_of(UniformBatches(42, 10, seed=1), 2)
+    assert torch.equal(batches[:4], usual[:count])
+    assert all(len(batch.unique()) == 10 for batch in batches)
+    counts = torch.bincount(batches.flatten(), minlength=42)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_rows_of_a_table():
+    rows = torch.tensor([3, 14, 15, 92, 65, 35])
+    inner = GroupBatches(torch.tensor([0, 1, 0, 1, 0, 1]), 2, 2, seed=5, num_batches=3)
+    plan = RowsOf(inner, rows)
+    assert (plan.batch_size, plan.seed, plan.num_batches) == (4, 5, 3)
+    assert torch.equal(epoch_of(plan, 1), rows[epoch_of(inner, 1)])
+
+
 def test_rejects():
     with pytest.raises(DataError, match=r"batch_size=11 exceeds the 10 rows.*Lower"):
         UniformBatches(10, 11)
@@ -87,4 +107,6 @@ def test_rejects():
         BalancedBatches(LABELS, 8, positive_fraction=1.0)
     with pytest.raises(ConfigError, match="seed"):
         UniformBatches(10, 2, seed=-1)
+    with pytest.raises(ConfigError, match="num_batches"):
+        UniformBatches(10, 2, num_batches=0)
     assert UniformBatches(10, 10).num_batches == 1

@@ -44,3 +44,11 @@ def test_collate_passes_mappings_and_collates_lists(table):
 def test_rejects(columns, message):
     with pytest.raises(DataError, match=message):
         TensorTable(columns)
+
+
+def test_a_table_may_have_no_column():
+    table = TensorTable({}, size=3)
+    assert table.__getitems__([2, 0])["index"].tolist() == [2, 0]
+    assert len(table) == 3
+    with pytest.raises(DataError):
+        TensorTable({}, size=0)

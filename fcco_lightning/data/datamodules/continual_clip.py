@@ -271,6 +271,11 @@ class ContinualCLIPDataModule(SplitDataModule):
         frame, images = self._origin.read()
         return frame, FilesIn(images, self._origin.root or "")
 
+    def _image_names(self, images: Any, rows: Tensor) -> list[str]:
+        """Return what tells images apart from others without reading them: their paths, where they are files."""
+        files = images.images if isinstance(images, FilesIn) else None
+        return [str(files[row]) for row in rows.tolist()] if isinstance(files, list) else []
+
     def _own_pairs(self, y: Tensor) -> Tensor:
         """Return which training images become pairs, given their classes ``y`` (n,)."""
         targets = torch.tensor([self._class_names.index(name) for name in self.target_names], dtype=torch.int64)
@@ -297,7 +302,7 @@ class ContinualCLIPDataModule(SplitDataModule):
             shown = Joined([images], rows)
             columns = {"y": y[known], "task": task_of[y[known]]}
             tables[name] = ImageTable(shown, columns, self._plain, corrupt=self.corrupt)
-            self._digests[name] = _digest([*_files(images, rows), str(columns["y"].tolist())])
+            self._digests[name] = _digest([*self._image_names(images, rows), str(columns["y"].tolist())])
         train = tables["train"]
         assert isinstance(train, ImageTable)  # noqa: S101  (made above)
         tables[_PAIRS] = self._pair_table(train)
@@ -554,6 +559,9 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         images = digit_images.GreyImages(torch.cat([part.images for part in made.values()]))
         return frame.assign(**{ROW: range(len(frame))}), images
 
+    def _image_names(self, images: Any, rows: Tensor) -> list[str]:  # noqa: ARG002  (all made from one seed)
+        return [str((self.sizes, self.data_seed))]
+
     def _own_pairs(self, y: Tensor) -> Tensor:
         shares = (self.rare, 1.0) if self.stage == "pretrain" else (1.0, self.general)
         rows = []
@@ -601,12 +609,6 @@ def _positions(labels: pd.Series, names: Sequence[str]) -> Tensor:
     """Return the place of every label among ``names``, or -1, shape (n,), int64."""
     place = {name: i for i, name in enumerate(names)}
     return torch.tensor([place.get(label, -1) for label in labels], dtype=torch.int64)
-
-
-def _files(images: Any, rows: Tensor) -> list[str]:
-    """Return the paths that the images are read from, or nothing where they are not files."""
-    inner = images.images if isinstance(images, FilesIn) else None
-    return [str(inner[row]) for row in rows.tolist()] if isinstance(inner, list) else []
 
 
 def _digest(texts: Iterable[str]) -> str:
