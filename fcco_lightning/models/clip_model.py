@@ -353,7 +353,7 @@ def _depths(model: Any) -> tuple[dict[str, int], dict[str, int]]:
 
         blocks = {name: block for name, block in blocks.items() if not _is_image(name)}
         for block, names in group_parameters(trunk, trunk.group_matcher()).items():
-            blocks.update({f"visual.trunk.{name}": block for name in names if block > 0})  # 0 is the stem
+            blocks.update({f"visual.trunk.{name}": block for name in names})  # 0 is the stem
     names = [name for name, _ in model.named_parameters() if not name.startswith("logit_")]
     return _ranked(filter(_is_image, names), blocks), _ranked((n for n in names if not _is_image(n)), blocks)
 

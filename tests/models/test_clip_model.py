@@ -1,6 +1,7 @@
 import copy
 import json
 import pickle
+from functools import partial
 from types import SimpleNamespace
 
 import open_clip
@@ -168,6 +169,15 @@ def test_float32_comes_out_of_autocast_and_float64_stays(small):
     assert not torch.equal(rough["protected"], rough["protected"].bfloat16().float())
 
 
+def test_temperature_of_a_bfloat16_model_is_not_rounded(small):
+    model = small().eval().bfloat16()
+    batch = {"x": images(model).bfloat16()}
+    logits = model(batch)
+    model.class_temperature = 1 / model.model.logit_scale.double().exp().item()
+    torch.testing.assert_close(logits, model(batch))
+    assert logits.dtype == torch.float32
+
+
 def test_what_cannot_be_computed_is_refused(tmp_path):
     model = CLIPModel(config_file(tmp_path))
     with pytest.raises(ConfigError, match="no classes are known: the datamodule has no class_tokens"):
@@ -197,10 +207,12 @@ def test_classes_are_kept_until_the_text_tower_or_the_prompts_change(small):
         model.model.visual.proj.mul_(-1)
         model(batch)
         assert calls.texts == [6, 4]
-        for change in (lambda: model.model.ln_final.bias.add_(1.0), lambda: model.double().float()):
+        bias = model.model.ln_final.bias
+        for change in (lambda: bias.add_(1.0), lambda: setattr(bias, "data", torch.arange(16.0))):
+            before = model(batch)
             change()
-            changed = model(batch)
-            torch.testing.assert_close(changed, fresh(model, batch))
+            torch.testing.assert_close(model(batch), fresh(model, batch))
+            assert not torch.allclose(model(batch), before)
         model.adapt(SimpleNamespace(class_tokens=ByteTokenizer(12)(["x", "y"]).view(2, 1, 12)))
         assert model(batch).shape == (4, 2)
 
@@ -230,9 +242,24 @@ def test_kept_classes_are_not_those_of_other_weights(small):
         torch.testing.assert_close(swapped, copied(batch))
         assert not torch.allclose(swapped, own)
         with torch.autocast("cpu", torch.bfloat16):
-            assert not torch.equal(model(batch), own)
+            assert torch.equal(model(batch), copy.deepcopy(model)(batch))
         assert torch.equal(model(batch), own)
     assert pickle.loads(pickle.dumps(model))._kept is None  # noqa: S301
+
+
+def test_kept_classes_are_not_those_of_weights_that_lay_in_the_same_place(small):
+    model, name = small().eval(), "model.ln_final.bias"
+    batch = {"x": images(model)}
+    with torch.no_grad():
+        first = torch.zeros(16)
+        place = first.data_ptr()
+        functional_call(model, {name: first}, (batch,))
+        del first
+        others = [torch.ones(16) for _ in range(50)]
+        second = next((t for t in others if t.data_ptr() == place), others[0])
+        called = functional_call(model, {name: second}, (batch,))
+        model.model.ln_final.bias.fill_(1.0)
+        torch.testing.assert_close(called, fresh(model, batch))
 
 
 def test_classes_of_a_frozen_text_tower_are_kept_in_training_too(small):
@@ -303,10 +330,19 @@ def trained(model):
     return {name for name, p in model.named_parameters() if p.requires_grad}
 
 
+def record(recording, tower, *_):
+    recording[tower] = torch.is_grad_enabled()
+
+
 def test_frozen_towers_build_no_graph(small):
-    pair = small(freeze_image=True)(pairs(small()))
-    assert not pair.image.requires_grad
-    assert pair.text.requires_grad
+    for frozen, learning in (("image", "text"), ("text", "image")):
+        model, recording = small(**{f"freeze_{frozen}": True}), {}
+        for tower, top in (("image", model.model.visual.ln_post), ("text", model.model.ln_final)):
+            top.register_forward_hook(partial(record, recording, tower))
+        pair = model(pairs(model))
+        assert recording == {frozen: False, learning: True}
+        assert not getattr(pair, frozen).requires_grad
+        assert getattr(pair, learning).requires_grad
 
 
 @pytest.mark.parametrize(
