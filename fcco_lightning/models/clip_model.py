@@ -142,7 +142,7 @@ class CLIPModel(BatchNetwork):
             )
         if tokens is not None and tokens.shape[2] != self.config.context_length:
             raise ConfigError(_another("context_length", tokens.shape[2], self.config))
-        self._class_tokens, self._kept = tokens, None
+        self._class_tokens = tokens
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Trained parameters by learning rate and decay; biases, norms and position embeddings do not decay."""
