@@ -2,7 +2,8 @@
 
 from fcco_lightning.data.grouping import GroupBy
 from fcco_lightning.data.loader import ResumableLoader
-from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, GroupBatches, UniformBatches
+from fcco_lightning.data.pairs import PairTable, read_pairs
+from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, GroupBatches, RowsOf, UniformBatches
 from fcco_lightning.data.synthetic import GaussianGroups
 from fcco_lightning.data.table import TensorTable
 
@@ -12,7 +13,10 @@ __all__ = [
     "GaussianGroups",
     "GroupBatches",
     "GroupBy",
+    "PairTable",
     "ResumableLoader",
+    "RowsOf",
     "TensorTable",
     "UniformBatches",
+    "read_pairs",
 ]
