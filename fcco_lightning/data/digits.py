@@ -15,7 +15,7 @@ NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 TEMPLATES = [
     "a photo of the digit {}.",
     "a handwritten {}.",
-    "the number {}, written by hand.",
+    "a {} written by hand.",
     "a scan of a {}.",
 ]
 SIZE = 16

@@ -14,7 +14,7 @@ from PIL import Image
 from fcco_lightning.data.datamodules import ContinualCLIPDataModule, DigitsCLIPDataModule
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.clip_config import ByteTokenizer
+from fcco_lightning.models.clip_config import clip_config, tokenizer
 
 # An image is filled with its number, so that what a batch holds can be told from its pixels.
 COLOUR = 2
@@ -23,7 +23,8 @@ SIZES = {
     "train": {"clear": 12, "foggy": 6, "overcast": 9, "rainy": 5, "undefined": 3},
     "test": dict.fromkeys(CLASSES, 4),
 }
-TEXTS = ByteTokenizer(48)
+TINY = clip_config("tiny")
+TEXTS = tokenizer(TINY)
 
 
 def image(i):
@@ -95,7 +96,8 @@ def batches(module):
 def test_prompts_of_classes(make):
     module = make(class_names={"clear": "sunny"}, classes=["rainy", "clear", "overcast"], protected=["clear"])
     assert module.class_names == ["rainy", "clear", "overcast"]
-    assert (module.image_size, module.context_length, module.vocab_size) == (16, 48, 258)
+    assert (module.image_size, module.vocab_size) == (16, 258)
+    assert module.context_length == TINY.context_length == module.class_tokens.shape[2]
     prompts = [[f"a {w} day.", f"weather: {w}"] for w in ("rainy", "sunny", "overcast")]
     expected = torch.stack([TEXTS(texts) for texts in prompts])
     assert torch.equal(module.class_tokens, expected)
@@ -462,6 +464,13 @@ def test_both_stages_see_the_same_images():
         assert torch.equal(first.tables[name][5]["x"], second.tables[name][5]["x"])
     assert not torch.equal(first.tables["test"][5]["x"], digits("pretrain", data_seed=1).tables["test"][5]["x"])
     assert digits("pretrain", data_seed=1).references() != first.references()
+
+
+def test_captions_fit_the_tiny_model():
+    module = digits("continual")
+    assert max(len(words(row)) for row in module.class_tokens.flatten(0, 1)) < TINY.context_length - 2
+    texts = [t.replace("{}", name) for t in module.caption_templates for name in module.class_names]
+    assert {words(row) for row in TEXTS(texts)} == set(texts)
 
 
 def test_captions_are_of_the_image():
