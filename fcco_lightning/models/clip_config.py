@@ -17,7 +17,7 @@ _TINY: dict[str, Any] = {
     "model_cfg": {
         "embed_dim": 64,
         "vision_cfg": {"image_size": 16, "patch_size": 4, "width": 64, "layers": 3, "head_width": 16},
-        "text_cfg": {"context_length": 48, "vocab_size": 258, "width": 64, "heads": 4, "layers": 3},
+        "text_cfg": {"context_length": 32, "vocab_size": 258, "width": 64, "heads": 4, "layers": 2},
     },
     "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
 }

@@ -141,7 +141,6 @@ class GlobalContrastive(Objective):
             values = torch.cat([values, tau.double().expand(size, 2)], dim=1)
         return Inner(batch["index"], values)
 
-
     def _log_weights(self, like: Tensor) -> Tensor | float:
         """Logarithm of the weight of every negative; it depends on the size of the batch only."""
         size = len(like)

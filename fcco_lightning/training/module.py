@@ -33,7 +33,7 @@ from fcco_lightning.training.evaluation import (
     summarise,
 )
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
-from fcco_lightning.training.old_model import References
+from fcco_lightning.training.old_model import References, in_order
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
@@ -309,9 +309,11 @@ class FCCOModule(LightningModule):
             columns: dict[str, dict[str, Tensor]] = {}
             for split, loader in datamodule.evaluation_loaders().items():
                 outputs, given = self.evaluate(loader)
-                columns[split] = self.evaluation.reference(outputs, given)
+                found = self.evaluation.reference(outputs, given)
                 for constraint in self.constraints:
-                    columns[split] |= constraint.reference(outputs, given)
+                    found |= constraint.reference(outputs, given)
+                size = len(datamodule.tables[split])
+                columns[split] = {name: in_order(c, given["index"], size) for name, c in found.items()}
             kept = References(datamodule.references(), columns)
         if kept is not None:
             self._references = References(*kept)

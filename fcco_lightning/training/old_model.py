@@ -8,6 +8,13 @@ from torch import Tensor
 from fcco_lightning.errors import CheckpointError
 
 
+def in_order(values: Tensor, index: Tensor, size: int) -> Tensor:
+    """Values (b,) of the samples ``index`` as a column (``size``,); samples without one (skipped images) get NaN or 0."""
+    column = values.new_full((size,), float("nan")) if values.is_floating_point() else values.new_zeros(size)
+    column[index] = values
+    return column
+
+
 class References(NamedTuple):
     """Columns measured with the old model, and the data that they belong to.
 

@@ -588,7 +588,7 @@ def test_refuses_data_of_another_architecture(small, data, message):
 def test_tiny_is_small():
     model, config = CLIPModel("tiny"), clip_config("tiny")
     assert sum(p.numel() for p in model.parameters()) <= 500_000
-    assert (config.image_size, config.context_length, config.vocab_size, config.embed_dim) == (16, 48, 258, 64)
+    assert (config.image_size, config.context_length, config.vocab_size, config.embed_dim) == (16, 32, 258, 64)
     pair = model({"x": images(model), "text": tokenizer(config)(["a", "b", "c", "d"])})
     assert pair.image.shape == pair.text.shape == (4, 64)
 
