@@ -14,7 +14,8 @@ _HOME = {
     "constraints": "Constraint GeometricRho HingePenalty MeanAtMost MeanDifferenceAtMost NonForgetting "
     "Penalty QuantileScores RawScores ROCFairness SmoothedHingePenalty SquaredHingePenalty StandardScores",
     "data": "GroupBy TensorTable",
-    "data.datamodules": "ContinualCLIPDataModule DigitsCLIPDataModule GroupedImageDataModule GroupedTabularDataModule SyntheticDataModule TabularDataModule",
+    "data.datamodules": "ContinualCLIPDataModule DigitsCLIPDataModule GroupedImageDataModule "
+    "GroupedTabularDataModule SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "estimators": "EMA CorrectedEMA DualAscent DualMirror DualProx Estimator Minibatch ScaledEMA",
     "models": "BatchNetwork CLIPModel ParameterGroup TabularMLP TimmModel",

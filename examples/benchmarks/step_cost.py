@@ -16,14 +16,12 @@ over rounds and the ratio is the median of the ratios within a round::
 
 import argparse
 import copy
-import json
-import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import Step, interleaved, report
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -53,7 +51,6 @@ from fcco_lightning import (
     TabularMLP,
 )
 
-Step = Callable[[dict[str, Tensor]], object]
 SOX_PARTS = (lambda: SOX(0.8), SquaredHingePenalty(100.0))
 SONEX_PARTS = (lambda: SONEX(0.8, 0.1, lam=0.002), HingePenalty(10.0))
 
@@ -141,30 +138,6 @@ def written_out(network: nn.Module, *, sonex: bool) -> Step:
         optimizer.step()
 
     return step
-
-
-def interleaved(variants: dict[str, Step], data: list[dict[str, Tensor]], rounds: int, device: str) -> dict[str, Any]:
-    """Median milliseconds per variant and median of its ratio to the first one."""
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for k in range(rounds + 10):
-        batch = data[k % len(data)]
-        for name, step in variants.items():
-            if device == "cuda":
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            step(batch)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if k >= 10:  # the first rounds warm caches and allocators
-                times[name].append(time.perf_counter() - start)
-    first = times[next(iter(variants))]
-    return {
-        name: {
-            "ms": 1e3 * statistics.median(own),
-            "ratio": statistics.median(a / b for a, b in zip(own, first, strict=True)),
-        }
-        for name, own in times.items()
-    }
 
 
 def resnet(rounds: int, device: str) -> dict[str, Any]:
@@ -279,16 +252,6 @@ def operators() -> int:
     with Counter() as counter:
         AUC().direct(torch.randn(128, requires_grad=True), batch)
     return counter.count
-
-
-def report(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Print the tables and keep them."""
-    for title, rows in results.items():
-        print(f"\n{title}\n| step | median ms | ratio |\n|---|---|---|")
-        for name, row in rows.items():
-            print(f"| {name} | {row['ms']:.3f} | {row['ratio']:.3f} |")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1))
 
 
 def main() -> None:

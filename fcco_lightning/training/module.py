@@ -309,11 +309,11 @@ class FCCOModule(LightningModule):
             columns: dict[str, dict[str, Tensor]] = {}
             for split, loader in datamodule.evaluation_loaders().items():
                 outputs, given = self.evaluate(loader)
-                found = self.evaluation.reference(outputs, given)
+                measured = self.evaluation.reference(outputs, given)
                 for constraint in self.constraints:
-                    found |= constraint.reference(outputs, given)
+                    measured |= constraint.reference(outputs, given)
                 size = len(datamodule.tables[split])
-                columns[split] = {name: in_order(c, given["index"], size) for name, c in found.items()}
+                columns[split] = {name: in_order(c, given["index"], size) for name, c in measured.items()}
             kept = References(datamodule.references(), columns)
         if kept is not None:
             self._references = References(*kept)

@@ -9,7 +9,7 @@ from fcco_lightning.errors import CheckpointError
 
 
 def in_order(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """Values (b,) of the samples ``index`` as a column (``size``,); samples without one (skipped images) get NaN or 0."""
+    """Values (b,) of the samples ``index`` as a column (size,); samples without one (skipped images) get NaN or 0."""
     column = values.new_full((size,), float("nan")) if values.is_floating_point() else values.new_zeros(size)
     column[index] = values
     return column
