@@ -1,0 +1,130 @@
+"""Continual learning of the embedded digits: methods x seeds, what is learnt against what is forgotten.
+
+Every run goes through ``fcco fit`` and a config of ``configs/continual_clip``::
+
+    uv run python examples/benchmarks/continual_clip.py --tune     # the grids of rho, on two other seeds
+    uv run python examples/benchmarks/continual_clip.py            # 5 seeds with the picks
+
+Each seed has a pretrained model of its own, from which all methods start.  ``--tune`` gives every method that has
+constraints the same number of runs and picks rho by the training split alone: the largest gain on the target among the
+runs whose worst protected task changes by at least -0.5 points (the least loss of it if there is none).  A row reports
+mean +- standard deviation over seeds, in points of accuracy; the picture shows every run.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from runs import CONFIGS, Job, run_all, seconds, table, value
+
+METHODS = ("finetune", "sox", "sonex", "sonx", "alexr2")
+GRIDS = {  # of 004 F.3, thinned out to the same number
+    "sox": [20.0, 50.0, 100.0, 200.0, 400.0],
+    "sonex": [0.5, 1.0, 2.0, 5.0, 10.0],
+    "sonx": [0.5, 1.0, 2.0, 5.0, 10.0],
+    "alexr2": [0.5, 1.0, 2.0, 5.0, 10.0],
+}
+TUNING_SEEDS = (100, 101)
+KEPT = -0.005
+FIGURES = ("train.delta_target", "train.worst_change", "test.delta_target", "test.worst_change", "test.satisfied")
+
+
+def pretrain(given: tuple[int, Path]) -> Path:
+    """The weights from which the runs of a seed start; made once."""
+    seed, folder = given
+    weights = folder / f"pretrained_{seed}" / "last.ckpt"
+    if not weights.exists():
+        import torch
+
+        from fcco_lightning.cli import run
+
+        torch.set_num_threads(1)
+        arguments = ["fit", "--config", str(CONFIGS / "continual_clip" / "digits_pretrain.yaml")]
+        arguments += ["--seed_everything", str(seed), "--data.seed", str(seed), "--report.enabled", "false"]
+        arguments += ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+        if run([*arguments, "--checkpoint.dirpath", str(weights.parent), "--trainer.limit_val_batches", "0"]):
+            raise SystemExit(f"pretraining of seed {seed} failed")
+    return weights
+
+
+def of(runs: Iterable[Job], name: str) -> float:
+    """Mean of a figure over runs."""
+    values = [value(r, name) for r in runs]
+    return sum(values) / len(values)
+
+
+def pick(runs: list[Job]) -> dict[str, Any]:
+    """The weight of the penalty that learns most of those that forget nothing, by the training split."""
+    by_rho: dict[float, list[Job]] = {}
+    for r in runs:
+        by_rho.setdefault(r["overrides"]["model.penalty.rho"], []).append(r)
+    safe = {rho: of(rs, "train.delta_target") for rho, rs in by_rho.items() if of(rs, "train.worst_change") >= KEPT}
+    losses = {rho: of(rs, "train.worst_change") for rho, rs in by_rho.items()}
+    best = safe or losses
+    return {"model.penalty.rho": max(best, key=lambda rho: best[rho])}
+
+
+def picture(results: list[Job], path: Path) -> None:
+    """Gain on the target against the worst protected change on the test split, a point for every run."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for marker, label in zip("osD^v", dict.fromkeys(r["label"] for r in results), strict=False):
+        runs = [r for r in results if r["label"] == label and "test" in r]
+        lost = [100 * value(r, "test.worst_change") for r in runs]
+        axes.plot(lost, [100 * value(r, "test.delta_target") for r in runs], marker, ls="", alpha=0.8, label=label)
+    axes.axvline(100 * KEPT, color="0.5", lw=1, ls="--")
+    axes.set_xlabel("worst change of a protected digit (points, test)")
+    axes.set_ylabel("gain on the target digit (points, test)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    FigureCanvasAgg(figure).print_figure(path, dpi=130)
+
+
+def main() -> None:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--tune", action="store_true", help=f"the grids, seeds {TUNING_SEEDS}")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of every run")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    picks_file = given.out / "continual_clip_picks.json"
+    picks = json.loads(picks_file.read_text()) if picks_file.exists() else {}
+    seeds = TUNING_SEEDS if given.tune else tuple(range(given.seeds))
+    with ProcessPoolExecutor(given.jobs) as pool:
+        weights = dict(zip(seeds, pool.map(pretrain, [(s, given.out / "digits_clip") for s in seeds]), strict=True))
+
+    def job(method: str, seed: int, overrides: dict[str, Any]) -> Job:
+        chosen: dict[str, Any] = {"model.network.pretrained": str(weights[seed]), **overrides}
+        chosen |= dict(pair.split("=", 1) for pair in given.set)
+        return {"label": method, "config": f"continual_clip/digits_{method}", "seed": seed, "overrides": chosen}
+
+    if given.tune:
+        methods = [m for m in given.methods if m in GRIDS]
+        jobs = [job(m, s, {"model.penalty.rho": rho}) for m in methods for rho in GRIDS[m] for s in seeds]
+        results = run_all(jobs, given.jobs, FIGURES)
+        for m in methods:
+            picks[m] = pick([r for r in results if r["label"] == m and "train" in r])
+            print(f"picked {m}: {picks[m]}")
+        picks_file.write_text(json.dumps(picks, indent=1))
+        (given.out / "continual_clip_tuning.json").write_text(json.dumps(results, indent=1))
+        return
+    jobs = [job(m, s, picks.get(m, {})) for m in given.methods for s in seeds]
+    results = run_all(jobs, given.jobs, FIGURES)
+    (given.out / "continual_clip.json").write_text(json.dumps(results, indent=1))
+    print("\n" + table(results, FIGURES, {"seconds": seconds}, scale=100))
+    picture(results, given.out / "continual_clip.png")
+    print(f"\n{given.out / 'continual_clip'}.json, .png")
+
+
+if __name__ == "__main__":
+    main()
