@@ -65,6 +65,7 @@ class TimmModel(nn.Module):
             self.model.requires_grad_(False)
             for head in self._heads():
                 head.requires_grad_(True)
+            self.train()  # nobody else says so before a fit: its batch statistics would move
 
     @property
     def data_config(self) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def test_what_the_network_expects_of_images():
 
 
 def test_frozen_backbone_keeps_its_weights_and_its_batch_statistics():
-    model = TimmModel("resnet18", freeze_backbone=True).train()
+    model = TimmModel("resnet18", freeze_backbone=True)
+    assert not model.model.bn1.training  # from the start: a fit does not call train()
+    model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     model(IMAGES).sum().backward()

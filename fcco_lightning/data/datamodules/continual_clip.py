@@ -88,6 +88,8 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     Attributes:
         image_size: pixels S of a side of ``x``.
+        mean: what is subtracted of the channels of ``x``.
+        std: what they are divided by afterwards.
         context_length: tokens L of a text.
         vocab_size: number of token ids.
         target_names: the target classes.
@@ -164,6 +166,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self.corrupt, self.augment = corrupt, augment
         self.config = clip_config(model, pretrained)
         self.image_size, self.vocab_size = self.config.image_size, self.config.vocab_size
+        self.mean, self.std = self.config.mean, self.config.std
         self.context_length = self.config.context_length
         self._plain, self._random = self._transform(augment=False), self._transform(augment=augment)
         self._tokenizer = tokenizer(self.config)
