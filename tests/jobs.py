@@ -18,14 +18,22 @@ from fcco_lightning import (
     AUC,
     MSVR,
     OOA,
+    SGD,
     SMD,
     SONEX,
+    SONX,
     SOX,
+    CLIPModel,
+    ContinualCLIPDataModule,
     CVaRGroupDRO,
+    DigitsCLIPDataModule,
     FCCOModule,
+    GlobalContrastive,
     GroupedTabularDataModule,
     HeavyBall,
     HingePenalty,
+    InfoNCE,
+    NonForgetting,
     ROCFairness,
     SOXBoost,
     SquaredHingePenalty,
@@ -68,6 +76,15 @@ GROUP_ALGORITHMS: dict[str, Callable[[], Any]] = {
     "SOXBoost": partial(SOXBoost, first_stage=7),
     "OOA": lambda: OOA(0.1),
     "SMD": lambda: SMD(0.1),
+}
+
+PAIR_ALGORITHMS: dict[str, Callable[[], Any]] = {
+    "SGD": SGD,
+    "SOX": lambda: SOX(0.5),
+    "SONX": lambda: SONX(0.8, 0.1),
+    "SONEX": lambda: SONEX(0.8, 0.1, lam=0.05),
+    "ALEXR2": lambda: ALEXR2(K=3, eta=0.05, nu=1.0, lam=0.05, objective_gamma=0.8),
+    "MSVR": lambda: MSVR(gamma=0.5, gamma_prime=0.3),
 }
 
 
@@ -176,6 +193,75 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
     trainer.fit(module, data, ckpt_path=job.get("resume"))
     found = outcome(trainer, module)
     found["weights"] |= {k: p.detach().clone() for k, p in module.objective.named_parameters()}
+    return found
+
+
+SMALL_DIGITS: dict[str, Any] = {
+    "target": [8],
+    "protected": [3, 5, 9],
+    "num_train": 200,
+    "num_test": 60,
+    "batch_size": 16,
+    "samples_per_task": 4,
+    "num_batches": 4,
+    "eval_batch_size": 64,
+}
+
+
+def pairs_module(algorithm: str = "SONEX", learn: str = "no", **changes: Any) -> FCCOModule:
+    """A small CLIP model that learns pairs and must not forget protected tasks."""
+    smooth = algorithm in ("SGD", "SOX", "MSVR")
+    objective = InfoNCE(0.1) if algorithm == "SGD" else GlobalContrastive(0.1, learn, tau_lr=0.01)  # type: ignore[arg-type]
+    parts: dict[str, Any] = {
+        "network": CLIPModel("tiny"),
+        "objective": objective,
+        "constraints": [NonForgetting()],
+        "penalty": SquaredHingePenalty(20.0) if smooth else HingePenalty(5.0),
+        "algorithm": PAIR_ALGORITHMS[algorithm](),
+        "optimizer": lambda p: HeavyBall(p, lr=0.02, beta=0.5, weight_decay=0.01),
+    }
+    return FCCOModule(**(parts | changes))
+
+
+def pairs_data(job: Mapping[str, Any]) -> ContinualCLIPDataModule:
+    """Digits, or the labelled images of a folder; batches are divided among the processes."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    make = ContinualCLIPDataModule if "root" in job.get("data", {}) else DigitsCLIPDataModule
+    settings = ({} if make is ContinualCLIPDataModule else SMALL_DIGITS) | job.get("data", {})
+    settings |= {name: settings[name] // size for name in ("batch_size", "samples_per_task")}
+    return make(**settings)
+
+
+def fit_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Continual learning of CLIP in small; every key of ``job`` has a default."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    seed_everything(job.get("seed", 0), verbose=False)
+    data = pairs_data(job)
+    module = pairs_module(**job.get("module", {}))
+    callbacks: list[Callback] = list(job.get("callbacks", ()))
+    if "save" in job:
+        epoch, batch, path = job["save"]
+        callbacks.append(At(epoch, batch, lambda trainer: trainer.save_checkpoint(path)))
+    trainer = Trainer(
+        max_epochs=job.get("epochs", 2),
+        accelerator="cpu",
+        devices=size,
+        strategy="ddp" if size > 1 else "auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=callbacks,
+    )
+    trainer.fit(module, data, ckpt_path=job.get("resume"))
+    found = outcome(trainer, module)
+    found["weights"] |= {k: p.detach().clone() for k, p in module.objective.named_parameters()}
+    found["old"] = {
+        split: {n: c.clone() for n, c in table.columns.items() if n.startswith(("old_", "protected_"))}
+        for split, table in data.tables.items()
+    }
+    found["skipped"] = {split: table.num_corrupt for split, table in data.tables.items()}
     return found
 
 

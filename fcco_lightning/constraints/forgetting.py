@@ -58,7 +58,8 @@ class NonForgetting(Constraint):
             if name not in batch:
                 raise DataError(
                     f"NonForgetting needs the column {name!r}, the batch has {sorted(batch)}. Use a datamodule of "
-                    "protected tasks, such as ContinualCLIPDataModule."
+                    "protected tasks, such as ContinualCLIPDataModule; to evaluate, a checkpoint of a fit with "
+                    "NonForgetting, which remembers the old model."
                 )
         task = batch["task"]
         change = self.loss(outputs, batch)

@@ -159,6 +159,8 @@ class FCCOModule(LightningModule):
             if isinstance(self.network, BatchNetwork):
                 self.network.adapt(datamodule)
             self._size_network(getattr(datamodule, "num_features", None))
+            for constraint in self.constraints if stage != "predict" else ():
+                constraint.adapt(datamodule)
             if stage == "fit":
                 self._make_problem(datamodule)
         if stage == "fit":
@@ -175,8 +177,6 @@ class FCCOModule(LightningModule):
             )
         if self.problem is None:
             self.objective.adapt(datamodule)
-            for constraint in self.constraints:
-                constraint.adapt(datamodule)
             self.num_samples = int(n)
             self.problem = Problem(
                 self.objective,
@@ -304,8 +304,7 @@ class FCCOModule(LightningModule):
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         if not hasattr(datamodule, "add_columns"):
             return
-        kept = self._restored.get("references") if self._restored is not None else self._references
-        if kept is None and self.trainer.state.fn == "fit":
+        if self._references is None and self.trainer.state.fn == "fit":
             columns: dict[str, dict[str, Tensor]] = {}
             for split, loader in datamodule.evaluation_loaders().items():
                 outputs, given = self.evaluate(loader)
@@ -314,9 +313,8 @@ class FCCOModule(LightningModule):
                     measured |= constraint.reference(outputs, given)
                 size = len(datamodule.tables[split])
                 columns[split] = {name: in_order(c, given["index"], size) for name, c in measured.items()}
-            kept = References(datamodule.references(), columns)
-        if kept is not None:
-            self._references = References(*kept)
+            self._references = References(datamodule.references(), columns)
+        if self._references is not None:
             self._references.check(datamodule.references())
             for split, found in self._references.columns.items():
                 datamodule.add_columns(split, found)
@@ -534,14 +532,17 @@ class FCCOModule(LightningModule):
             raise CheckpointError(
                 f"the checkpoint has format {stored.get('version')}, this version reads {CHECKPOINT_VERSION}."
             )
+        references = None if stored.get("references") is None else References(*stored["references"])
+        datamodule: Any = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        if references is not None and hasattr(datamodule, "references"):
+            references.check(datamodule.references())
         if self.problem is None or self._trainer is None or self.trainer.state.fn != "fit":
             # evaluation needs the weights only
             weights = checkpoint["state_dict"]
             for name in [n for n in weights if n.startswith("problem.")]:
                 del weights[name]
             checkpoint["state_dict"] = weights | self._own_rows()
-            kept = stored.get("references")
-            self._references = None if kept is None else References(*kept)
+            self._references = references
             return
         if stored["algorithm"] != self.algorithm.name:
             raise CheckpointError(
@@ -550,7 +551,7 @@ class FCCOModule(LightningModule):
                 "--ckpt_path."
             )
         load(self.dual_states(), checkpoint, self.processes)
-        self.skipped_batches = stored["skipped_batches"]
+        self.skipped_batches, self._references = stored["skipped_batches"], references
         self._restored = stored
 
 
