@@ -58,6 +58,81 @@ def test_the_written_out_step_is_the_engine_step():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+def test_contrastive_steps_written_out_are_the_engine_steps():
+    """Same weights after eight steps, the second four on rows that were seen."""
+    import copy
+
+    import torch
+
+    s = script("contrastive_cost")
+    torch.manual_seed(0)
+    model = s.TwoTowers((10, 8, 4))
+    data = [
+        {"x": torch.randn(16, 10), "text": torch.randn(16, 10), "index": i}
+        for i in torch.randperm(s.SAMPLES)[:64].split(16)
+    ]
+    pairs = {"plain loop, InfoNCE": "InfoNCE", "SOX written out": "SOX"}
+    moved = {}
+    for names in pairs.items():
+        networks = []
+        for name in names:
+            networks.append(copy.deepcopy(model))
+            step = s.variants(lambda made=networks[-1]: made)[name]()
+            for batch in data + data:
+                step(batch)
+        for a, b in zip(*(n.parameters() for n in networks), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        moved[names[0]] = networks[0].image[0].weight
+    assert (moved["SOX written out"] - moved["plain loop, InfoNCE"]).abs().max() > 1e-5  # else one test says nothing
+
+
+def test_protected_tasks_and_their_comparison_take_the_same_images_and_texts(monkeypatch):
+    import torch
+
+    s = script("contrastive_cost")
+    seen = []
+
+    def watched(steps, data, rounds, device, bases, warm_up):
+        name = "5 tasks, SOX, squared hinge"
+        for each in (next(iter(steps)), name):
+            seen.append([])
+            steps[each](data[0])
+        return {}
+
+    def count(tower):
+        return lambda model, rows: seen[-1].append((tower.__name__, tuple(rows.shape))) or tower(model, rows)
+
+    monkeypatch.setattr(s, "interleaved", watched)
+    model = s.CLIPModel
+    prepared = s.clip_pairs(model("tiny"), torch.arange(336))
+    for name in ("_embed_images", "_embed_texts"):
+        monkeypatch.setattr(model, name, count(getattr(model, name)))
+    seen.append([])  # what is measured of the old model beforehand
+    s.protected_tasks(1, count=1)
+    alone, tasks = seen[-2:]
+    assert alone == tasks == [("_embed_images", prepared["x"].shape), ("_embed_texts", prepared["text"].shape)]
+
+
+def test_contrastive_cost_writes_its_tables(tmp_path, monkeypatch, capsys):
+    import torch
+
+    s = script("contrastive_cost")
+    monkeypatch.setattr(s, "objectives", lambda rounds: s.interleaved({"a": bool, "b": bool}, [1], rounds, "cpu"))
+    monkeypatch.setattr(s, "protected_tasks", lambda rounds: {})
+    monkeypatch.setattr(sys, "argv", ["contrastive_cost.py", "--rounds", "4", "--out", str(tmp_path)])
+    s.main()
+    first, _ = json.loads((tmp_path / "contrastive_cost.json").read_text()).values()
+    assert first["a"]["ratio"] == 1
+    assert first["b"]["25%"] <= first["b"]["ratio"] <= first["b"]["75%"]
+    assert "| step | ms | ratio | 25% | 75% |" in capsys.readouterr().out
+    (table,) = s.large(2, "tiny", 8, "cpu").values()  # what runs on a GPU with a larger model
+    assert list(table) == list(s.variants(lambda: None))
+    monkeypatch.setattr(sys, "argv", ["contrastive_cost.py", "--gpu"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="CUDA"):
+        s.main()
+
+
 @pytest.mark.filterwarnings("ignore")  # of the run in its own process
 def test_roc_fairness_writes_table_json_and_picture(tmp_path, monkeypatch, capsys):
     module = script("roc_fairness")

@@ -1,0 +1,73 @@
+"""Steps that take turns: what the benchmarks of a step's cost share."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Step = Callable[[Any], object]  # one training step on a batch
+Table = dict[str, dict[str, Any]]  # by row and column
+
+
+def interleaved(
+    variants: Mapping[str, Step],
+    data: list[Any],
+    rounds: int,
+    device: str,
+    bases: Mapping[str, str] | None = None,
+    warm_up: int = 10,
+) -> Table:
+    """Every round each variant makes one step on the same batch, in an order drawn anew.
+
+    Args:
+        variants: steps by name.
+        data: batches, in turn.
+        rounds: that count.
+        device: "cpu" or "cuda", which is waited for.
+        bases: of which variant a variant's ratio is; of the first one where nothing is said.
+        warm_up: rounds before, for caches and allocators.
+
+    Returns: per variant the median milliseconds, and median and quartiles of its ratio within a round.
+    """
+    names = list(variants)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    generator = torch.Generator().manual_seed(0)
+    for k in range(warm_up + rounds):
+        batch = data[k % len(data)]
+        for position in torch.randperm(len(names), generator=generator).tolist():
+            name = names[position]
+            start = _now(device)
+            variants[name](batch)
+            seconds = _now(device) - start
+            if k >= warm_up:
+                times[name].append(seconds)
+    table: Table = {}
+    for name, own in times.items():
+        base = (bases or {}).get(name, names[0])
+        ratios = [a / b for a, b in zip(own, times[base], strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        row = {"ms": 1e3 * statistics.median(own), "ratio": statistics.median(ratios), "25%": low, "75%": high}
+        table[name] = row | ({"of": base} if bases else {})
+    return table
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def report(results: Mapping[str, Table], path: Path) -> None:
+    """Print the tables and keep them."""
+    for title, rows in results.items():
+        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+        print(f"\n{title}\n| step | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
+        for name, row in rows.items():
+            cells = (row.get(column, "") for column in columns)
+            print(f"| {name} | {' | '.join(f'{c:.3f}' if isinstance(c, float) else str(c) for c in cells)} |")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1))
