@@ -82,7 +82,10 @@ def render_records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
     """
     table = Table(title=title)
     for key, value in records[0].items() if records else ():
-        table.add_column(key, justify="left" if isinstance(value, str) else "right")
+        table.add_column(
+            key.replace("_", " "),  # wraps where it is narrow
+            justify="left" if isinstance(value, str) else "right",
+        )
     for record in records:
         table.add_row(*(_cell(key, value) for key, value in record.items()))
     return table
