@@ -253,6 +253,7 @@ def fit_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
         enable_model_summary=False,
         num_sanity_val_steps=0,
         callbacks=callbacks,
+        precision=job.get("precision"),
     )
     trainer.fit(module, data, ckpt_path=job.get("resume"))
     found = outcome(trainer, module)
@@ -261,7 +262,18 @@ def fit_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
         split: {n: c.clone() for n, c in table.columns.items() if n.startswith(("old_", "protected_"))}
         for split, table in data.tables.items()
     }
+    found["processes"] = trainer.world_size
     found["skipped"] = {split: table.num_corrupt for split, table in data.tables.items()}
+    return found
+
+
+def fit_all_pairs(several: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Several jobs one after the other, in processes that have to import open_clip only once."""
+    environment, found = dict(os.environ), {}
+    with torch.random.fork_rng():
+        for name, job in several.items():
+            os.environ.update(environment)  # a Trainer that has ended takes WORLD_SIZE with it
+            found[name] = fit_pairs(job)
     return found
 
 

@@ -1,5 +1,10 @@
 """Every config of the project parses and trains two batches, on a small file of the layout it was written for."""
 
+import io
+import json
+import os
+import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +89,59 @@ def camelyon17(folder):
     (folder / "metadata.csv").write_text("\n".join(lines))
 
 
+def bdd100k(folder):
+    """BDD100K's layout: 4 images of every weather for training, 2 for validation; and two shards of pairs."""
+    for part, count in (("train", 24), ("val", 12)):
+        entries = []
+        for i in range(count):
+            weather = ["clear", "foggy", "overcast", "partly cloudy", "rainy", "snowy", "undefined"][i % 6 + (i == 5)]
+            picture(folder / f"images/100k/{part}/{i:04}.jpg", i)
+            entries.append({"name": f"{i:04}.jpg", "attributes": {"weather": weather, "scene": "highway"}})
+        (folder / "labels").mkdir(exist_ok=True)
+        (folder / f"labels/bdd100k_labels_images_{part}.json").write_text(json.dumps(entries))
+    image = (folder / "images/100k/train/0000.jpg").read_bytes()
+    for number in range(2):
+        with tarfile.open(folder / f"web-{number:04}.tar", "w") as shard:
+            for i in range(3):
+                for end, content in (("jpg", image), ("txt", b"fog on a street")):
+                    member = tarfile.TarInfo(f"{number}{i}.{end}")
+                    member.size = len(content)
+                    shard.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """Where the first stage on digits has run, briefly."""
+    folder, here = tmp_path_factory.mktemp("pretrained"), Path.cwd()
+    os.chdir(folder)
+    try:
+        quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.enable_progress_bar=false"]
+        assert (
+            run(["fit", "--config", str(CONFIGS / "continual_clip/digits_pretrain.yaml"), *quick, *SMALL_DIGITS]) == 0
+        )
+    finally:
+        os.chdir(here)
+    return folder
+
+
+SMALL_DIGITS = ["--data.num_train=200", "--data.num_test=60", "--data.batch_size=8"]
+SMALL_WEATHER = [
+    "--model.network.name=tiny", "--model.network.pretrained=null", "--data.model=tiny", "--data.pretrained=null",
+    "--data.batch_size=4", "--data.num_batches=2", "--data.samples_per_task=2", "--data.num_workers=0",
+    "--trainer.accelerator=cpu", "--trainer.precision=32",
+]  # fmt: skip
+
+
+def continual_arguments(config, folder, request):
+    if config.stem.startswith("bdd100k"):
+        bdd100k(folder)
+        pairs = [f"--data.pairs={folder}/web-{{0000..0001}}.tar"] if config.stem == "bdd100k_foggy_sonex" else []
+        return [f"--data.root={folder}", *pairs, *SMALL_WEATHER]
+    if config.stem != "digits_pretrain":  # they start from what it has left in runs
+        shutil.copytree(request.getfixturevalue("pretrained") / "runs", folder / "runs")
+    return SMALL_DIGITS + ([] if config.stem == "digits_pretrain" else ["--data.samples_per_task=2"])
+
+
 FOUR_BY_THREE = "[income, sex, {column: race, values: {White: w, Black: b}, other: o}]"  # 12 groups
 SMALL_IMAGES = [
     "--model.network.name=resnet18", "--model.network.pretrained=false", "--data.image_size=32",
@@ -106,7 +164,9 @@ def group_dro_arguments(config, folder):
     return arguments + (["--data.groups_per_batch=12"] if name == "adult_smd" else [])
 
 
-def data_arguments(config, folder):
+def data_arguments(config, folder, request):
+    if config.parent.name == "continual_clip":
+        return continual_arguments(config, folder, request)
     if config.parent.name == "group_dro":
         return group_dro_arguments(config, folder)
     if config.stem.startswith("synthetic"):
@@ -139,13 +199,16 @@ def test_there_are_configs_for_every_method_and_data_set():
         "sonex",
     )
     assert {f"adult_{m}" for m in methods} | {"celeba_sonex", "camelyon17_sonex"} <= names
+    methods = ("pretrain", "finetune", "sox", "sonx", "sonex", "alexr2")
+    assert {f"digits_{m}" for m in methods} <= names
+    assert {f"bdd100k_{w}_{m}" for w in ("foggy", "overcast") for m in ("sox", "sonex")} <= names
 
 
 @pytest.mark.parametrize("config", ALL_CONFIGS, ids=lambda c: f"{c.parent.name}/{c.stem}")
-def test_trains_two_batches(config, tmp_path, monkeypatch):
+def test_trains_two_batches(config, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     arguments = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.enable_progress_bar=false"]
-    code = run(["fit", "--config", str(config), *arguments, *data_arguments(config, tmp_path)])
+    code = run(["fit", "--config", str(config), *arguments, *data_arguments(config, tmp_path, request)])
     assert code == 0
     assert list(tmp_path.rglob("report.json"))
 

@@ -28,9 +28,12 @@ class BatchNetwork(nn.Module, ABC):
 
     Attributes:
         inputs: columns that only the network reads: objectives, constraints and metrics do not see them.
+        recomputes: whether the backward pass runs parts of the network again (gradient checkpointing), with the weights
+            that it has then.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("x",)
+    recomputes: bool = False
 
     @abstractmethod
     def forward(self, batch: Any) -> Any:

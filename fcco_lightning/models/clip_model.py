@@ -84,6 +84,7 @@ class CLIPModel(BatchNetwork):
         self._depths = {**images, **texts}
         _freeze(self.model, images, "freeze_image", freeze_image)
         _freeze(self.model, texts, "freeze_text", freeze_text)
+        self.recomputes = grad_checkpointing
         if grad_checkpointing:
             _checkpoint(self.model, name)
         # No buffer: averaged copies of a network pair buffers by position, and this one comes later.

@@ -90,7 +90,8 @@ class OuterFunction(ABC):
         """Raise :class:`ConfigError` naming ``needed_by`` if f is not convex."""
         if not self.convex:
             raise ConfigError(
-                f"{needed_by} needs a convex outer function, and {self!r} is not convex. Use SOX, SONX or SONEX for it."
+                f"{needed_by} needs a convex outer function, and {self!r} is not convex. Use SOX, SONX or SONEX for "
+                "it, or, where it is the objective's own, ALEXR2 with objective_gamma."
             )
 
 

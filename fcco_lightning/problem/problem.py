@@ -120,7 +120,7 @@ class Problem(nn.Module):
         ]
         self.terms = nn.ModuleList(terms)
         own = objective.sample_parameters
-        self.row_parameters = None if own is None else RowParameters(own, num_samples, self.processes, layout)
+        self.row_parameters = None if own is None else RowParameters(own, num_samples, self.processes, layout, dtype)
         if algorithm.keeps_rows and any(s.sharded for s in self.states):
             raise ConfigError(
                 f"{algorithm.name} keeps a second copy of all rows, which cannot be divided among processes. Use "

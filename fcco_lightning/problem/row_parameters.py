@@ -31,12 +31,20 @@ class RowParameters(nn.Module):
         num_rows: n.
         processes: that share the rows.
         layout: of the rows, see :class:`DualState`.
+        dtype: of the rows.
     """
 
-    def __init__(self, spec: SampleParameters, num_rows: int, processes: Processes, layout: Layout) -> None:
+    def __init__(
+        self,
+        spec: SampleParameters,
+        num_rows: int,
+        processes: Processes,
+        layout: Layout,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         self.spec = spec
-        self.state = DualState(num_rows, spec.width, torch.float32, processes, layout)
+        self.state = DualState(num_rows, spec.width, dtype, processes, layout)
         self._lent: tuple[Tensor, Tensor] | None = None
 
     def lend(self, batch: Batch) -> Batch:

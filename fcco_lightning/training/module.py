@@ -98,6 +98,12 @@ class FCCOModule(LightningModule):
         if gradient_clip_val is not None:
             positive("gradient_clip_val", gradient_clip_val)
         self.algorithm = algorithm or SONEX()
+        if self.algorithm.step.needs_previous_gradient and getattr(network, "recomputes", False):
+            raise ConfigError(
+                f"grad_checkpointing=True of {type(network).__name__} does not go with {self.algorithm.name}: its "
+                "gradient at the previous weights would be computed at the present ones. Set grad_checkpointing to "
+                "false, or use an algorithm without that gradient, such as SONEX."
+            )
         objective = objective or AUC()
         self.network, self.objective = network, objective.max_form() if self.algorithm.max_form else objective
         self.constraints, self.penalty = list(constraints), penalty
@@ -184,6 +190,8 @@ class FCCOModule(LightningModule):
                 self.penalty,
                 self.algorithm,
                 self.num_samples,
+                # as the Trainer is going to convert them, after a checkpoint's rows were loaded
+                torch.float64 if self.trainer.precision == "64-true" else torch.float32,
                 processes=self.processes,
                 layout=self.state_layout,
             )
