@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, seed_everything
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from fcco_lightning import CheckpointError, DataError, cli
+from fcco_lightning import CheckpointError, CLIPModel, ConfigError, DataError, cli
 from fcco_lightning.callbacks import Report
 from tests import jobs
 from tests.launch import launch, values
@@ -98,6 +98,27 @@ def test_every_algorithm_trains_from_where_it_is(algorithm, learn, make_trainer)
     if learn == "per_sample":
         rows = module.problem.row_parameters.state.rows
         assert (rows.nan_to_num(0.1) - 0.1).abs().max() > 1e-5
+
+
+def test_the_old_model_is_measured_in_the_precision_of_the_run(make_trainer):
+    watch = Watch()
+    trainer = make_trainer(max_epochs=1, precision="bf16-mixed", callbacks=[watch])
+    trainer.fit(jobs.pairs_module(), jobs.pairs_data({}))
+    assert {f[f"{kind}/{name}"] for f in watch.start.values() for kind in ("h", "change") for name in TASKS} == {0.0}
+    assert trainer.callback_metrics["train_worst_violation"] != 0
+
+
+def test_recomputing_in_the_backward_pass_changes_nothing(make_trainer):
+    """SONEX needs inner values at the previous weights, but no gradient there, as MSVR does."""
+    trained = []
+    for recompute in (False, True):
+        seed_everything(0, verbose=False)
+        module = jobs.pairs_module(network=CLIPModel("tiny", grad_checkpointing=recompute))
+        make_trainer(max_epochs=1).fit(module, jobs.pairs_data({}))
+        trained.append(dict(module.network.named_parameters()))
+    torch.testing.assert_close(*trained, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="grad_checkpointing=True of CLIPModel does not go with MSVR"):
+        jobs.pairs_module("MSVR", network=CLIPModel("tiny", grad_checkpointing=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- resume
