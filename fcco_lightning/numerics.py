@@ -1,6 +1,7 @@
-"""Small numerical kernels shared by the outer functions: simplex projection and monotone roots."""
+"""Small numerical kernels: simplex projection, monotone roots, a check for values that are not finite."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,3 +45,17 @@ def increasing_root(h: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) ->
         below = h(middle) < 0
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (low + high) / 2
+
+
+@torch.no_grad()
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no value of the tensors, of which there is one, is NaN or infinite; reads each once, and waits once.
+
+    A sum with a value that is not finite is not finite; where a sum of finite ones overflowed, all are looked at.
+    """
+    if tensors[0].device.type == "cpu":
+        if all(math.isfinite(t.sum()) for t in tensors):
+            return True
+    elif math.isfinite(torch.stack([n.float() for n in torch._foreach_norm(list(tensors))]).sum()):
+        return True
+    return bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())

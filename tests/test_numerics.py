@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from fcco_lightning.numerics import increasing_root, project_to_simplex
+from fcco_lightning.numerics import all_finite, increasing_root, project_to_simplex
 
 EXACT = 1e-12  # closed forms in float64
 SLSQP = 1e-6  # what the reference solver reaches
@@ -46,3 +46,15 @@ def test_root_at_the_ends_of_the_bracket():
     low, high = torch.zeros(1), torch.ones(1)
     assert increasing_root(lambda v: v + 0.0, low, high).item() == pytest.approx(0, abs=1e-6)
     assert increasing_root(lambda v: v - 1.0, low, high).item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_all_finite(bad):
+    good = [
+        torch.tensor([3.0, -1e300], dtype=torch.float64),
+        torch.zeros(()),
+        torch.full((4,), 3e38),
+    ]  # a sum overflows
+    assert all_finite(good)
+    assert not all_finite([*good, torch.tensor([[1.0, bad]])])
+    assert not all_finite([torch.tensor([float("inf"), -float("inf")])])

@@ -135,8 +135,13 @@ class GlobalContrastive(Objective):
             if self.temperature is not None:
                 tau = self.temperature().to(similarity.dtype)
             by_image = by_text = weights + similarity / tau
-        # in logarithms up to here: exp(s_ij / tau) alone would overflow
-        values = (torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1) - own / tau).double().exp()
+        # in logarithms, since exp(s_ij / tau) alone would overflow
+        share, _ = self._shares(size)
+        if share:  # pair i has the share weight / g_i of a softmax, which is one kernel where logsumexp is six
+            logs = math.log(share) - torch.stack([_own_share(by_image, 1), _own_share(by_text, 0)], dim=1)
+        else:
+            logs = torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1) - own / tau
+        values = logs.double().exp()
         if isinstance(tau, Tensor):
             values = torch.cat([values, tau.double().expand(size, 2)], dim=1)
         return Inner(batch["index"], values)
@@ -207,5 +212,12 @@ def similarities(outputs: Any) -> Tensor:
             "CLIPModel, and batches with the columns x and text."
         )
     wide = torch.promote_types(image.dtype, torch.float32)
+    if not torch.is_autocast_enabled(image.device.type):
+        return image.to(wide) @ text.to(wide).T
     with torch.autocast(image.device.type, enabled=False):
         return image.to(wide) @ text.to(wide).T
+
+
+def _own_share(logits: Tensor, dim: int) -> Tensor:
+    """Logarithm of the softmax of the diagonal."""
+    return logits.log_softmax(dim).diagonal()

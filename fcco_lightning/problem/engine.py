@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.numerics import all_finite
 from fcco_lightning.problem.forward import Elsewhere, InnerFunctions, Measured, RandomState
 from fcco_lightning.problem.problem import Problem
 from fcco_lightning.problem.union import unite
@@ -144,9 +145,9 @@ class Engine:
         step, backend = self.algorithm.step, self.backend
         mover = step.inner_optimizer or optimizer
         with step.at_iterate():
+            optimizer.zero_grad(set_to_none=True)  # before the forwards: their activations then have that memory
             now, before, weights = self._measure(batch)
             surrogate = self.problem.surrogate(now, before)
-            optimizer.zero_grad(set_to_none=True)
             if surrogate.value.requires_grad:
                 backend.backward(surrogate.value)
                 backend.synchronise(self.params)
@@ -195,7 +196,7 @@ class Engine:
 
     def _check_gradients(self) -> None:
         gradients = [p.grad for p in self.params if p.grad is not None]
-        if gradients and not bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all()):
+        if gradients and not all_finite(gradients):
             raise NonFiniteError(
                 "the gradient is not finite although the loss is; no row and no weight was changed. Look for a "
                 "function without derivative at a value that occurs, such as sqrt or norm at 0."

@@ -12,6 +12,7 @@ from fcco_lightning.constraints import Constraint, HingePenalty, Penalty
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.estimators import Estimator
+from fcco_lightning.numerics import all_finite
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.problem.forward import Measured
@@ -196,7 +197,7 @@ class Problem(nn.Module):
         # all terms are checked before the first is written, so that a bad batch changes no row of any
         new = [value, *([] if previous is None else [previous]), *(s.tracked.rows for _, s, _ in steps)]
         new += [] if rows is None else [rows.values]
-        if not bool(torch.stack([torch.isfinite(t).all() for t in new]).all()):
+        if not all_finite(new):
             raise NonFiniteError(
                 f"{self._blame(now)} is not finite; no row and no weight was changed. The scores or the features hold "
                 "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "

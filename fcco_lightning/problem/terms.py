@@ -71,7 +71,7 @@ class Term(nn.Module):
     ) -> TermStep:
         """Outer gradients and surrogate; nothing is written yet (see :meth:`commit`)."""
         if self.state is not None and not self.distinct:
-            self.state.checked_index(inner.index)  # before merging, so that an error names the batch's position
+            self.state.owns(inner.index)  # raises before merging, so that an error names the batch's position
         index, values = inner if self.distinct else merge_duplicates(*inner)
         before = None if previous is None else (previous.values if self.distinct else merge_duplicates(*previous)[1])
         sampling = Sampling(self.num_rows, index.numel())
@@ -107,4 +107,4 @@ class Term(nn.Module):
 
 def _pair(weights: Tensor, values: Tensor) -> Tensor:
     """``mean_i <y_i, g_i>``."""
-    return (weights.to(values.dtype) * values).sum(-1).mean()
+    return (weights.to(values.dtype) * values).sum() / len(values)

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_FEW = 1024
+
 
 def merge_duplicates(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Average the values of equal indices.
@@ -32,6 +34,9 @@ def _all_different(index: Tensor) -> bool:
     if index.device.type != "cpu":
         index = index.sort().values
         return not bool((index[1:] == index[:-1]).any())
+    if len(index) <= _FEW:  # little code: between two passes of a network nothing of it is in the caches
+        listed = index.tolist()
+        return len(set(listed)) == len(listed)
     numbers: NDArray[np.integer[Any]] = index.numpy()
     if numbers.size and numbers.min() >= 0 and numbers.max() < 2**31:
         numbers = numbers.astype(np.int32)  # numpy sorts them several times faster
