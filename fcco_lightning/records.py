@@ -9,9 +9,9 @@ Batch: TypeAlias = Mapping[str, Tensor]
 """Columns of one batch, all with the same first dimension B.  Tabular batches hold
 
 ``x`` (B, d) float32, ``y`` (B,) int64 in {0, 1}, ``group`` (B,) int64 in {0, 1} with 1 the favoured group, and
-``index`` (B,) int64: the position of the sample in the training split (the row of the dual state).  Image-text pairs hold
-``x`` (B, 3, H, W), ``text`` (B, L) int64 and ``index``.  Where several loaders contribute, a batch is a mapping of parts,
-each of them such a mapping with a B of its own, the objective's first.
+``index`` (B,) int64: the position of the sample in the training split (the row of the dual state).  Image-text pairs
+hold ``x`` (B, 3, H, W), ``text`` (B, L) int64 and ``index``.  Where several loaders contribute, a batch is a mapping of
+parts, each of them such a mapping with a B of its own, the objective's first.
 """
 
 

@@ -20,7 +20,7 @@ from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
-from fcco_lightning.models import BatchNetwork, ParameterGroup
+from fcco_lightning.models import BatchNetwork
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.problem import Engine, InnerFunctions, Problem, other_columns, outputs_of
 from fcco_lightning.state import DualState, Layout
@@ -33,7 +33,8 @@ from fcco_lightning.training.evaluation import (
     summarise,
 )
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
-from fcco_lightning.training.old_model import References, in_order
+from fcco_lightning.training.old_model import References
+from fcco_lightning.training.optimizers import build_optimizer
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
@@ -227,10 +228,8 @@ class FCCOModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule."""
         self._take_over_accumulation()
-        optimizer = self._make_optimizer()
+        optimizer = build_optimizer(self.optimizer, self.network, self.objective, self.objective_lr)
         self._typed = typed_hyperparameters(optimizer)
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")
         if self.scheduler is None:
             return optimizer
         if self.algorithm.sets_step_sizes:
@@ -250,24 +249,6 @@ class FCCOModule(LightningModule):
                 raise ConfigError("StepAtFractions needs to know the end of training: set --trainer.max_epochs.")
             scheduler.set_total(int(total))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-    def _make_optimizer(self) -> Optimizer:
-        """The optimizer over the groups of the network's parameters and, without decay, the objective's own."""
-        network, own = self.network, [p for p in self.objective.parameters() if p.requires_grad]
-        if isinstance(network, BatchNetwork):
-            groups = network.parameter_groups()
-        else:
-            groups = [ParameterGroup([p for p in network.parameters() if p.requires_grad])]
-        if own:
-            groups = [*groups, ParameterGroup(own, decay=False)]
-        optimizer = self.optimizer([{"params": g.params} for g in groups])
-        for group, wanted in zip(optimizer.param_groups, groups, strict=True):
-            group["lr"] *= wanted.lr_scale
-            for decay in set() if wanted.decay else {"weight_decay", "mu"} & set(group):
-                group[decay] = 0.0
-        if own and self.objective_lr is not None:
-            optimizer.param_groups[-1]["lr"] = self.objective_lr
-        return optimizer
 
     def _take_over_accumulation(self) -> None:
         """One update of w per K batches is what Lightning knows as accumulation; its counters then agree."""
@@ -313,19 +294,9 @@ class FCCOModule(LightningModule):
         if not hasattr(datamodule, "add_columns"):
             return
         if self._references is None and self.trainer.state.fn == "fit":
-            columns: dict[str, dict[str, Tensor]] = {}
-            for split, loader in datamodule.evaluation_loaders().items():
-                outputs, given = self.evaluate(loader)
-                measured = self.evaluation.reference(outputs, given)
-                for constraint in self.constraints:
-                    measured |= constraint.reference(outputs, given)
-                size = len(datamodule.tables[split])
-                columns[split] = {name: in_order(c, given["index"], size) for name, c in measured.items()}
-            self._references = References(datamodule.references(), columns)
+            self._references = References.measured(datamodule, self.evaluate, [self.evaluation, *self.constraints])
         if self._references is not None:
-            self._references.check(datamodule.references())
-            for split, found in self._references.columns.items():
-                datamodule.add_columns(split, found)
+            self._references.tell(datamodule)
 
     @property
     def _raw_optimizer(self) -> Optimizer:

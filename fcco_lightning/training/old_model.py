@@ -1,11 +1,18 @@
 """What is remembered of the model from which training started."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.records import Batch
+
+
+class Remembers(Protocol):
+    """Constraints and evaluations."""
+
+    def reference(self, outputs: Any, batch: Batch, /) -> dict[str, Tensor]: ...
 
 
 def in_order(values: Tensor, index: Tensor, size: int) -> Tensor:
@@ -25,6 +32,38 @@ class References(NamedTuple):
 
     of: Mapping[str, str]
     columns: Mapping[str, Mapping[str, Tensor]]
+
+    @classmethod
+    def measured(
+        cls,
+        datamodule: Any,
+        evaluate: Callable[[Any], tuple[Tensor, dict[str, Tensor]]],
+        parts: Sequence[Remembers],
+    ) -> "References":
+        """What ``parts`` want to remember of every split that ``datamodule`` evaluates.
+
+        Args:
+            datamodule: with ``evaluation_loaders()``, ``tables`` and ``references()``.
+            evaluate: loader -> outputs and columns of its whole split.
+            parts: constraints and the evaluation.
+        """
+        columns: dict[str, dict[str, Tensor]] = {}
+        for split, loader in datamodule.evaluation_loaders().items():
+            outputs, given = evaluate(loader)
+            found = {name: c for part in parts for name, c in part.reference(outputs, given).items()}
+            size = len(datamodule.tables[split])
+            columns[split] = {name: in_order(c, given["index"], size) for name, c in found.items()}
+        return cls(datamodule.references(), columns)
+
+    def tell(self, datamodule: Any) -> None:
+        """Make the columns part of the data.
+
+        Raises:
+            CheckpointError: if they belong to other data.
+        """
+        self.check(datamodule.references())
+        for split, found in self.columns.items():
+            datamodule.add_columns(split, found)
 
     def check(self, data: Mapping[str, str]) -> None:
         """Raise unless the columns are of these data.
