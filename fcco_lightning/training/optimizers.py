@@ -1,0 +1,45 @@
+"""The user's optimizer over all parameters that a module trains."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.models import BatchNetwork, ParameterGroup
+from fcco_lightning.objectives import Objective
+
+_DECAYS = ("weight_decay", "mu")  # what optimizers call it: torch's, and ProximalSGD
+
+
+def build_optimizer(
+    make: Callable[[Iterable[Any]], Optimizer], network: nn.Module, objective: Objective, objective_lr: float | None
+) -> Optimizer:
+    """One group for each of the network's :class:`ParameterGroup`, and one, without decay, for the objective's own.
+
+    Args:
+        make: the user's choice; what it sets holds for all groups, but for factors on the step size and no decay.
+        network: whose parameters are trained.
+        objective: whose parameters (a threshold, a temperature) are trained along.
+        objective_lr: their step size; None for the network's.
+
+    Raises:
+        ConfigError: if it is an optimizer that evaluates a batch several times.
+    """
+    if isinstance(network, BatchNetwork):
+        groups = network.parameter_groups()
+    else:
+        groups = [ParameterGroup([p for p in network.parameters() if p.requires_grad])]
+    own = [p for p in objective.parameters() if p.requires_grad]
+    if own:
+        groups = [*groups, ParameterGroup(own, decay=False)]
+    optimizer = make([{"params": g.params} for g in groups])
+    if type(optimizer).__name__ == "LBFGS":
+        raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")
+    for group, wanted in zip(optimizer.param_groups, groups, strict=True):
+        group["lr"] *= wanted.lr_scale
+        group.update({name: 0.0 for name in _DECAYS if name in group and not wanted.decay})
+    if own and objective_lr is not None:
+        optimizer.param_groups[-1]["lr"] = objective_lr
+    return optimizer
