@@ -45,15 +45,21 @@ class MeanAtMost(Constraint):
         kappa: the cap.
         where: the subset, as column -> value; all samples if empty.
         name: in logs and pictures.
+        part: which loader's samples, where several contribute to a batch; None for the objective's.
     """
 
     width = 1
 
     def __init__(
-        self, quantity: Quantity, kappa: float, where: dict[str, int] | None = None, name: str = "mean"
+        self,
+        quantity: Quantity,
+        kappa: float,
+        where: dict[str, int] | None = None,
+        name: str = "mean",
+        part: str | None = None,
     ) -> None:
         self.quantity, self.where, self.kappa = quantity, dict(where or {}), finite("kappa", kappa)
-        self.names = [name]
+        self.names, self.part = [name], part
 
     def inner(self, outputs: Tensor, batch: Batch) -> Inner:
         chosen = self.quantity(outputs, batch)[select(self.where, batch)]
@@ -80,6 +86,7 @@ class MeanDifferenceAtMost(Constraint):
         where_a: first subset, as column -> value.
         where_b: second subset.
         name: in logs and pictures.
+        part: which loader's samples, where several contribute to a batch; None for the objective's.
     """
 
     width = 2
@@ -91,12 +98,13 @@ class MeanDifferenceAtMost(Constraint):
         where_a: dict[str, int],
         where_b: dict[str, int],
         name: str = "difference",
+        part: str | None = None,
     ) -> None:
         if where_a == where_b:
             raise ConfigError(f"where_a and where_b are the same subset {where_a!r}: the difference is always 0.")
         self.quantity, self.where_a, self.where_b = quantity, dict(where_a), dict(where_b)
         self.kappa = non_negative("kappa", kappa)
-        self.names = [name]
+        self.names, self.part = [name], part
 
     def inner(self, outputs: Tensor, batch: Batch) -> Inner:
         q = self.quantity(outputs, batch)
