@@ -48,7 +48,9 @@ def main() -> None:
     if weights.exists():
         print(f"pretrained already: {weights}")
     else:
-        fit("digits_pretrain", weights.parent, given.seed, "--checkpoint.dirpath", str(weights.parent))
+        part = weights.parent.with_suffix(".part")  # renamed once it is complete
+        fit("digits_pretrain", part, given.seed, "--checkpoint.dirpath", str(part))
+        part.rename(weights.parent)
     for method in METHODS:
         start = ["--model.network.pretrained", str(weights), "--checkpoint.dirpath", str(given.out / method)]
         fit(f"digits_{method}", given.out / method, given.seed, *start)

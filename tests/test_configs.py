@@ -135,8 +135,7 @@ SMALL_WEATHER = [
 def continual_arguments(config, folder, request):
     if config.stem.startswith("bdd100k"):
         bdd100k(folder)
-        pairs = [f"--data.pairs={folder}/web-{{0000..0001}}.tar"] if config.stem == "bdd100k_foggy_sonex" else []
-        return [f"--data.root={folder}", *pairs, *SMALL_WEATHER]
+        return [f"--data.root={folder}", f"--data.pairs={folder}/web-{{0000..0001}}.tar", *SMALL_WEATHER]
     if config.stem != "digits_pretrain":  # they start from what it has left in runs
         shutil.copytree(request.getfixturevalue("pretrained") / "runs", folder / "runs")
     return SMALL_DIGITS + ([] if config.stem == "digits_pretrain" else ["--data.samples_per_task=2"])

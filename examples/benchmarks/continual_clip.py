@@ -21,7 +21,7 @@ from typing import Any
 from runs import CONFIGS, Job, run_all, seconds, table, value
 
 METHODS = ("finetune", "sox", "sonex", "sonx", "alexr2")
-GRIDS = {  # the part of the grids of 004 F.3 in which something is learnt, the same number of values for each
+GRIDS = {  # around the least values of the grids of 004 F.3, above which little is learnt; as many for each
     "sox": [1.0, 2.0, 5.0, 20.0],
     "sonex": [0.1, 0.25, 0.5, 1.0],
     "sonx": [0.1, 0.25, 0.5, 1.0],
@@ -45,8 +45,10 @@ def pretrain(given: tuple[int, Path]) -> Path:
         arguments = ["fit", "--config", str(CONFIGS / "continual_clip" / "digits_pretrain.yaml")]
         arguments += ["--seed_everything", str(seed), "--data.seed", str(seed), "--report.enabled", "false"]
         arguments += ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
-        if run([*arguments, "--checkpoint.dirpath", str(weights.parent), "--trainer.limit_val_batches", "0"]):
+        part = weights.parent.with_suffix(".part")  # renamed once it is complete
+        if run([*arguments, "--checkpoint.dirpath", str(part), "--trainer.limit_val_batches", "0"]):
             raise SystemExit(f"pretraining of seed {seed} failed")
+        part.rename(weights.parent)
     return weights
 
 

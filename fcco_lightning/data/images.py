@@ -253,6 +253,7 @@ def image_transform(
     augment: bool | Mapping[str, Any] = False,
     crop_pct: float = 0.875,
     interpolation: str = "bilinear",
+    crop_mode: Literal["center", "squash", "border"] = "center",
 ) -> Callable[[Any], Tensor]:
     """Return a transform of timm: PIL image in RGB -> float32 tensor of shape (3, size, size).
 
@@ -265,6 +266,8 @@ def image_transform(
             ``timm.data.create_transform``, such as ``{"scale": [0.7, 1.0], "color_jitter": 0.0}``.
         crop_pct: side of the centre crop as a share of the shorter side, in (0, 1].
         interpolation: "bilinear", "bicubic" or "nearest".
+        crop_mode: what becomes of images that are not square: "center" cuts off their ends, "squash" squeezes them,
+            "border" puts them between borders.
 
     Raises:
         ConfigError: if an argument is out of range, or timm refuses it.
@@ -284,6 +287,7 @@ def image_transform(
             std=tuple(std),
             crop_pct=crop_pct,
             interpolation=interpolation,
+            crop_mode=crop_mode,
             **options,
         )
     except (TypeError, KeyError) as error:

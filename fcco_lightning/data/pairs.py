@@ -286,6 +286,12 @@ def _from_files(source: Sequence[Any], image: str | None, caption: str | None) -
     else:
         read = _loaded(lambda d: d.load_dataset("parquet", data_files=paths, split="train"), source)
     images, captions = _from_dataset(read, image, caption, source)
+    folders = {Path(path).parent for path in paths}
+    if len(folders) > 1 and isinstance(images[0], str) and not Path(images[0]).is_absolute():
+        raise DataError(
+            f"pairs={_short(source)} lie in {len(folders)} folders and name their images by relative paths, such as "
+            f"{images[0]!r}. Give a source for each folder."
+        )
     return FilesIn(images, folder), captions
 
 

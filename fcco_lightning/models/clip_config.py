@@ -33,6 +33,7 @@ class CLIPConfig:
         mean: what is subtracted of the three channels, whose values lie in [0, 1].
         std: what they are divided by afterwards.
         interpolation: how images are resized: "bicubic" or "bilinear".
+        resize_mode: to a square by its centre ("shortest"), by squeezing ("squash"), or by a border ("longest").
         context_length: tokens of a text, padding included.
         vocab_size: number of token ids 0..vocab_size-1.
         embed_dim: length d of an embedding.
@@ -51,6 +52,7 @@ class CLIPConfig:
     embed_dim: int
     model: dict[str, Any]
     tokenizer: str = "open_clip"
+    resize_mode: str = "shortest"
 
 
 class ByteTokenizer:
@@ -89,7 +91,7 @@ def clip_config(name: str, pretrained: str | None = None) -> CLIPConfig:
     """Return the architecture ``name`` and how its images and texts are prepared.
 
     Args:
-        name: a name of ``open_clip.list_models()`` ("ViT-B-16", "ViT-B-32-quickgelu"), "tiny" (330 thousand
+        name: a name of ``open_clip.list_models()`` ("ViT-B-16", "ViT-B-32-quickgelu"), "tiny" (280 thousand
             parameters, images of 16 x 16 pixels, texts as bytes: for tests and demonstrations), or the path of a
             .json file in open_clip's form: the architecture alone, or as the hub stores it with ``model_cfg`` and
             ``preprocess_cfg``.  ``"tokenizer": "bytes"`` at the top of a file asks for :class:`ByteTokenizer`.
@@ -118,6 +120,7 @@ def clip_config(name: str, pretrained: str | None = None) -> CLIPConfig:
             embed_dim=int(model["embed_dim"]),
             model=json.loads(json.dumps(model)),  # a copy all the way down, so that nobody changes anybody's model
             tokenizer=kind,
+            resize_mode=preprocess["resize_mode"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -198,6 +201,7 @@ def _preprocess(name: str, pretrained: str | None) -> dict[str, Any]:
     """What images need: for the weights of the tag, else for the first ones that open_clip lists for the model."""
     default = {
         "interpolation": "bicubic",
+        "resize_mode": "shortest",
         "mean": (0.48145466, 0.4578275, 0.40821073),
         "std": (0.26862954, 0.26130258, 0.27577711),
     }

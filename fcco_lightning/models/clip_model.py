@@ -74,6 +74,7 @@ class CLIPModel(BatchNetwork):
             raise ConfigError("freeze_image=True and freeze_text=True leave nothing to train. Leave one of them out.")
         self.freeze_image, self.freeze_text = freeze_image, freeze_text
         self.config = clip_config(name, pretrained)
+        self._from_file = pretrained is not None and Path(pretrained).is_file()
         self.model = _created(self.config)
         if pretrained is not None:
             _load(self.model, self.config, pretrained)
@@ -129,7 +130,9 @@ class CLIPModel(BatchNetwork):
         Raises:
             ConfigError: if its images or texts are prepared for another architecture, or the prompts have another form.
         """
-        for name in ("image_size", "context_length", "mean", "std"):
+        # of weights in a file nobody knows what images they were trained on
+        known = () if self._from_file else ("mean", "std", "interpolation", "resize_mode")
+        for name in ("image_size", "context_length", *known):
             theirs, ours = getattr(datamodule, name, None), getattr(self.config, name)
             if theirs is not None and theirs != ours:
                 raise ConfigError(_another(name, theirs, self.config))
@@ -213,7 +216,8 @@ class CLIPModel(BatchNetwork):
                 "class_tokens. Use one that describes its classes by prompts, such as ContinualCLIPDataModule."
             )
         if self._class_tokens.device != device:
-            self._class_tokens = self._class_tokens.to(device)
+            with torch.inference_mode(False):  # training may go on with them
+                self._class_tokens = self._class_tokens.to(device)
         return self._class_tokens
 
 
@@ -265,7 +269,8 @@ def _in_one_call(encode: Callable[[Tensor], Tensor], inputs: dict[Any, Tensor]) 
 def _another(name: str, value: Any, config: CLIPConfig) -> str:
     return (
         f"The datamodule's {name} is {value}, that of {config.name!r} is {getattr(config, name)}: they are made for "
-        "different architectures. Give data.model the same name as model.network.name."
+        "different architectures, or for other weights. Give data.model the same name as model.network.name, and "
+        "data.pretrained the same tag as model.network.pretrained."
     )
 
 

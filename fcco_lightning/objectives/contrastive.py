@@ -99,7 +99,7 @@ class GlobalContrastive(Objective):
             self.sample_parameters = SampleParameters("tau", 2, tau, least, most, above_zero("tau_lr", tau_lr))
         self.learnt = learn != "no"
         self.width = 4 if self.learnt else 2
-        self.outer: OuterFunction = self._outer(math.exp(-2 / self.tau), rho)
+        self.outer: OuterFunction = self._outer(math.exp(-2 / (tau_min if self.learnt else self.tau)), rho)
         self.rho = rho
         self._num_samples: int | None = None
         self._weights: Tensor | None = None
@@ -124,8 +124,6 @@ class GlobalContrastive(Objective):
         """
         similarity = similarities(outputs)
         size = len(similarity)
-        if size < 2:
-            raise DataError(f"a contrastive loss needs at least 2 pairs in a batch, got {size}. Raise batch_size.")
         weights, own = self._log_weights(similarity), similarity.diagonal().unsqueeze(1)
         tau: Tensor | float = self.tau
         if self.sample_parameters is not None:
@@ -203,7 +201,7 @@ def similarities(outputs: Any) -> Tensor:
     """S = (s_ij), shape (B, B), at least in float32 also under autocast: 1/tau magnifies whatever is rounded away.
 
     Raises:
-        DataError: if ``outputs`` are not embeddings of as many images as texts.
+        DataError: if ``outputs`` are not embeddings of as many images as texts, or of fewer than two.
     """
     image, text = outputs if isinstance(outputs, tuple) and len(outputs) == 2 else (None, None)
     if not isinstance(image, Tensor) or not isinstance(text, Tensor) or image.dim() != 2 or image.shape != text.shape:
@@ -211,6 +209,8 @@ def similarities(outputs: Any) -> Tensor:
             "a contrastive loss needs a network that returns embeddings of images and texts, both (B, d). Use "
             "CLIPModel, and batches with the columns x and text."
         )
+    if len(image) < 2:
+        raise DataError(f"a contrastive loss needs at least 2 pairs in a batch, got {len(image)}. Raise batch_size.")
     wide = torch.promote_types(image.dtype, torch.float32)
     if not torch.is_autocast_enabled(image.device.type):
         return image.to(wide) @ text.to(wide).T

@@ -184,9 +184,10 @@ class DualState(nn.Module):
         self._brought = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = self.rows
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.rows.dtype in (torch.float16, torch.bfloat16):
-            self.rows = self.rows.float()  # averages of thousands of steps do not survive 8 or 11 bits
+            self.rows = kept.to(self.rows.device)  # averages of thousands of steps do not survive 8 or 11 bits
         return self
 
     def rewritten(self) -> None:

@@ -33,7 +33,7 @@ from fcco_lightning.training.evaluation import (
     summarise,
 )
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
-from fcco_lightning.training.old_model import References
+from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.row_checkpoints import install, load
@@ -172,6 +172,8 @@ class FCCOModule(LightningModule):
                 self._make_problem(datamodule)
         if stage == "fit":
             require_same_everywhere(self.processes, self._description(datamodule))
+        else:
+            self._know_old_model()
 
     def _make_problem(self, datamodule: LightningDataModule | None) -> None:
         n = getattr(datamodule, "num_train", None) or self.num_samples
@@ -294,9 +296,16 @@ class FCCOModule(LightningModule):
         if not hasattr(datamodule, "add_columns"):
             return
         if self._references is None and self.trainer.state.fn == "fit":
-            self._references = References.measured(datamodule, self.evaluate, [self.evaluation, *self.constraints])
+            parts: list[Remembers] = [self.evaluation, *self.constraints]
+            self._references = References.measured(datamodule, self.evaluate, parts, self._measuring(datamodule))
         if self._references is not None:
-            self._references.tell(datamodule)
+            self._references.tell(datamodule, self._measuring(datamodule))
+
+    def _measuring(self, datamodule: Any) -> dict[str, str]:
+        """What the old model is measured on, and how."""
+        losses = [(type(c.loss).__name__, plain_values(c.loss)) for c in self.constraints if hasattr(c, "loss")]
+        scale = getattr(self.network, "class_temperature", None)
+        return {**datamodule.references(), "loss": f"{losses}, class_temperature {scale}"}
 
     @property
     def _raw_optimizer(self) -> Optimizer:
@@ -393,13 +402,7 @@ class FCCOModule(LightningModule):
 
     def on_validation_start(self) -> None:
         """All processes evaluate the same network."""
-        if self.trainer.state.fn == "validate":
-            self._know_old_model()
         self._share_statistics()
-
-    def on_test_start(self) -> None:
-        """What the checkpoint remembers of the old model belongs to the data."""
-        self._know_old_model()
 
     def _share_statistics(self) -> None:
         """Average what BatchNorm has seen: each process has updated its own running statistics."""
@@ -514,7 +517,7 @@ class FCCOModule(LightningModule):
         references = None if stored.get("references") is None else References(*stored["references"])
         datamodule: Any = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
         if references is not None and hasattr(datamodule, "references"):
-            references.check(datamodule.references())
+            references.check(self._measuring(datamodule))
         if self.problem is None or self._trainer is None or self.trainer.state.fn != "fit":
             # evaluation needs the weights only
             weights = checkpoint["state_dict"]
@@ -522,6 +525,8 @@ class FCCOModule(LightningModule):
                 del weights[name]
             checkpoint["state_dict"] = weights | self._own_rows()
             self._references = references
+            if self._trainer is not None:
+                self._know_old_model()  # before the workers of the loaders copy the data
             return
         if stored["algorithm"] != self.algorithm.name:
             raise CheckpointError(

@@ -26,7 +26,8 @@ class References(NamedTuple):
     """Columns measured with the old model, and the data that they belong to.
 
     Attributes:
-        of: split -> what identifies its samples and tasks, as the datamodule's ``references()`` says.
+        of: split -> what identifies its samples and tasks, as the datamodule's ``references()`` says; and "loss": how
+            they were measured.
         columns: split -> name -> tensor (n,) in the order of the split.
     """
 
@@ -39,13 +40,15 @@ class References(NamedTuple):
         datamodule: Any,
         evaluate: Callable[[Any], tuple[Tensor, dict[str, Tensor]]],
         parts: Sequence[Remembers],
+        of: Mapping[str, str],
     ) -> "References":
         """What ``parts`` want to remember of every split that ``datamodule`` evaluates.
 
         Args:
-            datamodule: with ``evaluation_loaders()``, ``tables`` and ``references()``.
+            datamodule: with ``evaluation_loaders()`` and ``tables``.
             evaluate: loader -> outputs and columns of its whole split.
             parts: constraints and the evaluation.
+            of: what is measured, and how.
         """
         columns: dict[str, dict[str, Tensor]] = {}
         for split, loader in datamodule.evaluation_loaders().items():
@@ -53,28 +56,30 @@ class References(NamedTuple):
             found = {name: c for part in parts for name, c in part.reference(outputs, given).items()}
             size = len(datamodule.tables[split])
             columns[split] = {name: in_order(c, given["index"], size) for name, c in found.items()}
-        return cls(datamodule.references(), columns)
+        return cls(of, columns)
 
-    def tell(self, datamodule: Any) -> None:
+    def tell(self, datamodule: Any, of: Mapping[str, str]) -> None:
         """Make the columns part of the data.
 
         Raises:
-            CheckpointError: if they belong to other data.
+            CheckpointError: if they belong to other data, or were measured otherwise than ``of`` says.
         """
-        self.check(datamodule.references())
+        self.check(of)
         for split, found in self.columns.items():
             datamodule.add_columns(split, found)
 
-    def check(self, data: Mapping[str, str]) -> None:
-        """Raise unless the columns are of these data.
+    def check(self, of: Mapping[str, str]) -> None:
+        """Raise unless the columns are of these data, measured this way.
 
         Raises:
-            CheckpointError: naming the split and both identities.
+            CheckpointError: naming the split, or the loss, and both identities.
         """
-        for split, own in self.of.items():
-            if data.get(split) != own:
-                raise CheckpointError(
-                    f"the checkpoint remembers the old model's losses on other tasks or data: its {split} split is "
-                    f"{own}, this run's {data.get(split, 'absent')}. Use the same data, classes and protected tasks, "
-                    "or start afresh from the checkpoint's weights (CLIPModel's `pretrained`)."
-                )
+        for name, own in self.of.items():
+            if of.get(name) == own:
+                continue
+            what = "with another loss: it" if name == "loss" else f"on other tasks or data: its {name} split"
+            raise CheckpointError(
+                f"the checkpoint (or the fit before) remembers the old model's losses {what} is {own}, this run's "
+                f"{of.get(name, 'absent')}. Use the same data, classes, protected tasks and loss, or start afresh from "
+                "the checkpoint's weights (CLIPModel's `pretrained`) with a new FCCOModule."
+            )

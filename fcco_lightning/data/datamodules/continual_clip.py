@@ -29,6 +29,12 @@ from fcco_lightning.models.clip_config import clip_config, tokenizer
 
 _PAIRS = "pairs"  # the table that is trained on and never evaluated
 _AUGMENT = {"scale": (0.9, 1.0), "hflip": 0.0, "color_jitter": None}  # what open_clip trains with
+_CROP_MODES: dict[str, Literal["center", "squash", "border"]] = {
+    "shortest": "center",
+    "squash": "squash",
+    "longest": "border",
+}
+_LOOKED_AT = 64  # images whose contents tell a data set without file names from others
 
 
 class ContinualCLIPDataModule(SplitDataModule):
@@ -69,7 +75,8 @@ class ContinualCLIPDataModule(SplitDataModule):
         classes: classes to tell apart, in this order; images of others are left out.  None for all classes of the
             training images, sorted.
         class_names: class -> what it is called in prompts and captions; others are called as in the table.
-        templates: prompts of a class, each with one {} for its name; their embeddings are averaged.
+        templates: prompts of a class, each with one {} for its name; their embeddings are averaged.  In training all
+            prompts of all classes go through the text tower in every step, unless it is frozen.
         target: classes to be learnt.
         protected: classes to be kept, each a task; None for all but ``target``, [] for none.
         target_pairs: whether the training images of ``target`` become pairs as well.
@@ -90,6 +97,8 @@ class ContinualCLIPDataModule(SplitDataModule):
         image_size: pixels S of a side of ``x``.
         mean: what is subtracted of the channels of ``x``.
         std: what they are divided by afterwards.
+        interpolation: how images are resized.
+        resize_mode: what becomes of images that are not square, in open_clip's words.
         context_length: tokens L of a text.
         vocab_size: number of token ids.
         target_names: the target classes.
@@ -167,6 +176,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self.config = clip_config(model, pretrained)
         self.image_size, self.vocab_size = self.config.image_size, self.config.vocab_size
         self.mean, self.std = self.config.mean, self.config.std
+        self.interpolation, self.resize_mode = self.config.interpolation, self.config.resize_mode
         self.context_length = self.config.context_length
         self._plain, self._random = self._transform(augment=False), self._transform(augment=augment)
         self._tokenizer = tokenizer(self.config)
@@ -275,9 +285,11 @@ class ContinualCLIPDataModule(SplitDataModule):
         return frame, FilesIn(images, self._origin.root or "")
 
     def _image_names(self, images: Any, rows: Tensor) -> list[str]:
-        """Return what tells images apart from others without reading them: their paths, where they are files."""
-        files = images.images if isinstance(images, FilesIn) else None
-        return [str(files[row]) for row in rows.tolist()] if isinstance(files, list) else []
+        """Return what tells images apart from others: their paths, or the contents of some that are no files."""
+        files = images.images if isinstance(images, FilesIn) else images
+        if isinstance(files, list):
+            return [str(files[row]) for row in rows.tolist()]
+        return [_identity(files[int(row)]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
 
     def _own_pairs(self, y: Tensor) -> Tensor:
         """Return which training images become pairs, given their classes ``y`` (n,)."""
@@ -346,8 +358,13 @@ class ContinualCLIPDataModule(SplitDataModule):
                 f"There are no pairs to learn from: no pairs are given, and none of the training images is of the "
                 f"target classes {self.target_names}, or target_pairs is off. Pass pairs=..., or name a target."
             )
-        flat = (text for caption in captions for text in ([caption] if isinstance(caption, str) else caption))
-        self._digests[_PAIRS] = _digest([str(len(images)), *flat])
+        texts = [text for caption in captions for text in ([caption] if isinstance(caption, str) else caption)]
+        if len(images) > 1 and len(set(texts)) == 1:
+            raise DataError(
+                f"All {len(images)} pairs have the caption {texts[0]!r}: there is nothing to contrast. Pass more pairs "
+                "(pairs=...), or several caption_templates."
+            )
+        self._digests[_PAIRS] = _digest([str(len(images)), *texts])
         return PairTable(
             images,
             captions,
@@ -439,12 +456,19 @@ class ContinualCLIPDataModule(SplitDataModule):
         random = augment if augment is False else _AUGMENT | (augment if isinstance(augment, dict) else {})
         made = self.config
         return image_transform(
-            made.image_size, made.mean, made.std, augment=random, crop_pct=1.0, interpolation=made.interpolation
+            made.image_size,
+            made.mean,
+            made.std,
+            augment=random,
+            crop_pct=1.0,
+            interpolation=made.interpolation,
+            crop_mode=_CROP_MODES[made.resize_mode],
         )
 
     def _seen(self) -> tuple[Any, ...]:
         """Return what the images of evaluation look like."""
-        return self.config.image_size, self.config.mean, self.config.std, self.config.interpolation, self.corrupt
+        made = self.config
+        return made.image_size, made.mean, made.std, made.interpolation, made.resize_mode, self.corrupt
 
     def _batch_settings(self) -> tuple[Any, ...]:
         sampling = self.batch_size, self.tasks_per_batch, self.samples_per_task, self.num_batches
@@ -612,6 +636,14 @@ def _positions(labels: pd.Series, names: Sequence[str]) -> Tensor:
     """Return the place of every label among ``names``, or -1, shape (n,), int64."""
     place = {name: i for i, name in enumerate(names)}
     return torch.tensor([place.get(label, -1) for label in labels], dtype=torch.int64)
+
+
+def _identity(stored: Any) -> str:
+    """A digest of an image as it is stored: a file's bytes or path, or pixels."""
+    if isinstance(stored, Mapping):
+        stored = stored["path"] if stored.get("bytes") is None else stored["bytes"]
+    content = stored.tobytes() if hasattr(stored, "tobytes") else stored
+    return hashlib.sha256(content if isinstance(content, bytes) else str(content).encode()).hexdigest()[:16]
 
 
 def _digest(texts: Iterable[str]) -> str:
