@@ -78,3 +78,12 @@ def test_bad_batches():
             of_tasks("a", "b").inner(LOGITS, {n: c for n, c in BATCH.items() if n != column})
     with pytest.raises(DataError, match="task must be < 1"):
         of_tasks("a").inner(LOGITS, BATCH)
+
+
+def test_samples_that_the_old_model_could_not_see_count_nowhere():
+    old = torch.tensor([0.1, 9.0, float("nan"), 9.0, 0.5, 0.7])
+    index, values = of_tasks("a", "b").inner(LOGITS, BATCH | {"protected_loss": old})
+    alone = {name: column[[0, 1, 3, 4, 5]] for name, column in BATCH.items()}
+    _, expected = of_tasks("a", "b").inner(LOGITS[[0, 1, 3, 4, 5]], alone)
+    assert index.tolist() == [0, 1]
+    assert torch.equal(values, expected)

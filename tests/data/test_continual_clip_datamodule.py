@@ -327,6 +327,17 @@ def test_references_tell_data_and_prompts_apart(make, folder, table):
     assert (other["train"] == first["train"], other["test"] == first["test"]) == (True, False)
 
 
+def test_references_tell_images_apart_that_have_no_names(make, table):
+    def references(first):
+        content = {"image": [image(first + i) for i in range(len(table))], "weather": list(table.weather)}
+        data = datasets.Dataset.from_dict(content | {"split": list(table.split)})
+        data = data.cast_column("image", datasets.Image())
+        return make(root=None, layout="datasets", source=data).references()
+
+    assert references(0) == references(0)
+    assert not set(references(0).values()) & set(references(100).values())
+
+
 def test_checkpoints_of_other_pairs_are_refused(make, web):
     state = make(pairs=web).state_dict()
     same = make(setup=False, pairs=web)
@@ -392,6 +403,7 @@ def test_refuses_arguments(make, changes, message):
         ({"classes": None, "target": [], "protected": ["cloudy"]}, r"No labelled image is of class 'cloudy'"),
         ({"target": []}, "There are no pairs to learn from"),
         ({"target_pairs": False}, "There are no pairs to learn from"),
+        ({"templates": ["a {} day."]}, "All 9 pairs have the caption 'a overcast day.': there is nothing to contrast"),
     ],
 )
 def test_refuses_data(make, changes, message):

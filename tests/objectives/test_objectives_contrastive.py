@@ -321,10 +321,25 @@ def test_bad_outputs():
     for outputs in (torch.zeros(N, D), (torch.zeros(N, D), torch.zeros(N, D + 1)), (torch.zeros(N), torch.zeros(N))):
         with pytest.raises(DataError, match="embeddings of images and texts"):
             objective.inner(outputs, index)
+    for loss in (InfoNCE().direct, objective.inner):
+        with pytest.raises(DataError, match="at least 2 pairs"):
+            loss(take(embeddings(), torch.tensor([0])), {"index": torch.tensor([0])})
     with pytest.raises(DataError, match="at least 2 pairs"):
         objective.inner(take(embeddings(), torch.tensor([0])), {"index": torch.tensor([0])})
     with pytest.raises(ConfigError, match="number of pairs"):
         GlobalContrastive().inner(embeddings(), index)
+
+
+def test_inner_values_are_bounded_below_by_what_they_can_be():
+    """By 1/n where a pair is its own negative; else by exp(-2 / tau) of the smallest tau."""
+    for arguments, least in (
+        ({"positive": "none"}, math.exp(-2 / 0.05)),
+        ({"positive": "none", "learn": "global", "tau_min": 0.01}, math.exp(-2 / 0.01)),
+        ({"positive": "dataset", "learn": "per_sample"}, 1 / 50),
+    ):
+        objective = GlobalContrastive(0.05, **arguments)
+        objective.num_rows(50)
+        assert objective.outer.floor == pytest.approx(least)
 
 
 def test_rows_are_in_double_precision():

@@ -195,3 +195,13 @@ def test_another_format_version_is_refused():
     stored["_extra_state"] = {"version": 99}
     with pytest.raises(CheckpointError, match="format version 99"):
         filled().load_state_dict(stored)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_modules_of_half_precision_keep_the_rows_as_they_are(dtype):
+    """Contrastive losses remember values up to 1e200, which no smaller type holds."""
+    parent = torch.nn.Sequential(DualState(2, 1, torch.float64))
+    parent[0].write(torch.tensor([0]), torch.tensor([[1e200 / 3]], dtype=torch.float64))
+    parent.to(dtype)
+    assert parent[0].rows.dtype == torch.float64
+    assert parent[0].rows[0].item() == 1e200 / 3

@@ -207,7 +207,11 @@ def saved(tmp_path_factory):
         ({"protected": [3, 5]}, CheckpointError, "other tasks or data"),
         ({"protected": [3, 5, 1]}, CheckpointError, "other tasks or data"),
         ({"protected": [5, 3, 9]}, CheckpointError, "other tasks or data"),
-        ({"templates": ["a {}."]}, CheckpointError, "other tasks or data.*same data, classes and protected tasks"),
+        (
+            {"templates": ["a {}."]},
+            CheckpointError,
+            "other tasks or data.*same data, classes, protected tasks and loss",
+        ),
         ({"num_test": 70}, CheckpointError, "other tasks or data: its train split"),
         ({"data_seed": 1}, CheckpointError, "other tasks or data"),
         ({"num_train": 300}, CheckpointError, "other tasks or data"),
@@ -239,6 +243,18 @@ def test_a_checkpoint_is_evaluated_against_the_old_model(saved, make_trainer):
     assert found["test_worst_violation"] > 1e-4
     (found,) = make_trainer().validate(jobs.pairs_module(), jobs.pairs_data({}), ckpt_path=path, verbose=False)
     assert found["train_delta_target"] == pytest.approx(report["train"]["delta_target"])
+
+
+def test_workers_of_a_test_loader_know_the_old_model(saved, make_trainer):
+    data = jobs.pairs_data({"data": {"num_workers": 1}})
+    (found,) = make_trainer().test(jobs.pairs_module(), data, ckpt_path=saved[0], verbose=False)
+    assert found["test_delta_target"] == pytest.approx(saved[1]["test"]["delta_target"])
+
+
+def test_old_losses_of_another_scale_are_refused(saved, make_trainer):
+    module = jobs.pairs_module(network=CLIPModel("tiny", class_temperature=0.5))
+    with pytest.raises(CheckpointError, match=r"with another loss: it is .*CrossEntropyLoss.* class_temperature None"):
+        make_trainer().test(module, jobs.pairs_data({}), ckpt_path=saved[0], verbose=False)
 
 
 def test_a_checkpoint_is_not_evaluated_on_other_tasks(saved, make_trainer):
@@ -288,7 +304,14 @@ def folder(tmp_path_factory):
 
 def animals(folder, **changes):
     settings = {"model": "tiny", "root": str(folder), "target": ["cat"], "batch_size": 6, "samples_per_task": 4}
-    settings |= {"templates": ["a {}."], "augment": False, "eval_batch_size": 7, "num_batches": 6, "corrupt": "skip"}
+    settings |= {
+        "templates": ["a {}."],
+        "caption_templates": ["a {}.", "one {}."],
+        "augment": False,
+        "eval_batch_size": 7,
+        "num_batches": 6,
+        "corrupt": "skip",
+    }
     return {"data": settings | changes}
 
 
