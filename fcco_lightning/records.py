@@ -1,26 +1,34 @@
-"""The records that travel between the parts.  No logic."""
+"""The records that travel between the parts of a training step.  No logic."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-Batch: TypeAlias = Mapping[str, Tensor]
-"""Columns of one batch, all with the same first dimension B.  Tabular batches hold
+from fcco_lightning.outer import OuterFunction
 
-``x`` (B, d) float32, ``y`` (B,) int64 in {0, 1}, ``group`` (B,) int64 in {0, 1} with 1 the favoured group, and
-``index`` (B,) int64: the position of the sample in the training split (the row of the dual state).  Image-text pairs
-hold ``x`` (B, 3, H, W), ``text`` (B, L) int64 and ``index``.  Where several loaders contribute, a batch is a mapping of
-parts, each of them such a mapping with a B of its own, the objective's first.
+Columns: TypeAlias = Mapping[str, Tensor]
+"""The samples of one part of a batch, as columns with one first dimension B.
+
+``index`` (B,) int64 is the position of a sample in the training split, ``x`` the input of the network.  What else there
+is depends on the data: ``y`` (B,) int64 labels (or float targets), ``group`` (B,) int64, ``task`` (B,) int64, ``text``
+(B, L) int64.  ``weight`` (B,) float32, of mean 1, is there where samples are not drawn uniformly: with it the weighted
+mean over the batch estimates the mean over the data without bias.
 """
+
+Batch: TypeAlias = Mapping[str, Columns]
+"""A batch: its parts by name, in order.  A data set with one loader gives one part, ``"target"``."""
+
+TARGET = "target"
+"""Name of the part that a single loader gives; with several loaders the first one is the objective's."""
 
 
 class Embeddings(NamedTuple):
     """What a network of two towers returns for image-text pairs.
 
     Attributes:
-        image: of the images, shape (B, d), rows of length 1.
-        text: of the texts, the same.
+        image: embeddings of the images, shape (B, d), rows of length 1.
+        text: embeddings of the texts, likewise.
     """
 
     image: Tensor
@@ -31,12 +39,17 @@ class Inner(NamedTuple):
     """Mini-batch estimates of inner functions.
 
     Attributes:
-        index: which rows i they belong to, shape (b,), int64.  A row that the batch says nothing about is absent.
-        values: g_i(w; batch), shape (b, k), with graph.
+        index: which rows i they belong to, shape (b,), int64.  A row of which the batch says nothing is absent.
+        values: g_i(w; batch), shape (b, k), with graph.  Only what is sampled belongs here: a parameter that is known
+            exactly (a threshold, a temperature) enters through ``outer``, so that rows never remember an old value.
+        outer: f with its known parameters at their present values; None for the term's own f.
+        relevance: a weight of each row in the term's mean beside 1/n, shape (b,); None for 1.
     """
 
     index: Tensor  # type: ignore[assignment]  # the field hides tuple.index, which nobody needs here
     values: Tensor
+    outer: OuterFunction | None = None
+    relevance: Tensor | None = None
 
 
 class Tracked(NamedTuple):
@@ -45,7 +58,10 @@ class Tracked(NamedTuple):
     Attributes:
         rows: the new rows (u_i, or y_i for a dual estimator) to remember, shape (b, k), no graph.
         weights: the outer gradients y_i that multiply the Jacobian of g_i, shape (b, k), no graph.
+        at: the inner values at which the outer gradients are taken, shape (b, k), no graph.  The value of f there is
+            what is logged, and what carries the gradient with respect to known parameters of f.
     """
 
     rows: Tensor
     weights: Tensor
+    at: Tensor

@@ -10,52 +10,64 @@ from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Tracked
 
 
+class Range(NamedTuple):
+    """The interval in which every coordinate of a row is known to lie; None where there is no bound."""
+
+    least: float | None = None
+    most: float | None = None
+
+    def project(self, rows: Tensor) -> Tensor:
+        """The nearest rows in the interval."""
+        if self.least is None and self.most is None:
+            return rows
+        return rows.clamp(min=self.least, max=self.most)
+
+
 class Sampling(NamedTuple):
-    """How the outer batch was drawn.
+    """How the rows of a batch were drawn, and what is known of them.
 
     Attributes:
-        num_rows: n.
+        num_rows: n, the number of rows of the term.
         batch: B1, the number of different rows in the batch.
-        index: which rows these are, shape (b,); only dense estimators need to know.
+        seen: which of them have been visited before, shape (b,), bool; None if all have.
+        range: the interval in which g_i lies.
     """
 
     num_rows: int
     batch: int
-    index: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.index
+    seen: Tensor | None = None
+    range: Range = Range()
 
 
 class Estimator(ABC):
-    r"""Tracks inner values from mini-batches and says how much every inner function matters.
+    r"""Follows inner values from mini-batches and says how much every inner function matters.
 
     All tensors have shape (b, k) and carry no graph.
 
     Attributes:
-        remembers: the estimator keeps rows; without, no state is allocated.
-        convex_only: it takes dual steps, so f must be convex.
-        dense: every step reads and rewrites all n rows: ``rows`` and ``seen`` are of all of them then, inner values
-            still of the batch (``sampling.index``).
+        remembers: whether the estimator keeps rows; without, no state is allocated.
+        convex_only: whether it takes dual steps, for which f must be convex.
     """
 
     remembers: ClassVar[bool] = True
     convex_only: ClassVar[bool] = False
-    dense: ClassVar[bool] = False
 
     @property
     def needs_previous(self) -> bool:
-        """Whether g_i(w_{t-1}; batch) is needed, i.e. a second forward pass at the previous weights."""
+        """Whether g_i(w_{t-1}; batch) is needed, which costs a second forward pass at the previous weights."""
         return False
 
-    def decay(self) -> float:
-        """Factor on ALL rows before the sampled ones are written; 1 except for MOAP."""
-        return 1.0
-
-    def first(self, inner: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
-        """The row that an index never seen counts as having: the fresh value, so that the first visit is exact."""
+    def first(self, inner: Tensor) -> Tensor:
+        """The row that an index never visited counts as having: the fresh value, so that the first visit is exact."""
         return inner
 
     def weights(self, rows: Tensor, outer: OuterFunction) -> Tensor:
-        """Outer gradients y_i that remembered rows stand for."""
+        """The outer gradients y_i that remembered rows stand for."""
         return outer.subgradient(rows)
+
+    def decay(self) -> float:
+        """Factor on ALL rows before those of the batch are written; 1 for every estimator but MOAP's."""
+        return 1.0
 
     @abstractmethod
     def update(
@@ -64,36 +76,23 @@ class Estimator(ABC):
         """New rows and outer gradients.
 
         Args:
-            rows: remembered rows; for an index never seen, :meth:`first`.
+            rows: remembered rows; for an index never visited, :meth:`first`.
             inner: g_i(w_t; batch).
-            previous: g_i(w_{t-1}; batch) on the same samples (equal to ``inner`` for an index never seen), or None if
-                there is no previous point (then it counts as equal to ``inner``).
+            previous: g_i(w_{t-1}; batch) on the same samples (equal to ``inner`` for an index never visited), or None
+                if there is no previous point (then it counts as equal to ``inner``).
             outer: f, smoothed if the algorithm smooths.
-            sampling: n and B1.
+            sampling: n, B1, and what is known of the rows.
         """
 
-    def track(
-        self,
-        rows: Tensor,
-        seen: Tensor | None,
-        inner: Tensor,
-        previous: Tensor | None,
-        outer: OuterFunction,
-        sampling: Sampling,
-    ) -> Tracked:
-        """:meth:`update` with indices never seen replaced by their first value.
+    def known_part(self, tracked: Tracked, outer: OuterFunction) -> Tensor:
+        """What carries the gradient with respect to the known parameters of f, shape (b,), with their graph.
 
-        ``seen`` has shape (b,); None says that all were.
+        It is f at the tracked inner values.  An estimator that remembers y has ``-f*(y)`` instead, the other part of
+        the saddle function ``<y, g> - f*(y)``.
         """
-        if seen is not None:
-            rows = self.start(rows, seen, inner, outer)
-            previous = None if previous is None else torch.where(seen.unsqueeze(1), previous, inner)
-        return self.update(rows, inner, previous, outer, sampling)
+        return outer.value(tracked.at)
 
-    def estimate(self, inner: Tensor, tracked: Tracked) -> Tensor:  # noqa: ARG002
-        """Inner values (b, k) at which f estimates its term, for the log; ``inner`` are the fresh ones."""
-        return tracked.rows
 
-    def start(self, rows: Tensor, seen: Tensor | None, inner: Tensor, outer: OuterFunction) -> Tensor:
-        """Rows with those never seen replaced by :meth:`first`."""
-        return rows if seen is None else torch.where(seen.unsqueeze(1), rows, self.first(inner, outer))
+def fill(rows: Tensor, seen: Tensor | None, first: Tensor) -> Tensor:
+    """``rows`` with those never visited replaced by ``first``; all of shape (b, k), ``seen`` (b,) or None for all."""
+    return rows if seen is None else torch.where(seen.unsqueeze(1), rows, first)

@@ -18,7 +18,7 @@ class DualProx(Estimator):
 
     ``g~_i = g_i(w_t) + theta (g_i(w_t) - g_i(w_{t-1}))`` and
     ``y_i <- argmax_y <y, g~_i> - f*(y) - (tau/2) |y - y_i|^2 = prox_{f*/tau}(y_i + g~_i / tau)``.
-    A row never seen counts as y_i = 0, as in the paper.
+    A row never visited counts as y_i = 0, as in the paper.
 
     Args:
         tau: inverse dual step size, > 0.
@@ -37,7 +37,7 @@ class DualProx(Estimator):
     def needs_previous(self) -> bool:
         return self.theta != 0
 
-    def first(self, inner: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
+    def first(self, inner: Tensor) -> Tensor:
         return torch.zeros_like(inner)
 
     def weights(self, rows: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
@@ -53,10 +53,10 @@ class DualProx(Estimator):
     ) -> Tracked:
         ahead = inner if previous is None else inner.add(inner - previous, alpha=self.theta)
         y = outer.conjugate_prox(rows.add(ahead, alpha=1 / self.tau), 1 / self.tau)
-        return Tracked(y, y)
+        return Tracked(y, y, inner)
 
-    def estimate(self, inner: Tensor, tracked: Tracked) -> Tensor:  # noqa: ARG002
-        return inner
+    def known_part(self, tracked: Tracked, outer: OuterFunction) -> Tensor:
+        return -outer.conjugate(tracked.weights)
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,3 @@ class DualMirror(CorrectedEMA):
 
     fresh: bool = True
     convex_only = True
-
-    def estimate(self, inner: Tensor, tracked: Tracked) -> Tensor:  # noqa: ARG002
-        return inner

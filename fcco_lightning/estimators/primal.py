@@ -8,14 +8,14 @@ from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators.base import Estimator, Sampling
+from fcco_lightning.estimators.base import Estimator, Sampling, fill
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Tracked
 
 
 @dataclass(frozen=True)
 class Minibatch(Estimator):
-    r"""``u_i = g_i(w; batch)``: nothing is remembered, the gradient is biased (BSGD, 001 section 2.1)."""
+    r"""``u_i = g_i(w; batch)``: nothing is remembered, so the gradient is biased (BSGD, 001 section 2.1)."""
 
     remembers = False
 
@@ -27,16 +27,16 @@ class Minibatch(Estimator):
         outer: OuterFunction,
         sampling: Sampling,  # noqa: ARG002
     ) -> Tracked:
-        return Tracked(inner, outer.subgradient(inner))
+        return Tracked(inner, outer.subgradient(inner), inner)
 
 
 @dataclass(frozen=True)
 class EMA(Estimator):
-    r"""``u_i <- (1 - gamma) u_i + gamma g_i(w_t; batch)``.
+    r"""Exponential moving average ``u_i <- (1 - gamma) u_i + gamma g_i(w_t; batch)``.
 
     Args:
         gamma: weight of the new value, in (0, 1].
-        fresh: take the outer gradient at the new u_i (SOAP) or at the u_i before this step (SOX).
+        fresh: whether the outer gradient is taken at the new u_i (SOAP) instead of the u_i before this step (SOX).
     """
 
     gamma: float = 0.9
@@ -54,14 +54,16 @@ class EMA(Estimator):
         sampling: Sampling,  # noqa: ARG002
     ) -> Tracked:
         new = torch.lerp(rows, inner, self.gamma)
-        return Tracked(new, outer.subgradient(new if self.fresh else rows))
+        at = new if self.fresh else rows
+        return Tracked(new, outer.subgradient(at), at)
 
 
 @dataclass(frozen=True)
 class ScaledEMA(Estimator):
     r"""``u_i <- (1 - gamma) u_i + gamma (n/B1) g_i`` for sampled i, ``u_i <- (1 - gamma) u_i`` for all others (MOAP).
 
-    The only estimator that touches all n rows at every step.  A first visit sets u_i = g_i.
+    This is the only estimator that touches all n rows at every step.  A first visit sets u_i = g_i.  Rows are estimates
+    of g_i only on average over the draws of the batch, so they are not projected to the range of g_i.
 
     Args:
         gamma: weight of the new value, in (0, 1].
@@ -85,22 +87,8 @@ class ScaledEMA(Estimator):
         sampling: Sampling,
     ) -> Tracked:
         new = torch.lerp(rows, inner * (sampling.num_rows / sampling.batch), self.gamma)
-        return Tracked(new, outer.subgradient(new))
-
-    def track(
-        self,
-        rows: Tensor,
-        seen: Tensor | None,
-        inner: Tensor,
-        previous: Tensor | None,
-        outer: OuterFunction,
-        sampling: Sampling,
-    ) -> Tracked:
-        tracked = self.update(rows, inner, previous, outer, sampling)
-        if seen is None:
-            return tracked
-        new = torch.where(seen.unsqueeze(1), tracked.rows, inner)
-        return Tracked(new, outer.subgradient(new))
+        new = fill(new, sampling.seen, inner)
+        return Tracked(new, outer.subgradient(new), new)
 
 
 @dataclass(frozen=True)
@@ -108,13 +96,15 @@ class CorrectedEMA(Estimator):
     r"""``u_i <- (1 - gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples.
 
     The u-update of MSVR, SONX, SONEX (004 Alg. 1 line 7) and, with ``fresh=True`` and ``gamma' = gamma theta``, of
-    ALEXR2 (004 section 4.2).
+    ALEXR2 (004 section 4.2).  The correction can carry a row out of the interval in which g_i lies (a mean of
+    exponentials that includes the pair itself is never below 1/n); it is then projected back.
 
     Args:
         gamma: weight of the new value, in (0, 1].
         gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of
             004 Thm 4.7.  At 0 the second forward pass is not made.
-        fresh: take the outer gradient at the new u_i, or at the u_i before this step (004 Alg. 1 line 9).
+        fresh: whether the outer gradient is taken at the new u_i instead of the u_i before this step (004 Alg. 1
+            line 9).
     """
 
     gamma: float = 0.8
@@ -144,5 +134,6 @@ class CorrectedEMA(Estimator):
     ) -> Tracked:
         new = torch.lerp(rows, inner, self.gamma)
         if previous is not None:
-            new = new.add(inner - previous, alpha=self.correction(sampling))
-        return Tracked(new, outer.subgradient(new if self.fresh else rows))
+            new = sampling.range.project(new.add(inner - previous, alpha=self.correction(sampling)))
+        at = new if self.fresh else rows
+        return Tracked(new, outer.subgradient(at), at)

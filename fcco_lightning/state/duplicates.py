@@ -1,6 +1,6 @@
 """Repeated indices within a batch count once, with the mean of their inner values."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -8,6 +8,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _FEW = 1024
+
+
+class Repeats(NamedTuple):
+    """How a batch's indices repeat.
+
+    Attributes:
+        index: the c distinct indices in increasing order, shape (c,).
+        position: which of them each entry of the batch is, shape (b,).
+        count: how often each occurs, shape (c,).
+    """
+
+    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
+    position: Tensor
+    count: Tensor  # type: ignore[assignment]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of the values (b, k) of equal indices, shape (c, k); the gradient flows to every occurrence."""
+        total = values.new_zeros(len(self.index), *values.shape[1:]).index_add(0, self.position, values)
+        return total / self.count.to(values.dtype).view(-1, *[1] * (values.dim() - 1))
+
+    @property
+    def first(self) -> Tensor:
+        """A position of the batch for every distinct index, shape (c,): the first one."""
+        order = self.position.argsort(stable=True)
+        return order[self.count.cumsum(0) - self.count]
+
+
+def repeats(index: Tensor) -> Repeats | None:
+    """How the indices (b,) of a batch repeat; None if they are all different."""
+    if _all_different(index):
+        return None
+    return Repeats(*torch.unique(index, return_inverse=True, return_counts=True))
 
 
 def merge_duplicates(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,11 +55,8 @@ def merge_duplicates(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     Returns: the distinct indices, shape (c,), and the means, shape (c, k); in increasing order, or as given if none
     repeats.
     """
-    if _all_different(index):
-        return index, values
-    distinct, position, count = torch.unique(index, return_inverse=True, return_counts=True)
-    total = values.new_zeros(distinct.numel(), values.shape[1]).index_add(0, position, values)
-    return distinct, total / count.unsqueeze(1).to(values.dtype)
+    found = repeats(index)
+    return (index, values) if found is None else (found.index, found.mean(values))
 
 
 def _all_different(index: Tensor) -> bool:

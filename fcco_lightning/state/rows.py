@@ -32,11 +32,16 @@ class Rows(NamedTuple):
     seen: Tensor | None
 
 
-class _Place(NamedTuple):
-    """Where rows lie: ``rows[local]`` here are those of ``index[positions]``, or of all ``index`` (positions None)."""
+class Place(NamedTuple):
+    """Where rows lie, checked: ``rows[local]`` on this process are those of ``index[positions]``.
 
-    index: Tensor  # type: ignore[assignment]
-    version: int
+    Attributes:
+        index: the rows asked for, shape (b,), int64.
+        local: which of the rows held here these are.
+        positions: which entries of ``index`` are held here; None for all of them.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
     local: Tensor
     positions: Tensor | None
 
@@ -93,8 +98,6 @@ class DualState(nn.Module):
         if self.sharded:
             self.first, count = shard_of(num_rows, self.processes.rank, self.processes.size)
         self.register_buffer("rows", torch.full((count, width), float("nan"), dtype=dtype))
-        self._brought: tuple[Tensor, Tensor] | None = None
-        self._place: _Place | None = None
 
     @property
     def width(self) -> int:
@@ -116,30 +119,40 @@ class DualState(nn.Module):
         count = self.seen.sum()
         return (self.processes.sum_(count) if self.divided else count).item() / self.num_rows
 
-    def owns(self, index: Tensor) -> bool:
-        """Whether all rows ``index`` (b,) are held here."""
-        return self._located(index).positions is None
-
-    def read(self, index: Tensor) -> Rows:
-        """Rows ``index`` (b,), the same on all processes.
+    def locate(self, index: Tensor) -> Place:
+        """Check ``index`` (b,) and say where its rows lie; :meth:`read` and :meth:`write` take the result.
 
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
         """
-        place = self._located(index)
+        local, low, high = self._checked(index)
+        index, positions, end = local, None, self.first + len(self.rows)
+        if low < self.first or high >= end:
+            positions = ((local >= self.first) & (local < end)).nonzero().squeeze(1)
+            local = local.index_select(0, positions)
+        if self.first:
+            local = local - self.first
+        return Place(index, local, positions)
+
+    def owns(self, index: Tensor) -> bool:
+        """Whether all rows ``index`` (b,) are held here."""
+        return self.locate(index).positions is None
+
+    def read(self, index: Tensor | Place) -> Rows:
+        """Rows ``index`` (b,), the same on all processes, or the rows of a place.
+
+        Raises:
+            StateIndexError: if an index is not a whole number in [0, n).
+        """
+        place = index if isinstance(index, Place) else self.locate(index)
         if not self.divided:
-            return self._marked(self.rows.index_select(0, place.local))
-        brought = self._among_brought(index)
-        if brought is not None:
-            return self._marked(brought)
+            return self.marked(self.rows.index_select(0, place.local))
         # the owner contributes the bits of its rows and everybody else zeros: a sum of integers is exact
-        bits = torch.zeros(len(index), self.width, dtype=_BITS[self.rows.dtype], device=index.device)
-        held = self.rows.view(bits.dtype).index_select(0, place.local)
-        if place.positions is None:
-            bits = held
-        else:
-            bits.index_copy_(0, place.positions, held)
-        return self._marked(self.processes.sum_(bits).view(self.rows.dtype))
+        held = self.rows.view(_BITS[self.rows.dtype]).index_select(0, place.local)
+        bits = held
+        if place.positions is not None:
+            bits = held.new_zeros(len(place.index), self.width).index_copy_(0, place.positions, held)
+        return self.marked(self.processes.sum_(bits).view(self.rows.dtype))
 
     def read_own(self, index: Tensor) -> Tensor:
         """Values (b, k) of rows that are held here (see :meth:`owns`): no communication, another index on each process.
@@ -147,7 +160,7 @@ class DualState(nn.Module):
         Raises:
             StateIndexError: if an index is not held here.
         """
-        place = self._located(index)
+        place = self.locate(index)
         if place.positions is not None:
             raise StateIndexError(
                 f"process {self.processes.rank} holds rows {self.first}..{self.first + len(self.rows) - 1}, got "
@@ -155,24 +168,18 @@ class DualState(nn.Module):
             )
         return self.rows.index_select(0, place.local)
 
-    def bring(self, index: Tensor, values: Tensor) -> None:
-        """Take values (b, k) of rows ``index`` (b,) that came with the batch: reading them is local until a write."""
-        order = index.argsort()
-        self._brought = index[order], values[order]
-
     @torch.no_grad()
-    def write(self, index: Tensor, values: Tensor) -> None:
+    def write(self, index: Tensor | Place, values: Tensor) -> None:
         """Set rows ``index`` (b,), all different, to ``values`` (b, k); each process keeps those that it holds.
 
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
             NonFiniteError: if a value is NaN or infinite; no row has changed then.
         """
-        place = self._located(index)
+        place = index if isinstance(index, Place) else self.locate(index)
         values = values.to(self.rows.dtype)  # a value may overflow the rows' dtype
         if not math.isfinite(values.sum()):  # the sum of finite values may overflow, so look again
-            _require_finite(index, values)
-        self._brought = self._place = None
+            _require_finite(place.index, values)
         if place.positions is not None:
             values = values.index_select(0, place.positions)
         self.rows.index_copy_(0, place.local, values)
@@ -181,7 +188,6 @@ class DualState(nn.Module):
     def scale_(self, factor: float) -> None:
         """Multiply every row by ``factor``: O(n), only for MOAP, whose definition is dense."""
         self.rows.mul_(factor)
-        self._brought = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         kept = self.rows
@@ -189,10 +195,6 @@ class DualState(nn.Module):
         if self.rows.dtype in (torch.float16, torch.bfloat16):
             self.rows = kept.to(self.rows.device)  # averages of thousands of steps do not survive 8 or 11 bits
         return self
-
-    def rewritten(self) -> None:
-        """Say that ``rows`` was overwritten from outside, perhaps by an earlier state of it."""
-        self._brought = None
 
     def checked_index(self, index: Tensor) -> Tensor:
         """``index`` (b,) as int64.
@@ -223,28 +225,8 @@ class DualState(nn.Module):
             "Index the training split itself from 0, and size the state with num_rows=len(train_split)."
         )
 
-    def _located(self, index: Tensor) -> "_Place":
-        """Where the rows ``index`` lie; known already if they were read just before."""
-        version = -1 if index.is_inference() else index._version
-        if self._place is None or self._place.index is not index or self._place.version != version or version < 0:
-            local, low, high = self._checked(index)
-            positions, end = None, self.first + len(self.rows)
-            if low < self.first or high >= end:
-                positions = ((local >= self.first) & (local < end)).nonzero().squeeze(1)
-                local = local.index_select(0, positions)
-            if self.first:
-                local = local - self.first
-            self._place = _Place(index, version, local, positions)
-        return self._place
-
-    def _among_brought(self, index: Tensor) -> Tensor | None:
-        if self._brought is None or not len(self._brought[0]):
-            return None
-        known, values = self._brought
-        at = torch.searchsorted(known, index).clamp(max=len(known) - 1)
-        return values.index_select(0, at) if bool((known[at] == index).all()) else None
-
-    def _marked(self, values: Tensor) -> Rows:
+    def marked(self, values: Tensor) -> Rows:
+        """Values (b, k) of rows with the mark of those that were ever written."""
         # a finite sum says in one pass that there is no NaN
         return Rows(values, None if math.isfinite(values.sum()) else ~torch.isnan(values[:, 0]))
 
@@ -278,7 +260,6 @@ class DualState(nn.Module):
             )
         if f"{prefix}_extra_state" in state_dict:
             self._check_extra_state(prefix, state_dict[f"{prefix}_extra_state"])
-        self.rewritten()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

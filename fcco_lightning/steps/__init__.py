@@ -1,8 +1,8 @@
-"""Steps: where gradients are taken and how they move the weights."""
+"""Steps: how weights move, once there is a gradient."""
 
-from fcco_lightning.steps.base import PreviousWeights, Step
 from fcco_lightning.steps.optimizers import AdamType, HeavyBall, ProximalSGD
-from fcco_lightning.steps.proximal_point import ProximalDescent, ProximalPoint
+from fcco_lightning.steps.previous import PreviousWeights, like_parameters
+from fcco_lightning.steps.proximal_descent import ProximalDescent
 from fcco_lightning.steps.storm import Storm
 
 __all__ = [
@@ -10,8 +10,7 @@ __all__ = [
     "HeavyBall",
     "PreviousWeights",
     "ProximalDescent",
-    "ProximalPoint",
     "ProximalSGD",
-    "Step",
     "Storm",
+    "like_parameters",
 ]

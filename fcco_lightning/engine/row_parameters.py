@@ -1,14 +1,12 @@
 """Parameters that belong to single samples, trained beside the weights at the cost of the batch alone."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import SampleParameters
-from fcco_lightning.problem.parts import parts_of
 from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState, Layout
 
@@ -45,26 +43,23 @@ class RowParameters(nn.Module):
         super().__init__()
         self.spec = spec
         self.state = DualState(num_rows, spec.width, dtype, processes, layout)
-        self._lent: tuple[Tensor, Tensor] | None = None
+        self._leaf: tuple[Tensor, Tensor] | None = None
 
-    def lend(self, batch: Batch) -> Batch:
-        """The batch with the samples' parameters as one more column, of the first part where there are several."""
-        parts: Mapping[str, Any] | None = parts_of(batch)
-        if parts is not None:
-            first = next(iter(parts))
-            return {**parts, first: self.lend(parts[first])}
-        rows, seen = self.state.read(batch["index"])
+    def attach(self, batch: Batch) -> Batch:
+        """The batch with the samples' parameters as one more column of its first part."""
+        name, columns = next(iter(batch.items()))
+        rows, seen = self.state.read(columns["index"])
         if seen is not None:
             rows = torch.where(seen.unsqueeze(1), rows, self.spec.start)
-        self._lent = batch["index"], rows.requires_grad_()
-        return {**batch, self.spec.name: rows}
+        self._leaf = columns["index"], rows.requires_grad_()
+        return {**batch, name: {**columns, self.spec.name: rows}}
 
     def step(self, surrogate: Tensor) -> RowStep | None:
-        """What the parameters lent last become; the graph of ``surrogate`` is kept."""
-        lent, self._lent = self._lent, None
-        if lent is None or not surrogate.requires_grad:
+        """What the parameters attached last become; the graph of ``surrogate`` is kept."""
+        leaf, self._leaf = self._leaf, None
+        if leaf is None or not surrogate.requires_grad:
             return None
-        positions, values = lent
+        positions, values = leaf
         (gradient,) = torch.autograd.grad(
             surrogate, values, retain_graph=True, allow_unused=True, materialize_grads=True
         )

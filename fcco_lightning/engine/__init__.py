@@ -1,0 +1,31 @@
+"""Parts assembled into one problem, and the verbs with which any loop trains on it."""
+
+from fcco_lightning.engine.backend import Backend, PlainBackend
+from fcco_lightning.engine.engine import Engine, Evaluated, Measured
+from fcco_lightning.engine.estimates import Estimates, Surrogate
+from fcco_lightning.engine.forward import InnerFunctions, Samples
+from fcco_lightning.engine.parts import as_batch, other_columns, outputs_of, outputs_of_columns
+from fcco_lightning.engine.problem import Problem
+from fcco_lightning.engine.row_weights import BatchDraws, Drawn
+from fcco_lightning.engine.terms import Reading, Term
+
+__all__ = [
+    "Backend",
+    "BatchDraws",
+    "Drawn",
+    "Engine",
+    "Estimates",
+    "Evaluated",
+    "InnerFunctions",
+    "Measured",
+    "PlainBackend",
+    "Problem",
+    "Reading",
+    "Samples",
+    "Surrogate",
+    "Term",
+    "as_batch",
+    "other_columns",
+    "outputs_of",
+    "outputs_of_columns",
+]

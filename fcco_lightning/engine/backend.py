@@ -1,0 +1,72 @@
+"""How gradients are computed and optimizers stepped: what differs between a bare loop and a Trainer."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fcco_lightning.distributed import Processes
+
+
+class Backend(Protocol):
+    """What the engine needs; Lightning's precision and counters come in here."""
+
+    @property
+    def drops_overflows(self) -> bool:
+        """Whether a step with gradients that are not finite is dropped by the step itself (a loss scaler does)."""
+
+    def backward(self, surrogate: Tensor) -> None:
+        """Leave the gradient of ``surrogate`` in ``.grad``."""
+
+    def synchronise(self, params: Sequence[Tensor]) -> None:
+        """Average ``.grad`` over the processes, where :meth:`backward` has not."""
+
+    def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """This process's gradients with respect to other tensors, in the unit of ``.grad`` when a step runs."""
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Bring ``.grad`` into its true unit (undo loss scaling)."""
+
+    def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:
+        """Step that does not count as an update of w."""
+
+    def update(self, optimizer: Optimizer, *, from_backward: bool, clip: bool) -> None:
+        """Step that counts; ``from_backward`` is False where ``.grad`` was set by hand."""
+
+
+class PlainBackend:
+    """A bare PyTorch loop, which clips no gradients.
+
+    Args:
+        processes: of the job; this one alone by default.
+    """
+
+    drops_overflows = False
+
+    def __init__(self, processes: Processes | None = None) -> None:
+        self.processes = processes or Processes()
+
+    def backward(self, surrogate: Tensor) -> None:
+        """``surrogate.backward()``."""
+        surrogate.backward()  # type: ignore[no-untyped-call]
+
+    def synchronise(self, params: Sequence[Tensor]) -> None:
+        """One collective."""
+        self.processes.average_([p.grad for p in params if p.grad is not None])
+
+    def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """``torch.autograd.grad``."""
+        return torch.autograd.grad(surrogate, list(weights), allow_unused=True)
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Nothing to undo."""
+
+    def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:  # noqa: ARG002
+        """``optimizer.step()``."""
+        optimizer.step()
+
+    def update(self, optimizer: Optimizer, *, from_backward: bool, clip: bool) -> None:  # noqa: ARG002
+        """``optimizer.step()``."""
+        optimizer.step()

@@ -1,0 +1,397 @@
+"""The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fcco_lightning.engine.backend import Backend, PlainBackend
+from fcco_lightning.engine.estimates import Estimates, Surrogate
+from fcco_lightning.engine.forward import Elsewhere, Estimated, InnerFunctions, RandomState, Samples
+from fcco_lightning.engine.parts import as_batch, part_name
+from fcco_lightning.engine.problem import Problem
+from fcco_lightning.engine.row_parameters import RowStep
+from fcco_lightning.engine.terms import Reading, Term
+from fcco_lightning.engine.union import KnownRows, unite
+from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.numerics import all_finite
+from fcco_lightning.records import Batch
+
+
+class Method(Protocol):
+    """What the engine asks of an algorithm."""
+
+    def start(self, engine: "Engine") -> None: ...
+    def iteration(self, engine: "Engine", batch: Batch) -> None: ...
+    def close(self, engine: "Engine") -> None: ...
+    def finish(self, engine: "Engine", batches: Iterator[Batch]) -> bool: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Measured(NamedTuple):
+    """What a batch says at the present weights, and perhaps at others.
+
+    Attributes:
+        direct: estimate of g_0 with graph, a scalar, or None.
+        readings: of every term that the batch speaks of.
+        previous_direct: estimate of g_0 at the other weights, where it was asked for.
+    """
+
+    direct: Tensor | None
+    readings: list[Reading]
+    previous_direct: Tensor | None = None
+
+
+class Evaluated(NamedTuple):
+    """The network's outputs for the samples of a batch, of all processes together.
+
+    Attributes:
+        now: at the present weights, with graph.
+        before: at the other weights; None where there are none.
+        elsewhere: the inner functions at the other weights.
+        known: rows that came along, by term.
+    """
+
+    now: Samples
+    before: Samples | None
+    elsewhere: Elsewhere | None
+    known: dict[Term, KnownRows]
+
+    def halves(self) -> tuple["Evaluated", "Evaluated"]:
+        """The first and the second half of the samples."""
+        now = self.now.halves()
+        before = (None, None) if self.before is None else self.before.halves()
+        first, second = (self._replace(now=n, before=b) for n, b in zip(now, before, strict=True))
+        return first, second
+
+    def dual_part(self) -> "Evaluated":
+        """The independent draw of samples that came as the part "dual"."""
+        before = None if self.before is None else self.before.dual_part()
+        return self._replace(now=self.now.dual_part(), before=before)
+
+
+class Proposal(NamedTuple):
+    """New values of rows, not yet written."""
+
+    reading: Reading
+    rows: Tensor
+    decay: float
+
+
+class Engine:
+    """Carries out an algorithm on a stream of batches.
+
+    With P processes each one is given its part of a batch, and the result is that of one process with the whole batch:
+    every process measures the inner functions on the outputs of all (:func:`unite`), so rows and surrogate are the same
+    everywhere, and the gradients add up.
+
+    An iteration measures, reads rows, proposes new ones, descends (a backward pass), and commits: until then no row and
+    no weight has changed, and :meth:`commit` looks at everything at once, so that a bad batch changes nothing.
+
+    Args:
+        network: called as ``network(batch["x"])``, or with the whole batch if it is a
+            :class:`~fcco_lightning.models.BatchNetwork`.
+        problem: the terms, as the algorithm posed them.
+        algorithm: whose iterations these are.
+        backend: how to differentiate and step; a bare loop by default.
+
+    Example:
+        >>> import torch
+        >>> from fcco_lightning import SOX, AUC, Engine
+        >>> network, algorithm = torch.nn.Linear(3, 1), SOX()
+        >>> engine = Engine(network, algorithm.pose(AUC(), num_samples=8), algorithm)
+        >>> optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        >>> batch = {"x": torch.eye(3)[[0, 1, 2, 0]], "y": torch.tensor([1, 0, 0, 1]), "index": torch.arange(4)}
+        >>> engine.train_batch(batch, optimizer)["objective"] > 0
+        tensor(True)
+    """
+
+    optimizer: Optimizer
+    """The user's, while a batch is trained on."""
+
+    def __init__(self, network: nn.Module, problem: Problem, algorithm: Method, backend: Backend | None = None) -> None:
+        self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
+        self.functions = InnerFunctions(network, problem.objective, problem.constraints)
+        self.backend = backend or PlainBackend(self.processes)
+        self.params = list(self.functions.trainable().values())
+        self.has_schedule = False  # of the learning rate
+        self.last_batch = False  # of an epoch
+        self.updates = 0  # of w, by this engine
+        self.stop_asked = False  # of this process
+        self.stop_agreed = False  # of any; all processes know it in the same step
+        self._proposals: list[Proposal] = []
+        self._surrogates: list[Tensor] = []
+        self._gradients: list[Tensor] = []
+        self._readings: list[Reading] = []
+        self._row_step: RowStep | None = None
+        self._estimates: Estimates = Estimates(None)
+        algorithm.start(self)
+
+    # ------------------------------------------------------------------------------------------------- for the loop
+
+    def train_batch(
+        self, batch: Mapping[str, Any], optimizer: Optimizer, *, last_batch: bool = False
+    ) -> Mapping[str, Tensor]:
+        """One iteration of the algorithm.
+
+        Args:
+            batch: columns with the samples' ``index``; or parts of several loaders, the objective's first.
+            optimizer: the user's, over the trainable parameters.
+            last_batch: whether the epoch ends with this batch, so that a double loop closes.
+
+        Returns: estimates of the parts of F by name, computed when looked at.
+
+        Raises:
+            NonFiniteError: before any row or weight has changed.
+        """
+        self.optimizer, self.last_batch = optimizer, last_batch
+        optimizer.zero_grad(set_to_none=True)  # before the forwards: their activations then have that memory
+        try:
+            self.algorithm.iteration(self, as_batch(batch))
+        finally:
+            self._clear()
+        return self._estimates
+
+    def close_inner_loop(self, optimizer: Optimizer) -> None:
+        """Update w from a double loop that has begun, where the epoch ends without a usable batch."""
+        self.optimizer, self.last_batch = optimizer, True
+        self.algorithm.close(self)
+
+    def finish(self, batches: Iterator[Mapping[str, Any]], optimizer: Optimizer) -> bool:
+        """What the algorithm does when training has ended; whether it has changed the weights.
+
+        Args:
+            batches: training batches without end.
+            optimizer: the user's.
+        """
+        self.optimizer, self.last_batch = optimizer, False
+        return self.algorithm.finish(self, (as_batch(batch) for batch in batches))
+
+    def follow_parameters(self) -> bool:
+        """Take up a change of what is trained (layers frozen or unfrozen): memories of the old set start afresh.
+
+        Returns: whether a parameter is trained that was not before.
+        """
+        params = list(self.functions.trainable().values())
+        if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
+            return False
+        known = {id(p) for p in self.params}
+        self.params = params
+        self.functions.forget_names()
+        self.algorithm.start(self)
+        return any(id(p) not in known for p in params)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the algorithm remembers of weights; tensors and primitives only.  Rows are in the problem's."""
+        return {"algorithm": self.algorithm.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where :meth:`state_dict` was taken."""
+        self.algorithm.load_state_dict(state["algorithm"])
+
+    # ------------------------------------------------------------------------------------------------- for iterations
+
+    def measure(self, batch: Batch, before: Sequence[Tensor] | None = None) -> Measured:
+        """Inner functions and g_0 on a batch: :meth:`evaluate`, then :meth:`inner` on all of its samples."""
+        return self.inner(self.evaluate(batch, before))
+
+    def evaluate(self, batch: Batch, before: Sequence[Tensor] | None = None, *, graph: bool = False) -> Evaluated:
+        """The network's outputs at the present weights and, without moving any buffer, at the weights ``before``.
+
+        Both passes draw the same dropout masks.
+
+        Args:
+            batch: of this process.
+            before: in the order of ``params``; None for no second pass.
+            graph: whether the second pass has a graph too.
+
+        Raises:
+            NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
+        """
+        network = self.functions.network
+        with self.processes.guard():
+            random = RandomState(self.params[0].device) if before is not None else None
+            outputs = [self.functions.outputs(batch)]
+            elsewhere = None
+            if before is not None and random is not None:
+                elsewhere = Elsewhere(self.functions, before, random)
+                with torch.set_grad_enabled(graph):
+                    outputs.append(elsewhere.outputs(batch))
+        # behind it all processes compute the same, so they fail together
+        terms = [term for term in self.problem.all_terms if term.rows_follow_samples]
+        states = [term.state for term in terms if term.state is not None]
+        parameters = self.problem.row_parameters
+        own = states if parameters is None else [*states, parameters.state]
+        union = unite(outputs, batch, network, own, self.processes, stop=self.stop_asked)
+        self.stop_agreed = union.stop
+        columns = union.batch if parameters is None else parameters.attach(union.batch)
+        known = {terms[i]: rows for i, rows in union.known.items() if i < len(terms)}
+        earlier = None if elsewhere is None else Samples(union.outputs[1], columns)
+        return Evaluated(Samples(union.outputs[0], columns), earlier, elsewhere, known)
+
+    def inner(
+        self, seen: Evaluated, *, direct: bool = True, inner: bool = True, previous_direct: bool = False
+    ) -> Measured:
+        """Inner functions and g_0 from the network's outputs.
+
+        Args:
+            seen: see :meth:`evaluate`; all of its samples are used.
+            direct: whether g_0 is measured.
+            inner: whether the terms are.
+            previous_direct: whether g_0 is measured at the other weights, too.
+        """
+        now: Estimated = self.functions(seen.now, direct=direct, inner=inner)
+        if not inner:
+            return Measured(now.direct, [])
+        before: Estimated | None = None
+        if seen.elsewhere is not None and seen.before is not None:
+            with torch.set_grad_enabled(previous_direct):
+                before = seen.elsewhere.measure(seen.before, direct=previous_direct)
+        readings = []
+        for i, term in enumerate(self.problem.all_terms):
+            one = now.inner[i]
+            if one is not None:
+                columns = {} if isinstance(term.part, tuple) else seen.now.batch[part_name(seen.now.batch, term.part)]
+                old = None if before is None else before.inner[i]
+                reading = term.reading(one, old, columns, seen.known.get(term))
+                readings += [] if reading is None else [reading]
+        return Measured(now.direct, readings, None if before is None else before.direct)
+
+    def rows(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
+        """Remembered rows (b, k) of a reading, with what has been proposed for them, and which were ever visited."""
+        rows, seen = reading.term.read(reading)
+        for proposal in self._proposals:
+            if proposal.reading.term is reading.term:
+                rows, seen = _overlay(rows, seen, reading.index, proposal)
+        return rows, seen
+
+    def propose(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
+        """Remember new values (b, k) for the rows of a reading, to be written by :meth:`commit`.
+
+        Args:
+            reading: whose rows these are.
+            rows: their new values.
+            decay: factor on all other rows of the term.
+        """
+        self._proposals.append(Proposal(reading, rows, decay))
+
+    def descend(self, surrogate: Surrogate) -> None:
+        """Leave the gradient of the surrogate in ``.grad`` of the parameters, averaged over the processes, unscaled."""
+        value, self._estimates = surrogate.value, surrogate.estimates
+        self._surrogates.append(value)
+        self._readings = surrogate.readings
+        parameters = self.problem.row_parameters
+        if parameters is not None:
+            self._row_step = parameters.step(value)
+        if value.requires_grad:
+            self.backend.backward(value)
+            self.backend.synchronise(self.params)
+
+    def gradients(self, surrogate: Surrogate, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of a surrogate with respect to other tensors, summed over the processes as ``.grad`` is."""
+        value = surrogate.value
+        self._surrogates.append(value)
+        if not value.requires_grad:  # the batch said nothing
+            return [torch.zeros_like(w) for w in weights]
+        found = self.backend.gradients(value, weights)
+        gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
+        self.processes.average_(gradients)
+        self._gradients += gradients
+        return gradients
+
+    def commit(self, mover: Optimizer | None = None) -> bool:
+        """Write what was proposed, if everything of this iteration is finite: values, rows and gradients.
+
+        Args:
+            mover: the optimizer that steps next, if it is not the user's.
+
+        Returns: False if gradients overflowed in half precision and the step is going to be dropped for that.
+
+        Raises:
+            NonFiniteError: if something is NaN or infinite; nothing has changed then.
+        """
+        self.backend.prepare(mover or self.optimizer)
+        gradients = [*(p.grad for p in self.params if p.grad is not None), *self._gradients]
+        values = [*self._surrogates, *(p.rows for p in self._proposals)]
+        values += [] if self._row_step is None else [self._row_step.values]
+        if values and not all_finite(values):
+            self._refuse()
+        usable = not gradients or all_finite(gradients)
+        if not usable and not self.backend.drops_overflows:
+            raise NonFiniteError(
+                "the gradient is not finite although the loss is; no row and no weight was changed. Look for a "
+                "function without derivative at a value that occurs, such as sqrt or norm at 0."
+            )
+        self._write()
+        return usable
+
+    def update(self, gradient: Sequence[Tensor] | None = None, *, clip: bool = True) -> None:
+        """Let the user's optimizer step: an update of w.
+
+        Args:
+            gradient: in the order of ``params``, set by hand; None for what :meth:`descend` left.
+            clip: whether gradients are clipped, if the user asked for that.
+        """
+        if gradient is not None:
+            for p, g in zip(self.params, gradient, strict=True):
+                p.grad = g
+        self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
+        self.updates += 1
+
+    # ------------------------------------------------------------------------------------------------------- details
+
+    def _write(self) -> None:
+        for reading, rows, decay in self._proposals:
+            state = reading.term.state
+            if state is not None and reading.place is not None:
+                if decay != 1:
+                    state.scale_(decay)
+                state.write(reading.place, rows)
+        for reading in self._readings:
+            reading.term.count(reading.index)
+        if self.problem.row_parameters is not None:
+            self.problem.row_parameters.commit(self._row_step)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._proposals, self._surrogates, self._gradients, self._readings = [], [], [], []
+        self._row_step = None
+
+    def _refuse(self) -> None:
+        """Name the first part that is not finite.
+
+        Raises:
+            NonFiniteError: always.
+        """
+        raise NonFiniteError(
+            f"{self._blame()} is not finite; no row and no weight was changed. The scores or the features hold "
+            "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
+            "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches."
+        )
+
+    def _blame(self) -> str:
+        objective = self.problem.objective
+        direct = self._estimates.direct
+        if direct is not None and not bool(torch.isfinite(direct)):
+            return f"the objective {type(objective).__name__} (value {direct.item()})"
+        for reading in self._readings:
+            bad = (~torch.isfinite(reading.values)).any(1)
+            if bool(bad.any()):
+                return f"the inner value of row {int(reading.index[bad][0])} of the {reading.term.name}"
+        return "a sum of finite values, or an inner value at the previous weights,"
+
+
+def _overlay(
+    rows: Tensor, seen: Tensor | None, index: Tensor, proposal: Proposal
+) -> tuple[Tensor, Tensor | None]:
+    """``rows`` with those replaced for which there is a proposal."""
+    order = proposal.reading.index.argsort()
+    known = proposal.reading.index[order]
+    at = torch.searchsorted(known, index).clamp(max=len(known) - 1)
+    proposed = known[at] == index
+    rows = torch.where(proposed.unsqueeze(1), proposal.rows[order][at].to(rows.dtype), rows)
+    return rows, None if seen is None else seen | proposed
+

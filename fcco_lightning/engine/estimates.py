@@ -1,0 +1,71 @@
+"""The surrogate of a batch, and the estimates of F that are logged."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.engine.terms import Reading
+from fcco_lightning.outer import OuterFunction
+
+
+class Estimates(Mapping[str, Tensor]):
+    """Running estimates of the parts of F by name, detached scalars; computed when asked for, so a step costs nothing.
+
+    Args:
+        direct: estimate of g_0, or None.
+    """
+
+    def __init__(self, direct: Tensor | None) -> None:
+        self.direct = None if direct is None else direct.detach()
+        self._parts: list[tuple[str, float, OuterFunction, Tensor]] = []
+
+    def add(self, name: str, share: float, outer: OuterFunction, at: Tensor) -> None:
+        """Add ``share * mean_i f(u_i)`` to a part."""
+        self._parts.append((name, share, outer, at))
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> Tensor:
+        values = [share * outer.value(u).mean() for own, share, outer, u in self._parts if own == name]
+        if name == "objective" and self.direct is not None:
+            values.append(self.direct)
+        if not values:
+            raise KeyError(name)
+        return torch.stack([v.to(values[0].dtype) for v in values]).sum()
+
+    def __iter__(self) -> Iterator[str]:
+        direct = [] if self.direct is None else ["objective"]
+        return iter(dict.fromkeys([*direct, *(name for name, *_ in self._parts)]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class Surrogate:
+    r"""``S(w) = g_0(w) + sum over terms, sum over rows i of the batch, of weight_i <y_i, g_i(w)>``.
+
+    Its gradient is the estimate G of grad F; its value means nothing.
+
+    Args:
+        direct: estimate of g_0 with graph, or None.
+    """
+
+    def __init__(self, direct: Tensor | None) -> None:
+        self._parts = [] if direct is None else [direct]
+        self.estimates = Estimates(direct)
+        self.readings: list[Reading] = []
+
+    def add(self, reading: Reading, y: Tensor, known: Tensor | None = None) -> None:
+        """Add a term with outer gradients y (b, k) and, per row (b,), what carries its known parameters' gradient."""
+        self.readings.append(reading)
+        self._parts.append(reading.pair(y))
+        if known is not None:
+            self._parts.append(reading.total(known))
+
+    @property
+    def value(self) -> Tensor:
+        """S, a scalar with graph."""
+        total = self._parts[0] if self._parts else torch.zeros(())
+        for part in self._parts[1:]:
+            total = total + part
+        return total

@@ -1,0 +1,192 @@
+"""Evaluating all inner functions at the present and at other weights."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.engine.parts import outputs_of, part_name
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives import Objective
+from fcco_lightning.records import Batch, Inner
+
+DUAL = "dual"
+"""Name of the part with the independent draw of samples that dual steps can take (``dual_PART`` for another part)."""
+
+
+class Estimated(NamedTuple):
+    """What a batch says at one point.
+
+    Attributes:
+        direct: estimate of g_0, a scalar, or None.
+        inner: per term (the objective first if it has inner functions, then the constraints), or None for a term that
+            was not measured.
+    """
+
+    direct: Tensor | None
+    inner: list[Inner | None]
+
+
+class Samples(NamedTuple):
+    """The network's outputs for some samples, with their columns, by part."""
+
+    outputs: Mapping[str, Any]
+    batch: Batch
+
+    def halves(self) -> tuple["Samples", "Samples"]:
+        """The first and the second half of the samples of every part."""
+        return self._cut(first=True), self._cut(first=False)
+
+    def _cut(self, *, first: bool) -> "Samples":
+        outputs, batch = {}, {}
+        for name, columns in self.batch.items():
+            size = len(next(iter(columns.values())))
+            if size < 2:
+                raise ConfigError(
+                    f"the part {name!r} of a batch holds {size} sample, two half-batches need two. Use larger batches, "
+                    "or another choice of `jacobian`."
+                )
+            half = slice(0, size // 2) if first else slice(size // 2, None)
+            outputs[name] = pytree.tree_map(lambda leaf, half=half: leaf[half], self.outputs[name])
+            batch[name] = {column: values[half] for column, values in columns.items()}
+        return Samples(outputs, batch)
+
+    def dual_part(self) -> "Samples":
+        """The independent draws ("dual", "dual_protected", ...) under the names of the parts that they stand for.
+
+        Raises:
+            ConfigError: if the loaders give none.
+        """
+        names = list(self.batch)
+        if DUAL not in names:
+            raise ConfigError(
+                f"jacobian='part' takes y from a second, independent draw of samples, the part {DUAL!r} of a batch; "
+                f"the loaders give {names}. Wrap the datamodule's `batches` in TwoDraws, or use jacobian='halves'."
+            )
+        pairs = {names[0]: DUAL} | {n.removeprefix(f"{DUAL}_"): n for n in names if n.startswith(f"{DUAL}_")}
+        return Samples(
+            {name: self.outputs[dual] for name, dual in pairs.items()},
+            {name: self.batch[dual] for name, dual in pairs.items()},
+        )
+
+
+class InnerFunctions(nn.Module):
+    """Network, objective and constraints: what is measured, in two halves.
+
+    The network's outputs are of this process's samples (:meth:`outputs`); the inner functions are of those of all
+    processes together (:meth:`forward`).
+
+    Args:
+        network: called as ``network(batch["x"])``, or with the whole batch if it is a
+            :class:`~fcco_lightning.models.BatchNetwork`.
+        objective: the objective.
+        constraints: the constraints to measure; empty where the algorithm does not use them.
+    """
+
+    def __init__(self, network: nn.Module, objective: Objective, constraints: Sequence[Constraint]) -> None:
+        super().__init__()
+        self.network, self.objective, self.constraints = network, objective, list(constraints)
+        self._names: tuple[list[str], list[str]] | None = None
+
+    def outputs(self, batch: Batch, call: Callable[..., Any] | None = None) -> dict[str, Any]:
+        """The network's outputs by part; ``call`` takes the place of the network."""
+        return outputs_of(self.network, batch, call)
+
+    def forward(self, samples: Samples, *, direct: bool = True, inner: bool = True) -> Estimated:
+        """Estimates from the network's outputs; ``direct`` and ``inner`` say which.
+
+        The objective is measured on the first part of the batch and every constraint on its own, unless they name the
+        parts they read.
+        """
+        values: list[Inner | None] = []
+        own = _read(samples, self.objective.part)
+        if inner:
+            if self.objective.outer is not None:
+                values.append(self.objective.inner(*own))
+            values += [c.inner(*_read(samples, c.part)) for c in self.constraints]
+        return Estimated(self.objective.direct(*own) if direct else None, values)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that are trained, by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Names of the trained parameters and of the buffers, looked up once: walking the modules costs a step dear."""
+        if self._names is None:
+            self._names = list(self.trainable()), [name for name, _ in self.named_buffers()]
+        return self._names
+
+    def forget_names(self) -> None:
+        """What is trained has changed."""
+        self._names = None
+
+
+def _read(samples: Samples, part: str | tuple[str, ...] | None) -> tuple[Any, Any]:
+    """Outputs and columns of a part, or by name of several."""
+    if isinstance(part, tuple):
+        names = [part_name(samples.batch, name) for name in part]
+        return {n: samples.outputs[n] for n in names}, {n: samples.batch[n] for n in names}
+    name = part_name(samples.batch, part)
+    return samples.outputs[name], samples.batch[name]
+
+
+class RandomState:
+    """The random state of the CPU and of the parameters' device, so that both forwards draw the same dropout masks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def again(self) -> "RandomState":
+        """The present random state of the same devices."""
+        return RandomState(self._device)
+
+    def restore(self) -> None:
+        """Set the random state back to when this object was made."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+
+
+class Elsewhere:
+    """The inner functions at other weights than the module's own, without touching the module.
+
+    The same dropout masks (``random`` is from before the first forward), the same autocast mode, and cloned buffers, so
+    that BatchNorm's running statistics move once per step.
+
+    Args:
+        functions: the module.
+        weights: values for its trainable parameters, in their order.
+        random: random state from before the first forward.
+    """
+
+    def __init__(self, functions: InnerFunctions, weights: Sequence[Tensor], random: RandomState) -> None:
+        self.functions, self.random = functions, random
+        trained, buffers = functions.names()
+        self.values: dict[str, Tensor] = dict(zip(trained, weights, strict=True))
+        self.values.update({name: functions.get_buffer(name).clone() for name in buffers})
+
+    def outputs(self, batch: Batch) -> dict[str, Any]:
+        """The network's outputs by part."""
+        after = self.random.again()
+        self.random.restore()
+        values = self._below("network.")
+        outputs = self.functions.outputs(batch, lambda *a: functional_call(self.functions.network, values, a))
+        after.restore()
+        return outputs
+
+    def measure(self, samples: Samples, *, direct: bool, inner: bool = True) -> Estimated:
+        """Estimates from the network's outputs."""
+        options = {"direct": direct, "inner": inner}
+        if not self._below("objective."):  # nothing to replace: calling the module directly is faster
+            return self.functions(samples, **options)  # type: ignore[no-any-return]
+        measured: Estimated = functional_call(self.functions, self.values, (samples,), options)
+        return measured
+
+    def _below(self, prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): v for name, v in self.values.items() if name.startswith(prefix)}

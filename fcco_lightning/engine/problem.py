@@ -1,0 +1,158 @@
+"""The problem: all terms together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from fcco_lightning.constraints import Constraint, HingePenalty, Penalty
+from fcco_lightning.distributed import Processes
+from fcco_lightning.engine.row_parameters import RowParameters
+from fcco_lightning.engine.row_weights import (
+    Drawn,
+    EstimatedWeights,
+    RowWeights,
+    SampleWeights,
+    SubsetWeights,
+    can_know,
+    presence,
+    warn_of_rare_rows,
+)
+from fcco_lightning.engine.terms import Term, kept
+from fcco_lightning.objectives import Objective, RowDomain
+from fcco_lightning.state import DualState, Layout, RowMap
+
+
+class Problem(nn.Module):
+    r"""``min_w g_0(w) + (1/n) sum_i f_i(g_i(w)) + (1/m) sum_j phi_rho(h_j(w))``.
+
+    It holds what is remembered of every term and nothing else: its ``state_dict`` is what must survive.  An algorithm
+    makes it (:meth:`~fcco_lightning.algorithms.Algorithm.pose`).
+
+    Args:
+        objective: the objective.
+        constraints: the constraints that are penalised; their rows together are the m of the penalty.
+        penalty: phi; a hinge with rho = 10 by default.
+        num_samples: size of the training split.
+        sampling: by part of a batch the columns of its training samples and how they are drawn, from which the weights
+            of rows in a batch are computed.  None for loaders of which nothing is known: the weights of the rows of
+            groups and constraints are then estimated from how often they come.
+        gradient_share: the part of a batch that the gradient is taken on (1/2 with half-batches).
+        dtype: of the rows.
+        processes: of the job; this one alone by default.
+        layout: of the rows of samples, see :class:`DualState`; constraints follow "auto".
+
+    Attributes:
+        terms: the objective's, if it has inner functions, then one of each constraint.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        constraints: Sequence[Constraint],
+        penalty: Penalty | None,
+        num_samples: int,
+        *,
+        sampling: Mapping[str, Drawn] | None = None,
+        gradient_share: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        processes: Processes | None = None,
+        layout: Layout = "auto",
+    ) -> None:
+        super().__init__()
+        self.processes, self.penalty = processes or Processes(), penalty or HingePenalty()
+        self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
+        self.constraints = list(constraints) if self.penalty.rho > 0 else []
+        self._sampling, self._share, self._dtype = sampling, gradient_share, dtype
+        objective.prepare(num_samples)
+        terms = [] if objective.outer is None else [self._objective_term(num_samples, layout)]
+        m = sum(c.num_rows for c in self.constraints)
+        terms += [self._constraint_term(c, c.num_rows / m) for c in self.constraints]
+        self.terms = nn.ModuleList(terms)
+        per_sample = objective.sample_parameters
+        self.row_parameters = (
+            None if per_sample is None else RowParameters(per_sample, num_samples, self.processes, layout, dtype)
+        )
+        self._sampling = None  # the columns of the data are not needed any more
+
+    @property
+    def objective(self) -> Objective:
+        """The objective."""
+        return self._objective[0]
+
+    @property
+    def all_terms(self) -> list[Term]:
+        """The terms, as a list of their type."""
+        return [cast(Term, term) for term in self.terms]
+
+    @property
+    def states(self) -> list[DualState]:
+        """The dual states of all terms that keep rows."""
+        return kept(self.all_terms)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let rho follow its schedule."""
+        rho = self.penalty.weight(epoch)
+        own = len(self.all_terms) - len(self.constraints)
+        for constraint, term in zip(self.constraints, self.all_terms[own:], strict=True):
+            term.outer = constraint.outer(self.penalty.outer(rho, constraint.kappa))
+
+    def _objective_term(self, num_samples: int, layout: Layout) -> Term:
+        objective, outer = self.objective, self.objective.outer
+        assert outer is not None  # noqa: S101 - the caller has seen to it
+        drawn = self._drawn(objective.part)
+        domain = objective.row_domain(num_samples, None if drawn is None else drawn.columns)
+        row_map = None if domain.owners is None else RowMap(domain.owners)
+        weights = self._sample_weights(domain, drawn) if domain.per_sample else self._subset_weights(objective, domain)
+        return Term(
+            "objective",
+            outer,
+            domain.num_rows if row_map is None else row_map.num_rows,
+            objective.width,
+            share=1.0,
+            distinct=objective.distinct,
+            dtype=torch.promote_types(self._dtype, objective.dtype),
+            weights=weights,
+            range=domain.range,
+            row_map=row_map,
+            per_sample=domain.per_sample,
+            part=objective.part,
+            processes=self.processes,
+            layout=layout if domain.per_sample else "auto",
+        )
+
+    def _constraint_term(self, constraint: Constraint, share: float) -> Term:
+        return Term(
+            "penalty",
+            constraint.outer(self.penalty.outer(self.penalty.weight(0), constraint.kappa)),
+            constraint.num_rows,
+            constraint.width,
+            share=share,
+            distinct=True,
+            dtype=self._dtype,
+            weights=self._subset_weights(constraint, RowDomain(constraint.num_rows)),
+            range=constraint.range,
+            part=constraint.part,
+            processes=self.processes,
+        )
+
+    def _drawn(self, part: str | tuple[str, ...] | None) -> Drawn | None:
+        if self._sampling is None or isinstance(part, tuple):
+            return None
+        return next(iter(self._sampling.values())) if part is None else self._sampling.get(part)
+
+    def _sample_weights(self, domain: RowDomain, drawn: Drawn | None) -> RowWeights:
+        if domain.owners is None or drawn is None:
+            return SampleWeights()
+        return SampleWeights(float(presence([[domain.owners]], drawn, ["objective"], self._share)[0]))
+
+    def _subset_weights(self, part: Any, domain: RowDomain) -> RowWeights:
+        drawn = self._drawn(part.part)
+        subsets = None if drawn is None else part.subsets(drawn.columns)
+        if drawn is None or subsets is None or not can_know(subsets):
+            return EstimatedWeights(domain.num_rows)
+        names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(domain.num_rows)]
+        probability = presence(subsets, drawn, names, self._share)
+        warn_of_rare_rows(probability, names)
+        return SubsetWeights(probability)

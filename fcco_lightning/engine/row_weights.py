@@ -1,0 +1,201 @@
+r"""How much a row of a batch weighs in its term, so that the gradient is right on average.
+
+A term ``(1/n) sum_i f_i(g_i(w))`` is estimated from the rows i of which a batch speaks.  A row that is in a batch with
+probability p_i has to weigh ``1/(n p_i)`` there: then the expectation over batches of the weighted sum is the mean over
+all n rows (Horvitz and Thompson), however rare a row is.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.errors import DataError
+from fcco_lightning.records import Columns
+
+RARE = 1 / 20
+"""Share of the batches below which a row counts as rarely seen."""
+_PRIOR = 16.0  # batches that the assumption of equal probabilities counts for, where they are estimated
+_MOST_SUBSETS = 10  # of a row, for exact probabilities: all 2^c - 1 unions are looked at
+
+
+class BatchDraws(Protocol):
+    """How batches are drawn: what is needed of a batch plan."""
+
+    @property
+    def strata(self) -> Tensor | None:
+        """Stratum of every sample, shape (n,), int64; None where there is one only."""
+
+    def absence(self, counts: Tensor, share: float = 1.0) -> float:
+        """Probability that ``share`` of a batch holds none of some samples, ``counts`` (S,) of every stratum."""
+
+
+class Drawn(Protocol):
+    """The columns of a part's training samples, without the network's input, and how batches of them are drawn."""
+
+    @property
+    def columns(self) -> Columns: ...
+    @property
+    def plan(self) -> BatchDraws: ...
+
+
+class Arrival(NamedTuple):
+    """The rows of a term of which a batch speaks.
+
+    Attributes:
+        index: rows, shape (b,), all different.
+        samples: for terms with a row per sample: the samples that own these rows, shape (b,).
+        columns: of the part of the batch.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
+    samples: Tensor
+    columns: Columns
+
+
+class RowWeights(nn.Module, ABC):
+    """Weights of the rows of a batch in the mean over all rows of a term."""
+
+    @abstractmethod
+    def forward(self, arrival: Arrival) -> Tensor | float:
+        """One weight a row, shape (b,), or one for all."""
+
+
+class SampleWeights(RowWeights):
+    r"""For terms in which single samples own the rows.
+
+    The rows of a batch weigh ``v_i / sum_j v_j`` with v the batch's column ``weight``, or 1/b each where there is none,
+    divided by the probability that a batch holds a sample with a row at all.
+
+    Args:
+        any_row: that probability, in (0, 1].
+    """
+
+    def __init__(self, any_row: float = 1.0) -> None:
+        super().__init__()
+        self.any_row = any_row
+
+    def forward(self, arrival: Arrival) -> Tensor | float:
+        columns = arrival.columns
+        if "weight" not in columns or "index" not in columns:
+            return 1 / (len(arrival.index) * self.any_row)
+        index, order = columns["index"].sort()
+        at = torch.searchsorted(index, arrival.samples).clamp(max=len(index) - 1)
+        weight = columns["weight"][order][at]
+        return weight / (weight.sum() * self.any_row)
+
+
+class SubsetWeights(RowWeights):
+    r"""For terms whose rows are groups or constraints: ``1/(n p_i)`` with known probabilities.
+
+    Args:
+        probability: p_i that a batch speaks of row i, shape (n,), in (0, 1].
+    """
+
+    probability: Tensor
+
+    def __init__(self, probability: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("probability", probability, persistent=False)
+        self._equal = float(probability[0]) if bool((probability == probability[0]).all()) else None
+
+    def forward(self, arrival: Arrival) -> Tensor | float:
+        n = len(self.probability)
+        if self._equal is not None:
+            return 1 / (n * self._equal)
+        return 1 / (n * self.probability.index_select(0, arrival.index))
+
+
+class EstimatedWeights(RowWeights):
+    r"""The same with probabilities estimated by how often a batch has spoken of row i, where the plan is not known.
+
+    ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, c_i of which spoke of row i, with b of the n rows in a batch on
+    average: at first all rows count as equally likely.  The estimate is not exact, and is part of checkpoints.
+
+    Args:
+        num_rows: n.
+    """
+
+    counts: Tensor
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64))  # the last one: batches
+
+    def forward(self, arrival: Arrival) -> Tensor | float:
+        n = len(self.counts) - 1
+        if len(arrival.index) == n and not bool((self.counts[:-1] != self.counts[-1]).any()):
+            return 1 / n  # every batch has spoken of every row
+        counts, batches = self.counts[:-1], self.counts[-1]
+        seen = counts.index_select(0, arrival.index) + 1  # with this batch, which is counted when it is committed
+        average = (counts.sum() + len(arrival.index)) / (n * (batches + 1))
+        return (batches + 1 + _PRIOR) / (n * (seen + _PRIOR * average))
+
+    @torch.no_grad()
+    def count(self, index: Tensor) -> None:
+        """Take note that a batch has spoken of the rows ``index``."""
+        self.counts.index_add_(0, index, self.counts.new_ones(len(index)))
+        self.counts[-1] += 1
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        kept = self.counts
+        super()._apply(fn, recurse)
+        self.counts = kept.to(self.counts.device)  # counts need their digits, whatever the module's precision
+        return self
+
+
+def presence(rows: Iterable[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:
+    """Probability that a batch speaks of each row, that is, holds a sample of each of its subsets; shape (n,), float64.
+
+    Args:
+        rows: for every row its subsets, each a mask (n_samples,) of the training samples.
+        drawn: the training samples and how batches are drawn.
+        names: of the rows, for messages.
+        share: part of a batch that the gradient is taken on.
+
+    Raises:
+        DataError: if a subset has no sample.
+    """
+    strata = drawn.plan.strata
+    probability = []
+    for name, subsets in zip(names, rows, strict=True):
+        for position, subset in enumerate(subsets):
+            if not bool(subset.any()):
+                raise DataError(
+                    f"no training sample belongs to subset {position} of {name!r}, so nothing can be learnt of it. "
+                    "Correct its description (`where`), or the split."
+                )
+        absent = 0.0
+        for size in range(1, len(subsets) + 1):  # inclusion and exclusion over the subsets that may be missing
+            for missing in combinations(subsets, size):
+                union = torch.stack(missing).any(0)
+                counts = union.sum().view(1) if strata is None else torch.bincount(
+                    strata[union], minlength=int(strata.max()) + 1
+                )
+                absent += (-1) ** (size + 1) * drawn.plan.absence(counts, share)
+        probability.append(min(1.0, max(0.0, 1 - absent)))
+    return torch.tensor(probability, dtype=torch.float64)
+
+
+def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether the probabilities of rows with these subsets can be computed exactly at a bearable cost."""
+    return all(len(row) <= _MOST_SUBSETS for row in subsets)
+
+
+def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
+    """Warn where a row is seen in fewer than one of twenty batches."""
+    rare = (probability < RARE).nonzero().flatten().tolist()
+    if rare:
+        shown = ", ".join(f"{names[i]!r} in {float(probability[i]):.2%}" for i in rare[:5])
+        more = f" and {len(rare) - 5} more" if len(rare) > 5 else ""
+        warnings.warn(
+            f"few batches speak of {shown}{more}: their gradient is right on average, but weighs up to "
+            f"{1 / max(float(probability.min()), 1e-12):,.0f} times as much where it comes, which is noisy. Draw these "
+            "samples more often, with `batches: GroupBatches` (or BalancedBatches if they are of one class), or use "
+            "larger batches.",
+            stacklevel=2,
+        )

@@ -1,0 +1,176 @@
+"""One compositional term: its rows, its outer function, and what a batch says of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.distributed import Processes
+from fcco_lightning.engine.row_weights import Arrival, EstimatedWeights, RowWeights
+from fcco_lightning.engine.union import KnownRows
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import Range
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Columns, Inner
+from fcco_lightning.state import DualState, Layout, Place, RowMap, repeats
+
+
+class Reading(NamedTuple):
+    """What a batch says of one term, every row once.
+
+    Attributes:
+        term: the term.
+        index: rows, shape (b,), all different.
+        values: g_i(w; batch), shape (b, k), with graph.
+        previous: the same at the other weights, or None; with graph only if that was asked for.
+        outer: f with its known parameters at their present values, not smoothed.
+        previous_outer: f with its known parameters at the other weights.
+        weight: factor of ``<y_i, g_i>`` in the surrogate: the term's share times the weight of the row in the mean
+            over all rows; shape (b,), or one number for all.
+        place: where the rows lie in the term's state; None where it keeps none.
+        known: rows that came along with the batches of other processes, or None.
+    """
+
+    term: "Term"
+    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
+    values: Tensor
+    previous: Tensor | None
+    outer: OuterFunction
+    previous_outer: OuterFunction | None
+    weight: Tensor | float
+    place: Place | None
+    known: KnownRows | None
+
+    def pair(self, y: Tensor, values: Tensor | None = None) -> Tensor:
+        """``sum_i weight_i <y_i, g_i>``, by default with the values at the present weights; a scalar."""
+        values = self.values if values is None else values
+        product = y.to(values.dtype) * values
+        if isinstance(self.weight, Tensor):
+            return (self.weight.to(values.dtype).unsqueeze(1) * product).sum()
+        return self.weight * product.sum()
+
+    def total(self, per_row: Tensor) -> Tensor:
+        """``sum_i weight_i v_i`` of values v (b,), a scalar."""
+        if isinstance(self.weight, Tensor):
+            return (self.weight.to(per_row.dtype) * per_row).sum()
+        return self.weight * per_row.sum()
+
+
+class Term(nn.Module):
+    r"""``share * (1/n) sum_i f(g_i(w))``.
+
+    Args:
+        name: in logs and checkpoints.
+        outer: f, or for f with known parameters what says of its class.
+        num_rows: n.
+        width: k.
+        share: weight of the term in F.
+        distinct: whether the indices of one batch are all different by construction.
+        dtype: of the rows.
+        weights: of the rows of a batch in the mean over all rows.
+        range: the interval in which the inner values are known to lie.
+        row_map: the rows of samples, where only some own one; None if row i belongs to sample i, or to group or
+            constraint i.
+        per_sample: whether single samples own the rows.
+        part: of a batch, on which the term is measured; None for the first.
+        processes: that share the rows.
+        layout: of the rows, see :class:`DualState`.
+
+    Attributes:
+        state: the rows; None until :meth:`remember`, for algorithms that keep none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        outer: OuterFunction,
+        num_rows: int,
+        width: int,
+        *,
+        share: float,
+        distinct: bool,
+        dtype: torch.dtype,
+        weights: RowWeights,
+        range: Range = Range(),  # noqa: A002, B008 - the field's word; immutable
+        row_map: RowMap | None = None,
+        per_sample: bool = False,
+        part: str | tuple[str, ...] | None = None,
+        processes: Processes | None = None,
+        layout: Layout = "auto",
+    ) -> None:
+        super().__init__()
+        self.name, self.outer, self.num_rows, self.width = name, outer, num_rows, width
+        self.share, self.distinct, self.dtype, self.weights = share, distinct, dtype, weights
+        self.range, self.row_map, self.per_sample, self.part = range, row_map, per_sample, part
+        self._processes, self._layout = processes, layout
+        self.state: DualState | None = None
+
+    def remember(self) -> None:
+        """Allocate the rows, unless they are there."""
+        if self.state is None:
+            self.state = DualState(self.num_rows, self.width, self.dtype, self._processes, self._layout)
+
+    @property
+    def rows_follow_samples(self) -> bool:
+        """Whether row i belongs to sample i of the first part, so that rows can come along with a batch."""
+        return self.per_sample and self.row_map is None and self.state is not None
+
+    def reading(
+        self, inner: Inner, previous: Inner | None, columns: Columns, known: KnownRows | None
+    ) -> Reading | None:
+        """What a batch says of the term; None if that is nothing.
+
+        Raises:
+            StateIndexError: if a row is none of the term's.
+        """
+        if not inner.index.numel():
+            return None
+        self._check_width(inner.values)
+        samples = inner.index
+        rows = samples if self.row_map is None else self.row_map.rows(samples)
+        values, relevance, outer = inner.values, inner.relevance, inner.outer or self.outer
+        before = None if previous is None else previous.values
+        old_outer = None if previous is None else previous.outer or self.outer
+        if self.state is not None and not self.distinct:
+            self.state.checked_index(rows)  # before repeats are merged, so that an error names the batch's position
+        again = None if self.distinct else repeats(rows)
+        if again is not None:
+            first = again.first
+            rows, samples, values = again.index, samples[first], again.mean(values)
+            before = None if before is None else again.mean(before)
+            relevance = None if relevance is None else again.mean(relevance)
+            outer, old_outer = outer.take(first), None if old_outer is None else old_outer.take(first)
+        weight = self.weights(Arrival(rows, samples, columns))
+        if relevance is not None:
+            weight = weight * relevance
+        place = None if self.state is None else self.state.locate(rows)
+        return Reading(self, rows, values, before, outer, old_outer, self.share * weight, place, known)
+
+    def read(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
+        """The remembered rows (b, k) of a reading, and which were ever visited (b,); None for all.
+
+        The rows of a term that keeps none have never been visited.
+        """
+        if self.state is None or reading.place is None:
+            values = reading.values.detach()
+            return values, torch.zeros(len(values), dtype=torch.bool, device=values.device)
+        along = None if reading.known is None else reading.known.select(reading.index)
+        return self.state.read(reading.place) if along is None else self.state.marked(along)
+
+    def count(self, index: Tensor) -> None:
+        """Take note that a batch has spoken of the rows ``index``, where probabilities are estimated."""
+        if isinstance(self.weights, EstimatedWeights):
+            self.weights.count(index)
+
+    def _check_width(self, values: Tensor) -> None:
+        if values.dim() != 2 or values.shape[1] != self.width:
+            raise ConfigError(
+                f"inner values of the {self.name} must have shape (b, {self.width}), got {tuple(values.shape)}. Give "
+                "the class the right `width`, or return values with two dimensions."
+            )
+
+
+def kept(terms: Sequence[Term]) -> list[DualState]:
+    """The dual states of the terms that keep rows."""
+    return [term.state for term in terms if term.state is not None]

@@ -1,0 +1,112 @@
+"""The batches of all processes as one."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fcco_lightning.distributed import Processes
+from fcco_lightning.engine.parts import other_columns
+from fcco_lightning.records import Batch, Columns
+from fcco_lightning.state import DualState
+
+STOP, SCATTERED = 1, 2  # marks: a process was asked to stop; a batch holds samples whose rows are elsewhere
+
+
+class KnownRows:
+    """Rows of a sharded state that came along with the batches of the processes that hold them.
+
+    Args:
+        index: the rows, shape (b,); those of repeated samples may repeat.
+        values: what they hold, shape (b, k).
+    """
+
+    def __init__(self, index: Tensor, values: Tensor) -> None:
+        order = index.argsort()
+        self._index, self._values = index[order], values[order]
+
+    def select(self, index: Tensor) -> Tensor | None:
+        """Values (b, k) of rows ``index`` (b,), or None if one of them did not come along."""
+        if not len(self._index):
+            return None
+        at = torch.searchsorted(self._index, index).clamp(max=len(self._index) - 1)
+        return self._values.index_select(0, at) if bool((self._index[at] == index).all()) else None
+
+
+class Union(NamedTuple):
+    """What the inner functions are measured on.
+
+    Attributes:
+        outputs: of the network by part, one entry per point of evaluation, for the samples of all processes.
+        batch: their columns, all but the network's input.
+        known: the rows that came along, by the state's position among those given to :func:`unite`.
+        stop: whether a process was asked to stop.
+    """
+
+    outputs: list[dict[str, Any]]
+    batch: Batch
+    known: dict[int, KnownRows]
+    stop: bool
+
+
+def unite(
+    outputs: Sequence[dict[str, Any]],
+    batch: Batch,
+    network: nn.Module,
+    states: Sequence[DualState],
+    processes: Processes,
+    *,
+    stop: bool = False,
+) -> Union:
+    """Gather outputs and columns of all processes, with the graph of this process's outputs.
+
+    One collective for every part of the batch.  Where every process holds the rows of its own samples
+    (:class:`~fcco_lightning.data.plans.OwnerPlan` sees to it), these come along, and reading the state needs no
+    collective of its own.
+
+    Args:
+        outputs: of the network by part: tensors or nested tuples, lists and dicts of tensors with first dimension b.
+        batch: this process's columns by part, the objective's first.
+        network: whose inputs are left out.
+        states: the dual states in which row i belongs to sample i of the first part.
+        processes: of the job.
+        stop: whether this process was asked to stop.
+    """
+    if processes.size == 1:
+        return Union(list(outputs), batch, {}, stop)
+    united: list[dict[str, Any]] = [{} for _ in outputs]
+    columns: dict[str, Columns] = {}
+    known: dict[int, KnownRows] = {}
+    for position, (name, part) in enumerate(batch.items()):
+        one = _unite_part(
+            [o[name] for o in outputs], other_columns(network, part), [] if position else states, processes, stop=stop
+        )
+        columns[name], stop = one.batch["part"], one.stop
+        known |= one.known
+        for point, whole in zip(united, one.outputs, strict=True):
+            point[name] = whole["part"]
+    return Union(united, columns, known, stop)
+
+
+def _unite_part(
+    outputs: list[Any], columns: Columns, states: Sequence[DualState], processes: Processes, *, stop: bool
+) -> Union:
+    with processes.guard():
+        leaves, structure = pytree.tree_flatten(outputs)
+        divided = {i: s for i, s in enumerate(states) if s.divided and "index" in columns}
+        places = {i: s.locate(columns["index"]) for i, s in divided.items()}
+        scattered = any(place.positions is not None for place in places.values())
+        rows = [
+            s.rows.new_zeros(len(columns["index"]), s.width) if scattered else s.rows.index_select(0, places[i].local)
+            for i, s in divided.items()
+        ]
+    union = processes.gather([*leaves, *columns.values(), *rows], STOP * stop | SCATTERED * scattered)
+    whole = iter(union.tensors)
+    united = pytree.tree_unflatten([next(whole) for _ in leaves], structure)
+    together = {name: next(whole) for name in columns}
+    known: dict[int, KnownRows] = {}
+    if not union.any_mark(SCATTERED):
+        known = {i: KnownRows(together["index"], values) for i, values in zip(divided, whole, strict=True)}
+    return Union([{"part": o} for o in united], {"part": together}, known, union.any_mark(STOP))

@@ -1,0 +1,65 @@
+"""Copies of the trainable parameters as they were at an earlier point."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.errors import CheckpointError
+
+
+class PreviousWeights:
+    """A copy of the trainable parameters at an earlier point, for a second evaluation of the inner functions there.
+
+    The copy is made at the first :meth:`remember` and refreshed in place afterwards.  It costs the memory of one copy
+    of the trainable parameters.
+    """
+
+    def __init__(self) -> None:
+        self._copy: list[Tensor] = []
+        self._valid = False
+
+    @torch.no_grad()
+    def remember(self, params: Sequence[nn.Parameter]) -> None:
+        """Copy the present values of ``params``."""
+        if self._copy:
+            torch._foreach_copy_(self._copy, [p.data for p in params])
+        else:
+            self._copy = [p.detach().clone() for p in params]
+        self._valid = True
+
+    def forget(self) -> None:
+        """Let there be no previous point, as at the start: w_{-1} = w_0."""
+        self._valid = False
+
+    @property
+    def tensors(self) -> list[Tensor] | None:
+        """The copies in the order of ``params``, or None if there is no previous point."""
+        return self._copy if self._valid else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and primitives only."""
+        return {"copy": list(self._copy), "valid": self._valid}
+
+    def load_state_dict(self, state: dict[str, Any], params: Sequence[nn.Parameter]) -> None:
+        """Restore, on the devices of ``params``."""
+        self._copy = like_parameters(state["copy"], params)
+        self._valid = bool(state["valid"])
+
+
+def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Stored tensors as copies on the devices of ``params``.
+
+    Raises:
+        CheckpointError: if the shapes are not those of the parameters.
+    """
+    if not stored:
+        return []
+    shapes, expected = [tuple(t.shape) for t in stored], [tuple(p.shape) for p in params]
+    if shapes != expected:
+        raise CheckpointError(
+            f"the checkpoint's algorithm holds tensors of shapes {shapes}, the trainable parameters have {expected}. "
+            "The network, or the set of frozen layers, has changed since: use the same one."
+        )
+    return [t.to(device=p.device, dtype=p.dtype, copy=True) for t, p in zip(stored, params, strict=True)]

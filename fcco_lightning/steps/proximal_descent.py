@@ -1,0 +1,43 @@
+"""Proximal descent around a centre: the inner iteration of double loops."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fcco_lightning.checks import positive
+
+
+class ProximalDescent(Optimizer):
+    r"""Inner iteration ``z <- (nu z + eta w - eta nu G) / (eta + nu)`` around the centre w (004 Alg. 2 line 11).
+
+    It is the minimiser over v of ``<G, v> + |v - w|^2 / (2 nu) + |v - z|^2 / (2 eta)``.
+
+    Args:
+        params: parameters that hold z.
+        eta: inner step size, > 0.
+        nu: smoothing of the whole objective, > 0.
+
+    Attributes:
+        centre: w, in the order of ``params``; to be set before the first step.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], eta: float, nu: float) -> None:
+        super().__init__(params, {"eta": positive("eta", eta), "nu": positive("nu", nu)})
+        self.centre: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One inner iteration; a parameter without gradient is only pulled towards the centre."""
+        loss = None if closure is None else closure()
+        group = self.param_groups[0]
+        eta, nu = group["eta"], group["nu"]
+        z = [p.data for p in group["params"]]
+        moving = [(p.data, p.grad) for p in group["params"] if p.grad is not None]
+        if moving:
+            points, grads = zip(*moving, strict=True)
+            torch._foreach_add_(points, grads, alpha=-eta)
+        # (nu (z - eta G) + eta w) / (eta + nu), as one interpolation
+        torch._foreach_lerp_(z, self.centre, eta / (eta + nu))
+        return loss
