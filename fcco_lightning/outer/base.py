@@ -33,6 +33,18 @@ class OuterFunction(ABC):
         """C_f, the Lipschitz constant of f; ``inf`` where it has none.  For a sum over coordinates: of one of them."""
         return float("inf")
 
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The known parameters of f, with respect to which :meth:`value` can be differentiated; most have none."""
+        return ()
+
+    def take(self, positions: Tensor) -> "OuterFunction":  # noqa: ARG002 - overridden where a parameter has rows
+        """The function of the rows at ``positions`` only; f itself unless a parameter has one value per row.
+
+        Args:
+            positions: places among the B rows, shape (b,), integers or a mask of shape (B,).
+        """
+        return self
+
     @abstractmethod
     def value(self, u: Tensor) -> Tensor:
         """f(u) for every row: (B, k) -> (B,)."""
@@ -93,6 +105,35 @@ class OuterFunction(ABC):
                 f"{needed_by} needs a convex outer function, and {self!r} is not convex. Use SOX, SONX or SONEX for "
                 "it, or, where it is the objective's own, ALEXR2 with objective_gamma."
             )
+
+
+def require_known(name: str, value: Tensor) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is a floating-point scalar tensor or rows of shape (B, k)."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() not in (0, 2):
+        got = f"shape {tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else repr(value)
+        raise ConfigError(
+            f"{name} must be a floating-point tensor without dimensions, or one of shape (B, k), got {got}. Use "
+            f"torch.tensor(number), or unsqueeze(1) for one value per row."
+        )
+
+
+def known_at(known: Tensor, u: Tensor) -> Tensor:
+    """A known parameter in the dtype of the rows u, to which it broadcasts.
+
+    Raises:
+        ConfigError: if the parameter has one value per row, for another number of rows.
+    """
+    if known.dim() and len(known) not in (1, len(u)):
+        raise ConfigError(
+            f"a known parameter of {len(known)} rows does not belong to {len(u)} rows of inner values. Use "
+            "take(positions) for the function of some of the rows."
+        )
+    return known.to(u.dtype)
+
+
+def known_rows(known: Tensor, positions: Tensor) -> Tensor:
+    """The rows of a known parameter at ``positions``; all of it where all rows share it."""
+    return known[positions] if known.dim() and len(known) > 1 else known
 
 
 def infinite_outside(value: Tensor, inside: Tensor) -> Tensor:

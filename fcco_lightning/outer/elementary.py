@@ -155,7 +155,10 @@ class AbsoluteDifference(OuterFunction):
 
     def __post_init__(self) -> None:
         self.phi.require_convex("AbsoluteDifference")
-        slope = self.phi.subgradient(torch.zeros(1, 1)).item()
+        known = self.phi.parameters()
+        rows = max((len(p) for p in known if p.dim()), default=1)
+        zero = torch.zeros(rows, 1, device=known[0].device if known else None)
+        slope = self.phi.subgradient(zero).abs().max().item()
         if slope != 0:
             raise ConfigError(
                 f"AbsoluteDifference needs a convex phi with slope 0 at 0, {self.phi!r} has slope {slope:g} there. "
@@ -172,6 +175,13 @@ class AbsoluteDifference(OuterFunction):
         """C_f = sqrt(2) C_phi."""
         return 2**0.5 * self.phi.lipschitz
 
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.phi.parameters()
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        phi = self.phi.take(positions)
+        return self if phi is self.phi else AbsoluteDifference(phi)
+
     def value(self, u: Tensor) -> Tensor:
         return self.phi.value(self._difference(u).abs())
 
@@ -183,6 +193,9 @@ class AbsoluteDifference(OuterFunction):
         d = self._difference(u)
         e = d.sign() * self.phi.prox(d.abs(), 2 * lam)
         return u + self._spread((e - d) / 2)
+
+    def envelope(self, u: Tensor, lam: float) -> Tensor:
+        return self.phi.envelope(self._difference(u).abs(), 2 * positive("lam", lam))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
         d = self._difference(u)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fcco_lightning.checks import finite, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
-from fcco_lightning.outer.base import OuterFunction, infinite_outside
+from fcco_lightning.outer.base import OuterFunction, infinite_outside, known_at, known_rows, require_known
 
 _NEWTON_STEPS = 50  # the roots below are simple and start close; float64 is reached in fewer than 10
 _ROOT = 1e-4  # relative residual of a root that float32 reaches with room to spare
@@ -58,37 +58,54 @@ class Log(OuterFunction):
         return (u + discriminant.sqrt()) / 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LogWithTemperature(OuterFunction):
-    r"""``f(u, tau) = sum_j tau_j (log u_j + rho)``: a contrastive loss whose temperature is learnt.
+    r"""``f(u) = sum_j tau_j (log u_j + rho)`` for u > 0: a contrastive loss whose temperature tau is learnt.
 
-    A row holds (u_1 .. u_k, tau_1 .. tau_k), all > 0.  Not convex; smooth for u above ``floor``.
+    Concave; smooth for u above ``floor``.  :meth:`value` can be differentiated with respect to tau, at its present
+    value: the slope is ``log u_j + rho``.  The subgradient in u is a constant, without a graph to tau.
 
     Args:
+        tau: the temperature, > 0, a scalar tensor or rows of shape (B, k); it may require a gradient.
         rho: margin, > 0: minimised over tau_j it bounds the KL divergence of the negatives' weights.
-        floor: inner values u_j below it count as ``floor``, > 0.
+        floor: inner values below it count as ``floor``, > 0.
+
+    Raises:
+        ConfigError: if ``tau`` is not such a tensor, or ``rho`` or ``floor`` is not a positive number.
     """
 
+    tau: Tensor
     rho: float = 6.5
     floor: float = 1e-12
     convex = False
+    monotone = True
     smooth = True
 
     def __post_init__(self) -> None:
+        require_known("tau", self.tau)
         positive("rho", self.rho)
         positive("floor", self.floor)
 
+    def __repr__(self) -> str:
+        return f"LogWithTemperature(tau of shape {tuple(self.tau.shape)}, rho={self.rho!r}, floor={self.floor!r})"
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = max tau / floor, at the present temperature."""
+        return self.tau.detach().max().item() / self.floor
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.tau,)
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        tau = known_rows(self.tau, positions)
+        return self if tau is self.tau else LogWithTemperature(tau, self.rho, self.floor)
+
     def value(self, u: Tensor) -> Tensor:
-        inner, tau = self._split(u)
-        return (tau * (inner.log() + self.rho)).sum(-1)
+        return (known_at(self.tau, u) * (u.clamp(min=self.floor).log() + self.rho)).sum(-1)
 
     def subgradient(self, u: Tensor) -> Tensor:
-        inner, tau = self._split(u)
-        return torch.cat([tau / inner, inner.log() + self.rho], dim=-1)
-
-    def _split(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        inner, tau = u.chunk(2, dim=-1)
-        return inner.clamp(min=self.floor), tau
+        return known_at(self.tau, u).detach() / u.clamp(min=self.floor)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,13 @@ class MoreauEnvelope(OuterFunction):
         """At most that of f."""
         return self.outer.lipschitz
 
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.outer.parameters()
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        outer = self.outer.take(positions)
+        return self if outer is self.outer else MoreauEnvelope(outer, self.lam)
+
     def value(self, u: Tensor) -> Tensor:
         return self.outer.envelope(u, self.lam)
 
@@ -52,6 +59,13 @@ class MoreauEnvelope(OuterFunction):
     def prox(self, u: Tensor, lam: float) -> Tensor:
         total = lam + self.lam
         return u + lam / total * (self.outer.prox(u, total) - u)
+
+    def envelope(self, u: Tensor, lam: float) -> Tensor:
+        """``f_{lam + self.lam}(u)``: two smoothings are one of their sum."""
+        return self.outer.envelope(u, positive("lam", lam) + self.lam)
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        return self.outer.envelope_gradient(u, positive("lam", lam) + self.lam)
 
     def conjugate(self, y: Tensor) -> Tensor:
         return self.outer.conjugate(y) + self.lam / 2 * y.square().sum(-1)

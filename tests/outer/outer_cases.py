@@ -23,6 +23,7 @@ from fcco_lightning.outer import (
     OuterFunction,
     Power,
     Ratio,
+    Shifted,
     Softplus,
     Square,
     SquaredHinge,
@@ -74,6 +75,17 @@ PLAIN = [
     Case(Softplus(-2.5), dual=(-2.5, 0.0)),
     Case(NegativeLog(), low=0.05, kinks=((1.0,),), dual=(-np.inf, 0.0)),
     Case(NegativeLog(tau=0.4), low=0.05, kinks=((1.0,),), dual=(-np.inf, 0.0)),
+    Case(Shifted(cvar(0.25), torch.tensor(0.4)), kinks=((0.4,),), dual=(0.0, 4.0)),
+    Case(Shifted(Hinge(2.0, 0.1), torch.tensor(0.25, dtype=torch.float64), 0.5), kinks=((0.3,),), dual=(0.0, 4.0)),
+    Case(Shifted(ChiSquare(0.5), torch.tensor(-0.2), 0.5), kinks=((-0.7,),), dual=(0.0, np.inf)),
+    Case(Shifted(KullbackLeibler(2.0), torch.tensor(0.3), 2.0), dual=(0.0, np.inf)),
+    Case(
+        Shifted(Shifted(SquaredHinge(), torch.tensor(0.5)), torch.tensor(0.25), 2.0),
+        kinks=((1.25,),),
+        dual=(0.0, np.inf),
+    ),
+    Case(Shifted(Maximum(), torch.tensor([[0.5, -0.25]]), 0.5), 2, kinks=((0.75, 0.0),)),
+    Case(AbsoluteDifference(Shifted(Hinge(3.0), torch.tensor(0.125))), 2, kinks=((0.625, 0.5), (0.5, 0.5))),
 ]
 ENVELOPES = [Case(MoreauEnvelope(c.outer, 0.4), c.width, c.low, c.high, c.kinks, c.dual) for c in PLAIN]
 WITHOUT_PROX = [
@@ -86,7 +98,10 @@ NOT_CONVEX_WITH_PROX = [
     Case(Log(tau=0.5), low=0.5, kinks=((1.0,),)),
     Case(Ratio(), 2, low=0.5, kinks=((1.0, 1.0),)),
 ]
-NOT_CONVEX = [*NOT_CONVEX_WITH_PROX, Case(LogWithTemperature(rho=0.3), 4, low=0.3, kinks=((1.0, 1.0, 0.5, 0.5),))]
+NOT_CONVEX = [
+    *NOT_CONVEX_WITH_PROX,
+    Case(LogWithTemperature(torch.tensor([[0.4, 0.7]]), rho=0.3), 2, low=0.3, kinks=((1.0, 1.0),)),
+]
 WITHOUT_PROX += NOT_CONVEX[-1:]
 ALL_OUTER = CONVEX + NOT_CONVEX
 

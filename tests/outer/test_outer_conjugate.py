@@ -4,7 +4,7 @@ import torch
 from outer_cases import CONVEX, NOT_CONVEX, WITH_PROX, WITHOUT_PROX, case_name, minimum
 
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer import AbsoluteDifference, ChiSquare, Hinge, LogSumExp, Maximum, Square, SquaredHinge
+from fcco_lightning.outer import AbsoluteDifference, ChiSquare, Hinge, LogSumExp, Maximum, Shifted, Square, SquaredHinge
 from fcco_lightning.outer import MoreauEnvelope as Envelope
 
 ARGMIN = 2e-6  # a minimiser is found to about the square root of the value's rounding error
@@ -113,7 +113,7 @@ def test_conjugate_prox_of_the_maximum_is_the_projection_on_the_simplex(case):
 
 
 def test_every_wide_function_with_a_prox_has_a_dual_step_test():
-    kinds = (AbsoluteDifference, Maximum)
+    kinds = (AbsoluteDifference, Maximum, Shifted)
     wide = [c.outer for c in WITH_PROX if c.width > 1]
     assert all(isinstance(o, kinds) or isinstance(o.outer, kinds) for o in wide)
 
@@ -162,6 +162,8 @@ DUAL_STEPS = [  # section 2 of the specification, last column
     (ChiSquare(0.5), 1, lambda g, y, t: positive_part((g + 1 + t * y) / (1 / 0.5 + t))),
     (ChiSquare(0.5, half=False), 1, lambda g, y, t: positive_part((g + 2 + t * y) / (2 / 0.5 + t))),
     (Maximum(), 3, lambda g, y, t: simplex(y + g / t)),
+    (Shifted(Maximum(), torch.tensor(0.25), 0.5), 3, lambda g, y, t: simplex(0.5 * (y + (g - 0.25) / t)) / 0.5),
+    (Shifted(Hinge(2.0), torch.tensor(0.25), 0.5), 1, lambda g, y, t: (y + (g - 0.25) / t).clamp(0, 4)),
     (Square(1.5), 1, lambda g, y, t: (g + t * y) / (1 / (2 * 1.5) + t)),
 ]
 

@@ -1,0 +1,107 @@
+"""An outer function moved by a known parameter: the threshold of CVaR, the c of a divergence's dual."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fcco_lightning.checks import positive
+from fcco_lightning.outer.base import OuterFunction, known_at, known_rows, require_known
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shifted(OuterFunction):
+    r"""``f(u) = h((u - s) / c)`` for an outer function h, a known parameter s and a positive number c.
+
+    What is sampled (a loss u) is remembered in the rows; what is known (the threshold s) is applied at its present
+    value, here.  With ``h = cvar(r)`` it is the outer function of the conditional value at risk of threshold s, with
+    ``h = ChiSquare(lam0)`` or ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.
+
+    :meth:`value`, :meth:`envelope` and :meth:`conjugate` can be differentiated with respect to s, and the slope that
+    they have in s is the one that :meth:`subgradient` (:meth:`envelope_gradient`) returns, also at a kink.  The maps
+    that return rows are constants: they carry no graph to s.
+
+    Args:
+        outer: the function h.
+        shift: the parameter s, a scalar tensor or rows of shape (B, k), which may require a gradient; in units of u.
+        scale: the number c, > 0, in units of u.
+
+    Raises:
+        ConfigError: if ``shift`` is not such a tensor or ``scale`` is not a positive number.
+    """
+
+    outer: OuterFunction
+    shift: Tensor
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_known("shift", self.shift)
+        positive("scale", self.scale)
+
+    def __repr__(self) -> str:
+        return f"Shifted({self.outer!r}, shift of shape {tuple(self.shift.shape)}, scale={self.scale!r})"
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """As h."""
+        return self.outer.convex
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        """As h."""
+        return self.outer.monotone
+
+    @property
+    def smooth(self) -> bool:  # type: ignore[override]
+        """As h."""
+        return self.outer.smooth
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = C_h / c."""
+        return self.outer.lipschitz / self.scale
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.shift, *self.outer.parameters())
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        outer, shift = self.outer.take(positions), known_rows(self.shift, positions)
+        return self if outer is self.outer and shift is self.shift else Shifted(outer, shift, self.scale)
+
+    def value(self, u: Tensor) -> Tensor:
+        z = self._argument(u)
+        value = self.outer.value(z.detach())
+        return _with_slope(value, self.outer.subgradient(z.detach()), z) if z.requires_grad else value
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return self.outer.subgradient(self._argument(u).detach()) / self.scale
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        r"""``s + c prox_{lam h / c^2}((u - s) / c)``."""
+        moved = self.outer.prox(self._argument(u).detach(), lam / self.scale**2)
+        return known_at(self.shift, u).detach() + self.scale * moved
+
+    def envelope(self, u: Tensor, lam: float) -> Tensor:
+        z, inner = self._argument(u), positive("lam", lam) / self.scale**2
+        value = self.outer.envelope(z.detach(), inner)
+        return _with_slope(value, self.outer.envelope_gradient(z.detach(), inner), z) if z.requires_grad else value
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        inner = positive("lam", lam) / self.scale**2
+        return self.outer.envelope_gradient(self._argument(u).detach(), inner) / self.scale
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        """``h*(c y) + <y, s>``."""
+        return self.outer.conjugate(self.scale * y) + (y * known_at(self.shift, y)).sum(-1)
+
+    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
+        self.require_convex("a dual step")
+        back = y - positive("tau", tau) * known_at(self.shift, y).detach()
+        return self.outer.conjugate_prox(self.scale * back, tau * self.scale**2) / self.scale
+
+    def _argument(self, u: Tensor) -> Tensor:
+        return (u - known_at(self.shift, u)) / self.scale
+
+
+def _with_slope(value: Tensor, slope: Tensor, z: Tensor) -> Tensor:
+    """``value`` with the gradient ``slope`` with respect to z, in place of a graph through a root or a kink."""
+    return value + (slope * (z - z.detach())).sum(-1)

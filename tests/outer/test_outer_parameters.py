@@ -1,0 +1,193 @@
+"""Known parameters of outer functions: gradients against differences, and the function of some of the rows."""
+
+import pytest
+import torch
+
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.outer import (
+    AbsoluteDifference,
+    ChiSquare,
+    Hinge,
+    KullbackLeibler,
+    LogWithTemperature,
+    Maximum,
+    MoreauEnvelope,
+    Power,
+    Shifted,
+    Softplus,
+    Square,
+    cvar,
+)
+
+SLOPE = 1e-8  # central differences with h = 1e-4 of functions with third derivatives of order 1
+EXACT = 1e-12
+MAKERS = {  # name: (parameter -> outer function, width of the rows, a value of the parameter)
+    "hinge": (lambda s: Shifted(Hinge(2.0, 0.1), s, 0.5), 2, 0.3),
+    "smoothed hinge": (lambda s: MoreauEnvelope(Shifted(Hinge(2.0), s), 0.7), 2, 0.3),
+    "shifted envelope": (lambda s: Shifted(MoreauEnvelope(cvar(0.2), 0.4), s, 1.5), 1, -0.2),
+    "chi-square": (lambda s: Shifted(ChiSquare(0.5), s, 0.5), 1, 0.2),
+    "kl": (lambda s: Shifted(KullbackLeibler(2.0), s, 2.0), 1, -0.4),
+    "smoothed kl": (lambda s: MoreauEnvelope(Shifted(KullbackLeibler(), s), 0.3), 1, 0.1),
+    "smoothed power": (lambda s: MoreauEnvelope(Shifted(Power(3.0), s), 0.3), 1, 0.1),
+    "smoothed maximum": (lambda s: MoreauEnvelope(Shifted(Maximum(), s, 0.8), 0.6), 2, 0.1),
+    "twice": (lambda s: Shifted(Shifted(Softplus(-1.5), s * s), s, 2.0), 1, 0.6),
+    "fairness": (lambda s: AbsoluteDifference(Shifted(Hinge(1.5), s)), 2, 0.25),
+    "smoothed fairness": (lambda s: MoreauEnvelope(AbsoluteDifference(Shifted(Hinge(1.5), s)), 0.3), 2, 0.25),
+    "temperature": (lambda tau: LogWithTemperature(tau, rho=0.4), 2, 0.7),
+}
+
+
+def rows(width, count=9):
+    generator = torch.Generator().manual_seed(3)
+    return 0.2 + 2 * torch.rand(count, width, generator=generator, dtype=torch.float64)
+
+
+def parameter(value, shape):
+    generator = torch.Generator().manual_seed(4)
+    spread = 0.1 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return (value + spread).requires_grad_()
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_gradient_with_respect_to_the_parameter_is_that_of_differences(name, per_row):
+    make, width, value = MAKERS[name]
+    u, h = rows(width), 1e-4
+    columns = 1 if "fairness" in name else width
+    known = parameter(value, (len(u), columns) if per_row else ())
+    make(known).value(u).sum().backward()
+    for place in [(i, j) for i in range(len(u)) for j in range(columns)] if per_row else [()]:
+        ahead, back = known.detach().clone(), known.detach().clone()
+        ahead[place] += h
+        back[place] -= h
+        slope = (make(ahead).value(u).sum() - make(back).value(u).sum()) / (2 * h)
+        assert known.grad[place].item() == pytest.approx(slope.item(), rel=SLOPE, abs=SLOPE)
+
+
+@pytest.mark.parametrize("name", [n for n in MAKERS if n != "temperature"])
+def test_gradient_of_the_conjugate_with_respect_to_the_parameter(name):
+    make, width, value = MAKERS[name]
+    known, h = parameter(value, ()), 1e-4
+    y = make(known).subgradient(rows(width))  # inside the domain of the conjugate
+    make(known).conjugate(y).sum().backward()
+    detached = known.detach()
+    slope = (make(detached + h).conjugate(y).sum() - make(detached - h).conjugate(y).sum()) / (2 * h)
+    assert known.grad.item() == pytest.approx(slope.item(), rel=SLOPE, abs=SLOPE)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_maps_to_rows_are_constants(name):
+    make, width, value = MAKERS[name]
+    outer, u = make(parameter(value, ())), rows(width)
+    maps = [outer.subgradient]
+    if outer.convex:
+        maps += [
+            lambda r: outer.prox(r, 0.3),
+            lambda r: outer.envelope_gradient(r, 0.3),
+            lambda r: outer.conjugate_prox(r, 0.3),
+        ]
+    assert outer.value(u).requires_grad
+    assert not any(m(u).requires_grad for m in maps)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_some_rows_have_the_function_of_these_rows(name):
+    make, width, value = MAKERS[name]
+    u = rows(width)
+    outer = make(parameter(value, (len(u), 1)))
+    for positions in (torch.tensor([4, 0, 4]), torch.arange(len(u)) % 3 == 1):
+        some = outer.take(positions)
+        assert torch.equal(some.value(u[positions]), outer.value(u)[positions])
+        assert torch.equal(some.subgradient(u[positions]), outer.subgradient(u)[positions])
+    known = outer.parameters()[0]
+    outer.take(torch.tensor([2])).value(u[2:3]).sum().backward(inputs=[known])
+    assert known.grad[2].abs() > 0
+    assert known.grad.abs().sum() == known.grad[2].abs().sum()
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1)])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_parameter_that_all_rows_share_leaves_the_function_as_it_is(name, shape):
+    make, _, value = MAKERS[name]
+    outer = make(parameter(value, shape))
+    assert outer.take(torch.tensor([1, 0])) is outer
+
+
+def test_parameters_are_found_through_every_wrapper():
+    s, t = torch.tensor(0.5), torch.tensor([[0.5], [0.25]])
+    assert Hinge().parameters() == ()
+    assert MoreauEnvelope(Hinge(), 0.1).parameters() == ()
+    assert Hinge().take(torch.tensor([0])) == Hinge()
+    nested = AbsoluteDifference(MoreauEnvelope(Shifted(Shifted(Hinge(), s), t), 0.1))
+    assert [id(p) for p in nested.parameters()] == [id(t), id(s)]
+    assert LogWithTemperature(s).parameters()[0] is s
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_the_threshold_of_cvar_gets_one_minus_the_share_of_the_tail(scale):
+    losses = torch.arange(10, dtype=torch.float64).unsqueeze(1)
+    s = torch.tensor(6.5, dtype=torch.float64, requires_grad=True)
+    risk = s + scale * Shifted(cvar(0.3), s, scale).value(losses).mean()
+    assert risk.item() == pytest.approx(8.0)  # the mean of the three largest of ten
+    risk.backward()
+    assert s.grad.item() == pytest.approx(0.0, abs=EXACT)  # 6.5 is a quantile, where CVaR's dual is minimal
+
+
+def test_at_a_kink_the_slope_in_the_parameter_is_minus_the_subgradient():
+    s = torch.tensor(0.5, requires_grad=True)
+    outer, kink = Shifted(Hinge(3.0), s), torch.tensor([[0.5]])
+    outer.value(kink).sum().backward()
+    assert s.grad.item() == -outer.subgradient(kink).sum().item() == 0
+
+
+def test_rows_that_need_a_gradient_get_one_too():
+    u = rows(2).requires_grad_()
+    outer = MoreauEnvelope(Shifted(Square(), parameter(0.3, ())), 0.4)
+    outer.value(u).sum().backward()
+    assert torch.allclose(u.grad, outer.subgradient(u.detach()), rtol=EXACT)
+
+
+def test_rows_keep_their_dtype():
+    outer = Shifted(Hinge(), torch.zeros(3, 1, dtype=torch.float64))
+    u = torch.ones(3, 1)
+    assert outer.value(u).dtype == outer.subgradient(u).dtype == outer.prox(u, 0.1).dtype == torch.float32
+
+
+def test_a_parameter_of_other_rows_is_refused():
+    outer = Shifted(Hinge(), torch.zeros(3, 1))
+    assert outer.value(torch.zeros(3, 1)).shape == (3,)
+    with pytest.raises(ConfigError, match=r"3 rows does not belong to 2 rows .* take\(positions\)"):
+        outer.value(torch.zeros(2, 1))
+    with pytest.raises(ConfigError, match="3 rows does not belong to 2 rows"):
+        LogWithTemperature(torch.ones(3, 1)).subgradient(torch.ones(2, 1))
+
+
+@pytest.mark.parametrize("bad", [0.5, torch.tensor(1), torch.zeros(3), torch.zeros(1, 1, 1)], ids=str)
+def test_a_parameter_is_a_scalar_tensor_or_rows(bad):
+    Shifted(Hinge(), torch.zeros(()))
+    LogWithTemperature(torch.ones(1, 2))
+    with pytest.raises(ConfigError, match="shift must be a floating-point tensor"):
+        Shifted(Hinge(), bad)
+    with pytest.raises(ConfigError, match="tau must be a floating-point tensor"):
+        LogWithTemperature(bad)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])
+def test_weights_of_functions_with_parameters_must_be_positive(bad):
+    with pytest.raises(ConfigError, match="scale must be a finite number > 0"):
+        Shifted(Hinge(), torch.zeros(()), bad)
+    with pytest.raises(ConfigError, match="rho must be a finite number > 0"):
+        LogWithTemperature(torch.ones(()), rho=bad)
+    with pytest.raises(ConfigError, match="floor must be a finite number > 0"):
+        LogWithTemperature(torch.ones(()), floor=bad)
+
+
+def test_the_fairness_function_looks_at_the_slope_in_every_row():
+    AbsoluteDifference(Shifted(Hinge(), torch.tensor([[0.1], [0.0]])))
+    with pytest.raises(ConfigError, match="slope 1 there"):
+        AbsoluteDifference(Shifted(Hinge(), torch.tensor([[0.1], [-0.1]])))
+
+
+def test_lipschitz_constant_of_a_temperature_is_that_of_the_largest():
+    assert LogWithTemperature(torch.tensor([[0.5, 0.25]]), floor=0.1).lipschitz == pytest.approx(5.0)
+    assert Shifted(Hinge(3.0), torch.tensor(0.0), 2.0).lipschitz == 1.5
