@@ -9,7 +9,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "algorithms": "ALEXR ALEXR2 BSGD MOAP MSVR OOA SGD SMD SOAP SONEX SONX SOX SOXBoost Algorithm",
+    "algorithms": "ALEXR ALEXR2 BSGD DoubleLoop MOAP MSVR OOA SGD SMD SOAP SONEX SONX SOX SOXBoost Algorithm "
+    "SingleLoop TwoDraws",
     "ambiguity": "AmbiguitySet CappedSimplex",
     "constraints": "Constraint GeometricRho HingePenalty MeanAtMost MeanDifferenceAtMost NonForgetting "
     "Penalty QuantileScores RawScores ROCFairness SmoothedHingePenalty SquaredHingePenalty StandardScores",
@@ -17,16 +18,16 @@ _HOME = {
     "data.datamodules": "ContinualCLIPDataModule DigitsCLIPDataModule GroupedImageDataModule "
     "GroupedTabularDataModule SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
-    "estimators": "EMA CorrectedEMA DualAscent DualMirror DualProx Estimator Minibatch ScaledEMA",
+    "estimators": "EMA CorrectedEMA DualMirror DualProx Estimator Minibatch Range ScaledEMA",
     "models": "BatchNetwork CLIPModel ParameterGroup TabularMLP TimmModel",
     "objectives": "AUC ChiSquareGroupDRO CrossEntropy CrossEntropyLoss CVaRGroupDRO GlobalContrastive GroupObjective "
-    "InfoNCE KLGroupDRO "
-    "LogisticLoss LogisticPair MultiLabelLoss MultiTaskGroupDRO Objective PairLoss Quantity SigmoidPair SoftRate "
+    "InfoNCE KLGroupDRO LogisticLoss LogisticPair MultiLabelLoss MultiTaskGroupDRO Objective PairLoss Quantity RowDomain "
+    "SigmoidPair SoftRate "
     "SquaredHingePair SquaredLoss SquaredPair WorstGroupDRO",
     "outer": "Hinge MoreauEnvelope MoreauSmoothing NoSmoothing OuterFunction Smoothing",
-    "problem": "Engine InnerFunctions Problem",
+    "engine": "Engine InnerFunctions Problem Surrogate",
     "state": "DualState",
-    "steps": "AdamType HeavyBall ProximalPoint ProximalSGD Step Storm",
+    "steps": "AdamType HeavyBall ProximalSGD",
     "training": "FCCOModule StepAtFractions",
     "training.evaluation": "BinaryEvaluation ContinualEvaluation Evaluation GroupEvaluation TaskEvaluation",
 }

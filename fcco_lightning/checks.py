@@ -1,9 +1,13 @@
 """Checks of scalar arguments, made once where an argument enters."""
 
 import math
+from collections.abc import Sequence
 from numbers import Real
+from typing import TypeVar
 
 from fcco_lightning.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def _is_finite(value: object) -> bool:
@@ -50,3 +54,11 @@ def at_least(name: str, value: int, lowest: int) -> int:
     if isinstance(value, bool) or not _is_finite(value) or value != int(value) or value < lowest:
         raise ConfigError(f"{name} must be a whole number >= {lowest}, got {value!r}.")
     return int(value)
+
+
+def one_of(name: str, value: T, options: Sequence[T]) -> T:
+    """Return ``value`` if it is one of ``options``, else raise :class:`ConfigError` naming the argument and them."""
+    if value not in options:
+        known = ", ".join(repr(option) for option in options)
+        raise ConfigError(f"{name} must be one of {known}, got {value!r}.")
+    return value

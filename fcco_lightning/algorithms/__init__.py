@@ -4,15 +4,19 @@ from fcco_lightning.algorithms.alexr import ALEXR
 from fcco_lightning.algorithms.alexr2 import ALEXR2
 from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.algorithms.bsgd import BSGD
+from fcco_lightning.algorithms.double_loop import DoubleLoop
+from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.algorithms.moap import MOAP
 from fcco_lightning.algorithms.msvr import MSVR
 from fcco_lightning.algorithms.ooa import OOA, SMD
 from fcco_lightning.algorithms.sgd import SGD
+from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.algorithms.soap import SOAP
 from fcco_lightning.algorithms.sonex import SONEX
 from fcco_lightning.algorithms.sonx import SONX
 from fcco_lightning.algorithms.sox import SOX
 from fcco_lightning.algorithms.sox_boost import SOXBoost
+from fcco_lightning.algorithms.two_draws import TwoDraws
 
 __all__ = [
     "ALEXR",
@@ -28,5 +32,9 @@ __all__ = [
     "SONX",
     "SOX",
     "Algorithm",
+    "DoubleLoop",
+    "Estimation",
     "SOXBoost",
+    "SingleLoop",
+    "TwoDraws",
 ]

@@ -1,27 +1,43 @@
 """ALEXR."""
 
-from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.two_draws import Jacobian, TwoDraws
 from fcco_lightning.checks import positive
+from fcco_lightning.engine import Engine
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import DualMirror, DualProx
+from fcco_lightning.records import Batch
 
 
-class ALEXR(Algorithm):
+class ALEXR(TwoDraws):
     r"""Extrapolated dual step, then a primal step with the updated y_i (000 Alg. 1); for convex f.
 
-    ``g~_i = g_i(w_t) + theta (g_i(w_t) - g_i(w_{t-1}))``, ``y_i <- argmax <y, g~_i> - f_i*(y) - tau U_psi(y, y_i)``,
-    ``G = (1/B1) sum_i Jac g_i(w_t)^T y_i``.  ``optimizer: ProximalSGD`` is the paper's primal step with r = mu/2 |w|^2.
+    ``g~_i = g_i(w_t; B_i) + theta (g_i(w_t; B_i) - g_i(w_{t-1}; B_i))``,
+    ``y_i <- argmax <y, g~_i> - f_i*(y) - tau U_psi(y, y_i)``, and, on an independent draw B~_i,
+    ``G = (1/B1) sum_i Jac g_i(w_t; B~_i)^T y_i``.  ``optimizer: ProximalSGD`` is the paper's primal step with
+    r = mu/2 |w|^2.
 
     Args:
         tau: inverse dual step size, > 0.
         theta: extrapolation, in [0, 1] (000: .1, 1); 0 saves the second forward pass.
         mirror: psi = f* for smooth f (u-form, eq. (3)) instead of psi = |.|^2/2 (y-form).  At theta = 0 the mirror form
-            is SOAP with gamma = 1/(1 + tau).
+            on the same samples is SOAP with gamma = 1/(1 + tau).
+        jacobian: where the samples come from on which the Jacobian is taken, independent of those that move y:
+            "halves" of the batch, a "part" of its own, or the "old" y; "reuse" takes the same samples, which is biased
+            by ``Cov(y_i, grad g_i)``.  See :class:`~fcco_lightning.algorithms.two_draws.TwoDraws`.
     """
 
-    def __init__(self, tau: float = 1.0, theta: float = 0.1, mirror: bool = False) -> None:
+    def __init__(
+        self, tau: float = 1.0, theta: float = 0.1, mirror: bool = False, jacobian: Jacobian = "halves"
+    ) -> None:
         positive("tau", tau)
         if not 0 <= theta <= 1:
             raise ConfigError(f"theta must lie in [0, 1], got {theta!r}.")
         gamma = 1 / (1 + tau)
-        super().__init__(DualMirror(gamma, gamma * theta) if mirror else DualProx(tau, theta))
+        super().__init__(DualMirror(gamma, gamma * theta) if mirror else DualProx(tau, theta), jacobian=jacobian)
+
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        engine.descend(self.surrogate(engine, batch))
+        engine.commit()
+        if self.needs_previous:
+            self._previous.remember(engine.params)
+        engine.update()

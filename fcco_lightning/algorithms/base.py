@@ -1,80 +1,114 @@
-"""An algorithm is a composition: estimator x smoothing x step."""
+"""What an algorithm is: one iteration, written in the engine's verbs."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch import Tensor
 
-from fcco_lightning.estimators import Estimator
-from fcco_lightning.outer import NoSmoothing, Smoothing
-from fcco_lightning.state import DualState
-from fcco_lightning.steps import Step
+from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.distributed import Processes
+from fcco_lightning.engine import Drawn, Engine, Problem, Term
+from fcco_lightning.objectives import Objective
+from fcco_lightning.records import Batch
+from fcco_lightning.state import Layout
 
 
-class Algorithm:
-    r"""How inner values are remembered, outer functions smoothed, and weights moved.
+class Algorithm(ABC):
+    r"""How a stream of batches becomes updates of the weights.
 
-    The gradient estimate is always ``G = mean over sampled i of Jac g_i(w)^T y_i``; an algorithm only decides the
-    y_i and the step.  Named algorithms are subclasses that choose the parts; a new combination needs no class.
-
-    Attributes:
-        uses_constraints: whether constraints are penalised, or only measured.
-        keeps_rows: whether it remembers earlier values of all rows, which must then be whole on every process.
-        max_form: whether it works on the objective's max form, whose weights it keeps.
-        sets_step_sizes: whether it changes the optimizer's step size, so that there can be no schedule beside it.
-
-    Args:
-        estimator: for the constraints, and for the objective unless it has its own.
-        smoothing: map on non-smooth outer functions; None for none.
-        step: where gradients are taken and how they move the weights; None for the user's optimizer alone.
-        objective_estimator: for the objective's inner functions, if other than ``estimator`` (004 F.3).
+    A named algorithm is a subclass whose :meth:`iteration` reads beside the paper's box.  Most compose an estimator
+    (what is remembered of inner values) and a smoothing (of outer functions) under
+    :class:`~fcco_lightning.algorithms.SingleLoop` or :class:`~fcco_lightning.algorithms.DoubleLoop`.  The gradient
+    estimate is always ``G = mean over sampled i of Jac g_i(w)^T y_i``; an algorithm only decides the y_i and the step.
     """
 
-    uses_constraints: bool = True
-    max_form: bool = False
-    sets_step_sizes: bool = False
-    keeps_rows: bool = False
-
-    def __init__(
-        self,
-        estimator: Estimator,
-        smoothing: Smoothing | None = None,
-        step: Step | None = None,
-        objective_estimator: Estimator | None = None,
-    ) -> None:
-        self._estimator = estimator
-        self._objective_estimator = objective_estimator or estimator
-        self.smoothing = smoothing or NoSmoothing()
-        self.step = step or Step()
+    objective_share: float = 1.0
+    """Part of a batch on which the objective's gradient is taken."""
+    constraint_share: float = 1.0
+    """Part of a batch on which the constraints' gradient is taken."""
 
     @property
     def name(self) -> str:
         """As written in checkpoints and reports."""
         return type(self).__name__
 
-    @property
-    def estimator(self) -> Estimator:
-        """For the constraints."""
-        return self._estimator
+    # ------------------------------------------------------------------------------------------------------ the problem
 
-    @property
-    def objective_estimator(self) -> Estimator:
-        """For the objective's inner functions."""
-        return self._objective_estimator
+    def posed(self, objective: Objective, constraints: Sequence[Constraint]) -> tuple[Objective, Sequence[Constraint]]:
+        """The problem that the algorithm works on: the same, a max form, or without the constraints."""
+        return objective, constraints
 
-    @property
-    def needs_previous(self) -> bool:
-        """Whether a second forward pass at the previous weights is made."""
-        estimators = (self.estimator, self.objective_estimator)
-        return self.step.needs_previous_gradient or any(e.needs_previous for e in estimators)
+    def pose(
+        self,
+        objective: Objective,
+        constraints: Sequence[Constraint] = (),
+        penalty: Penalty | None = None,
+        *,
+        num_samples: int,
+        sampling: Mapping[str, Drawn] | None = None,
+        dtype: torch.dtype = torch.float32,
+        processes: Processes | None = None,
+        layout: Layout = "auto",
+    ) -> Problem:
+        """The problem with the rows that this algorithm keeps; arguments as of :class:`Problem`.
 
-    def after_update(self, optimizer: Optimizer, states: Sequence[DualState]) -> None:
-        """Called after every update of w; for algorithms that run in stages."""
+        Raises:
+            ConfigError: if the algorithm does not apply to the problem, naming what stands in the way.
+        """
+        objective, constraints = self.posed(objective, constraints)
+        problem = Problem(
+            objective,
+            constraints,
+            penalty,
+            num_samples,
+            sampling=sampling,
+            objective_share=self.objective_share,
+            constraint_share=self.constraint_share,
+            dtype=dtype,
+            processes=processes,
+            layout=layout,
+        )
+        self.prepare(problem)
+        return problem
+
+    def prepare(self, problem: Problem) -> None:  # noqa: B027 - SGD keeps nothing
+        """Allocate the rows that are kept, and refuse by name what the algorithm cannot do."""
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    def start(self, engine: Engine) -> None:  # noqa: B027 - most hooks are for a few algorithms
+        """Take the trainable parameters, in their final place and dtype; memories of weights start afresh."""
+
+    @abstractmethod
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        """One batch: measure, propose rows, descend, commit, update."""
+
+    def close(self, engine: Engine) -> None:  # noqa: B027
+        """End what is left open where an epoch ends without a usable batch."""
+
+    def finish(self, engine: Engine, batches: Iterator[Batch]) -> bool:  # noqa: ARG002
+        """After training; whether the weights were changed."""
+        return False
+
+    # --------------------------------------------------------------------------------------------------------- reports
+
+    def duals(self, term: Term, rows: Tensor) -> Tensor:
+        """The dual values y_i that rows (b, k) of a term stand for, shape (b, k)."""
+        return term.outer.subgradient(rows)
+
+    def settings(self) -> dict[str, str]:
+        """The hyperparameters by name, for comparison between processes."""
+        return {name: repr(v) for name, v in vars(self).items() if not name.startswith("_") and _is_plain(v)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives only."""
-        return {"name": self.name, "step": self.step.state_dict()}
+        """What is remembered beside rows: tensors and primitives only."""
+        return {"name": self.name}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore after the step was bound to the parameters."""
-        self.step.load_state_dict(state["step"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restore, after :meth:`start`."""
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, int | float | str | bool | None) or hasattr(value, "__dataclass_fields__")

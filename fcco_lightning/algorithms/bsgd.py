@@ -1,10 +1,10 @@
 """Biased stochastic gradient descent."""
 
-from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.estimators import Minibatch
 
 
-class BSGD(Algorithm):
+class BSGD(SingleLoop):
     r"""``G = (1/B1) sum_i Jac g_i(w; B_i)^T grad f_i(g_i(w; B_i))``; nothing is remembered, so G is biased.
 
     Source: 001 section 2.1.  Equals SOAP with gamma = 1.  A non-smooth f is used through a subgradient.

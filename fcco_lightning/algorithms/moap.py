@@ -1,10 +1,10 @@
 """MOAP."""
 
-from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.estimators import ScaledEMA
 
 
-class MOAP(Algorithm):
+class MOAP(SingleLoop):
     r"""``u_i <- (1 - gamma) u_i + gamma (n/B1) g_i`` (sampled) or ``(1 - gamma) u_i`` (all others), momentum on G.
 
     G is taken at the new u_i; ``optimizer: HeavyBall`` gives the momentum.  Touches all n rows at every step.

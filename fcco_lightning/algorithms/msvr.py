@@ -1,17 +1,24 @@
 """MSVR."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from fcco_lightning.algorithms.base import Algorithm
+import torch
+
+from fcco_lightning.algorithms.estimation import Estimation
+from fcco_lightning.engine import Engine, Surrogate
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import CorrectedEMA
-from fcco_lightning.steps import Storm
+from fcco_lightning.records import Batch
+from fcco_lightning.steps import Storm, like_parameters
 
 
-class MSVR(Algorithm):
+class MSVR(Estimation):
     r"""Corrected average of u_i and a STORM gradient, ``w <- step(w, v)``.
 
     ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` and
-    ``v <- G(w_t) + (1-b)(v - G(w_{t-1}))`` on the same samples; two forwards and two backwards.
+    ``v <- G(w_t) + (1-b)(v - G(w_{t-1}))`` on the same samples; two forwards and two backwards.  G(w_{t-1}) takes the
+    outer gradients at the rows from before the step, G(w_t) at the rows after it, so that the difference estimates
+    ``grad F(w_t) - grad F(w_{t-1})``.
 
     Args:
         gamma: weight of the new value, in (0, 1) (000: .1, .5, .9).
@@ -21,4 +28,40 @@ class MSVR(Algorithm):
     """
 
     def __init__(self, gamma: float = 0.5, gamma_prime: float | Literal["theory"] = "theory", b: float = 0.1) -> None:
-        super().__init__(CorrectedEMA(gamma, gamma_prime, fresh=True), step=Storm(b))
+        super().__init__(CorrectedEMA(gamma, gamma_prime, fresh=True))
+        self.b = b
+        self._storm = Storm(b)
+
+    def start(self, engine: Engine) -> None:
+        super().start(engine)
+        self._storm = Storm(self.b)
+        if getattr(engine.functions.network, "recomputes", False):
+            raise ConfigError(
+                f"grad_checkpointing=True of {type(engine.functions.network).__name__} does not go with MSVR: its "
+                "gradient at the previous weights would be computed at the present ones. Set grad_checkpointing to "
+                "false, or use an algorithm without that gradient, such as SONEX."
+            )
+
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        weights = self._previous.tensors
+        before = None if weights is None else [w.detach().requires_grad_() for w in weights]
+        now = engine.inner(engine.evaluate(batch, before, graph=True), previous_direct=before is not None)
+        surrogate, previous = Surrogate(now.direct), Surrogate(now.previous_direct)
+        for reading in now.readings:
+            if reading.previous is not None:
+                self.add(previous, reading.at_previous(), *self.recall(engine, reading, reading.previous_outer))
+            self.add(surrogate, reading, *self.track(engine, reading))
+        engine.descend(surrogate)
+        old = None if before is None else engine.gradients(previous, before)
+        if engine.commit():
+            new = [torch.zeros_like(p) if p.grad is None else p.grad for p in engine.params]
+            engine.replace_gradient([g.clone() for g in self._storm.update(new, old)])
+        self._previous.remember(engine.params)
+        engine.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "v": list(self._storm.v)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._storm.v = like_parameters(state["v"], self._params)

@@ -1,16 +1,21 @@
 """Empirical risk minimisation."""
 
-from fcco_lightning.algorithms.base import Algorithm
+from collections.abc import Sequence
+
+from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.constraints import Constraint
 from fcco_lightning.estimators import Minibatch
+from fcco_lightning.objectives import Objective
 
 
-class SGD(Algorithm):
+class SGD(SingleLoop):
     r"""``w <- step(w, grad of the objective on the batch)``: the unconstrained baseline.
 
     Constraints are measured at validation but not penalised.  With a compositional objective it is :class:`BSGD`.
     """
 
-    uses_constraints = False
-
     def __init__(self) -> None:
         super().__init__(Minibatch())
+
+    def posed(self, objective: Objective, constraints: Sequence[Constraint]) -> tuple[Objective, Sequence[Constraint]]:  # noqa: ARG002
+        return objective, ()

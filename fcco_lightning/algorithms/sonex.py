@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.estimators import CorrectedEMA
 from fcco_lightning.outer import MoreauSmoothing
 
 
-class SONEX(Algorithm):
+class SONEX(SingleLoop):
     r"""Smoothed outer functions, corrected averages, one loop (004 Alg. 1; constraints: eq. (40)).
 
     ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples,

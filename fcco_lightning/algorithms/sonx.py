@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.estimators import CorrectedEMA
 
 
-class SONX(Algorithm):
+class SONX(SingleLoop):
     r"""The u-update of SONEX without smoothing: ``G = (1/B1) sum_i Jac g_i^T s_i``, s_i a subgradient of f_i at u_i.
 
     Plain SGD (``optimizer: HeavyBall`` with beta 1).  At a kink of the hinge the subgradient is 0.

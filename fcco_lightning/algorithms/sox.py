@@ -1,10 +1,10 @@
 """SOX."""
 
-from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.estimators import EMA
 
 
-class SOX(Algorithm):
+class SOX(SingleLoop):
     r"""``u_i <- (1 - gamma) u_i + gamma g_i``, ``G = (1/B1) sum_i Jac g_i^T grad f_i(u_i)`` with the OLD u_i.
 
     With ``optimizer: HeavyBall`` (beta in the paper's notation) it is 001 Alg. 1; with ``ProximalSGD`` the convex

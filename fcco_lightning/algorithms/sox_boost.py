@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.checks import at_least
+from fcco_lightning.engine import Engine, Problem, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA, Estimator
+from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState
 
 
-class SOXBoost(Algorithm):
+class SOXBoost(SingleLoop):
     r"""SOX in stages (001 Alg. 2): every stage halves step size, beta and gamma and doubles its length.
 
     A stage hands on a uniformly random iterate (w, u, v) of its own (erratum E-001-8).  Halving instead of the
@@ -27,9 +29,6 @@ class SOXBoost(Algorithm):
         seed: for the random iterate.
     """
 
-    sets_step_sizes = True
-    keeps_rows = True
-
     def __init__(self, gamma: float = 0.5, first_stage: int = 1000, seed: int = 0) -> None:
         super().__init__(EMA(gamma))
         self.gamma = gamma
@@ -39,23 +38,32 @@ class SOXBoost(Algorithm):
         self._kept: dict[str, Tensor] = {}
         self._draw()
 
-    @property
-    def estimator(self) -> Estimator:
+    def estimator_of(self, term: Term) -> Estimator:  # noqa: ARG002
         """SOX's average with the stage's gamma."""
         return EMA(self.gamma / 2**self.stage)
 
-    @property
-    def objective_estimator(self) -> Estimator:
-        """As for the constraints."""
-        return self.estimator
+    def prepare(self, problem: Problem) -> None:
+        super().prepare(problem)
+        if any(state.sharded for state in problem.states):
+            raise ConfigError(
+                "SOXBoost keeps a second copy of all rows, which cannot be divided among processes. Use "
+                "--model.state_layout replicated, or another algorithm."
+            )
+
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        if engine.has_schedule:
+            raise ConfigError("SOXBoost sets its own step sizes: leave out --model.scheduler.")
+        if any("momentum" not in group for group in engine.optimizer.param_groups):
+            raise ConfigError(
+                f"SOXBoost halves beta through the optimizer's momentum, and {type(engine.optimizer).__name__} has "
+                "none. Use HeavyBall."
+            )
+        super().iteration(engine, batch)
+        self._count(engine.optimizer, engine.problem.states)
 
     @torch.no_grad()
-    def after_update(self, optimizer: Optimizer, states: Sequence[DualState]) -> None:
-        if any("momentum" not in group for group in optimizer.param_groups):
-            raise ConfigError(
-                f"SOXBoost halves beta through the optimizer's momentum, and {type(optimizer).__name__} has none. "
-                "Use HeavyBall."
-            )
+    def _count(self, optimizer: Optimizer, states: Sequence[DualState]) -> None:
+        """Keep the iterate that was drawn; at the end of a stage go back to it and halve the steps."""
         self.updates += 1
         if self.updates == self._keep_at:
             self._kept = {name: t.detach().clone() for name, t in _iterate(optimizer, states).items()}
@@ -64,8 +72,6 @@ class SOXBoost(Algorithm):
         for name, now in _iterate(optimizer, states).items():
             # a momentum that was not there yet was zero
             now.copy_(self._kept[name] if name in self._kept else torch.zeros_like(now))
-        for state in states:
-            state.rewritten()
         self.stage, self.updates, self.length = self.stage + 1, 0, 2 * self.length
         self._draw()
         for group in optimizer.param_groups:

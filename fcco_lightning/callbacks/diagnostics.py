@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.callbacks.summary_table import write_report
 from fcco_lightning.checks import positive
+from fcco_lightning.engine import InnerFunctions
+from fcco_lightning.engine.diagnostics import MAX_VALUES, diagnose, jacobian, remembered_duals, required_size
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import MoreauSmoothing
-from fcco_lightning.problem import InnerFunctions
-from fcco_lightning.problem.diagnostics import MAX_VALUES, diagnose, jacobian, remembered_duals, required_size
 from fcco_lightning.training import FCCOModule
 
 
@@ -24,7 +24,7 @@ class Diagnostics(Callback):
 
     The least eigenvalue of the Gram matrix of the exact inner functions' gradients (004 Assumption 4.3 and Table 6),
     how many dual values are active and how large they are (Omega_y^0, 000 Remark F.1), and the eps for which the
-    solution is approximately eps-stationary (004 Def. 4.1); see :func:`fcco_lightning.problem.diagnostics.diagnose`.
+    solution is approximately eps-stationary (004 Def. 4.1); see :func:`fcco_lightning.engine.diagnostics.diagnose`.
 
     It runs at the end of ``fit``, and of ``test`` and ``validate`` on a checkpoint (``fcco test --config C --ckpt_path
     P --diagnostics.enabled true``), where the rows that the algorithm keeps are not known.  Writes

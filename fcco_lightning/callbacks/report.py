@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.records import Batch
+from fcco_lightning.records import Columns
 from fcco_lightning.training import Evaluation, FCCOModule
 
 _PRINTED_ROWS = 10
@@ -77,7 +77,7 @@ class Report(Callback):
             return
         seconds = time.perf_counter() - self._started
         report: dict[str, Any] = {}
-        final: dict[str, tuple[Tensor, Batch]] = {}
+        final: dict[str, tuple[Tensor, Columns]] = {}
         for split, loader in loaders().items():
             outputs, columns = pl_module.evaluate(loader)
             summary = pl_module.summarise(split, outputs, columns)
@@ -88,7 +88,7 @@ class Report(Callback):
         if trainer.is_global_zero:
             self._write(folder, pl_module.evaluation, final)
 
-    def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Batch]]) -> None:
+    def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Columns]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_report(self.report, folder / "report.json")
         if self.pictures:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.distributed import Processes
+from fcco_lightning.engine import Problem
+from fcco_lightning.engine.terms import Term
 from fcco_lightning.pictures.style import BLUE, new_figure, quiet_frame, save
-from fcco_lightning.problem import Problem
-from fcco_lightning.problem.terms import Term
 from fcco_lightning.state import DualState
 from fcco_lightning.training import FCCOModule
 

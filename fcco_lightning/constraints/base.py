@@ -1,12 +1,14 @@
 """What a constraint is: rows h_i(w) <= 0, each a convex function of inner values g_i(w)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from fcco_lightning.estimators import Range
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Batch, Inner
+from fcco_lightning.records import Columns, Inner
 
 
 class Constraint(ABC):
@@ -19,14 +21,16 @@ class Constraint(ABC):
         kappa: tolerance.
         names: a short name per row, used in logs and pictures; its length is m.
         width: k.
-        part: of a batch to which several loaders contribute: what the constraint is measured on; None for the
-            objective's part.
+        part: the part of a batch on which the constraint is measured, where several loaders contribute; None for the
+            objective's.
+        range: the interval in which the inner values are known to lie, whatever the weights.
     """
 
     kappa: float
     names: list[str]
     width: int
-    part: str | None = None
+    part: str | tuple[str, ...] | None = None
+    range: Range = Range()
 
     @property
     def num_rows(self) -> int:
@@ -36,7 +40,7 @@ class Constraint(ABC):
     def adapt(self, datamodule: Any) -> None:  # noqa: B027 - most constraints need to know nothing
         """Take from the datamodule (or None) what must be known of the data before the first batch."""
 
-    def reference(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+    def reference(self, outputs: Any, batch: Columns) -> dict[str, Tensor]:  # noqa: ARG002
         """Columns (n,) to remember of the weights from which training starts; by default none.
 
         Args:
@@ -45,8 +49,20 @@ class Constraint(ABC):
         """
         return {}
 
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:  # noqa: ARG002
+        """Of which samples a batch must hold one each to speak of row i.
+
+        From them follows how likely a batch is to speak of a row, which its weight must make up for.
+
+        Args:
+            columns: of the whole training split.
+
+        Returns: for every row a list of masks (num_samples,), bool; None if that is not known.
+        """
+        return None
+
     @abstractmethod
-    def inner(self, outputs: Any, batch: Batch) -> Inner:
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
         """Mini-batch estimates of g_i(w), with graph; rows that the batch says nothing about are absent."""
 
     @abstractmethod
@@ -57,6 +73,6 @@ class Constraint(ABC):
     def violation(self, values: Tensor) -> Tensor:
         """h_i from inner values: (b, k) -> (b,).  Positive where the constraint is violated."""
 
-    def vacuous(self, outputs: Tensor, batch: Batch) -> str | None:  # noqa: ARG002
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Why the constraint says nothing about these outputs although it holds, or None."""
         return None

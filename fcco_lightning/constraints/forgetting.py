@@ -11,7 +11,7 @@ from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Batch, Inner
+from fcco_lightning.records import Columns, Inner
 
 
 class NonForgetting(Constraint):
@@ -50,11 +50,19 @@ class NonForgetting(Constraint):
                 "constraint out."
             )
 
-    def reference(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
+        """A batch speaks of a task if it holds a sample of it whose old loss is known."""
+        if "task" not in columns:
+            return None
+        task, old = columns["task"], columns.get("protected_loss")
+        known = torch.ones_like(task, dtype=torch.bool) if old is None else old.isfinite()
+        return [[(task == k) & known] for k in range(len(self.names))]
+
+    def reference(self, outputs: Any, batch: Columns) -> dict[str, Tensor]:
         """``protected_loss``, shape (n,), float64."""
         return {"protected_loss": self.loss(outputs.double(), batch).detach()}
 
-    def inner(self, outputs: Any, batch: Batch) -> Inner:
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
         for name in ("task", "protected_loss"):
             if name not in batch:
                 raise DataError(

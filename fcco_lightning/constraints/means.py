@@ -1,5 +1,7 @@
 """Constraints on means of a per-sample quantity over subsets of the data."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,10 +10,10 @@ from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDifference, OuterFunction
-from fcco_lightning.records import Batch, Inner
+from fcco_lightning.records import Columns, Inner
 
 
-def select(where: dict[str, int], batch: Batch) -> Tensor:
+def select(where: dict[str, int], batch: Columns) -> Tensor:
     """Mask (B,) of the samples whose columns have the given values.
 
     Raises:
@@ -32,6 +34,18 @@ def select(where: dict[str, int], batch: Batch) -> Tensor:
 
 def _empty(like: Tensor, width: int) -> Inner:
     return Inner(torch.empty(0, dtype=torch.int64, device=like.device), like.new_empty(0, width))
+
+
+def _mean(q: Tensor, chosen: Tensor, batch: Columns) -> Tensor | None:
+    """Mean of q over the chosen samples of a batch, weighted where they are not drawn uniformly; None without any."""
+    values = q[chosen]
+    if values.numel() == 0:
+        return None
+    weight = batch.get("weight")
+    if weight is None:
+        return values.mean()
+    weight = weight[chosen].to(q.dtype)
+    return (weight * values).sum() / weight.sum()
 
 
 class MeanAtMost(Constraint):
@@ -59,13 +73,18 @@ class MeanAtMost(Constraint):
         part: str | None = None,
     ) -> None:
         self.quantity, self.where, self.kappa = quantity, dict(where or {}), finite("kappa", kappa)
-        self.names, self.part = [name], part
+        self.names, self.part, self.range = [name], part, quantity.range
 
-    def inner(self, outputs: Tensor, batch: Batch) -> Inner:
-        chosen = self.quantity(outputs, batch)[select(self.where, batch)]
-        if chosen.numel() == 0:
-            return _empty(chosen, 1)
-        return Inner(torch.zeros(1, dtype=torch.int64, device=chosen.device), chosen.mean().reshape(1, 1))
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of the mean if it holds a sample of the subset."""
+        return [[select(self.where, columns)]]
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        q, chosen = self.quantity(outputs, batch), select(self.where, batch)
+        mean = _mean(q, chosen, batch)
+        if mean is None:
+            return _empty(q, 1)
+        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), mean.reshape(1, 1))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi
@@ -104,14 +123,18 @@ class MeanDifferenceAtMost(Constraint):
             raise ConfigError(f"where_a and where_b are the same subset {where_a!r}: the difference is always 0.")
         self.quantity, self.where_a, self.where_b = quantity, dict(where_a), dict(where_b)
         self.kappa = non_negative("kappa", kappa)
-        self.names, self.part = [name], part
+        self.names, self.part, self.range = [name], part, quantity.range
 
-    def inner(self, outputs: Tensor, batch: Batch) -> Inner:
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of the difference if it holds a sample of both subsets."""
+        return [[select(self.where_a, columns), select(self.where_b, columns)]]
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q = self.quantity(outputs, batch)
-        a, b = q[select(self.where_a, batch)], q[select(self.where_b, batch)]
-        if a.numel() == 0 or b.numel() == 0:
+        a, b = (_mean(q, select(where, batch), batch) for where in (self.where_a, self.where_b))
+        if a is None or b is None:
             return _empty(q, 2)
-        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), torch.stack([a.mean(), b.mean()]).unsqueeze(0))
+        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), torch.stack([a, b]).unsqueeze(0))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDifference(phi)

@@ -10,9 +10,10 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import Range
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.outer import AbsoluteDifference, OuterFunction
-from fcco_lightning.records import Batch, Inner
+from fcco_lightning.records import Columns, Inner
 
 _EDGE = 0.01  # a threshold between the 1% and the 99% quantile of the scores separates something
 _CELLS = (3, 2, 1, 0)  # 2 label + group, in the order of the rows: positives first, favoured group first
@@ -113,6 +114,7 @@ class ROCFairness(Constraint):
     """
 
     width = 2
+    range = Range(0.0, 1.0)
 
     def __init__(
         self,
@@ -132,7 +134,16 @@ class ROCFairness(Constraint):
         self._cached: tuple[tuple[torch.device, torch.dtype], Tensor, Tensor] | None = None
         self.names = [f"{rate}@{t:g}" for rate in ("tpr", "fpr") for t in self.thresholds]
 
-    def inner(self, outputs: Tensor, batch: Batch) -> Inner:
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of the rates of a class if it holds a sample of it from both groups."""
+        rows: list[Sequence[Tensor]] = []
+        for label in (1, 0):
+            of_class = columns["y"] == label
+            both = [of_class & (columns["group"] == g) for g in (1, 0)]
+            rows += [both] * len(self.thresholds)
+        return rows
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         scores = self.scale(binary_scores(outputs))
         n, cells, thresholds = len(self.thresholds), *self._constants(scores)
         member = (cells == 2 * (batch["y"] == 1) + (batch["group"] == 1)).to(scores.dtype)
@@ -160,7 +171,7 @@ class ROCFairness(Constraint):
     def violation(self, values: Tensor) -> Tensor:
         return (values[:, 0] - values[:, 1]).abs() - self.kappa
 
-    def vacuous(self, outputs: Tensor, batch: Batch) -> str | None:  # noqa: ARG002
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
         scores = self.scale(binary_scores(outputs).detach().double())
         low, high = torch.quantile(

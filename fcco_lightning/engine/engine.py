@@ -15,9 +15,10 @@ from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_parameters import RowStep
 from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import KnownRows, unite
-from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.records import Batch
+from fcco_lightning.state import DualState, Place
 
 
 class Method(Protocol):
@@ -67,6 +68,10 @@ class Evaluated(NamedTuple):
         first, second = (self._replace(now=n, before=b) for n, b in zip(now, before, strict=True))
         return first, second
 
+    def at_present(self) -> "Evaluated":
+        """The same without the second evaluation."""
+        return self._replace(before=None, elsewhere=None)
+
     def dual_part(self) -> "Evaluated":
         """The independent draw of samples that came as the part "dual"."""
         before = None if self.before is None else self.before.dual_part()
@@ -76,7 +81,8 @@ class Evaluated(NamedTuple):
 class Proposal(NamedTuple):
     """New values of rows, not yet written."""
 
-    reading: Reading
+    term: Term
+    place: Place
     rows: Tensor
     decay: float
 
@@ -148,7 +154,7 @@ class Engine:
             NonFiniteError: before any row or weight has changed.
         """
         self.optimizer, self.last_batch = optimizer, last_batch
-        optimizer.zero_grad(set_to_none=True)  # before the forwards: their activations then have that memory
+        self.clear_gradient()  # before the forwards: their activations then have that memory
         try:
             self.algorithm.iteration(self, as_batch(batch))
         finally:
@@ -233,25 +239,31 @@ class Engine:
         return Evaluated(Samples(union.outputs[0], columns), earlier, elsewhere, known)
 
     def inner(
-        self, seen: Evaluated, *, direct: bool = True, inner: bool = True, previous_direct: bool = False
+        self,
+        seen: Evaluated,
+        *,
+        direct: bool = True,
+        previous_direct: bool = False,
+        terms: Sequence[Term] | None = None,
     ) -> Measured:
         """Inner functions and g_0 from the network's outputs.
 
         Args:
             seen: see :meth:`evaluate`; all of its samples are used.
             direct: whether g_0 is measured.
-            inner: whether the terms are.
             previous_direct: whether g_0 is measured at the other weights, too.
+            terms: which terms are measured; None for all.
         """
-        now: Estimated = self.functions(seen.now, direct=direct, inner=inner)
-        if not inner:
-            return Measured(now.direct, [])
+        everything = self.problem.all_terms
+        chosen = everything if terms is None else [term for term in everything if term in terms]
+        which = [everything.index(term) for term in chosen]
+        now: Estimated = self.functions(seen.now, which, direct=direct)
         before: Estimated | None = None
         if seen.elsewhere is not None and seen.before is not None:
             with torch.set_grad_enabled(previous_direct):
-                before = seen.elsewhere.measure(seen.before, direct=previous_direct)
+                before = seen.elsewhere.measure(seen.before, which, direct=previous_direct)
         readings = []
-        for i, term in enumerate(self.problem.all_terms):
+        for i, term in enumerate(chosen):
             one = now.inner[i]
             if one is not None:
                 columns = {} if isinstance(term.part, tuple) else seen.now.batch[part_name(seen.now.batch, term.part)]
@@ -264,7 +276,7 @@ class Engine:
         """Remembered rows (b, k) of a reading, with what has been proposed for them, and which were ever visited."""
         rows, seen = reading.term.read(reading)
         for proposal in self._proposals:
-            if proposal.reading.term is reading.term:
+            if proposal.term is reading.term:
                 rows, seen = _overlay(rows, seen, reading.index, proposal)
         return rows, seen
 
@@ -276,7 +288,17 @@ class Engine:
             rows: their new values.
             decay: factor on all other rows of the term.
         """
-        self._proposals.append(Proposal(reading, rows, decay))
+        if reading.place is not None:
+            self._proposals.append(Proposal(reading.term, reading.place, rows, decay))
+
+    def all_rows(self, term: Term) -> tuple[Tensor, Tensor | None]:
+        """All rows (n, k) of a term, and which were ever visited: O(n), for small tables."""
+        return _state(term).read(_everything(term, self.params[0].device))
+
+    def propose_all(self, term: Term, rows: Tensor) -> None:
+        """Remember new values (n, k) for all rows of a term, to be written by :meth:`commit`."""
+        place = _state(term).locate(_everything(term, rows.device))
+        self._proposals.append(Proposal(term, place, rows, 1.0))
 
     def descend(self, surrogate: Surrogate) -> None:
         """Leave the gradient of the surrogate in ``.grad`` of the parameters, averaged over the processes, unscaled."""
@@ -328,6 +350,19 @@ class Engine:
         self._write()
         return usable
 
+    def inner_step(self, optimizer: Optimizer, *, clip: bool = True) -> None:
+        """Let another optimizer step on ``.grad``: an inner iteration, which is no update of w."""
+        self.backend.inner_step(optimizer, clip=clip)
+
+    def replace_gradient(self, gradient: Sequence[Tensor]) -> None:
+        """Put a corrected gradient in the place of what :meth:`descend` left, in the order of ``params``."""
+        for p, g in zip(self.params, gradient, strict=True):
+            p.grad = g
+
+    def clear_gradient(self) -> None:
+        """Forget what the backward pass before left."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def update(self, gradient: Sequence[Tensor] | None = None, *, clip: bool = True) -> None:
         """Let the user's optimizer step: an update of w.
 
@@ -336,20 +371,17 @@ class Engine:
             clip: whether gradients are clipped, if the user asked for that.
         """
         if gradient is not None:
-            for p, g in zip(self.params, gradient, strict=True):
-                p.grad = g
+            self.replace_gradient(gradient)
         self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
         self.updates += 1
 
     # ------------------------------------------------------------------------------------------------------- details
 
     def _write(self) -> None:
-        for reading, rows, decay in self._proposals:
-            state = reading.term.state
-            if state is not None and reading.place is not None:
-                if decay != 1:
-                    state.scale_(decay)
-                state.write(reading.place, rows)
+        for term, place, rows, decay in self._proposals:
+            if decay != 1:
+                _state(term).scale_(decay)
+            _state(term).write(place, rows)
         for reading in self._readings:
             reading.term.count(reading.index)
         if self.problem.row_parameters is not None:
@@ -384,14 +416,21 @@ class Engine:
         return "a sum of finite values, or an inner value at the previous weights,"
 
 
-def _overlay(
-    rows: Tensor, seen: Tensor | None, index: Tensor, proposal: Proposal
-) -> tuple[Tensor, Tensor | None]:
+def _state(term: Term) -> DualState:
+    if term.state is None:
+        raise ConfigError(f"the {term.name} keeps no rows: call term.remember() in the algorithm's prepare().")
+    return term.state
+
+
+def _everything(term: Term, device: torch.device) -> Tensor:
+    return torch.arange(term.num_rows, device=device)
+
+
+def _overlay(rows: Tensor, seen: Tensor | None, index: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
     """``rows`` with those replaced for which there is a proposal."""
-    order = proposal.reading.index.argsort()
-    known = proposal.reading.index[order]
+    order = proposal.place.index.argsort()
+    known = proposal.place.index[order]
     at = torch.searchsorted(known, index).clamp(max=len(known) - 1)
     proposed = known[at] == index
     rows = torch.where(proposed.unsqueeze(1), proposal.rows[order][at].to(rows.dtype), rows)
     return rows, None if seen is None else seen | proposed
-

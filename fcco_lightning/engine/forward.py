@@ -96,19 +96,23 @@ class InnerFunctions(nn.Module):
         """The network's outputs by part; ``call`` takes the place of the network."""
         return outputs_of(self.network, batch, call)
 
-    def forward(self, samples: Samples, *, direct: bool = True, inner: bool = True) -> Estimated:
-        """Estimates from the network's outputs; ``direct`` and ``inner`` say which.
+    def forward(self, samples: Samples, terms: Sequence[int] | None = None, *, direct: bool = True) -> Estimated:
+        """Estimates from the network's outputs.
 
         The objective is measured on the first part of the batch and every constraint on its own, unless they name the
         parts they read.
+
+        Args:
+            samples: outputs and columns.
+            terms: which terms are measured, in increasing order: the objective's is 0 if it has inner functions, the
+                constraints follow; None for all.
+            direct: whether g_0 is measured.
         """
-        values: list[Inner | None] = []
-        own = _read(samples, self.objective.part)
-        if inner:
-            if self.objective.outer is not None:
-                values.append(self.objective.inner(*own))
-            values += [c.inner(*_read(samples, c.part)) for c in self.constraints]
-        return Estimated(self.objective.direct(*own) if direct else None, values)
+        measurable: list[Objective | Constraint] = [] if self.objective.outer is None else [self.objective]
+        measurable += self.constraints
+        chosen = measurable if terms is None else [measurable[i] for i in terms]
+        values = [part.inner(*_read(samples, part.part)) for part in chosen]
+        return Estimated(self.objective.direct(*_read(samples, self.objective.part)) if direct else None, values)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that are trained, by name."""
@@ -180,12 +184,11 @@ class Elsewhere:
         after.restore()
         return outputs
 
-    def measure(self, samples: Samples, *, direct: bool, inner: bool = True) -> Estimated:
-        """Estimates from the network's outputs."""
-        options = {"direct": direct, "inner": inner}
+    def measure(self, samples: Samples, terms: Sequence[int] | None = None, *, direct: bool) -> Estimated:
+        """Estimates from the network's outputs, see :meth:`InnerFunctions.forward`."""
         if not self._below("objective."):  # nothing to replace: calling the module directly is faster
-            return self.functions(samples, **options)  # type: ignore[no-any-return]
-        measured: Estimated = functional_call(self.functions, self.values, (samples,), options)
+            return self.functions(samples, terms, direct=direct)  # type: ignore[no-any-return]
+        measured: Estimated = functional_call(self.functions, self.values, (samples, terms), {"direct": direct})
         return measured
 
     def _below(self, prefix: str) -> dict[str, Tensor]:

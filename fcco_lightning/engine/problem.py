@@ -38,7 +38,8 @@ class Problem(nn.Module):
         sampling: by part of a batch the columns of its training samples and how they are drawn, from which the weights
             of rows in a batch are computed.  None for loaders of which nothing is known: the weights of the rows of
             groups and constraints are then estimated from how often they come.
-        gradient_share: the part of a batch that the gradient is taken on (1/2 with half-batches).
+        objective_share: the part of a batch on which the objective's gradient is taken (1/2 with half-batches).
+        constraint_share: the part on which the gradient of the constraints is taken.
         dtype: of the rows.
         processes: of the job; this one alone by default.
         layout: of the rows of samples, see :class:`DualState`; constraints follow "auto".
@@ -55,7 +56,8 @@ class Problem(nn.Module):
         num_samples: int,
         *,
         sampling: Mapping[str, Drawn] | None = None,
-        gradient_share: float = 1.0,
+        objective_share: float = 1.0,
+        constraint_share: float = 1.0,
         dtype: torch.dtype = torch.float32,
         processes: Processes | None = None,
         layout: Layout = "auto",
@@ -64,11 +66,13 @@ class Problem(nn.Module):
         self.processes, self.penalty = processes or Processes(), penalty or HingePenalty()
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
         self.constraints = list(constraints) if self.penalty.rho > 0 else []
-        self._sampling, self._share, self._dtype = sampling, gradient_share, dtype
+        self._sampling, self._dtype = sampling, dtype
         objective.prepare(num_samples)
-        terms = [] if objective.outer is None else [self._objective_term(num_samples, layout)]
+        terms = []
+        if objective.outer is not None:
+            terms.append(self._objective_term(num_samples, layout, objective_share))
         m = sum(c.num_rows for c in self.constraints)
-        terms += [self._constraint_term(c, c.num_rows / m) for c in self.constraints]
+        terms += [self._constraint_term(c, c.num_rows / m, constraint_share) for c in self.constraints]
         self.terms = nn.ModuleList(terms)
         per_sample = objective.sample_parameters
         self.row_parameters = (
@@ -84,7 +88,7 @@ class Problem(nn.Module):
     @property
     def all_terms(self) -> list[Term]:
         """The terms, as a list of their type."""
-        return [cast(Term, term) for term in self.terms]
+        return [cast("Term", term) for term in self.terms]
 
     @property
     def states(self) -> list[DualState]:
@@ -98,13 +102,14 @@ class Problem(nn.Module):
         for constraint, term in zip(self.constraints, self.all_terms[own:], strict=True):
             term.outer = constraint.outer(self.penalty.outer(rho, constraint.kappa))
 
-    def _objective_term(self, num_samples: int, layout: Layout) -> Term:
+    def _objective_term(self, num_samples: int, layout: Layout, of_batch: float) -> Term:
         objective, outer = self.objective, self.objective.outer
         assert outer is not None  # noqa: S101 - the caller has seen to it
         drawn = self._drawn(objective.part)
         domain = objective.row_domain(num_samples, None if drawn is None else drawn.columns)
         row_map = None if domain.owners is None else RowMap(domain.owners)
-        weights = self._sample_weights(domain, drawn) if domain.per_sample else self._subset_weights(objective, domain)
+        make = self._sample_weights if domain.per_sample else self._subset_weights
+        weights = make(objective, domain, of_batch)
         return Term(
             "objective",
             outer,
@@ -122,7 +127,7 @@ class Problem(nn.Module):
             layout=layout if domain.per_sample else "auto",
         )
 
-    def _constraint_term(self, constraint: Constraint, share: float) -> Term:
+    def _constraint_term(self, constraint: Constraint, share: float, of_batch: float) -> Term:
         return Term(
             "penalty",
             constraint.outer(self.penalty.outer(self.penalty.weight(0), constraint.kappa)),
@@ -131,7 +136,7 @@ class Problem(nn.Module):
             share=share,
             distinct=True,
             dtype=self._dtype,
-            weights=self._subset_weights(constraint, RowDomain(constraint.num_rows)),
+            weights=self._subset_weights(constraint, RowDomain(constraint.num_rows), of_batch),
             range=constraint.range,
             part=constraint.part,
             processes=self.processes,
@@ -142,17 +147,18 @@ class Problem(nn.Module):
             return None
         return next(iter(self._sampling.values())) if part is None else self._sampling.get(part)
 
-    def _sample_weights(self, domain: RowDomain, drawn: Drawn | None) -> RowWeights:
+    def _sample_weights(self, objective: Any, domain: RowDomain, of_batch: float) -> RowWeights:
+        drawn = self._drawn(objective.part)
         if domain.owners is None or drawn is None:
             return SampleWeights()
-        return SampleWeights(float(presence([[domain.owners]], drawn, ["objective"], self._share)[0]))
+        return SampleWeights(float(presence([[domain.owners]], drawn, ["objective"], of_batch)[0]))
 
-    def _subset_weights(self, part: Any, domain: RowDomain) -> RowWeights:
+    def _subset_weights(self, part: Any, domain: RowDomain, of_batch: float) -> RowWeights:
         drawn = self._drawn(part.part)
         subsets = None if drawn is None else part.subsets(drawn.columns)
         if drawn is None or subsets is None or not can_know(subsets):
             return EstimatedWeights(domain.num_rows)
         names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(domain.num_rows)]
-        probability = presence(subsets, drawn, names, self._share)
+        probability = presence(subsets, drawn, names, of_batch)
         warn_of_rare_rows(probability, names)
         return SubsetWeights(probability)

@@ -7,7 +7,7 @@ all n rows (Horvitz and Thompson), however rare a row is.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple, Protocol
 
@@ -141,14 +141,14 @@ class EstimatedWeights(RowWeights):
         self.counts.index_add_(0, index, self.counts.new_ones(len(index)))
         self.counts[-1] += 1
 
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         kept = self.counts
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.counts = kept.to(self.counts.device)  # counts need their digits, whatever the module's precision
         return self
 
 
-def presence(rows: Iterable[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:
+def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:
     """Probability that a batch speaks of each row, that is, holds a sample of each of its subsets; shape (n,), float64.
 
     Args:
@@ -161,8 +161,12 @@ def presence(rows: Iterable[Sequence[Tensor]], drawn: Drawn, names: Sequence[str
         DataError: if a subset has no sample.
     """
     strata = drawn.plan.strata
-    probability = []
+    probability: list[float] = []
+    cache: dict[int, float] = {}
     for name, subsets in zip(names, rows, strict=True):
+        if id(subsets) in cache:  # thresholds of one class share their subsets
+            probability.append(cache[id(subsets)])
+            continue
         for position, subset in enumerate(subsets):
             if not bool(subset.any()):
                 raise DataError(
@@ -173,11 +177,14 @@ def presence(rows: Iterable[Sequence[Tensor]], drawn: Drawn, names: Sequence[str
         for size in range(1, len(subsets) + 1):  # inclusion and exclusion over the subsets that may be missing
             for missing in combinations(subsets, size):
                 union = torch.stack(missing).any(0)
-                counts = union.sum().view(1) if strata is None else torch.bincount(
-                    strata[union], minlength=int(strata.max()) + 1
+                counts = (
+                    union.sum().view(1)
+                    if strata is None
+                    else torch.bincount(strata[union], minlength=int(strata.max()) + 1)
                 )
                 absent += (-1) ** (size + 1) * drawn.plan.absence(counts, share)
-        probability.append(min(1.0, max(0.0, 1 - absent)))
+        cache[id(subsets)] = min(1.0, max(0.0, 1 - absent))
+        probability.append(cache[id(subsets)])
     return torch.tensor(probability, dtype=torch.float64)
 
 

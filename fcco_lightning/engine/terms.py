@@ -42,13 +42,18 @@ class Reading(NamedTuple):
     place: Place | None
     known: KnownRows | None
 
-    def pair(self, y: Tensor, values: Tensor | None = None) -> Tensor:
-        """``sum_i weight_i <y_i, g_i>``, by default with the values at the present weights; a scalar."""
-        values = self.values if values is None else values
-        product = y.to(values.dtype) * values
+    def pair(self, y: Tensor) -> Tensor:
+        """``sum_i weight_i <y_i, g_i>``, a scalar with graph."""
+        product = y.to(self.values.dtype) * self.values
         if isinstance(self.weight, Tensor):
-            return (self.weight.to(values.dtype).unsqueeze(1) * product).sum()
+            return (self.weight.to(product.dtype).unsqueeze(1) * product).sum()
         return self.weight * product.sum()
+
+    def at_previous(self) -> "Reading":
+        """The same with the values at the other weights in the place of those at the present ones."""
+        if self.previous is None or self.previous_outer is None:
+            return self
+        return self._replace(values=self.previous, outer=self.previous_outer)
 
     def total(self, per_row: Tensor) -> Tensor:
         """``sum_i weight_i v_i`` of values v (b,), a scalar."""

@@ -65,6 +65,10 @@ class Estimator(ABC):
         """The outer gradients y_i that remembered rows stand for."""
         return outer.subgradient(rows)
 
+    def values(self, rows: Tensor, inner: Tensor) -> Tensor:  # noqa: ARG002
+        """The inner values at which rows say that the outer gradients are taken; ``inner`` are the fresh ones."""
+        return rows
+
     def decay(self) -> float:
         """Factor on ALL rows before those of the batch are written; 1 for every estimator but MOAP's."""
         return 1.0

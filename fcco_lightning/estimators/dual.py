@@ -43,6 +43,9 @@ class DualProx(Estimator):
     def weights(self, rows: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
         return rows
 
+    def values(self, rows: Tensor, inner: Tensor) -> Tensor:  # noqa: ARG002
+        return inner
+
     def update(
         self,
         rows: Tensor,

@@ -1,7 +1,7 @@
 """Objectives: what is measured of the network's outputs."""
 
 from fcco_lightning.objectives.auc import AUC
-from fcco_lightning.objectives.base import Objective, SampleParameters, binary_scores
+from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters, binary_scores, mean_over_data
 from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
 from fcco_lightning.objectives.group_dro import (
@@ -41,6 +41,7 @@ __all__ = [
     "Objective",
     "PairLoss",
     "Quantity",
+    "RowDomain",
     "SampleParameters",
     "SigmoidPair",
     "SoftRate",
@@ -49,4 +50,5 @@ __all__ = [
     "SquaredPair",
     "WorstGroupDRO",
     "binary_scores",
+    "mean_over_data",
 ]

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fcco_lightning.objectives.base import Objective, binary_scores
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
-from fcco_lightning.records import Batch
+from fcco_lightning.records import Columns
 
 
 class AUC(Objective):
@@ -21,7 +21,7 @@ class AUC(Objective):
         super().__init__()
         self.loss = loss or SigmoidPair()
 
-    def direct(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
         is_positive = batch["y"] == 1
         positives, negatives = scores[is_positive], scores[~is_positive]

@@ -1,14 +1,16 @@
 """What an objective measures: a direct part g_0(w) and/or inner functions g_i(w) under an outer function."""
 
 from abc import ABC
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.estimators import Range
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Batch, Inner
+from fcco_lightning.records import Columns, Inner
 
 
 class SampleParameters(NamedTuple):
@@ -31,37 +33,75 @@ class SampleParameters(NamedTuple):
     lr: float
 
 
+class RowDomain(NamedTuple):
+    """Which rows a compositional part has.
+
+    Attributes:
+        num_rows: n, the number of rows; ignored where ``owners`` is given.
+        per_sample: whether single samples own the rows (and not groups, tasks or constraints).
+        owners: with ``per_sample``: which training samples own a row, shape (num_samples,), bool; None for all.  The
+            rows are numbered 0, 1, ... in the order of their owners, but :meth:`Objective.inner` names them by the
+            samples' ``index``.
+        range: the interval in which the inner values are known to lie, whatever the weights.
+    """
+
+    num_rows: int
+    per_sample: bool = False
+    owners: Tensor | None = None
+    range: Range = Range()
+
+
 class Objective(nn.Module, ABC):
     r"""``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``; a subclass offers either part or both.
 
     An objective is a module, so it may own parameters that are trained with the network (a temperature, a CVaR
-    threshold).  It never sees the dual state.  ``outputs`` is what the network returned for the batch.
+    threshold).  It never sees the dual state.  ``outputs`` is what the network returned for the samples of its part of
+    the batch.
 
     Attributes:
         outer: f, or None where there is no compositional part.
-        width: k, the number of inner values per index.
-        distinct: the indices of one batch are all different by construction (groups, constraints), so that duplicates
+        width: k, the number of inner values per row.
+        distinct: whether the rows of one batch are all different by construction (groups, tasks), so that duplicates
             need not be looked for.
-        figures: what a run reports unless told otherwise: AUC and the like of two classes ("binary"), accuracy of the
-            worst groups (column ``group``, "groups"), of tasks x groups ("tasks"), or what was learnt and forgotten
-            ("continual").
+        part: the part of a batch on which it is measured, where several loaders contribute; None for the first.  With
+            several names, ``outputs`` and ``batch`` are mappings of these parts.
         dtype: of the rows, unless a wider one is asked for.
-        sample_parameters: what every sample has of its own, or None.
+        sample_parameters: parameters that every sample has of its own, or None.
     """
 
     outer: OuterFunction | None = None
     width: int = 1
     distinct: bool = False
-    figures: Literal["binary", "groups", "tasks", "continual"] = "binary"
+    part: str | tuple[str, ...] | None = None
     dtype: torch.dtype = torch.float32
     sample_parameters: SampleParameters | None = None
 
-    def num_rows(self, num_samples: int) -> int:
-        """n, the rows that the compositional part needs for a training split of ``num_samples``."""
-        return num_samples
-
     def adapt(self, datamodule: Any) -> None:
         """Take from the datamodule (or None) what must be known of the data before the first batch."""
+
+    def prepare(self, num_samples: int) -> None:
+        """Take the size of the training split, before the first batch."""
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """The rows of the compositional part: by default one for every training sample.
+
+        Args:
+            num_samples: size of the training split.
+            columns: of the whole training split, without the network's input; None where only batches are known.
+        """
+        return RowDomain(num_samples, per_sample=True)
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:  # noqa: ARG002
+        """For rows that are groups or tasks: of which samples a batch must hold one each to speak of row i.
+
+        From them follows how likely a batch is to speak of a row, which its weight must make up for.
+
+        Args:
+            columns: of the whole training split.
+
+        Returns: for every row a list of masks (num_samples,), bool; None if that is not known.
+        """
+        return None
 
     def max_form(self) -> "Objective":
         """The same objective as a maximum over weights q, for algorithms that keep q (OOA, SMD).
@@ -74,13 +114,22 @@ class Objective(nn.Module, ABC):
             "WorstGroupDRO, or another algorithm, such as SONEX."
         )
 
-    def direct(self, outputs: Any, batch: Batch) -> Tensor | None:  # noqa: ARG002
+    def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
         """Mini-batch estimate of g_0(w): a scalar with graph, or None."""
         return None
 
-    def inner(self, outputs: Any, batch: Batch) -> Inner | None:  # noqa: ARG002
+    def inner(self, outputs: Any, batch: Columns) -> Inner | None:  # noqa: ARG002
         """Mini-batch estimates of g_i(w) with graph, or None."""
         return None
+
+
+def mean_over_data(values: Tensor, batch: Columns) -> Tensor:
+    """Estimate of the mean of a quantity over the data from its values (B,) in a batch, a scalar.
+
+    The mean over the batch, weighted by its column ``weight`` where samples are not drawn uniformly.
+    """
+    weight = batch.get("weight")
+    return values.mean() if weight is None else (weight.to(values.dtype) * values).sum() / len(values)
 
 
 def binary_scores(outputs: Tensor) -> Tensor:

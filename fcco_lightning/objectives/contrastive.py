@@ -10,9 +10,10 @@ from torch.nn.functional import cross_entropy
 from fcco_lightning.checks import greater
 from fcco_lightning.checks import positive as above_zero
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives.base import Objective, SampleParameters
+from fcco_lightning.estimators import Range
+from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
-from fcco_lightning.records import Batch, Inner
+from fcco_lightning.records import Columns, Inner
 
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
 
@@ -72,7 +73,6 @@ class GlobalContrastive(Objective):
     """
 
     width = 2
-    figures = "continual"
     dtype = torch.float64
 
     def __init__(
@@ -98,25 +98,32 @@ class GlobalContrastive(Objective):
             most = greater("tau_max", tau_max, greater("tau", tau, least), equal=True)
             self.sample_parameters = SampleParameters("tau", 2, tau, least, most, above_zero("tau_lr", tau_lr))
         self.learnt = learn != "no"
-        self.width = 4 if self.learnt else 2
-        self.outer: OuterFunction = self._outer(math.exp(-2 / (tau_min if self.learnt else self.tau)), rho)
-        self.rho = rho
+        self.rho = above_zero("rho", rho)
+        # the smallest value that unit embeddings can have without the pair itself
+        self._floor = math.exp(-2 / (tau_min if self.learnt else self.tau))
         self._num_samples: int | None = None
         self._weights: Tensor | None = None
 
-    def num_rows(self, num_samples: int) -> int:
-        """N pairs."""
-        self._num_samples = num_samples
-        if self.positive != "none":  # g_i >= 1/n, because pair i is among its own negatives
-            self.outer = self._outer(1 / num_samples, self.rho)
-        return num_samples
-
-    def _outer(self, least: float, rho: float) -> OuterFunction:
+    @property
+    def outer(self) -> OuterFunction:  # type: ignore[override]
+        """``tau sum_j log u_j``, or with a learnt temperature ``sum_j tau_j (log u_j + rho)`` at its present value."""
         if not self.learnt:
-            return Log(self.tau, floor=least)
-        return LogWithTemperature(rho, floor=least)
+            return Log(self.tau, floor=self._floor)
+        tau = torch.tensor(self.tau) if self.temperature is None else self.temperature()
+        return LogWithTemperature(tau, self.rho, floor=self._floor)
 
-    def inner(self, outputs: Any, batch: Batch) -> Inner:
+    def prepare(self, num_samples: int) -> None:
+        """Take n: where pair i is among its own negatives, g_i >= 1/n."""
+        self._num_samples = num_samples
+        if self.positive == "dataset":
+            self._floor = 1 / num_samples
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row for every pair; its values are at least 1/n if the pair is among its own negatives."""
+        least = self._floor if self.positive != "dataset" else 1 / num_samples
+        return RowDomain(num_samples, per_sample=True, range=Range(least=least))
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
         """Estimates from the B pairs of a batch, each against all of it.
 
         Raises:
@@ -139,10 +146,8 @@ class GlobalContrastive(Objective):
             logs = math.log(share) - torch.stack([_own_share(by_image, 1), _own_share(by_text, 0)], dim=1)
         else:
             logs = torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1) - own / tau
-        values = logs.double().exp()
-        if isinstance(tau, Tensor):
-            values = torch.cat([values, tau.double().expand(size, 2)], dim=1)
-        return Inner(batch["index"], values)
+        outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
+        return Inner(batch["index"], logs.double().exp(), outer)
 
     def _log_weights(self, like: Tensor) -> Tensor | float:
         """Logarithm of the weight of every negative; it depends on the size of the batch only."""
@@ -164,7 +169,7 @@ class GlobalContrastive(Objective):
         own = 0.0
         if self.positive == "dataset":
             if self._num_samples is None:
-                raise ConfigError("positive='dataset' needs the number of pairs: call num_rows(n), as Problem does.")
+                raise ConfigError("positive='dataset' needs the number of pairs: call prepare(n), as Problem does.")
             own = 1 / self._num_samples
         return own, (1 - own) / (size - 1)
 
@@ -182,14 +187,12 @@ class InfoNCE(Objective):
         tau_min: lower bound of a learnt temperature, >= 0.004.
     """
 
-    figures = "continual"
-
     def __init__(self, tau: float = 0.05, learn: bool = False, tau_min: float = 0.005) -> None:
         super().__init__()
         self.tau = greater("tau", tau, LEAST_TAU, equal=True)
         self.temperature = Temperature(tau, tau_min) if learn else None
 
-    def direct(self, outputs: Any, batch: Batch) -> Tensor:  # noqa: ARG002
+    def direct(self, outputs: Any, batch: Columns) -> Tensor:  # noqa: ARG002
         similarity = similarities(outputs)
         tau: Tensor | float = self.tau if self.temperature is None else self.temperature().to(similarity.dtype)
         pairs = torch.arange(len(similarity), device=similarity.device)

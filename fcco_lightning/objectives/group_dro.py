@@ -1,5 +1,7 @@
 """Group distributionally robust objectives: a worst case over the risks of groups."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,10 +10,19 @@ from torch import Tensor, nn
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex
 from fcco_lightning.checks import at_least, finite, positive
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives.base import Objective
+from fcco_lightning.objectives.base import Objective, RowDomain
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
-from fcco_lightning.outer import ChiSquare, Hinge, KullbackLeibler, LogSumExp, Maximum, OuterFunction, WorstCase
-from fcco_lightning.records import Batch, Inner
+from fcco_lightning.outer import (
+    ChiSquare,
+    Hinge,
+    KullbackLeibler,
+    LogSumExp,
+    Maximum,
+    OuterFunction,
+    Shifted,
+    WorstCase,
+)
+from fcco_lightning.records import Columns, Inner
 
 
 class GroupObjective(Objective):
@@ -25,7 +36,6 @@ class GroupObjective(Objective):
     """
 
     distinct = True
-    figures: Literal["binary", "groups", "tasks"] = "groups"
 
     def __init__(self, loss: Quantity | None = None, num_groups: int | None = None) -> None:
         super().__init__()
@@ -47,8 +57,16 @@ class GroupObjective(Objective):
     def _set_num_groups(self, num_groups: int) -> None:
         self.num_groups = num_groups
 
-    def num_rows(self, num_samples: int) -> int:  # noqa: ARG002
-        """N groups."""
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row for every group."""
+        return RowDomain(self._known_groups(), range=self.loss.range)
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
+        """A batch speaks of group i if it holds a sample of it."""
+        groups = columns.get("group")
+        return None if groups is None else [[groups == g] for g in range(self._known_groups())]
+
+    def _known_groups(self) -> int:
         if self.num_groups is None:
             raise ConfigError(
                 f"{type(self).__name__} does not know the number of groups: use a datamodule with groups, or set "
@@ -61,7 +79,7 @@ class GroupObjective(Objective):
         """Alpha, where the objective is a mean over the worst alpha n groups."""
         return None
 
-    def risks(self, outputs: Any, batch: Batch) -> Inner:
+    def risks(self, outputs: Any, batch: Columns) -> Inner:
         """R_i of the groups in the batch, shape (b, 1), with graph.
 
         Raises:
@@ -77,7 +95,7 @@ class GroupObjective(Objective):
         sums = losses.new_zeros(len(present)).index_add(0, position, losses)
         return Inner(present, (sums / counts.to(sums.dtype)).unsqueeze(1))
 
-    def _groups(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def _groups(self, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
         """The groups of a batch in increasing order, which of them each sample is in, and their sizes."""
         if "group" not in batch:
             raise DataError(f"{type(self).__name__} needs the column `group`, the batch has {sorted(batch)}.")
@@ -94,7 +112,10 @@ class GroupObjective(Objective):
 
 
 class _ShiftedGroupObjective(GroupObjective):
-    """``c + (1/n) sum_i f((R_i - c) / scale)`` with a threshold c that is trained with the network.
+    """``c + (1/n) sum_i h((R_i - c) / scale)`` with a threshold c that is trained with the network.
+
+    Rows remember the risks R_i, which are sampled.  The threshold is known: f(R) = h((R - c) / scale) takes it at its
+    present value, and its gradient is exact given the rows.
 
     Args:
         loss: l; cross-entropy by default.
@@ -108,12 +129,21 @@ class _ShiftedGroupObjective(GroupObjective):
         super().__init__(loss, num_groups)
         self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
 
-    def direct(self, outputs: Any, batch: Batch) -> Tensor:  # noqa: ARG002
+    @property
+    @abstractmethod
+    def base(self) -> OuterFunction:
+        """The function h."""
+
+    @property
+    def outer(self) -> OuterFunction:  # type: ignore[override]
+        """f, at the present threshold."""
+        return Shifted(self.base, self.threshold, self.scale)
+
+    def direct(self, outputs: Any, batch: Columns) -> Tensor:  # noqa: ARG002
         return self.threshold
 
-    def inner(self, outputs: Any, batch: Batch) -> Inner:
-        index, risks = self.risks(outputs, batch)
-        return Inner(index, (risks - self.threshold) / self.scale)
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
+        return self.risks(outputs, batch)._replace(outer=self.outer)
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):
@@ -137,7 +167,11 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
     ) -> None:
         self.ambiguity = CappedSimplex(alpha)
         super().__init__(loss, num_groups, threshold)
-        self.outer: OuterFunction = Hinge(rho=1 / alpha)
+
+    @property
+    def base(self) -> OuterFunction:
+        """``[u]_+ / alpha``."""
+        return Hinge(rho=1 / self.ambiguity.alpha)
 
     def _set_num_groups(self, num_groups: int) -> None:
         self.ambiguity.check(num_groups)
@@ -162,17 +196,17 @@ class WorstGroupDRO(_ShiftedGroupObjective):
     """
 
     def __init__(self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0) -> None:
-        self.outer: OuterFunction = Hinge()
         super().__init__(loss, num_groups, threshold)
 
-    def _set_num_groups(self, num_groups: int) -> None:
-        super()._set_num_groups(num_groups)
-        self.outer = Hinge(rho=float(num_groups))
+    @property
+    def base(self) -> OuterFunction:
+        """``n [u]_+``."""
+        return Hinge(rho=float(self.num_groups or 1))
 
     @property
     def tail(self) -> float | None:
         """1/n."""
-        return 1 / self.outer.lipschitz
+        return 1 / (self.num_groups or 1)
 
     def max_form(self) -> Objective:
         return GroupMaxForm(None, self.loss, self.num_groups)
@@ -200,8 +234,13 @@ class ChiSquareGroupDRO(_ShiftedGroupObjective):
         threshold: float = 0.0,
     ) -> None:
         super().__init__(loss, num_groups, threshold)
-        self.outer: OuterFunction = ChiSquare(lam0, half)
+        self._base = ChiSquare(lam0, half)
         self.scale = positive("lam0", lam0)
+
+    @property
+    def base(self) -> OuterFunction:
+        """``lam0 phi*(u)``."""
+        return self._base
 
 
 class KLGroupDRO(_ShiftedGroupObjective):
@@ -224,8 +263,13 @@ class KLGroupDRO(_ShiftedGroupObjective):
         threshold: float = 0.0,
     ) -> None:
         super().__init__(loss, num_groups, threshold)
-        self.outer: OuterFunction = KullbackLeibler(lam0)
+        self._base = KullbackLeibler(lam0)
         self.scale = positive("lam0", lam0)
+
+    @property
+    def base(self) -> OuterFunction:
+        """``lam0 (exp(u) - 1)``."""
+        return self._base
 
 
 class GroupMaxForm(GroupObjective):
@@ -256,7 +300,7 @@ class GroupMaxForm(GroupObjective):
         ambiguity = self.ambiguity or CappedSimplex(1 / (self.num_groups or 1))
         return ambiguity.alpha if isinstance(ambiguity, CappedSimplex) else None
 
-    def inner(self, outputs: Any, batch: Batch) -> Inner:
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
         return self.risks(outputs, batch)
 
     def max_form(self) -> Objective:
@@ -277,8 +321,6 @@ class MultiTaskGroupDRO(GroupObjective):
         num_groups: m; None takes it from the datamodule.
     """
 
-    figures = "tasks"
-
     def __init__(
         self,
         num_tasks: int,
@@ -296,12 +338,21 @@ class MultiTaskGroupDRO(GroupObjective):
         super()._set_num_groups(num_groups)
         self.width = num_groups
 
-    def num_rows(self, num_samples: int) -> int:
-        """N tasks."""
-        super().num_rows(num_samples)
-        return self.num_tasks
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row for every task."""
+        self._known_groups()
+        return RowDomain(self.num_tasks, range=self.loss.range)
 
-    def inner(self, outputs: Any, batch: Batch) -> Inner:
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
+        """A batch speaks of a task if it holds a sample of every group (of that task, where samples have one)."""
+        groups = super().subsets(columns)
+        if groups is None:
+            return None
+        tasks = columns.get("task")
+        every = [mask for (mask,) in groups]
+        return [every if tasks is None else [m & (tasks == t) for m in every] for t in range(self.num_tasks)]
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
         losses, groups = self.loss(outputs, batch), self.width
         self._groups(batch)  # checks their labels
         if losses.dim() == 2:
@@ -316,7 +367,7 @@ class MultiTaskGroupDRO(GroupObjective):
         means = sums / counts.clamp(min=1).to(sums.dtype)
         return Inner(complete, means.view(self.num_tasks, groups).index_select(0, complete))
 
-    def _task(self, batch: Batch) -> Tensor:
+    def _task(self, batch: Columns) -> Tensor:
         if "task" not in batch:
             raise DataError(
                 f"one loss per sample needs the column `task`, the batch has {sorted(batch)}. Or use a loss that gives "

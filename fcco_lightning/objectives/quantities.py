@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -9,15 +10,22 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import DataError
+from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import binary_scores
-from fcco_lightning.records import Batch
+from fcco_lightning.records import Columns
 
 
 class Quantity(ABC):
-    """A per-sample quantity q(outputs, batch) of shape (B,), with graph."""
+    """A per-sample quantity q(outputs, batch) of shape (B,), with graph.
+
+    Attributes:
+        range: the interval in which it lies, whatever the outputs; so do its means.
+    """
+
+    range: ClassVar[Range] = Range()
 
     @abstractmethod
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         """One value per sample."""
 
 
@@ -34,11 +42,12 @@ class SoftRate(Quantity):
 
     threshold: float = 0.0
     temperature: float = 1.0
+    range = Range(0.0, 1.0)
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         return torch.sigmoid((binary_scores(outputs) - self.threshold) / self.temperature)
 
 
@@ -46,7 +55,9 @@ class SoftRate(Quantity):
 class LogisticLoss(Quantity):
     """Logistic loss of the score against the label (nats)."""
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+    range = Range(least=0.0)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
         return binary_cross_entropy_with_logits(scores, batch["y"].to(scores.dtype), reduction="none")
 
@@ -60,12 +71,13 @@ class CrossEntropyLoss(Quantity):
     """
 
     label_smoothing: float = 0.0
+    range = Range(least=0.0)
 
     def __post_init__(self) -> None:
         non_negative("label_smoothing", self.label_smoothing)
         fraction("1 - label_smoothing", 1 - self.label_smoothing)
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         if outputs.dim() == 2 and outputs.shape[1] > 1:
             return cross_entropy(outputs, batch["y"], reduction="none", label_smoothing=self.label_smoothing)
         return LogisticLoss()(outputs, batch)
@@ -75,7 +87,9 @@ class CrossEntropyLoss(Quantity):
 class SquaredLoss(Quantity):
     """``(output - y)^2``, summed over the outputs of a sample."""
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+    range = Range(least=0.0)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         residual = outputs.reshape(len(outputs), -1) - batch["y"].to(outputs.dtype).reshape(len(outputs), -1)
         return residual.square().sum(1)
 
@@ -89,8 +103,9 @@ class MultiLabelLoss(Quantity):
     """
 
     column: str = "y"
+    range = Range(least=0.0)
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         labels = batch[self.column]
         if labels.shape != outputs.shape:
             raise DataError(

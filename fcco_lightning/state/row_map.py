@@ -68,4 +68,5 @@ class RowMap:
 
 def _count_bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     # numpy has bitwise_count from 2.0 on
-    return np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1).sum(1).astype(np.int64)
+    bits: NDArray[np.int64] = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1).sum(1, dtype=np.int64)
+    return bits

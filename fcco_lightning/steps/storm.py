@@ -9,7 +9,7 @@ from fcco_lightning.checks import fraction
 
 
 class Storm:
-    r"""``v_t = G(w_t; B) + (1 - b) (v_{t-1} - G(w_{t-1}; B))``, both gradients on the same samples; ``v_0 = G(w_0; B)``.
+    r"""``v_t = G(w_t; B) + (1 - b) (v_{t-1} - G(w_{t-1}; B))``, both on the same samples; ``v_0 = G(w_0; B)``.
 
     Args:
         b: weight of the plain gradient, in (0, 1]; 1 is no variance reduction.

@@ -64,12 +64,13 @@ class LightningBackend:
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
-    def inner_step(self, optimizer: Optimizer) -> None:
+    def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:
         """An inner iteration: clipped, scaled, not counted."""
-        self._clip(optimizer)
+        if clip:
+            self._clip(optimizer)
         self._step(optimizer, from_backward=True)
 
-    def update(self, optimizer: Optimizer, *, from_backward: bool) -> None:
+    def update(self, optimizer: Optimizer, *, from_backward: bool, clip: bool) -> None:
         """An update of w: hooks, clipping, the optimizer, the counter, schedules per step.
 
         A gradient set by hand (``from_backward=False``) was never scaled, so the scaler must not touch it.
@@ -82,7 +83,7 @@ class LightningBackend:
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             callback.on_before_optimizer_step(trainer, module, optimizer)
         module.on_before_optimizer_step(optimizer)
-        if from_backward:
+        if clip:
             self._clip(optimizer)
         self._step(optimizer, from_backward=from_backward)
         counter._on_after_step()

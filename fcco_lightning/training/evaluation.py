@@ -27,7 +27,7 @@ from fcco_lightning.pictures import (
     plot_roc_by_group,
 )
 from fcco_lightning.pictures.style import History
-from fcco_lightning.records import Batch
+from fcco_lightning.records import Columns
 
 
 class Evaluation(ABC):
@@ -42,20 +42,20 @@ class Evaluation(ABC):
     group_names: Sequence[str] = ()
 
     @abstractmethod
-    def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         """Metrics by name; one that the split leaves undefined (a class is absent) is NaN.
 
         Those with a ``/`` in their name are parts of a whole (``group_accuracy/a``): logged, but not in the table.
         """
 
-    def details(self, outputs: Tensor, batch: Batch) -> dict[str, Any]:  # noqa: ARG002
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:  # noqa: ARG002
         """What ``report.json`` holds of a split beside the metrics, as plain numbers.
 
         A list of records is a table of its own, whose first rows are printed: let it begin with what matters.
         """
         return {}
 
-    def reference(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+    def reference(self, outputs: Tensor, batch: Columns) -> dict[str, Tensor]:  # noqa: ARG002
         """Columns (n,) to be kept of the model that training starts from; every later batch of the split has them.
 
         Args:
@@ -64,7 +64,7 @@ class Evaluation(ABC):
         """
         return {}
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Batch]], folder: Path) -> list[Path]:  # noqa: ARG002
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:  # noqa: ARG002
         """Draw the pictures of a finished run.
 
         Args:
@@ -98,7 +98,7 @@ class BinaryEvaluation(Evaluation):
     def __init__(self, num_thresholds: int = 200) -> None:
         self.num_thresholds = num_thresholds
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         scores, y = binary_scores(outputs).float(), batch["y"]
         summary = {"auc": float("nan"), "score_min": scores.min().item(), "score_max": scores.max().item()}
         if _both(y):
@@ -109,7 +109,7 @@ class BinaryEvaluation(Evaluation):
             summary["roc_gap"] = float(gap)
         return summary
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Batch]], folder: Path) -> list[Path]:
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
         known = self.group_names
         names = (str(known[0]), str(known[1])) if len(known) > 1 else ("group 0", "group 1")
@@ -178,7 +178,7 @@ class GroupEvaluation(Evaluation):
         self.alpha, self.most_groups = fraction("alpha", alpha), at_least("most_groups", most_groups, 0)
         self.pooled = pooled
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         """The figures.
 
         Raises:
@@ -202,7 +202,7 @@ class GroupEvaluation(Evaluation):
                 summary |= {f"group_accuracy/{name}": accuracy, f"group_loss/{name}": loss}
         return summary
 
-    def details(self, outputs: Tensor, batch: Batch) -> dict[str, Any]:
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """``groups``: number, name, size, accuracy, loss and weight of each that is present, the worst first."""
         found = _groups(outputs, batch)
         weights = cvar_weights(found.loss, self.alpha)
@@ -213,7 +213,7 @@ class GroupEvaluation(Evaluation):
         ]
         return {"groups": sorted(table, key=lambda row: (row["accuracy"], -row["loss"]))}
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Batch]], folder: Path) -> list[Path]:
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``group_curves.png``, ``groups.png`` (of the test split, or else the last) and ``constraints.png``."""
         paths = [plot_group_curves(history, folder / "group_curves.png"), *super().draw(history, final, folder)]
         for split in [name for name in final if name == "test"] or [*final][-1:]:
@@ -233,7 +233,7 @@ class TaskEvaluation(Evaluation):
 
     bar = ("accuracy", "worst_group_accuracy")
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         """The figures.
 
         Raises:
@@ -320,7 +320,7 @@ class ContinualEvaluation(Evaluation):
         self.tolerance = non_negative("tolerance", tolerance)
         self.tolerance_loss = non_negative("tolerance_loss", tolerance_loss)
 
-    def reference(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def reference(self, outputs: Tensor, batch: Columns) -> dict[str, Tensor]:
         """``old_loss`` (n,) float32 and ``old_correct`` (n,) int64, 0 or 1, of the old model.
 
         Raises:
@@ -330,7 +330,7 @@ class ContinualEvaluation(Evaluation):
         correct, losses = correct_and_loss(outputs, batch["y"])
         return {"old_loss": losses.float(), "old_correct": correct.long()}
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> dict[str, float]:
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         """The figures.
 
         Raises:
@@ -362,7 +362,7 @@ class ContinualEvaluation(Evaluation):
             summary |= {f"change/{name}": gain, f"loss_change/{name}": h}
         return summary
 
-    def details(self, outputs: Tensor, batch: Batch) -> dict[str, Any]:
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """``tasks``: name, size, accuracy and loss of each that is present, now, before and their change.
 
         The target comes first, then the protected task whose accuracy fell most (or, without an old model, is lowest).
@@ -378,7 +378,7 @@ class ContinualEvaluation(Evaluation):
         by = "change" if "change" in means else "accuracy"
         return {"tasks": table[:first] + sorted(table[first:], key=lambda row: (row[by], -row["loss"]))}
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Batch]], folder: Path) -> list[Path]:
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``continual.png`` and, of the constraints in the surrogate loss, ``constraints.png``."""
         return _written(plot_continual(history, folder / "continual.png"), *super().draw(history, final, folder))
 
@@ -391,7 +391,7 @@ EVALUATIONS: dict[str, type[Evaluation]] = {
 }
 
 
-def _require_columns(batch: Batch, *names: str) -> None:
+def _require_columns(batch: Columns, *names: str) -> None:
     for name in names:
         if name not in batch:
             raise DataError(
@@ -400,7 +400,7 @@ def _require_columns(batch: Batch, *names: str) -> None:
             )
 
 
-def _tasks(outputs: Tensor, batch: Batch) -> _Tasks:
+def _tasks(outputs: Tensor, batch: Columns) -> _Tasks:
     _require_columns(batch, "y", "task")
     correct, losses = correct_and_loss(outputs, batch["y"])
     same_rows(y=batch["y"], task=batch["task"])
@@ -419,7 +419,7 @@ def _tasks(outputs: Tensor, batch: Batch) -> _Tasks:
     )
 
 
-def _compared(correct: Tensor, losses: Tensor, batch: Batch) -> dict[str, Tensor]:
+def _compared(correct: Tensor, losses: Tensor, batch: Columns) -> dict[str, Tensor]:
     """What the old model made of the samples and how this one differs, shapes (n,); nothing if it was not measured."""
     if not {"old_loss", "old_correct"} & set(batch):
         return {}
@@ -441,7 +441,7 @@ def _compared(correct: Tensor, losses: Tensor, batch: Batch) -> dict[str, Tensor
     }
 
 
-def _groups(outputs: Tensor, batch: Batch) -> _Groups:
+def _groups(outputs: Tensor, batch: Columns) -> _Groups:
     for name in ("y", "group"):
         if name not in batch:
             raise DataError(
@@ -491,7 +491,7 @@ def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (scores > 0) == (y == 1), binary_cross_entropy_with_logits(scores, y.double(), reduction="none")
 
 
-def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Batch) -> dict[str, float]:
+def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Columns) -> dict[str, float]:
     """``h/NAME`` -> h_i on the whole split, in float64; a row without samples is absent.  Names are made distinct."""
     values: dict[str, float] = {}
     for c in constraints:
@@ -505,7 +505,7 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
 
 
 def summarise(
-    evaluation: Evaluation, constraints: Sequence[Constraint], outputs: Tensor, batch: Batch
+    evaluation: Evaluation, constraints: Sequence[Constraint], outputs: Tensor, batch: Columns
 ) -> tuple[dict[str, float], str | None]:
     """All figures of a split, and why a constraint is vacuous (None if none is).
 
@@ -522,7 +522,7 @@ def summarise(
     return summary | values, reason
 
 
-def _two_groups(batch: Batch) -> bool:
+def _two_groups(batch: Columns) -> bool:
     """The groups 0 and 1, each with both classes, and no other."""
     if "group" not in batch or not _both(batch["group"]):
         return False

@@ -15,14 +15,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fcco_lightning.algorithms import SONEX, Algorithm
+from fcco_lightning.algorithms import SONEX, Algorithm, DoubleLoop
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes, require_same_everywhere
+from fcco_lightning.engine import Drawn, Engine, Problem, other_columns, outputs_of_columns
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.objectives import AUC, Objective
-from fcco_lightning.problem import Engine, InnerFunctions, Problem, other_columns, outputs_of
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
@@ -40,7 +40,7 @@ from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
 
 T = TypeVar("T")
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 
 
 class FCCOModule(LightningModule):
@@ -99,14 +99,7 @@ class FCCOModule(LightningModule):
         if gradient_clip_val is not None:
             positive("gradient_clip_val", gradient_clip_val)
         self.algorithm = algorithm or SONEX()
-        if self.algorithm.step.needs_previous_gradient and getattr(network, "recomputes", False):
-            raise ConfigError(
-                f"grad_checkpointing=True of {type(network).__name__} does not go with {self.algorithm.name}: its "
-                "gradient at the previous weights would be computed at the present ones. Set grad_checkpointing to "
-                "false, or use an algorithm without that gradient, such as SONEX."
-            )
-        objective = objective or AUC()
-        self.network, self.objective = network, objective.max_form() if self.algorithm.max_form else objective
+        self.network, self.objective = network, self.algorithm.posed(objective or AUC(), constraints)[0]
         self.constraints, self.penalty = list(constraints), penalty
         self.objective_lr = None if objective_lr is None else positive("objective_lr", objective_lr)
         self.optimizer, self.scheduler = optimizer, scheduler
@@ -187,14 +180,14 @@ class FCCOModule(LightningModule):
         if self.problem is None:
             self.objective.adapt(datamodule)
             self.num_samples = int(n)
-            self.problem = Problem(
+            self.problem = self.algorithm.pose(
                 self.objective,
                 self.constraints,
                 self.penalty,
-                self.algorithm,
-                self.num_samples,
+                num_samples=self.num_samples,
+                sampling=self._sampling(datamodule),
                 # as the Trainer is going to convert them, after a checkpoint's rows were loaded
-                torch.float64 if self.trainer.precision == "64-true" else torch.float32,
+                dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
                 processes=self.processes,
                 layout=self.state_layout,
             )
@@ -203,13 +196,16 @@ class FCCOModule(LightningModule):
                 f"problem.{name}.rows" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
             ]
 
+    @staticmethod
+    def _sampling(datamodule: Any) -> Mapping[str, Drawn] | None:
+        return datamodule.sampling() if hasattr(datamodule, "sampling") else None
+
     def _description(self, datamodule: LightningDataModule | None) -> dict[str, str]:
         """What must be the same on all processes."""
         algorithm, penalty = self.algorithm, self._require(self.problem).penalty
         described = {
             "num_samples": str(self.num_samples),
-            "algorithm": f"{algorithm.name} {algorithm.estimator} {algorithm.smoothing}",
-            "step": f"{type(algorithm.step).__name__} {plain_values(algorithm.step)}",
+            "algorithm": f"{algorithm.name} {algorithm.settings()}",
             "penalty": f"{type(penalty).__name__} {plain_values(penalty)}",
             "constraints": str([(type(c).__name__, c.names, c.kappa) for c in self.constraints]),
             "network": str([(name, tuple(p.shape)) for name, p in self.network.named_parameters()]),
@@ -234,8 +230,6 @@ class FCCOModule(LightningModule):
         self._typed = typed_hyperparameters(optimizer)
         if self.scheduler is None:
             return optimizer
-        if self.algorithm.sets_step_sizes:
-            raise ConfigError(f"{self.algorithm.name} sets its own step sizes: leave out --model.scheduler.")
         scheduler = self.scheduler(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and (
             self.backend.scheduler_interval == "step" or self.backend.scheduler_monitor is None
@@ -254,17 +248,16 @@ class FCCOModule(LightningModule):
 
     def _take_over_accumulation(self) -> None:
         """One update of w per K batches is what Lightning knows as accumulation; its counters then agree."""
-        batches = self.algorithm.step.batches_per_update
-        if batches > 1:
-            self.trainer.accumulate_grad_batches = batches
+        if isinstance(self.algorithm, DoubleLoop) and self.algorithm.K > 1:
+            self.trainer.accumulate_grad_batches = self.algorithm.K
             self._own_accumulation = True
 
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
         problem = self._require(self.problem)
         self._know_old_model()
-        functions = InnerFunctions(self.network, self.objective, problem.constraints)
-        self._engine = Engine(functions, problem, self.backend)
+        self._engine = Engine(self.network, problem, self.algorithm, self.backend)
+        self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
         if self._restored is not None:
             stored, own = self._restored["optimizer"]["class"], type(self._raw_optimizer).__name__
             if stored != own:
@@ -330,7 +323,7 @@ class FCCOModule(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Let rho follow its schedule, and the engine any change of what is frozen."""
-        self._require(self.problem).set_epoch(self.current_epoch)
+        self._require(self.problem).begin_epoch(self.current_epoch)
         if self.engine.follow_parameters() and self.processes.size > 1:
             raise ConfigError(
                 "layers were unfrozen during a fit with several processes: DistributedDataParallel would not average "
@@ -379,11 +372,13 @@ class FCCOModule(LightningModule):
         self.backend.step_schedulers("epoch", plateau=True)
 
     def on_train_end(self) -> None:
-        """The recovery step (004 Cor. 4.11), where the algorithm asks for one."""
-        if not self.algorithm.step.recovery_steps or self.trainer.interrupted:
+        """What the algorithm does at the end, such as the recovery step of ALEXR2 (004 Cor. 4.11)."""
+        if self.trainer.interrupted:
             return
         with self.trainer.precision_plugin.train_step_context():
-            self.engine.recover(self._endless_batches(), self._raw_optimizer)
+            changed = self.engine.finish(self._endless_batches(), self._raw_optimizer)
+        if not changed:
+            return
         saver = self.trainer.checkpoint_callback
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
             self.trainer.save_checkpoint(Path(saver.dirpath) / "recovered.ckpt")
@@ -423,10 +418,10 @@ class FCCOModule(LightningModule):
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Outputs with the samples' index."""
-        return {"index": batch["index"], "output": outputs_of(self.network, batch)}
+        return {"index": batch["index"], "output": outputs_of_columns(self.network, batch)}
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
-        found = outputs_of(self.network, batch), other_columns(self.network, batch)
+        found = outputs_of_columns(self.network, batch), other_columns(self.network, batch)
         self._collected.setdefault(loader, []).append(found)
 
     @torch.no_grad()
@@ -438,7 +433,7 @@ class FCCOModule(LightningModule):
         with self.trainer.precision_plugin.val_step_context():
             for batch in loader:
                 moved = self.transfer_batch_to_device(batch, self.device, 0)
-                parts.append((outputs_of(self.network, moved).cpu(), other_columns(self.network, batch)))
+                parts.append((outputs_of_columns(self.network, moved).cpu(), other_columns(self.network, batch)))
         self.train(was_training)
         return concatenate(parts, self.processes)
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.records import Batch
+from fcco_lightning.records import Columns
 
 
 class Remembers(Protocol):
     """Constraints and evaluations."""
 
-    def reference(self, outputs: Any, batch: Batch, /) -> dict[str, Tensor]: ...
+    def reference(self, outputs: Any, batch: Columns, /) -> dict[str, Tensor]: ...
 
 
 def in_order(values: Tensor, index: Tensor, size: int) -> Tensor:

@@ -1,0 +1,114 @@
+"""What algorithms with one and with two loops share: rows by an estimator, outer functions by a smoothing."""
+
+from typing import Any
+
+from torch import Tensor
+
+from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.engine import Engine, Problem, Reading, Surrogate, Term
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import Estimator, Sampling, fill
+from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing
+from fcco_lightning.records import Batch, Tracked
+from fcco_lightning.steps import PreviousWeights
+
+
+class Estimation(Algorithm):
+    r"""Outer gradients from remembered rows, moved with the batch on which the gradient is taken.
+
+    Args:
+        estimator: for the constraints, and for the objective unless it has its own.
+        smoothing: map on non-smooth outer functions; None for none.
+        objective_estimator: for the objective's inner functions, if other than ``estimator`` (004 F.3).
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        smoothing: Smoothing | None = None,
+        objective_estimator: Estimator | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.objective_estimator = objective_estimator or estimator
+        self.smoothing = smoothing or NoSmoothing()
+        self._previous = PreviousWeights()
+
+    def estimator_of(self, term: Term) -> Estimator:
+        """The estimator of a term."""
+        return self.objective_estimator if term.name == "objective" else self.estimator
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether inner functions are measured at the previous weights, too."""
+        return self.estimator.needs_previous or self.objective_estimator.needs_previous
+
+    def prepare(self, problem: Problem) -> None:
+        for term in problem.all_terms:
+            estimator = self.estimator_of(term)
+            if term.outer.coupled:
+                raise ConfigError(
+                    f"{self.name} takes outer functions of single rows, {term.outer!r} couples all of them. Use OOA or "
+                    "SMD, or the objective itself instead of its max form."
+                )
+            if estimator.convex_only:
+                self.smoothing(term.outer).require_convex(self.name)
+            if estimator.remembers:
+                term.remember()
+
+    def start(self, engine: Engine) -> None:
+        self._params = engine.params
+        self._previous = PreviousWeights()
+
+    def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
+        """Measure a batch, propose rows, and pair the outer gradients with the inner functions."""
+        now = engine.measure(batch, self._previous.tensors if self.needs_previous else None)
+        surrogate = Surrogate(now.direct)
+        for reading in now.readings:
+            self.add(surrogate, reading, *self.track(engine, reading))
+        return surrogate
+
+    def add(self, surrogate: Surrogate, reading: Reading, tracked: Tracked, outer: OuterFunction) -> None:
+        """Add a term to the surrogate: ``<y_i, g_i>``, and what carries the gradient of known parameters of f."""
+        learnt = any(parameter.requires_grad for parameter in outer.parameters())
+        known = self.estimator_of(reading.term).known_part(tracked, outer) if learnt else None
+        surrogate.add(reading, tracked.weights, known)
+        surrogate.estimates.add(reading.term.name, reading.term.share, outer, tracked.at)
+
+    def track(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
+        """Move the rows of a reading; the outer gradients, and f as the algorithm smooths it."""
+        term, estimator, outer = reading.term, self.estimator_of(reading.term), self.smoothing(reading.outer)
+        rows, seen = engine.rows(reading)
+        inner = reading.values.detach().to(rows.dtype)
+        previous = None
+        if reading.previous is not None:
+            previous = fill(reading.previous.detach().to(rows.dtype), seen, inner)
+        sampling = Sampling(term.num_rows, len(reading.index), seen, term.range)
+        tracked = estimator.update(fill(rows, seen, estimator.first(inner)), inner, previous, outer, sampling)
+        if estimator.remembers:
+            engine.propose(reading, tracked.rows, estimator.decay())
+        return tracked, outer
+
+    def recall(
+        self, engine: Engine, reading: Reading, outer: OuterFunction | None = None
+    ) -> tuple[Tracked, OuterFunction]:
+        """The outer gradients that the rows of a reading stand for as they are; a row never visited is the fresh one.
+
+        Args:
+            engine: which knows the rows, with what has been proposed for them.
+            reading: whose rows these are.
+            outer: f, not smoothed; None for that of the present weights.
+        """
+        estimator, outer = self.estimator_of(reading.term), self.smoothing(outer or reading.outer)
+        rows, seen = engine.rows(reading)
+        inner = reading.values.detach().to(rows.dtype)
+        rows = fill(rows, seen, estimator.first(inner))
+        return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
+
+    def duals(self, term: Term, rows: Tensor) -> Tensor:
+        return self.estimator_of(term).weights(rows, self.smoothing(term.outer))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "previous": self._previous.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._previous.load_state_dict(state["previous"], self._params)

@@ -1,0 +1,19 @@
+"""Algorithms with one loop: every batch is one update of w."""
+
+from fcco_lightning.algorithms.estimation import Estimation
+from fcco_lightning.engine import Engine
+from fcco_lightning.records import Batch
+
+
+class SingleLoop(Estimation):
+    """``G`` with outer gradients from the estimator, then the user's optimizer.
+
+    An instance of this class is an algorithm without a name of its own: any estimator with any smoothing.
+    """
+
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        engine.descend(self.surrogate(engine, batch))
+        engine.commit()
+        if self.needs_previous:
+            self._previous.remember(engine.params)
+        engine.update()
