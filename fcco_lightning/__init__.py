@@ -18,6 +18,7 @@ _HOME = {
     "GroupedTabularDataModule SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "estimators": "EMA CorrectedEMA DualAscent DualMirror DualProx Estimator Minibatch ScaledEMA",
+    "evaluation": "BinaryEvaluation ContinualEvaluation Evaluation GroupEvaluation TaskEvaluation default_evaluation",
     "models": "BatchNetwork CLIPModel ParameterGroup TabularMLP TimmModel",
     "objectives": "AUC ChiSquareGroupDRO CrossEntropy CrossEntropyLoss CVaRGroupDRO GlobalContrastive GroupObjective "
     "InfoNCE KLGroupDRO "
@@ -28,7 +29,6 @@ _HOME = {
     "state": "DualState",
     "steps": "AdamType HeavyBall ProximalPoint ProximalSGD Step Storm",
     "training": "FCCOModule StepAtFractions",
-    "training.evaluation": "BinaryEvaluation ContinualEvaluation Evaluation GroupEvaluation TaskEvaluation",
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _HOME.items() for name in names.split()}
 

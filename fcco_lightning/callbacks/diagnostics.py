@@ -10,12 +10,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fcco_lightning.analysis import MAX_VALUES, diagnose, jacobian, remembered_duals, required_size
 from fcco_lightning.callbacks.summary_table import write_report
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import MoreauSmoothing
-from fcco_lightning.problem import InnerFunctions
-from fcco_lightning.problem.diagnostics import MAX_VALUES, diagnose, jacobian, remembered_duals, required_size
+from fcco_lightning.problem import InnerFunctions, Problem, Term
 from fcco_lightning.training import FCCOModule
 
 
@@ -24,7 +24,7 @@ class Diagnostics(Callback):
 
     The least eigenvalue of the Gram matrix of the exact inner functions' gradients (004 Assumption 4.3 and Table 6),
     how many dual values are active and how large they are (Omega_y^0, 000 Remark F.1), and the eps for which the
-    solution is approximately eps-stationary (004 Def. 4.1); see :func:`fcco_lightning.problem.diagnostics.diagnose`.
+    solution is approximately eps-stationary (004 Def. 4.1); see :func:`fcco_lightning.analysis.diagnose`.
 
     It runs at the end of ``fit``, and of ``test`` and ``validate`` on a checkpoint (``fcco test --config C --ckpt_path
     P --diagnostics.enabled true``), where the rows that the algorithm keeps are not known.  Writes
@@ -115,7 +115,7 @@ class Diagnostics(Callback):
             return
         batches = _moved(module, self._loader(trainer))
         jacobian_of_all = jacobian(self._functions(module), batches, module.processes, self.max_values)
-        remembered = None if module.problem is None else remembered_duals(module.problem)
+        remembered = None if module.problem is None else _remembered(module.problem)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:
             return
@@ -136,6 +136,14 @@ class Diagnostics(Callback):
 def _moved(module: FCCOModule, loader: DataLoader[Any]) -> Iterator[dict[str, Tensor]]:
     for batch in loader:
         yield module.transfer_batch_to_device(batch, module.device, 0)
+
+
+def _remembered(problem: Problem) -> Tensor | None:
+    """Compute the dual values of the objective's rows; None where the algorithm keeps none."""
+    terms = [term for term in problem.terms if isinstance(term, Term) and term.name == "objective"]
+    if not terms:
+        return None
+    return remembered_duals(terms[0].state, problem.outers[0], problem.algorithm.objective_estimator)
 
 
 def _scalars(found: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

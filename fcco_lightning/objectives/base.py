@@ -1,7 +1,7 @@
 """What an objective measures: a direct part g_0(w) and/or inner functions g_i(w) under an outer function."""
 
 from abc import ABC
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,6 @@ class Objective(nn.Module, ABC):
         width: k, the number of inner values per index.
         distinct: the indices of one batch are all different by construction (groups, constraints), so that duplicates
             need not be looked for.
-        figures: what a run reports unless told otherwise: AUC and the like of two classes ("binary"), accuracy of the
-            worst groups (column ``group``, "groups"), of tasks x groups ("tasks"), or what was learnt and forgotten
-            ("continual").
         dtype: of the rows, unless a wider one is asked for.
         sample_parameters: what every sample has of its own, or None.
     """
@@ -52,7 +49,6 @@ class Objective(nn.Module, ABC):
     outer: OuterFunction | None = None
     width: int = 1
     distinct: bool = False
-    figures: Literal["binary", "groups", "tasks", "continual"] = "binary"
     dtype: torch.dtype = torch.float32
     sample_parameters: SampleParameters | None = None
 

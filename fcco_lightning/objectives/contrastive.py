@@ -72,7 +72,6 @@ class GlobalContrastive(Objective):
     """
 
     width = 2
-    figures = "continual"
     dtype = torch.float64
 
     def __init__(
@@ -181,8 +180,6 @@ class InfoNCE(Objective):
         learn: train the temperature too.
         tau_min: lower bound of a learnt temperature, >= 0.004.
     """
-
-    figures = "continual"
 
     def __init__(self, tau: float = 0.05, learn: bool = False, tau_min: float = 0.005) -> None:
         super().__init__()

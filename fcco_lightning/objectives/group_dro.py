@@ -25,7 +25,6 @@ class GroupObjective(Objective):
     """
 
     distinct = True
-    figures: Literal["binary", "groups", "tasks"] = "groups"
 
     def __init__(self, loss: Quantity | None = None, num_groups: int | None = None) -> None:
         super().__init__()
@@ -276,8 +275,6 @@ class MultiTaskGroupDRO(GroupObjective):
         aggregate: "max", or "logsumexp": ``log sum_j exp(R_ij)``.
         num_groups: m; None takes it from the datamodule.
     """
-
-    figures = "tasks"
 
     def __init__(
         self,
