@@ -19,9 +19,11 @@ _HOME = {
     "GroupedTabularDataModule SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "estimators": "EMA CorrectedEMA DualMirror DualProx Estimator Minibatch Range ScaledEMA",
+    "evaluation": "BinaryEvaluation ContinualEvaluation Evaluation GroupEvaluation TaskEvaluation default_evaluation",
     "models": "BatchNetwork CLIPModel ParameterGroup TabularMLP TimmModel",
     "objectives": "AUC ChiSquareGroupDRO CrossEntropy CrossEntropyLoss CVaRGroupDRO GlobalContrastive GroupObjective "
-    "InfoNCE KLGroupDRO LogisticLoss LogisticPair MultiLabelLoss MultiTaskGroupDRO Objective PairLoss Quantity RowDomain "
+    "InfoNCE KLGroupDRO LogisticLoss LogisticPair MultiLabelLoss MultiTaskGroupDRO Objective PairLoss Quantity "
+    "RowDomain "
     "SigmoidPair SoftRate "
     "SquaredHingePair SquaredLoss SquaredPair WorstGroupDRO",
     "outer": "Hinge MoreauEnvelope MoreauSmoothing NoSmoothing OuterFunction Smoothing",
@@ -29,7 +31,6 @@ _HOME = {
     "state": "DualState",
     "steps": "AdamType HeavyBall ProximalSGD",
     "training": "FCCOModule StepAtFractions",
-    "training.evaluation": "BinaryEvaluation ContinualEvaluation Evaluation GroupEvaluation TaskEvaluation",
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _HOME.items() for name in names.split()}
 

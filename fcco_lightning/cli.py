@@ -22,6 +22,7 @@ import fcco_lightning.algorithms
 import fcco_lightning.constraints
 import fcco_lightning.data.datamodules
 import fcco_lightning.estimators
+import fcco_lightning.evaluation
 import fcco_lightning.models
 import fcco_lightning.objectives
 import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module

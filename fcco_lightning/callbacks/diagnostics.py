@@ -10,10 +10,10 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fcco_lightning.analysis import MAX_VALUES, diagnose, jacobian, remembered_duals, required_size
 from fcco_lightning.callbacks.summary_table import write_report
 from fcco_lightning.checks import positive
 from fcco_lightning.engine import InnerFunctions
-from fcco_lightning.engine.diagnostics import MAX_VALUES, diagnose, jacobian, remembered_duals, required_size
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import MoreauSmoothing
 from fcco_lightning.training import FCCOModule
@@ -24,7 +24,7 @@ class Diagnostics(Callback):
 
     The least eigenvalue of the Gram matrix of the exact inner functions' gradients (004 Assumption 4.3 and Table 6),
     how many dual values are active and how large they are (Omega_y^0, 000 Remark F.1), and the eps for which the
-    solution is approximately eps-stationary (004 Def. 4.1); see :func:`fcco_lightning.engine.diagnostics.diagnose`.
+    solution is approximately eps-stationary (004 Def. 4.1); see :func:`fcco_lightning.analysis.diagnose`.
 
     It runs at the end of ``fit``, and of ``test`` and ``validate`` on a checkpoint (``fcco test --config C --ckpt_path
     P --diagnostics.enabled true``), where the rows that the algorithm keeps are not known.  Writes
@@ -87,7 +87,7 @@ class Diagnostics(Callback):
         if not self.enabled or not isinstance(module, FCCOModule):
             return
         self._loader(trainer)
-        if module.constraints and module.algorithm.uses_constraints:
+        if module.algorithm.posed(module.objective, module.constraints)[1]:
             raise ConfigError(
                 f"diagnostics are of an objective alone, this run penalises {len(module.constraints)} constraints. "
                 "Switch diagnostics off."
@@ -115,11 +115,11 @@ class Diagnostics(Callback):
             return
         batches = _moved(module, self._loader(trainer))
         jacobian_of_all = jacobian(self._functions(module), batches, module.processes, self.max_values)
-        remembered = None if module.problem is None else remembered_duals(module.problem)
+        remembered = None if module.problem is None else remembered_duals(module.algorithm, module.problem.all_terms)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:
             return
-        smoothing = module.algorithm.smoothing
+        smoothing = getattr(module.algorithm, "smoothing", None)
         own = smoothing.lam if isinstance(smoothing, MoreauSmoothing) else None
         self.found = {"split": self.split} | diagnose(
             module.objective, jacobian_of_all, own if self.lam is None else self.lam, remembered

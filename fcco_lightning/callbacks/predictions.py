@@ -9,8 +9,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
+from fcco_lightning.evaluation import concatenate
 from fcco_lightning.training import FCCOModule
-from fcco_lightning.training.evaluation import concatenate
 
 
 class PredictionWriter(BasePredictionWriter):

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation import Evaluation
 from fcco_lightning.records import Columns
-from fcco_lightning.training import Evaluation, FCCOModule
+from fcco_lightning.training import FCCOModule
 
 _PRINTED_ROWS = 10
 

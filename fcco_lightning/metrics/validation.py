@@ -42,18 +42,11 @@ def checked_groups(scores: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tens
     return scores, positive, favoured
 
 
-def checked_thresholds(thresholds: Tensor) -> Tensor:
-    """Return ``thresholds`` as float64 without graph; infinities pass, a NaN raises :class:`NonFiniteError`."""
-    if thresholds.isnan().any():
-        raise NonFiniteError("thresholds must not be NaN: every comparison with it would be false.")
-    return thresholds.detach().double()
-
-
 def _finite(scores: Tensor) -> Tensor:
     if not scores.is_floating_point():
         raise DataError(f"scores must be floating point (raw model outputs), got {scores.dtype}.")
     if scores.numel() == 0:
-        raise DataError("Metrics need at least one sample, got none. Was update() called, is the split empty?")
+        raise DataError("Metrics need at least one sample, got none. Is the split empty?")
     bad = ~scores.isfinite()
     if bad.any():
         where = int(bad.nonzero()[0])

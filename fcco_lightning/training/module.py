@@ -21,17 +21,12 @@ from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.engine import Drawn, Engine, Problem, other_columns, outputs_of_columns
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
+from fcco_lightning.evaluation import Evaluation, concatenate, default_evaluation, summarise
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
-from fcco_lightning.training.evaluation import (
-    EVALUATIONS,
-    Evaluation,
-    concatenate,
-    summarise,
-)
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
@@ -59,8 +54,8 @@ class FCCOModule(LightningModule):
         scheduler: learning-rate schedule; None for a constant rate.
         scheduler_interval: "epoch" or "step" (one step is one update of w).
         scheduler_monitor: logged metric for ReduceLROnPlateau.
-        evaluation: what is reported of a split; by default figures of the groups if the objective is made of theirs,
-            else binary metrics.
+        evaluation: what is reported of a split; by default the evaluation that fits the type of the objective, see
+            :func:`~fcco_lightning.evaluation.default_evaluation`.
         gradient_clip_val: largest gradient norm (``--trainer.gradient_clip_val`` sets it too); None for no clipping.
         gradient_clip_algorithm: "norm" or "value".
         skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
@@ -103,7 +98,7 @@ class FCCOModule(LightningModule):
         self.constraints, self.penalty = list(constraints), penalty
         self.objective_lr = None if objective_lr is None else positive("objective_lr", objective_lr)
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.evaluation = evaluation or EVALUATIONS[self.objective.figures]()
+        self.evaluation = evaluation or default_evaluation(self.objective)
         self.backend = LightningBackend(
             self, gradient_clip_val, gradient_clip_algorithm, scheduler_interval, scheduler_monitor
         )

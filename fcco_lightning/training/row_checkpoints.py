@@ -223,7 +223,6 @@ def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes:
                 folder = Path(own[FOLDER]) / own["save_id"]
                 manifest = read_manifest(folder, own["save_id"])
                 read_rows(folder, manifest, name, state.first, state.rows, state.num_rows)
-            state.rewritten()
             weights[key], weights[f"{name}._extra_state"] = state.rows, state.get_extra_state()
 
 

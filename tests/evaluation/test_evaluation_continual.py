@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fcco_lightning.training.evaluation import EVALUATIONS, ContinualEvaluation, Evaluation
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, log_loss, recall_score
@@ -13,7 +14,6 @@ from sklearn.metrics import accuracy_score, log_loss, recall_score
 from fcco_lightning import ConfigError, DataError
 from fcco_lightning.callbacks import Report
 from fcco_lightning.data import TensorTable
-from fcco_lightning.training.evaluation import EVALUATIONS, ContinualEvaluation, Evaluation
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # The digits 7 and 8 are the target, 9 belongs to neither; protected task k is the digit 6 - k.

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fcco_lightning.training.evaluation import correct_and_loss
 from sklearn.metrics import accuracy_score, log_loss
 
 from fcco_lightning import (
@@ -20,7 +21,6 @@ from fcco_lightning import (
 )
 from fcco_lightning.callbacks import Report
 from fcco_lightning.metrics import num_worst
-from fcco_lightning.training.evaluation import correct_and_loss
 from tests import jobs
 from tests.launch import launch, values
 

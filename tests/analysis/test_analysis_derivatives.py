@@ -5,6 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from fcco_lightning.problem.diagnostics import (
+    GRID,
+    diagnose,
+    duals,
+    gram,
+    jacobian,
+    outer_gradients,
+    remembered_duals,
+    spectrum,
+    stationarity,
+)
 from scipy.optimize import minimize
 from torch import nn
 from torch.func import functional_call, jacrev
@@ -29,17 +40,6 @@ from fcco_lightning import (
     WorstGroupDRO,
 )
 from fcco_lightning.outer import Hinge, MoreauEnvelope
-from fcco_lightning.problem.diagnostics import (
-    GRID,
-    diagnose,
-    duals,
-    gram,
-    jacobian,
-    outer_gradients,
-    remembered_duals,
-    spectrum,
-    stationarity,
-)
 from tests.distributed import pool as pools
 
 pool = pools.pool

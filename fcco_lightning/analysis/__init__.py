@@ -1,0 +1,30 @@
+"""What theory says about a solution and data can check: Gram matrix, dual values, stationarity.
+
+For group objectives, whose inner functions g_i are means over the samples of a group, all of it is exact: the values
+and gradients are those of a whole split.  w is everything that is trained, of the network and of the objective.
+"""
+
+from fcco_lightning.analysis.derivatives import jacobian
+from fcco_lightning.analysis.diagnosis import diagnose
+from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals
+from fcco_lightning.analysis.eigenvalues import Spectrum, gram, spectrum
+from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, Jacobian, required_size
+from fcco_lightning.analysis.stationary_points import GRID, Stationarity, stationarity
+
+__all__ = [
+    "GRID",
+    "MAX_VALUES",
+    "Duals",
+    "Jacobian",
+    "Spectrum",
+    "Stationarity",
+    "diagnose",
+    "duals",
+    "gram",
+    "jacobian",
+    "outer_gradients",
+    "remembered_duals",
+    "required_size",
+    "spectrum",
+    "stationarity",
+]

@@ -1,0 +1,97 @@
+"""Dual values y_i of the inner functions: the exact ones, and those that an algorithm's rows stand for."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.algorithms import Algorithm
+from fcco_lightning.engine import Term
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives import Objective
+from fcco_lightning.outer import OuterFunction, WorstCase
+
+_ACTIVE = 1e-6  # relative to the largest dual value
+
+
+class Duals(NamedTuple):
+    """Number and size of dual values y_i.
+
+    Attributes:
+        rows: The number of rows.
+        active: The number of rows with ``|y_i| > 1e-6 max_j |y_j|``; for monotone f those with y_i > 0.
+        omega: The size ``sum_i |y_i|^2 / 2`` (Omega_y^0 of 000).
+    """
+
+    rows: int
+    active: int
+    omega: float
+
+
+def duals(y: Tensor) -> Duals:
+    """Count dual values and measure their size.
+
+    Args:
+        y: The dual values, shape (n, k), float64.
+    """
+    size = y.square().sum(1)
+    active = size.sqrt() > _ACTIVE * size.amax().sqrt() if len(size) else size > 0
+    return Duals(len(y), int(active.sum()), float(size.sum()) / 2)
+
+
+def outer_gradients(objective: Objective, values: Tensor) -> Tensor:
+    """Compute ``y_i`` in the subdifferential of f at g_i(w).
+
+    For a max form it is ``n q_i``, where q is the worst case.
+
+    Args:
+        objective: An objective with inner functions.
+        values: The inner values g_i(w), shape (n, k).
+
+    Returns:
+        The dual values, shape (n, k), without graph, on the device of the objective.
+
+    Raises:
+        ConfigError: if the objective has no inner functions.
+    """
+    outer, values = outer_function(objective), on_device_of(objective, values)
+    if isinstance(outer, WorstCase):
+        return len(values) * outer.ambiguity.worst_case(values[:, 0]).unsqueeze(1)
+    return outer.subgradient(values).detach()
+
+
+def remembered_duals(algorithm: Algorithm, terms: Sequence[Term]) -> Tensor | None:
+    """Compute the y_i for which the remembered rows of an objective stand, without rows that were never written.
+
+    All processes call it.
+
+    Args:
+        algorithm: The algorithm that maintains the rows.
+        terms: The terms of the problem.
+
+    Returns:
+        The dual values, shape (number of rows written, k), float64, on the CPU; None without rows.
+    """
+    for term in terms:
+        if term.name == "objective" and term.state is not None:
+            rows = term.state.read(torch.arange(term.num_rows, device=term.state.rows.device)).values
+            return algorithm.duals(term, rows[~rows[:, 0].isnan()].double()).detach().cpu()
+    return None
+
+
+def on_device_of(objective: Objective, values: Tensor) -> Tensor:
+    """Return values on the device of the objective's parameters, on which its outer function may depend."""
+    parameter = next(objective.parameters(), None)
+    return values if parameter is None else values.to(parameter.device)
+
+
+def outer_function(objective: Objective) -> OuterFunction:
+    """Return the outer function of an objective.
+
+    Raises:
+        ConfigError: if the objective has no inner functions.
+    """
+    if objective.outer is None:
+        raise ConfigError(f"{type(objective).__name__} has no inner functions. Use a group objective.")
+    return objective.outer

@@ -1,0 +1,21 @@
+"""Evaluations: what a run reports of the network's outputs on a whole split."""
+
+from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.binary import BinaryEvaluation
+from fcco_lightning.evaluation.continual import ContinualEvaluation
+from fcco_lightning.evaluation.default import default_evaluation
+from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.split import concatenate, constraint_values, summarise
+from fcco_lightning.evaluation.tasks import TaskEvaluation
+
+__all__ = [
+    "BinaryEvaluation",
+    "ContinualEvaluation",
+    "Evaluation",
+    "GroupEvaluation",
+    "TaskEvaluation",
+    "concatenate",
+    "constraint_values",
+    "default_evaluation",
+    "summarise",
+]

@@ -1,0 +1,90 @@
+"""The interface of all evaluations: from the outputs on a whole split to figures, tables and pictures."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fcco_lightning.pictures import plot_constraints
+from fcco_lightning.pictures.style import History
+from fcco_lightning.records import Columns
+
+
+class Evaluation(ABC):
+    """What a run reports of the network's outputs on a split.  A new task defines a subclass.
+
+    Attributes:
+        bar: The figures that the progress bar shows.
+        group_names: The names of the groups 0, 1, ...; :class:`FCCOModule` takes them from the datamodule.
+    """
+
+    bar: tuple[str, ...] = ()
+    group_names: Sequence[str] = ()
+
+    @abstractmethod
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        """Compute the figures of a split.
+
+        A figure with a ``/`` in its name describes one part of the split (``group_accuracy/a``).  It is logged, but
+        the printed table leaves it out.
+
+        Args:
+            outputs: The network's outputs on the whole split; the first dimension is the number n of samples.
+            batch: The columns of the split, each with first dimension n.
+
+        Returns:
+            The figures by name.  A figure that the split leaves undefined (because a class is absent) is NaN.
+        """
+
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:  # noqa: ARG002
+        """Describe a split in ``report.json`` beyond its figures, in plain numbers.
+
+        A list of records becomes a table of its own.  Only its first rows are printed, so the most important ones
+        should stand first.
+
+        Args:
+            outputs: The network's outputs on the whole split.
+            batch: The columns of the split.
+
+        Returns:
+            The entries of the report by name; none by default.
+        """
+        return {}
+
+    def reference(self, outputs: Tensor, batch: Columns) -> dict[str, Tensor]:  # noqa: ARG002
+        """Compute columns that describe the model from which training starts.
+
+        They are stored once, and every later batch of the split contains them.
+
+        Args:
+            outputs: The outputs of that model on the whole split.
+            batch: The columns of the split.
+
+        Returns:
+            Columns of shape (n,) by name; none by default.
+        """
+        return {}
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:  # noqa: ARG002
+        """Draw the pictures of a finished run.
+
+        Args:
+            history: The figures of every validation, see :mod:`fcco_lightning.pictures.style`.
+            final: The outputs and the columns of every split, computed with the final weights.
+            folder: The folder in which the pictures are written.
+
+        Returns:
+            The files that were written.  By default that is a picture of the constraints, if there are any.
+        """
+        return written(plot_constraints(history, folder / "constraints.png"))
+
+    def group_name(self, group: int) -> str:
+        """Return the name of a group, or its number where no name is known."""
+        return str(self.group_names[group]) if group < len(self.group_names) else str(group)
+
+
+def written(*paths: Path | None) -> list[Path]:
+    """Return the pictures that were drawn, leaving out those that had nothing to show (None)."""
+    return [path for path in paths if path is not None]

@@ -1,0 +1,61 @@
+"""The evaluation that an objective has unless the user chooses another one."""
+
+from functools import singledispatch
+from typing import Any
+
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.binary import BinaryEvaluation
+from fcco_lightning.evaluation.continual import ContinualEvaluation
+from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.tasks import TaskEvaluation
+from fcco_lightning.objectives import GlobalContrastive, GroupObjective, InfoNCE, MultiTaskGroupDRO, Objective
+
+
+@singledispatch
+def default_evaluation(objective: Any) -> Evaluation:
+    """Return the evaluation that fits an objective, chosen by the objective's type.
+
+    An objective whose type is not registered has :class:`BinaryEvaluation`, which refuses outputs that are not one
+    score per sample.  A new kind of objective registers its own evaluation::
+
+        @default_evaluation.register
+        def _(objective: MyObjective) -> Evaluation:
+            return MyEvaluation()
+
+    Args:
+        objective: The objective.
+
+    Raises:
+        ConfigError: if it is not an :class:`~fcco_lightning.objectives.Objective`.
+
+    Example:
+        >>> from fcco_lightning.objectives import AUC, WorstGroupDRO
+        >>> [type(default_evaluation(objective)).__name__ for objective in (AUC(), WorstGroupDRO())]
+        ['BinaryEvaluation', 'GroupEvaluation']
+    """
+    raise ConfigError(
+        f"there is no default evaluation for {type(objective).__name__}, which is not an Objective. Choose one with "
+        "--model.evaluation."
+    )
+
+
+@default_evaluation.register
+def _(objective: Objective) -> Evaluation:  # noqa: ARG001
+    return BinaryEvaluation()
+
+
+@default_evaluation.register
+def _(objective: GroupObjective) -> Evaluation:  # noqa: ARG001
+    return GroupEvaluation()
+
+
+@default_evaluation.register
+def _(objective: MultiTaskGroupDRO) -> Evaluation:  # noqa: ARG001
+    return TaskEvaluation()
+
+
+@default_evaluation.register(GlobalContrastive)
+@default_evaluation.register(InfoNCE)
+def _(objective: Objective) -> Evaluation:  # noqa: ARG001
+    return ContinualEvaluation()

@@ -1,0 +1,137 @@
+"""Figures of the groups of a split, above all of the worst ones."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, fraction
+from fcco_lightning.errors import DataError
+from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
+from fcco_lightning.metrics.group_accuracy import cvar, cvar_weights, group_means, worst_fraction, worst_group
+from fcco_lightning.pictures import plot_group_curves, plot_groups
+from fcco_lightning.pictures.style import History
+from fcco_lightning.records import Columns
+
+
+class GroupEvaluation(Evaluation):
+    r"""Accuracy and loss on average and for the worst groups.
+
+    The column ``y`` (n,) contains the classes, the column ``group`` (n,) the groups.  Let a_g and L_g be the accuracy
+    and the mean loss of group g, in float64, and let G be the number of groups that are present in the split.  An
+    absent group counts nowhere.
+
+    - ``accuracy``, ``loss``: the means over samples;
+    - ``group_balanced_accuracy``: the mean of a_g over groups;
+    - ``worst_group_accuracy``: min a_g; ``worst_group_loss``: max L_g;
+    - ``tail_accuracy``: the mean of the ``ceil(alpha G)`` lowest a_g, see
+      :func:`~fcco_lightning.metrics.worst_fraction`;
+    - ``cvar_loss``: the mean of the worst alpha G of the L_g, see :func:`~fcco_lightning.metrics.cvar`;
+    - ``group_accuracy/NAME``, ``group_loss/NAME``: a_g and L_g, if at most ``most_groups`` groups are present.
+
+    Accuracies lie in [0, 1] and losses are in nats.  A single score per sample, shape (n,) or (n, 1), predicts class 1
+    where it is > 0 and has the logistic loss; outputs (n, C) predict the class of the largest score and have the
+    softmax loss.
+
+    ``report.json`` contains a table ``groups`` with the worst groups first.  Its column ``weight`` is q_g of the CVaR;
+    the weights sum to 1.
+
+    Args:
+        alpha: The share of the groups that counts as the worst ones, in (0, 1].
+        most_groups: The figures of single groups are logged only if at most so many groups are present, >= 0.
+        pooled: Whether the tail accuracy is taken over the samples of the worst groups together, not over groups.
+
+    Raises:
+        ConfigError: if ``alpha`` lies outside (0, 1], or if ``most_groups`` is not a whole number >= 0.
+    """
+
+    bar = ("accuracy", "worst_group_accuracy")
+
+    def __init__(self, alpha: float = 0.1, most_groups: int = 32, pooled: bool = False) -> None:
+        self.alpha, self.most_groups = fraction("alpha", alpha), at_least("most_groups", most_groups, 0)
+        self.pooled = pooled
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        """Compute the figures.
+
+        Raises:
+            DataError: if y or group is missing or contains a value out of range, or if the shapes do not fit.
+        """
+        groups = _groups(outputs, batch)
+        tail = worst_fraction(groups.accuracy, self.alpha, groups.sizes if self.pooled else None)
+        summary = {
+            "accuracy": groups.mean_accuracy,
+            "worst_group_accuracy": float(worst_group(groups.accuracy)),
+            "tail_accuracy": float(tail),
+            "group_balanced_accuracy": float(groups.accuracy.mean()),
+            "loss": groups.mean_loss,
+            "worst_group_loss": float(worst_group(groups.loss, highest=True)),
+            "cvar_loss": float(cvar(groups.loss, self.alpha)),
+        }
+        if len(groups.numbers) <= self.most_groups:
+            columns = groups.numbers.tolist(), groups.accuracy.tolist(), groups.loss.tolist()
+            for number, accuracy, loss in zip(*columns, strict=True):
+                name = self.group_name(number)
+                summary |= {f"group_accuracy/{name}": accuracy, f"group_loss/{name}": loss}
+        return summary
+
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
+        """Return ``groups``: number, name, size, accuracy, loss and weight of each present group, the worst first."""
+        groups = _groups(outputs, batch)
+        weights = cvar_weights(groups.loss, self.alpha)
+        columns = [c.tolist() for c in (groups.numbers, groups.sizes, groups.accuracy, groups.loss, weights)]
+        table = [
+            {"group": g, "name": self.group_name(g), "size": n, "accuracy": a, "loss": loss, "weight": q}
+            for g, n, a, loss, q in zip(*columns, strict=True)
+        ]
+        return {"groups": sorted(table, key=lambda row: (row["accuracy"], -row["loss"]))}
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
+        """Draw ``group_curves.png``, ``constraints.png`` and ``groups.png``, of the test split or else the last one."""
+        paths = [plot_group_curves(history, folder / "group_curves.png"), *super().draw(history, final, folder)]
+        for split in [name for name in final if name == "test"] or [*final][-1:]:
+            groups, average = self.details(*final[split])["groups"], _groups(*final[split]).mean_accuracy
+            paths.append(plot_groups(groups, folder / "groups.png", average=average, split=split))
+        return written(*paths)
+
+
+class _Groups(NamedTuple):
+    """The groups that are present in a split, and the accuracy and the loss over its samples.
+
+    Attributes:
+        numbers: The numbers of the groups, shape (G,), int64, rising.
+        sizes: The number of samples of each group, shape (G,), int64.
+        accuracy: The share of its samples that are classified correctly, shape (G,), float64.
+        loss: The mean loss over its samples, shape (G,), float64, in nats.
+        mean_accuracy: The accuracy over all samples.
+        mean_loss: The mean loss over all samples.
+    """
+
+    numbers: Tensor
+    sizes: Tensor
+    accuracy: Tensor
+    loss: Tensor
+    mean_accuracy: float
+    mean_loss: float
+
+
+def _groups(outputs: Tensor, batch: Columns) -> _Groups:
+    require_columns(batch, "y", "group", figures="figures by group")
+    correct, losses = correct_and_loss(outputs, batch["y"])
+    group = batch["group"]
+    size = max(1, int(group.max()) + 1) if len(group) else 1
+    accuracy, sizes = group_means(correct, group, size)
+    loss, _ = group_means(losses, group, size)
+    present = sizes.nonzero().squeeze(1)
+    if len(present) == 0:
+        raise DataError("figures by group need at least one sample, got none. Is the split empty?")
+    return _Groups(
+        present,
+        sizes[present],
+        accuracy[present],
+        loss[present],
+        float(correct.double().mean()),
+        float(losses.mean()),
+    )

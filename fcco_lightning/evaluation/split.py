@@ -1,0 +1,106 @@
+"""A whole split: its samples from all processes, and all of its figures."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.distributed import Processes
+from fcco_lightning.errors import DataError
+from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.records import Columns
+
+
+def summarise(
+    evaluation: Evaluation, constraints: Sequence[Constraint], outputs: Tensor, batch: Columns
+) -> tuple[dict[str, float], str | None]:
+    """Compute all figures of a split: those of the evaluation and those of the constraints.
+
+    With constraints, ``worst_violation`` is max_i h_i, so that the weights are feasible where it is <= 0, ``vacuous``
+    is 1.0 or 0.0, and there is ``h/NAME`` of every constraint (:func:`constraint_values`).
+
+    Args:
+        evaluation: The evaluation.
+        constraints: The constraints, any number.
+        outputs: The network's outputs on the whole split.
+        batch: The columns of the split.
+
+    Returns:
+        ``(figures, reason)``: the figures by name, and why a constraint is vacuous (None if none is).
+    """
+    summary = evaluation(outputs, batch)
+    values = constraint_values(constraints, outputs, batch)
+    reason = None
+    if constraints:
+        reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
+        reason = "; ".join(reasons) or None
+        summary["worst_violation"] = max(values.values(), default=float("nan"))
+        summary["vacuous"] = float(bool(reasons))
+    return summary | values, reason
+
+
+def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Columns) -> dict[str, float]:
+    """Compute h_i of every constraint on the whole split, in float64.
+
+    Args:
+        constraints: The constraints, any number.
+        outputs: The network's outputs on the whole split.
+        batch: The columns of the split.
+
+    Returns:
+        h_i by ``h/NAME``.  A constraint of which the split has no sample is absent.  Where two constraints have one
+        name, the later one gets an apostrophe.
+    """
+    values: dict[str, float] = {}
+    for c in constraints:
+        inner = c.inner(outputs.double(), batch)
+        for i, h in zip(inner.index.tolist(), c.violation(inner.values).tolist(), strict=True):
+            name = f"h/{c.names[i]}"
+            while name in values:
+                name += "'"
+            values[name] = h
+    return values
+
+
+def concatenate(
+    parts: Sequence[tuple[Tensor, dict[str, Tensor]]], processes: Processes
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Join the outputs and the columns of all batches of all processes, with every sample once.
+
+    Args:
+        parts: The outputs and the columns of each batch of this process.
+        processes: The processes of the job; all of them call this function.
+
+    Returns:
+        The outputs and the columns of the whole split, the same on every process.
+
+    Raises:
+        DataError: if a process has no sample.
+    """
+    with processes.guard():
+        if not parts:
+            raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
+        names = list(parts[0][1])
+        own = [torch.cat([o for o, _ in parts]), *(torch.cat([c[name] for _, c in parts]) for name in names)]
+    outputs, *columns = processes.gather(own).tensors
+    together = dict(zip(names, columns, strict=True))
+    if processes.size > 1 and "index" in together and torch.unique(together["index"]).numel() < len(outputs):
+        # Lightning's own sampler repeats samples so that all processes have equally many.
+        first = first_occurrences(together["index"])
+        outputs, together = outputs[first], {name: c[first] for name, c in together.items()}
+    return outputs, together
+
+
+def first_occurrences(index: Tensor) -> Tensor:
+    """Return the positions at which a value occurs for the first time, ordered by the value.
+
+    Example:
+        >>> first_occurrences(torch.tensor([2, 0, 2, 1, 0])).tolist()
+        [1, 3, 0]
+    """
+    order = index.argsort(stable=True)
+    ranked = index[order]
+    new = torch.ones_like(ranked, dtype=torch.bool)
+    new[1:] = ranked[1:] != ranked[:-1]
+    return order[new]
