@@ -33,9 +33,9 @@ SINGLE_LOOP = {
     "SONEX": (SONEX(0.4, 0.2, lam=0.1), lambda: Average(0.4, 0.2, lam=0.1)),
     "SONEX-fresh": (SONEX(0.4, 0.2, lam=0.1, fresh=True), lambda: Average(0.4, 0.2, lam=0.1, fresh=True)),
     "SONEX-theory": (SONEX(0.4, "theory", lam=0.1), lambda: Average(0.4, "theory", lam=0.1)),
-    "ALEXR": (ALEXR(tau=1.5, theta=0.5), lambda: Dual(1.5, 0.5)),
-    "ALEXR-theta0": (ALEXR(tau=1.5, theta=0.0), lambda: Dual(1.5, 0.0)),
-    "ALEXR-mirror": (ALEXR(tau=1.5, theta=0.5, mirror=True), lambda: Average(0.4, 0.2, fresh=True)),
+    "ALEXR": (ALEXR(1.5, 0.5, jacobian="reuse"), lambda: Dual(1.5, 0.5)),
+    "ALEXR-theta0": (ALEXR(1.5, 0.0, jacobian="reuse"), lambda: Dual(1.5, 0.0)),
+    "ALEXR-mirror": (ALEXR(1.5, 0.5, mirror=True, jacobian="reuse"), lambda: Average(0.4, 0.2, fresh=True)),
 }
 
 
@@ -65,7 +65,7 @@ def test_alexr2():
     loop = {"inner": 3, "eta": 0.2, "nu": 0.4, "closing": closing}
     hand = hand_double_loop(Average(0.4, 0.2, fresh=True, lam=0.1), BATCHES, **loop)
     assert_same(
-        train(ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2), BATCHES, closing=closing), hand
+        train(ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2, jacobian="reuse"), BATCHES, closing=closing), hand
     )
 
 

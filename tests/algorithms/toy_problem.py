@@ -3,6 +3,10 @@
 The package's version is an ``Engine``; the hand-written one uses explicit formulas, loops and ``torch.autograd`` only.
 """
 
+from functools import cache
+from itertools import combinations
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -10,10 +14,8 @@ from fcco_lightning import (
     Engine,
     HeavyBall,
     Hinge,
-    InnerFunctions,
     MeanAtMost,
     Objective,
-    Problem,
     ROCFairness,
     SoftRate,
 )
@@ -59,11 +61,38 @@ def make_constraints():
     ]
 
 
+class UniformDraws:
+    """Batches of 6 of the 12 samples: probabilities by going through all 924 of them."""
+
+    strata = None
+
+    def absence(self, counts, share=1.0):
+        size = int(BATCH * share)
+        every = list(combinations(range(N), size))
+        return sum(all(i >= int(counts) for i in batch) for batch in every) / len(every)
+
+
+class Drawn(NamedTuple):
+    columns: dict[str, Tensor]
+    plan: UniformDraws
+
+
+def sampling():
+    return {"target": Drawn({"y": torch.arange(N) % 2, "group": torch.arange(N) // 2 % 2}, UniformDraws())}
+
+
 def make_engine(algorithm, network, objective=None, constraints=None):
     objective = objective or HingeMargin()
     constraints = make_constraints() if constraints is None else constraints
-    problem = Problem(objective, constraints, HingePenalty(PENALTY), algorithm, N, dtype=torch.float64)
-    return Engine(InnerFunctions(network, objective, problem.constraints), problem)
+    problem = algorithm.pose(
+        objective,
+        constraints,
+        HingePenalty(PENALTY),
+        num_samples=N,
+        sampling=sampling(),
+        dtype=torch.float64,
+    )
+    return Engine(network, problem, algorithm)
 
 
 def make_batches(count, size=BATCH, seed=1):
@@ -116,13 +145,24 @@ def measure(w: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Values]:
     return 0.05 * (s**2).mean(), [margins, rates, cap]
 
 
+@cache
+def weight(term: int, row: int, present: int) -> float:
+    """Of a row in the mean over all rows of its term: 1/(n p) for constraints, p by enumeration."""
+    if term == 0:
+        return 1 / present
+    label, groups = (1 - row // 2, (0, 1)) if term == 1 else (0, (None,))
+    cells = [{i for i in range(N) if i % 2 == label and g in (None, i // 2 % 2)} for g in groups]
+    every = list(combinations(range(N), BATCH))
+    return len(every) / (ROWS[term] * sum(all(set(batch) & cell for cell in cells) for batch in every))
+
+
 def gradient(w: Tensor, batch: dict[str, Tensor], weights: Values | None) -> Tensor:
     """Gradient at w of g_0 + sum of share * mean_i <y_i, g_i>."""
     w = w.detach().requires_grad_()
     total, values = measure(w, batch)
-    for share, y, g in zip(SHARES, weights or (), values, strict=False):
+    for term, (share, y, g) in enumerate(zip(SHARES, weights or (), values, strict=False)):
         if g:
-            total = total + share * sum((y[i] * g[i]).sum() for i in g) / len(g)
+            total = total + share * sum(weight(term, i, len(g)) * (y[i] * g[i]).sum() for i in g)
     return torch.autograd.grad(total, w)[0]
 
 
