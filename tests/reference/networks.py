@@ -1,8 +1,8 @@
 """Small data, three small networks and their Jacobians by hand (NumPy, float64).
 
-A network is evaluated on the whole data set at once: ``network.at(w)`` is a :class:`Point` with outputs and Jacobians of
-all n samples, from which terms pick the samples of a batch.  The vector ``w`` (d,) holds the parameters in the order of
-``torch.nn.Module.parameters()``, each flattened row by row, and after them ``extra`` free scalars (CVaR thresholds).
+A network is evaluated on the whole data set at once: ``network.at(w)`` is a :class:`Point` with outputs and Jacobians
+of all n samples, from which terms pick the samples of a batch.  The vector ``w`` (d,) holds the parameters in the order
+of ``torch.nn.Module.parameters()``, each flattened row by row, and after them ``extra`` free scalars (CVaR thresholds).
 """
 
 from dataclasses import dataclass, field

@@ -69,8 +69,8 @@ class SquaredHinge:
 class GapHinge:
     """``f(u_1, u_2) = rho [|u_1 - u_2| - kappa]_+`` with its envelope in the plane.
 
-    The gradient is ``a (1, -1)``, ``a = sign(d) min(rho, [|d| - kappa]_+ / (2 lam))``, ``d = u_1 - u_2``; the conjugate is
-    ``kappa |a|`` on the line ``y = (a, -a)``, ``|a| <= rho``, so the dual step solves a soft threshold in a.
+    The gradient is ``a (1, -1)``, ``a = sign(d) min(rho, [|d| - kappa]_+ / (2 lam))``, ``d = u_1 - u_2``; the conjugate
+    is ``kappa |a|`` on the line ``y = (a, -a)``, ``|a| <= rho``, so the dual step solves a soft threshold in a.
     """
 
     rho: float

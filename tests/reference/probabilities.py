@@ -20,7 +20,7 @@ Batches = Iterator[tuple[tuple[int, ...], float]]
 
 
 def none_of(n: int, drawn: int, size: int) -> float:
-    """Probability that ``drawn`` of n without replacement miss a subset of ``size``: C(n - size, drawn) / C(n, drawn)."""
+    """``drawn`` of n samples without replacement miss a subset of ``size``: C(n - size, drawn) / C(n, drawn)."""
     return comb(n - size, drawn) / comb(n, drawn)
 
 
@@ -64,7 +64,7 @@ class Uniform(Sampler):
         self.n, self.size = n, size
 
     def absent(self, subset: Subset) -> float:
-        return none_of(self.n, self.size, len(subset))
+        return none_of(self.n, self.size, len(np.unique(subset)))
 
     def batches(self) -> Batches:
         for batch in combinations(range(self.n), self.size):

@@ -1,7 +1,7 @@
 """Terms of the toy problem: direct objectives and inner functions with rows, with gradients by hand (NumPy, float64).
 
-``F(w) = sum_c g_c(w) + sum_terms share * [ (1/rows) sum_i f(g_i(w)) ]`` with an extra ``s + ...`` and ``f(R_i - s)`` in a
-term that has a threshold s = w[threshold].  A batch is a sequence of sample indices.
+``F(w) = sum_c g_c(w) + sum_terms share * [ (1/rows) sum_i f(g_i(w)) ]`` with an extra ``s + ...`` and ``f(R_i - s)`` in
+a term that has a threshold s = w[threshold].  A batch is a sequence of sample indices.
 """
 
 from dataclasses import dataclass
@@ -141,7 +141,7 @@ class GroupRisks(Term):
 
 
 class MeanRate(Term):
-    """One row: the mean of ``sigmoid((s - level) / temperature)`` over a subset; constraint: at most kappa (in the outer)."""
+    """One row: the mean of ``sigmoid((s - level) / temperature)`` over a subset; kappa stands in the outer function."""
 
     n_rows = 1
     width = 1
@@ -179,7 +179,8 @@ def _rates(point: Point, batch: Indices, members: tuple[Array, ...], level: floa
     for member in members:
         chosen = batch[member[batch]]
         if not len(chosen):
-            return Inner(np.zeros(0, dtype=np.int64), np.zeros((0, len(members))), np.zeros((0, len(members), len(point.w))))
+            shape = (0, len(members))
+            return Inner(np.zeros(0, dtype=np.int64), np.zeros(shape), np.zeros((*shape, len(point.w))))
         rate = sigmoid((point.scores[chosen] - level) / temperature)
         values.append(rate.sum() / len(chosen))
         jacobians.append((rate * (1 - rate) / temperature) @ point.jacobian[chosen] / len(chosen))
@@ -189,8 +190,9 @@ def _rates(point: Point, batch: Indices, members: tuple[Array, ...], level: floa
 class Contrastive(Term):
     """Global contrastive loss: ``(1/n) sum_i tau log u_i1 + tau log u_i2`` with outer ``Log(tau)``.
 
-    ``u_i1 = (1/n) sum_j exp((s_ij - s_ii)/tau)`` over texts j, ``u_i2 = (1/n) sum_j exp((s_ji - s_ii)/tau)`` over images
-    j, ``s_ij = a_i^T t_j``.  In a batch the pair itself weighs 1/n and each of the other B - 1 places (1 - 1/n)/(B - 1).
+    ``u_i1 = (1/n) sum_j exp((s_ij - s_ii)/tau)`` over texts j, ``u_i2 = (1/n) sum_j exp((s_ji - s_ii)/tau)`` over
+    images j, ``s_ij = a_i^T t_j``.  In a batch the pair itself weighs 1/n, each of the other B - 1 places
+    (1 - 1/n)/(B - 1).
     """
 
     width = 2
@@ -219,9 +221,9 @@ class Contrastive(Term):
 class AveragePrecision(Term):
     """``(1/n_+) sum_{i positive} -u_i1 / u_i2``, ``u_i1 = (1/n) sum_{j positive} l_ij``, ``u_i2 = (1/n) sum_j l_ij``.
 
-    ``l_ij = [margin - (s_i - s_j)]_+^2``.  Row r belongs to the r-th positive sample (``positives[r]``).  The anchor itself
-    weighs 1/n.  ``strata="uniform"``: each of the other B - 1 places weighs (1 - 1/n)/(B - 1); ``"classes"``: other
-    positives weigh (n_+ - 1)/n/(B_+ - 1), negatives n_-/n/B_-.
+    ``l_ij = [margin - (s_i - s_j)]_+^2``.  Row r belongs to the r-th positive sample (``positives[r]``).  The anchor
+    itself weighs 1/n.  ``strata="uniform"``: each of the other B - 1 places weighs (1 - 1/n)/(B - 1); ``"classes"``:
+    other positives weigh (n_+ - 1)/n/(B_+ - 1), negatives n_-/n/B_-.
     """
 
     width = 2
@@ -268,7 +270,7 @@ class Part:
     share: float = 1.0
 
     def gradient(self, w: Array, inner: Inner, y: Array) -> Array:
-        """``share * sum_i w_i J_i^T y_i`` over present rows, ``w_i = 1/(rows p_i)``; by s: ``share * (1 - sum_i w_i y_i)``."""
+        """``share * sum_i w_i J_i^T y_i`` over rows present, ``w_i = 1/(rows p_i)``; by s: ``share (1 - w^T y)``."""
         weights = 1 / (self.term.n_rows * self.presence[inner.rows])
         gradient = np.einsum("r,rk,rkd->d", weights, y, inner.jacobians)
         if self.term.threshold is not None:
