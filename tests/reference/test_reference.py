@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from .algorithms import PlainSGD
+from .cases import presences
 from .networks import Array, Data, Linear, Tanh, TwoTowers, make_data
 from .outer import GapHinge, GapSquaredHinge, Hinge, Log, Ratio, SquaredHinge
 from .primal_dual import ALEXR2, project_capped_kl
@@ -249,18 +250,6 @@ def test_presence_by_formula_enumeration_and_drawing(name):
         assert abs(sampler.simulated(4000, rng, *subsets) - formula) < 4.5 * error
 
 
-def presences(sampler: Sampler, term: Term, data: Data) -> Array:
-    """Presence probability of every row of a term, by the sampler's formula."""
-    if isinstance(term, GroupRisks):
-        return np.array([sampler.present(data.members(g)) for g in range(term.n_rows)])
-    if isinstance(term, MeanRate):
-        return np.array([sampler.present(np.flatnonzero(term.member))])
-    if isinstance(term, RateGap):
-        return np.array([sampler.both(*(np.flatnonzero(member) for member in term.members))])
-    samples = term.positives if isinstance(term, AveragePrecision) else range(len(data))
-    return np.array([sampler.present([i]) for i in samples])
-
-
 def sampled_problems(data: Data, sampler: Sampler) -> dict[str, Problem]:
     """The problems whose batches of this sampler estimate without bias, with its presence probabilities."""
     n, scored, s = len(data), Linear(data, extra=1), 4
@@ -273,6 +262,8 @@ def sampled_problems(data: Data, sampler: Sampler) -> dict[str, Problem]:
         terms["gap to the rare"] = RateGap(data, first, few, GapHinge(3.0, 0.01, 0.05))
     if isinstance(sampler, Uniform):
         direct["square"] = (MeanSquare(), 1.0)
+        classes = (np.flatnonzero(data.labels == label) for label in (0, 1))
+        direct["pairs"] = (PairLoss(data), sampler.both(*classes))
         terms["precision"] = AveragePrecision(data, Ratio())
         terms["contrastive"] = Contrastive(data, Log(TAU), TAU)
     if isinstance(sampler, Balanced):
@@ -315,26 +306,31 @@ def test_gradient_is_exact_on_average_over_all_batches(name):
         np.testing.assert_allclose(mean, exact, atol=1e-12, err_msg=problem_name)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [Uniform(200, 16), Balanced(DATA.labels, 6, 6), Groups(DATA.groups, 2, 6)],
-    ids=["uniform", "classes", "groups"],
-)
-def test_gradient_is_exact_on_average_over_many_batches(sampler):
+MANY = {
+    "uniform": (Uniform(200, 12), ("square", "rare rate", "gap to the rare", "contrastive")),
+    "classes": (Balanced(DATA.labels, 6, 6), ("pairs", "precision")),
+    "groups": (Groups(DATA.groups, 2, 6), ("risks",)),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_gradient_is_exact_on_average_over_many_batches(name):
     """20,000 batches of 200 samples, a group of 3 among them: within 4 standard errors in every coordinate."""
     rng, draws = np.random.default_rng(7), 20_000
-    problems = {name: Estimates(problem) for name, problem in sampled_problems(DATA, sampler).items()}
-    sums = {name: np.zeros((2, len(one.w))) for name, one in problems.items()}
+    sampler, chosen = MANY[name]
+    problems = {name: Estimates(problem) for name, problem in sampled_problems(DATA, sampler).items() if name in chosen}
+    assert len(problems) == len(chosen)
+    sums = {name: np.zeros((2, len(one.w))) for problem, one in problems.items()}
     for _ in range(draws):
         batch = sampler.draw(rng)
-        for name, one in problems.items():
+        for problem, one in problems.items():
             gradient = one.on(batch)
-            sums[name] += gradient, gradient**2
-    for name, one in problems.items():
-        mean, square = sums[name] / draws
+            sums[problem] += gradient, gradient**2
+    for problem, one in problems.items():
+        mean, square = sums[problem] / draws
         error = np.sqrt(np.maximum(square - mean**2, 0.0) / draws)
         exact = one.problem.exact_gradient(one.w)
-        assert np.all(np.abs(mean - exact) <= 4 * error + 1e-12), (name, mean, exact, error)
+        assert np.all(np.abs(mean - exact) <= 4 * error + 1e-12), (problem, mean, exact, error)
 
 
 def covariance_of_pair(pair: str, draws: int) -> tuple[float, float, float]:
@@ -360,8 +356,8 @@ def covariance_of_pair(pair: str, draws: int) -> tuple[float, float, float]:
 
 
 def test_reusing_the_batch_biases_the_gradient_and_halves_do_not():
-    reused, error, size = covariance_of_pair("reuse", 5000)
-    assert reused > 20 * error
+    reused, error, size = covariance_of_pair("reuse", 3000)
+    assert reused > 10 * error
     assert reused > 0.1 * size
-    halves, error, _ = covariance_of_pair("halves", 5000)
+    halves, error, _ = covariance_of_pair("halves", 3000)
     assert halves < 4 * error

@@ -272,7 +272,7 @@ class Part:
     def gradient(self, w: Array, inner: Inner, y: Array) -> Array:
         """``share * sum_i w_i J_i^T y_i`` over rows present, ``w_i = 1/(rows p_i)``; by s: ``share (1 - w^T y)``."""
         weights = 1 / (self.term.n_rows * self.presence[inner.rows])
-        gradient = np.einsum("r,rk,rkd->d", weights, y, inner.jacobians)
+        gradient = (weights[:, None] * y).reshape(-1) @ inner.jacobians.reshape(-1, len(w))
         if self.term.threshold is not None:
             gradient[self.term.threshold] += 1 - weights @ y[:, 0]
         return self.share * gradient
