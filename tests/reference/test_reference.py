@@ -320,7 +320,7 @@ def test_gradient_is_exact_on_average_over_many_batches(name):
     sampler, chosen = MANY[name]
     problems = {name: Estimates(problem) for name, problem in sampled_problems(DATA, sampler).items() if name in chosen}
     assert len(problems) == len(chosen)
-    sums = {name: np.zeros((2, len(one.w))) for problem, one in problems.items()}
+    sums = {problem: np.zeros((2, len(one.w))) for problem, one in problems.items()}
     for _ in range(draws):
         batch = sampler.draw(rng)
         for problem, one in problems.items():
