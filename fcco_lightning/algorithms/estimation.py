@@ -65,6 +65,9 @@ class Estimation(Algorithm):
         surrogate = Surrogate(now.direct)
         for reading in now.readings:
             self.add(surrogate, reading, *self.track(engine, reading))
+        for term in engine.problem.all_terms:
+            if self.estimator_of(term).decay() != 1 and all(reading.term is not term for reading in now.readings):
+                engine.shrink(term, self.estimator_of(term).decay())
         return surrogate
 
     def add(self, surrogate: Surrogate, reading: Reading, tracked: Tracked, outer: OuterFunction) -> None:
@@ -79,26 +82,16 @@ class Estimation(Algorithm):
         term, estimator, outer = reading.term, self.estimator_of(reading.term), self.smoothing(reading.outer)
         rows, seen = engine.rows(reading)
         inner = reading.values.detach().to(rows.dtype)
-        previous = None
-        if reading.previous is not None:
-            previous = fill(reading.previous.detach().to(rows.dtype), seen, inner)
-        sampling = Sampling(term.num_rows, len(reading.index), seen, term.range)
+        previous = None if reading.previous is None else reading.previous.detach().to(rows.dtype)
+        sampling = Sampling(reading.inverse, seen, term.range)
         tracked = estimator.update(fill(rows, seen, estimator.first(inner)), inner, previous, outer, sampling)
         if estimator.remembers:
             engine.propose(reading, tracked.rows, estimator.decay())
         return tracked, outer
 
-    def recall(
-        self, engine: Engine, reading: Reading, outer: OuterFunction | None = None
-    ) -> tuple[Tracked, OuterFunction]:
-        """The outer gradients that the rows of a reading stand for as they are; a row never visited is the fresh one.
-
-        Args:
-            engine: which knows the rows, with what has been proposed for them.
-            reading: whose rows these are.
-            outer: f, not smoothed; None for that of the present weights.
-        """
-        estimator, outer = self.estimator_of(reading.term), self.smoothing(outer or reading.outer)
+    def recall(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
+        """The outer gradients that the rows of a reading stand for as they are; a row never visited is the fresh one."""
+        estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
         rows, seen = engine.rows(reading)
         inner = reading.values.detach().to(rows.dtype)
         rows = fill(rows, seen, estimator.first(inner))

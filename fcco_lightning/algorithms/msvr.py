@@ -49,7 +49,8 @@ class MSVR(Estimation):
         surrogate, previous = Surrogate(now.direct), Surrogate(now.previous_direct)
         for reading in now.readings:
             if reading.previous is not None:
-                self.add(previous, reading.at_previous(), *self.recall(engine, reading, reading.previous_outer))
+                earlier = reading.at_previous()
+                self.add(previous, earlier, *self.recall(engine, earlier))
             self.add(surrogate, reading, *self.track(engine, reading))
         engine.descend(surrogate)
         old = None if before is None else engine.gradients(previous, before)

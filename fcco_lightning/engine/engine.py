@@ -270,7 +270,11 @@ class Engine:
                 old = None if before is None else before.inner[i]
                 reading = term.reading(one, old, columns, seen.known.get(term))
                 readings += [] if reading is None else [reading]
-        return Measured(now.direct, readings, None if before is None else before.direct)
+        return Measured(self._weighted(now.direct), readings, None if before is None else self._weighted(before.direct))
+
+    def _weighted(self, direct: Tensor | None) -> Tensor | None:
+        weight = self.problem.direct_weight
+        return direct if direct is None or weight == 1 else weight * direct
 
     def rows(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
         """Remembered rows (b, k) of a reading, with what has been proposed for them, and which were ever visited."""
@@ -290,6 +294,12 @@ class Engine:
         """
         if reading.place is not None:
             self._proposals.append(Proposal(reading.term, reading.place, rows, decay))
+
+    def shrink(self, term: Term, factor: float) -> None:
+        """Multiply all rows of a term of which the batch does not speak, when :meth:`commit` writes."""
+        rows = self.params[0].new_empty(0, term.width)
+        place = _state(term).locate(torch.empty(0, dtype=torch.int64, device=rows.device))
+        self._proposals.append(Proposal(term, place, rows, factor))
 
     def all_rows(self, term: Term) -> tuple[Tensor, Tensor | None]:
         """All rows (n, k) of a term, and which were ever visited: O(n), for small tables."""

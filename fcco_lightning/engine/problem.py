@@ -45,6 +45,7 @@ class Problem(nn.Module):
         layout: of the rows of samples, see :class:`DualState`; constraints follow "auto".
 
     Attributes:
+        direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
         terms: the objective's, if it has inner functions, then one of each constraint.
     """
 
@@ -78,6 +79,7 @@ class Problem(nn.Module):
         self.row_parameters = (
             None if per_sample is None else RowParameters(per_sample, num_samples, self.processes, layout, dtype)
         )
+        self.direct_weight = self._direct_weight()
         self._sampling = None  # the columns of the data are not needed any more
 
     @property
@@ -141,6 +143,15 @@ class Problem(nn.Module):
             part=constraint.part,
             processes=self.processes,
         )
+
+    def _direct_weight(self) -> float:
+        drawn = self._drawn(self.objective.part)
+        subsets = None if drawn is None else self.objective.direct_subsets(drawn.columns)
+        if drawn is None or subsets is None:
+            return 1.0
+        probability = presence([subsets], drawn, [type(self.objective).__name__])
+        warn_of_rare_rows(probability, [type(self.objective).__name__])
+        return 1 / float(probability[0])
 
     def _drawn(self, part: str | tuple[str, ...] | None) -> Drawn | None:
         if self._sampling is None or isinstance(part, tuple):

@@ -28,6 +28,7 @@ class Reading(NamedTuple):
         previous_outer: f with its known parameters at the other weights.
         weight: factor of ``<y_i, g_i>`` in the surrogate: the term's share times the weight of the row in the mean
             over all rows; shape (b,), or one number for all.
+        inverse: 1/p_i, with p_i the probability that a batch speaks of row i; shape (b, 1), or one number for all.
         place: where the rows lie in the term's state; None where it keeps none.
         known: rows that came along with the batches of other processes, or None.
     """
@@ -39,6 +40,7 @@ class Reading(NamedTuple):
     outer: OuterFunction
     previous_outer: OuterFunction | None
     weight: Tensor | float
+    inverse: Tensor | float
     place: Place | None
     known: KnownRows | None
 
@@ -147,10 +149,11 @@ class Term(nn.Module):
             relevance = None if relevance is None else again.mean(relevance)
             outer, old_outer = outer.take(first), None if old_outer is None else old_outer.take(first)
         weight = self.weights(Arrival(rows, samples, columns))
+        inverse = self.num_rows * (weight.unsqueeze(1) if isinstance(weight, Tensor) else weight)
         if relevance is not None:
             weight = weight * relevance
         place = None if self.state is None else self.state.locate(rows)
-        return Reading(self, rows, values, before, outer, old_outer, self.share * weight, place, known)
+        return Reading(self, rows, values, before, outer, old_outer, self.share * weight, inverse, place, known)
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
         """The remembered rows (b, k) of a reading, and which were ever visited (b,); None for all.

@@ -27,14 +27,13 @@ class Sampling(NamedTuple):
     """How the rows of a batch were drawn, and what is known of them.
 
     Attributes:
-        num_rows: n, the number of rows of the term.
-        batch: B1, the number of different rows in the batch.
+        inverse: 1/p_i, with p_i the probability that row i is in a batch: n/B1 where B1 of n rows are drawn alike;
+            shape (b, 1), or one number for all.
         seen: which of them have been visited before, shape (b,), bool; None if all have.
         range: the interval in which g_i lies.
     """
 
-    num_rows: int
-    batch: int
+    inverse: Tensor | float
     seen: Tensor | None = None
     range: Range = Range()
 
@@ -82,10 +81,10 @@ class Estimator(ABC):
         Args:
             rows: remembered rows; for an index never visited, :meth:`first`.
             inner: g_i(w_t; batch).
-            previous: g_i(w_{t-1}; batch) on the same samples (equal to ``inner`` for an index never visited), or None
-                if there is no previous point (then it counts as equal to ``inner``).
+            previous: g_i(w_{t-1}; batch) on the same samples, or None if there is no previous point (then it counts as
+                equal to ``inner``).
             outer: f, smoothed if the algorithm smooths.
-            sampling: n, B1, and what is known of the rows.
+            sampling: how likely the rows were drawn, and what is known of them.
         """
 
     def known_part(self, tracked: Tracked, outer: OuterFunction) -> Tensor:

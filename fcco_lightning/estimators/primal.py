@@ -60,7 +60,9 @@ class EMA(Estimator):
 
 @dataclass(frozen=True)
 class ScaledEMA(Estimator):
-    r"""``u_i <- (1 - gamma) u_i + gamma (n/B1) g_i`` for sampled i, ``u_i <- (1 - gamma) u_i`` for all others (MOAP).
+    r"""``u_i <- (1 - gamma) u_i + gamma g_i / p_i`` for sampled i, ``u_i <- (1 - gamma) u_i`` for all others (MOAP).
+
+    p_i is the probability that row i is in a batch, B1/n where rows are drawn alike.
 
     This is the only estimator that touches all n rows at every step.  A first visit sets u_i = g_i.  Rows are estimates
     of g_i only on average over the draws of the batch, so they are not projected to the range of g_i.
@@ -86,7 +88,7 @@ class ScaledEMA(Estimator):
         outer: OuterFunction,
         sampling: Sampling,
     ) -> Tracked:
-        new = torch.lerp(rows, inner * (sampling.num_rows / sampling.batch), self.gamma)
+        new = torch.lerp(rows, inner * sampling.inverse, self.gamma)
         new = fill(new, sampling.seen, inner)
         return Tracked(new, outer.subgradient(new), new)
 
@@ -102,7 +104,7 @@ class CorrectedEMA(Estimator):
     Args:
         gamma: weight of the new value, in (0, 1].
         gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of
-            004 Thm 4.7.  At 0 the second forward pass is not made.
+            004 Thm 4.7, with 1/p_i for n/B1 where rows are not drawn alike.  At 0 the second forward pass is not made.
         fresh: whether the outer gradient is taken at the new u_i instead of the u_i before this step (004 Alg. 1
             line 9).
     """
@@ -122,11 +124,11 @@ class CorrectedEMA(Estimator):
     def needs_previous(self) -> bool:
         return self.gamma_prime != 0
 
-    def correction(self, sampling: Sampling) -> float:
-        """Gamma' as a number."""
+    def correction(self, sampling: Sampling) -> Tensor | float:
+        """Gamma' as a number, or one for every row of the batch, shape (b, 1)."""
         if isinstance(self.gamma_prime, str):
             rest = 1 - self.gamma
-            return rest + (sampling.num_rows - sampling.batch) / (sampling.batch * rest)
+            return rest + (sampling.inverse - 1) / rest
         return self.gamma_prime
 
     def update(
@@ -134,6 +136,7 @@ class CorrectedEMA(Estimator):
     ) -> Tracked:
         new = torch.lerp(rows, inner, self.gamma)
         if previous is not None:
-            new = sampling.range.project(new.add(inner - previous, alpha=self.correction(sampling)))
+            previous = fill(previous, sampling.seen, inner)  # a first visit is exact
+            new = sampling.range.project(new + self.correction(sampling) * (inner - previous))
         at = new if self.fresh else rows
         return Tracked(new, outer.subgradient(at), at)

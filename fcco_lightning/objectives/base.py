@@ -103,6 +103,13 @@ class Objective(nn.Module, ABC):
         """
         return None
 
+    def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:  # noqa: ARG002
+        """Of which samples a batch must hold one each for g_0 to be measured, as masks (num_samples,); None for any.
+
+        A batch that lacks one of them has ``direct`` 0; the others weigh the more.
+        """
+        return None
+
     def max_form(self) -> "Objective":
         """The same objective as a maximum over weights q, for algorithms that keep q (OOA, SMD).
 
