@@ -16,8 +16,8 @@ Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 class HeavyBall(SGD):
     r"""Momentum type: ``v <- (1 - beta) v + beta G``, ``w <- w - lr v`` (001 Alg. 1, 004 Alg. 1).
 
-    ``torch.optim.SGD`` with momentum and dampening ``1 - beta``.  v starts at the first gradient; with ``zero_start`` it
-    starts at 0, as the papers have it, so that the first step is only beta times the gradient.
+    ``torch.optim.SGD`` with momentum and dampening ``1 - beta``.  v starts at the first gradient; with ``zero_start``
+    it starts at 0, as the papers have it, so that the first step is only beta times the gradient.
 
     Weight decay acts on the gradient: ``weight_decay * w`` is added to G before the average v is taken, so the pull
     towards 0 is averaged with the gradients.  It is the gradient of the regulariser ``(weight_decay / 2) |w|^2``.
@@ -56,7 +56,7 @@ class HeavyBall(SGD):
             for p in group["params"]:
                 if p.grad is not None and self.state[p].get("momentum_buffer") is None:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
-        return super()._init_group(group, *lists)
+        return super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
 
 
 class AdamType(Adam):
