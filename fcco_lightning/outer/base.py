@@ -1,7 +1,9 @@
 """What every outer function f offers: value, subgradient, prox, Moreau envelope, conjugate and its prox."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,12 +11,29 @@ from torch import Tensor
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
 
+DUAL_ROUNDING = 16 * 1.2e-7  # relative: a dual row on the boundary of dom f* may have been rounded to float32
+
+
+def in_float64(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The method with its rows taken to float64 and its result back to the dtype of the rows."""
+
+    @wraps(method)
+    def computed(self: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        wide = rows if rows.device.type == "mps" else rows.double()  # Apple's GPUs have no float64
+        return method(self, wide, *args, **kwargs).to(rows.dtype)
+
+    return computed
+
 
 class OuterFunction(ABC):
     r"""An outer function f: R^k -> R, applied to every row of a (B, k) tensor.
 
     Rows are inner values u (unit: of the inner function) or dual values y (unit: of f per unit of u).  A class states
-    what holds of f, so that an algorithm that needs more can refuse it by name:
+    what holds of f, so that an algorithm that needs more can refuse it by name.
+
+    Every map is computed in float64 and returned in the dtype of its rows, whatever that is: ``u - kappa`` and
+    ``(u - prox) / lam`` of float32 rows keep few of their digits where lam is small.  A subclass writes plain formulas
+    without differences of nearly equal numbers; the change of dtype is added where the class is made.
 
     Attributes:
         convex: f is convex, hence has a conjugate and dual steps.
@@ -27,6 +46,12 @@ class OuterFunction(ABC):
     monotone: ClassVar[bool] = False
     smooth: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _MAPS:
+            if name in vars(cls):
+                setattr(cls, name, in_float64(vars(cls)[name]))
 
     @property
     def lipschitz(self) -> float:
@@ -64,14 +89,21 @@ class OuterFunction(ABC):
             "or with a u-form dual step (ALEXR2, or ALEXR with form `mirror`)."
         )
 
+    @in_float64
     def envelope(self, u: Tensor, lam: float) -> Tensor:
         r"""Moreau envelope ``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``: (B, k) -> (B,)."""
-        v = self.prox(u, positive("lam", lam))
-        return self.value(v) + (v - u).square().sum(-1) / (2 * lam)
+        fixed = u.detach()
+        v, y = self.prox(fixed, positive("lam", lam)), self.envelope_gradient(fixed, lam)
+        return with_slope(self.value(v) + lam / 2 * y.square().sum(-1), y, u)
 
+    @in_float64
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        r"""``grad f_lam(u) = (u - prox_{lam f}(u)) / lam``: (B, k) -> (B, k).  Source: 004 eq. (2)."""
-        return (u - self.prox(u, positive("lam", lam))) / lam
+        r"""``grad f_lam(u) = (u - prox_{lam f}(u)) / lam``: (B, k) -> (B, k).  Source: 004 eq. (2).
+
+        For smooth f it is the gradient of f at the prox, which is the same number without the cancellation.
+        """
+        v = self.prox(u, positive("lam", lam))
+        return self.subgradient(v) if self.smooth else (u - v) / lam
 
     def conjugate(self, y: Tensor) -> Tensor:  # noqa: ARG002 - overridden where f has one
         r"""``f*(y) = sup_u <y, u> - f(u)``, ``inf`` outside its domain: (B, k) -> (B,).
@@ -81,11 +113,11 @@ class OuterFunction(ABC):
         """
         raise ConfigError(f"{self!r} offers no conjugate{'' if self.convex else ': it is not convex'}.")
 
+    @in_float64
     def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
         r"""``argmin_v f*(v) + |v - y|^2 / (2 tau)`` by Moreau's identity: (B, k) -> (B, k), inside dom f*.
 
-        ``y - tau prox_{f/tau}(y/tau)`` is the gradient of ``f_{1/tau}`` at ``y/tau``, which lies in dom f* also after
-        rounding where :meth:`envelope_gradient` is written without the cancellation.
+        ``y - tau prox_{f/tau}(y/tau)`` is the gradient of ``f_{1/tau}`` at ``y/tau``, which lies in dom f*.
 
         Args:
             y: dual rows, shape (B, k).
@@ -105,6 +137,29 @@ class OuterFunction(ABC):
                 f"{needed_by} needs a convex outer function, and {self!r} is not convex. Use SOX, SONX or SONEX for "
                 "it, or, where it is the objective's own, ALEXR2 with objective_gamma."
             )
+
+
+_MAPS = ("value", "subgradient", "prox", "envelope", "envelope_gradient", "conjugate", "conjugate_prox")
+
+
+class _WithSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, slope: Tensor, z: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.save_for_backward(slope)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor]:
+        (slope,) = ctx.saved_tensors
+        return gradients[0], None, gradients[0].unsqueeze(-1) * slope
+
+
+def with_slope(value: Tensor, slope: Tensor, z: Tensor) -> Tensor:
+    """``value``, shape (B,), with the gradient ``slope`` in z in place of a graph through roots and kinks."""
+    if not z.requires_grad:
+        return value
+    result: Tensor = _WithSlope.apply(value, slope.detach(), z)
+    return result
 
 
 def require_known(name: str, value: Tensor) -> None:

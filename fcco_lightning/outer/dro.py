@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import positive
 from fcco_lightning.numerics import increasing_root, project_to_simplex
-from fcco_lightning.outer.base import OuterFunction, infinite_outside
+from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class ChiSquare(OuterFunction):
     def prox(self, u: Tensor, lam: float) -> Tensor:
         step = lam * self.lam0 / self._shift
         return u - (u + self._shift).clamp(min=0) * (step / (1 + step))
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        weight = self.lam0 / self._shift
+        return weight / (1 + positive("lam", lam) * weight) * (u + self._shift).clamp(min=0)
 
     def conjugate(self, y: Tensor) -> Tensor:
         value = self.lam0 * self._shift / 2 * (y / self.lam0 - 1).square()
@@ -85,9 +89,6 @@ class KullbackLeibler(OuterFunction):
         low = (u - 1).clamp(max=-math.log(step))  # there step exp(v) <= 1
         return increasing_root(lambda v: v + step * torch.exp(v) - u, low, u)
 
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.subgradient(self.prox(u, positive("lam", lam)))  # (u - prox) / lam without the cancellation
-
     def conjugate(self, y: Tensor) -> Tensor:
         t = y.clamp(min=0) / self.lam0
         return infinite_outside(self.lam0 * (torch.xlogy(t, t) - t + 1), y >= 0).sum(-1)
@@ -114,13 +115,14 @@ class Maximum(OuterFunction):
         return u.new_zeros(u.shape).scatter_(-1, u.argmax(dim=-1, keepdim=True), 1.0)
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
-        return u - lam * project_to_simplex(u / lam)
+        return u - lam * self.envelope_gradient(u, lam)
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return project_to_simplex(u / positive("lam", lam))
+        # the projection does not change with a shift of the row, and u / lam alone would lose the differences
+        return project_to_simplex((u - u.amax(dim=-1, keepdim=True)) / positive("lam", lam))
 
     def conjugate(self, y: Tensor) -> Tensor:
-        tolerance = 16 * y.shape[-1] * 1.2e-7
+        tolerance = DUAL_ROUNDING * y.shape[-1]
         inside = (y >= -tolerance).all(-1) & ((y.sum(-1) - 1).abs() <= tolerance)
         return infinite_outside(y.new_zeros(y.shape[:-1]), inside)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import finite, positive
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer.base import OuterFunction, infinite_outside
+from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,10 @@ class Hinge(OuterFunction):
         return u - torch.clamp(z, min=0.0, max=lam * self.rho)
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        # (u - prox)/lam loses digits for small lam; this form does not
         return ((u - self.kappa) / positive("lam", lam)).clamp(min=0.0, max=self.rho)
 
     def conjugate(self, y: Tensor) -> Tensor:
-        return infinite_outside(self.kappa * y, (y >= 0) & (y <= self.rho)).sum(-1)
+        return infinite_outside(self.kappa * y, (y >= 0) & (y <= self.rho * (1 + DUAL_ROUNDING))).sum(-1)
 
     def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
         return (y - positive("tau", tau) * self.kappa).clamp(min=0.0, max=self.rho)

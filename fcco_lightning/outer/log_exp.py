@@ -8,7 +8,14 @@ from torch import Tensor
 from fcco_lightning.checks import finite, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
-from fcco_lightning.outer.base import OuterFunction, infinite_outside, known_at, known_rows, require_known
+from fcco_lightning.outer.base import (
+    DUAL_ROUNDING,
+    OuterFunction,
+    infinite_outside,
+    known_at,
+    known_rows,
+    require_known,
+)
 
 _NEWTON_STEPS = 50  # the roots below are simple and start close; float64 is reached in fewer than 10
 _ROOT = 1e-4  # relative residual of a root that float32 reaches with room to spare
@@ -56,6 +63,9 @@ class Log(OuterFunction):
                 f"{u.min().item():.3g}. Use a smaller lam, or no smoothing: f is smooth on bounded inner values."
             )
         return (u + discriminant.sqrt()) / 2
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        return self.tau / self.prox(u, positive("lam", lam))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -136,6 +146,9 @@ class NegativeLog(OuterFunction):
         # for u < 0 the sum cancels: multiply by the conjugate expression instead
         return torch.where(u >= 0, (u + root) / 2, 2 * lam * self.tau / (root - u.clamp(max=0)))
 
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        return -self.tau / self.prox(u, positive("lam", lam))
+
     def conjugate(self, y: Tensor) -> Tensor:
         inside = y < 0
         size = torch.where(inside, -y, 1.0)
@@ -175,6 +188,9 @@ class Power(OuterFunction):
             return v + lam * self.p * v.pow(self.p - 1) - high
 
         return torch.where(u > 0, increasing_root(residual, torch.zeros_like(u), high), u)
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        return self.subgradient(self.prox(u, positive("lam", lam)))  # f has a gradient also where p < 2
 
     def conjugate(self, y: Tensor) -> Tensor:
         inside = y >= 0
@@ -219,7 +235,7 @@ class Softplus(OuterFunction):
 
     def conjugate(self, y: Tensor) -> Tensor:
         p = y / self.b
-        inside = (p >= 0) & (p <= 1)
+        inside = (p >= 0) & (p <= 1 + DUAL_ROUNDING)
         p = p.clamp(0, 1)
         return infinite_outside(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p), inside).sum(-1)
 
@@ -301,7 +317,7 @@ class LogSumExp(OuterFunction):
         return torch.softmax(u / self.theta, dim=-1)
 
     def conjugate(self, y: Tensor) -> Tensor:
-        tolerance = 16 * torch.finfo(y.dtype).eps * y.shape[-1]
+        tolerance = DUAL_ROUNDING * y.shape[-1]
         inside = (y >= 0).all(-1) & ((y.sum(-1) - 1).abs() <= tolerance)
         entropy = torch.xlogy(y, y.clamp(min=0)).sum(-1)
         return infinite_outside(self.theta * (entropy + self._log_count(y)), inside)

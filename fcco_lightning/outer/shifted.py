@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fcco_lightning.checks import positive
-from fcco_lightning.outer.base import OuterFunction, known_at, known_rows, require_known
+from fcco_lightning.outer.base import OuterFunction, known_at, known_rows, require_known, with_slope
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,8 +69,7 @@ class Shifted(OuterFunction):
 
     def value(self, u: Tensor) -> Tensor:
         z = self._argument(u)
-        value = self.outer.value(z.detach())
-        return _with_slope(value, self.outer.subgradient(z.detach()), z) if z.requires_grad else value
+        return with_slope(self.outer.value(z.detach()), self.outer.subgradient(z.detach()), z)
 
     def subgradient(self, u: Tensor) -> Tensor:
         return self.outer.subgradient(self._argument(u).detach()) / self.scale
@@ -82,8 +81,8 @@ class Shifted(OuterFunction):
 
     def envelope(self, u: Tensor, lam: float) -> Tensor:
         z, inner = self._argument(u), positive("lam", lam) / self.scale**2
-        value = self.outer.envelope(z.detach(), inner)
-        return _with_slope(value, self.outer.envelope_gradient(z.detach(), inner), z) if z.requires_grad else value
+        slope = self.outer.envelope_gradient(z.detach(), inner)
+        return with_slope(self.outer.envelope(z.detach(), inner), slope, z)
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
         inner = positive("lam", lam) / self.scale**2
@@ -100,8 +99,3 @@ class Shifted(OuterFunction):
 
     def _argument(self, u: Tensor) -> Tensor:
         return (u - known_at(self.shift, u)) / self.scale
-
-
-def _with_slope(value: Tensor, slope: Tensor, z: Tensor) -> Tensor:
-    """``value`` with the gradient ``slope`` with respect to z, in place of a graph through a root or a kink."""
-    return value + (slope * (z - z.detach())).sum(-1)

@@ -16,16 +16,28 @@ Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 class HeavyBall(SGD):
     r"""Momentum type: ``v <- (1 - beta) v + beta G``, ``w <- w - lr v`` (001 Alg. 1, 004 Alg. 1).
 
-    ``torch.optim.SGD`` with momentum and dampening ``1 - beta``; v starts at the first gradient.
+    ``torch.optim.SGD`` with momentum and dampening ``1 - beta``.  v starts at the first gradient; with ``zero_start``
+    it starts at 0, as the papers have it, so that the first step is only beta times the gradient.
+
+    Weight decay acts on the gradient: ``weight_decay * w`` is added to G before the average v is taken, so the pull
+    towards 0 is averaged with the gradients.  It is the gradient of the regulariser ``(weight_decay / 2) |w|^2``.
 
     Args:
         params: parameters or parameter groups.
         lr: step size, > 0.
         beta: weight of the new gradient, in (0, 1]; 1 is plain SGD.
         weight_decay: added to the gradient as ``weight_decay * w``, >= 0.
+        zero_start: start v at 0 instead of at the first gradient.  It makes no difference for beta = 1.
     """
 
-    def __init__(self, params: Params, lr: float = 0.1, beta: float = 0.1, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.1,
+        beta: float = 0.1,
+        weight_decay: float = 0.0,
+        zero_start: bool = False,
+    ) -> None:
         momentum = 1 - fraction("beta", beta)
         super().__init__(
             params,
@@ -34,6 +46,17 @@ class HeavyBall(SGD):
             dampening=momentum,
             weight_decay=non_negative("weight_decay", weight_decay),
         )
+        self.defaults["zero_start"] = zero_start
+        for group in self.param_groups:  # where it is saved with the optimizer's state
+            group.setdefault("zero_start", zero_start)
+
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        """Give v = 0 to parameters that have no v yet, for which SGD would take the gradient itself."""
+        if group.get("zero_start") and group["momentum"]:
+            for p in group["params"]:
+                if p.grad is not None and self.state[p].get("momentum_buffer") is None:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
+        return super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
 
 
 class AdamType(Adam):
@@ -43,13 +66,16 @@ class AdamType(Adam):
     ``torch.optim.Adam`` with ``betas = (1 - beta, 1 - beta')``.  The paper prints neither beta', eps nor a bias
     correction; torch's is kept (erratum E-004-26).
 
+    Weight decay acts on the weights themselves, as in AdamW: every step first multiplies w by ``1 - lr weight_decay``.
+    It enters neither v nor s, so it is not divided by ``sqrt(s) + eps``.
+
     Args:
         params: parameters or parameter groups.
         lr: step size, > 0.
         beta: weight of the new gradient, in (0, 1].
         beta_prime: weight of the new squared gradient, in (0, 1].
         eps: added to the denominator, > 0.
-        weight_decay: decoupled (as AdamW), >= 0.
+        weight_decay: the share ``lr weight_decay`` of w is taken off in every step, >= 0.
     """
 
     def __init__(
@@ -75,6 +101,10 @@ class ProximalSGD(Optimizer):
     r"""``w <- P_X[ (w - lr G) / (1 + lr mu) ]``: the primal step of ALEXR with r = (mu/2)|w|^2 and a ball X.
 
     Minimises ``<G, v> + (mu/2)|v|^2 + |v - w|^2 / (2 lr)`` over v, then projects onto ``|v| <= radius``.
+
+    There is no argument ``weight_decay``, since mu is one: the regulariser ``(mu/2)|w|^2`` acts on the new weights, by
+    the division by ``1 + lr mu``, instead of through the gradient at the old ones.  A parameter without a gradient is
+    not shrunk by it.
 
     Args:
         params: parameters or parameter groups (the ball holds all parameters of a group together).

@@ -74,6 +74,61 @@ def test_heavy_ball_is_the_average_of_gradients_from_the_first_on(beta):
         assert flat(params) == pytest.approx(w, abs=EXACT)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
+def test_heavy_ball_from_zero_is_the_loop_of_the_papers(beta, foreach):
+    params = parameters(2, 3)
+    optimizer = HeavyBall(params, lr=0.2, beta=beta, weight_decay=0.05, zero_start=True)
+    optimizer.param_groups[0]["foreach"] = foreach
+    w, v = flat(params), np.zeros(5)
+    for t in range(10):
+        gradients(params, t)
+        v = (1 - beta) * v + beta * (slopes(params) + 0.05 * w)
+        w = w - 0.2 * v
+        optimizer.step()
+        assert flat(params) == pytest.approx(w, abs=EXACT)
+
+
+def test_heavy_ball_from_zero_also_for_a_parameter_whose_gradient_comes_later():
+    params = parameters(2, 3)
+    optimizer = HeavyBall(params, lr=0.5, beta=0.1, zero_start=True)
+    gradients(params, 0)
+    params[1].grad = None
+    before = params[1].detach().clone()
+    optimizer.step()
+    assert torch.equal(params[1], before)
+    gradients(params, 1)
+    optimizer.step()
+    assert torch.allclose(params[1], before - 0.5 * 0.1 * params[1].grad, rtol=EXACT)
+
+
+@pytest.mark.parametrize("saved_after", [0, 4])
+@pytest.mark.parametrize("zero_start", [False, True])
+def test_heavy_ball_goes_on_where_it_was_saved(zero_start, saved_after):
+    through, parted = parameters(2, 3), parameters(2, 3)
+    whole = HeavyBall(through, lr=0.2, beta=0.3, zero_start=zero_start)
+    first = HeavyBall(parted, lr=0.2, beta=0.3, zero_start=zero_start)
+    for t in range(saved_after):
+        gradients(parted, t)
+        first.step()
+    later = HeavyBall(parted, lr=0.7, beta=0.9, zero_start=not zero_start)  # what is saved wins, as for lr
+    later.load_state_dict(first.state_dict())
+    for t in range(8):
+        gradients(through, t)
+        whole.step()
+        if t >= saved_after:
+            gradients(parted, t)
+            later.step()
+    assert flat(parted) == pytest.approx(flat(through), abs=0)
+
+
+def test_heavy_ball_runs_a_closure_once():
+    params, calls = parameters(1), []
+    gradients(params, 0)
+    assert HeavyBall(params, zero_start=True).step(lambda: calls.append(torch.is_grad_enabled()) or 3.0) == 3.0
+    assert calls == [True]
+
+
 @pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_adam_type_is_adam_with_the_complementary_betas(beta):
     ours, theirs = parameters(2, 3), parameters(2, 3)
