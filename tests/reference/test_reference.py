@@ -306,6 +306,21 @@ def test_gradient_is_exact_on_average_over_all_batches(name):
         np.testing.assert_allclose(mean, exact, atol=1e-12, err_msg=problem_name)
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_inner_values_are_exact_on_average_over_all_batches(name):
+    """``E[g_i(batch) | row i present] = g_i`` for every row: the place of the sample itself has its true weight 1/n."""
+    sampler = SAMPLERS[name]
+    for problem_name, problem in sampled_problems(TINY, sampler).items():
+        w = start(problem)
+        point = problem.at(w)
+        for part, exact in zip(problem.parts, problem.exact_rows(w), strict=True):
+            mean = np.zeros_like(exact)
+            for batch, chance in sampler.batches():
+                inner = part.term.measure(point, np.array(batch))
+                mean[inner.rows] += chance * inner.values
+            np.testing.assert_allclose(mean / part.presence[:, None], exact, atol=1e-12, err_msg=problem_name)
+
+
 MANY = {
     "uniform": (Uniform(200, 12), ("square", "rare rate", "gap to the rare", "contrastive")),
     "classes": (Balanced(DATA.labels, 6, 6), ("pairs", "precision")),

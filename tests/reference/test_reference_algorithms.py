@@ -117,7 +117,7 @@ def test_first_visits_corrections_and_shrinking_by_hand():
 
 def test_storm_gradient_by_hand():
     """The second step of MSVR: ``z_1 = G(w_1; new rows) + (1 - b)(z_0 - G(w_0; old rows))``."""
-    case = make_case("groups")
+    case = make_case("groups", lam=2.0)
     problem, (part,) = case.problem, case.problem.parts
     method = MSVR(problem, case.w, PlainSGD(0.1), 0.3, 0.2, 0.4)
     first, second = case.batches(2)
@@ -127,8 +127,10 @@ def test_storm_gradient_by_hand():
     method.step(second)
     now, before = part.term.measure(problem.at(w1), second), part.term.measure(problem.at(case.w), second)
     old = np.where(seen[before.rows][:, None], rows[before.rows], before.values)
+    slopes = part.term.slopes(case.w, old)
+    assert np.abs(slopes - part.term.slopes(case.w, before.values)).max() > 1e-3  # rows and fresh values differ
     g_now = part.gradient(w1, now, part.term.slopes(w1, method.rows[0][now.rows]))
-    g_before = part.gradient(case.w, before, part.term.slopes(case.w, old))
+    g_before = part.gradient(case.w, before, slopes)
     np.testing.assert_allclose(method.gradient, g_now + 0.6 * (z0 - g_before), rtol=1e-12)
 
 
