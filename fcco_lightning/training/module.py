@@ -489,14 +489,17 @@ class FCCOModule(LightningModule):
         if self._engine is None:
             return
         self._share_statistics()
+        own = {"typed": self._typed, "random": random_streams()}
+        if self._restored is not None:  # nothing was trained since it was loaded
+            own = {"typed": self._restored["optimizer"]["typed"], "random": self._restored["random"]}
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
             "algorithm": self.algorithm.name,
             "num_samples": self.num_samples,
             "engine": self._engine.state_dict(),
-            "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": self._typed},
-            "random": random_streams(),
+            "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": own["typed"]},
+            "random": own["random"],
             "skipped_batches": self.skipped_batches,
             "references": None if self._references is None else tuple(self._references),
         }

@@ -124,7 +124,8 @@ class LoopProgress(Callback):
             counters, validated=self._validated_at == trained, closed=self._closed_at == trained
         )
         write_position(counters, position)
-        checkpoint[RESULTS] = {name: value.detach().cpu() for name, value in trainer.callback_metrics.items()}
+        logged = self._results | trainer.callback_metrics
+        checkpoint[RESULTS] = {name: value.detach().cpu() for name, value in logged.items()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Put the counters right, if that was not done on saving."""
