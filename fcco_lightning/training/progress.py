@@ -1,9 +1,9 @@
 """Counters of a checkpoint, put right: whenever it was written, training goes on behind the last batch trained.
 
-Lightning writes down its loops' counters as they stand in the hook that saves.  In an epoch's last batch that is before
-the epoch is closed, at ``max_steps`` it is after an epoch that was cut short was closed as if it were whole, and loading
-makes up for only some of it: epochs are counted twice, batches trained twice, validations left out.  Here the counters
-are reduced to a :class:`Position` and written again in the form that Lightning continues as it should.
+Lightning writes down its loops' counters as they stand in the hook that saves.  In an epoch's last batch the epoch is
+not yet closed; at ``max_steps`` an epoch that was cut short is closed as if it were whole.  Loading makes up for only
+some of it: epochs are counted twice, batches trained twice, validations left out.  Here the counters are reduced to a
+:class:`Position` and written again in the form that Lightning continues as it should.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def _set(count: dict[str, int], finished: int, one_begun: bool = False) -> None:
 
 
 def epoch_is_whole(trainer: Trainer) -> bool:
-    """Whether all batches of the present epoch were trained: in ``on_train_epoch_end``, whether it was not cut short."""
+    """Whether all batches of the present epoch were trained, so that it is not cut short if it ends now."""
     return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
 
 
@@ -120,9 +120,7 @@ class LoopProgress(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Put the counters right, and add what was logged."""
         counters, trained = checkpoint["loops"]["fit_loop"], _trained(trainer)
-        position = read_position(
-            counters, validated=self._validated_at == trained, closed=self._closed_at == trained
-        )
+        position = read_position(counters, validated=self._validated_at == trained, closed=self._closed_at == trained)
         write_position(counters, position)
         logged = self._results | trainer.callback_metrics
         checkpoint[RESULTS] = {name: value.detach().cpu() for name, value in logged.items()}

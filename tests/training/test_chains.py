@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from contextlib import suppress
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from fcco_lightning.constraints.penalty import GeometricRho
 from tests.conftest import make_data, make_frame
 from tests.training.test_resume import everything
 
-BATCHES, EPOCHS = 5, 4
-FOLDER = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}
+EPOCHS = 4
+DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}
 WAYS = ["max_steps", "exception", "max_time", "SIGTERM", "SIGKILL"]
 
 SETTINGS = {
@@ -45,7 +46,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """What a callback raises."""
 
 
@@ -89,19 +90,18 @@ class Stop(Callback):
     """Ends the run in one way, in the first hook of a name after so many batches, and leaves a checkpoint."""
 
     def __init__(self, way, hook, batches, path):
-        self.way, self.hook, self.batches, self.path, self.trained = way, hook, batches, path, 0
-        self.saved = False
+        self.way, self.hook, self.batches, self.path = way, hook, batches, path
 
     def _at(self, trainer, hook):
-        self.trained = trainer.fit_loop.epoch_loop.batch_progress.total.processed
-        if trainer.sanity_checking or hook != self.hook or self.trained < self.batches:
+        trained = trainer.fit_loop.epoch_loop.batch_progress.total.processed
+        if trainer.sanity_checking or hook != self.hook or trained < self.batches:
             return
         if self.way == "max_time":
             trainer.should_stop = True
         elif self.way == "SIGTERM":
             os.kill(os.getpid(), signal.SIGTERM)
-        elif not self.saved or self.way == "exception":
-            raise Stopped
+        else:
+            raise StoppedError
 
     def on_train_batch_start(self, trainer, *args):
         self._at(trainer, "batch start")
@@ -152,7 +152,7 @@ class Chain:
         self.values, self.pieces, self.checkpoint = {}, 0, None
 
     def fit(self, callbacks=(), **flags):
-        """Continue from the last checkpoint; the trainer and how it ended."""
+        """Continue from the last checkpoint, to the end or until it is stopped; the trainer."""
         torch.manual_seed(7 if self.checkpoint is None else 100 + self.pieces)
         scheduler, interval, monitor = self.schedule
         module = self.make_module(
@@ -165,14 +165,12 @@ class Chain:
         )
         flags = {"max_epochs": EPOCHS, "log_every_n_steps": 1, "num_sanity_val_steps": 1} | self.flags | flags
         trainer = self.make_trainer(callbacks=[Diary(), *callbacks], logger=Logged(self.values), **flags)
-        try:
-            trainer.fit(module, make_data(**FOLDER), ckpt_path=self.checkpoint)
-        except (Stopped, SIGTERMException):
-            return trainer, True
-        return trainer, False
+        with suppress(StoppedError, SIGTERMException):
+            trainer.fit(module, make_data(**DATA), ckpt_path=self.checkpoint)
+        return trainer
 
     def stop(self, way, chance, batches):
-        """One piece, to be stopped after so many batches or later; the batches that its checkpoint holds."""
+        """One piece, to be stopped after so many batches or later; the number it has trained."""
         self.pieces += 1
         path = self.folder / f"{self.pieces}.ckpt"
         every, flags, callbacks = chance.randint(1, 4), {}, []
@@ -187,7 +185,7 @@ class Chain:
             saver = ModelCheckpoint(path.parent / path.stem, every_n_train_steps=every, save_top_k=1, save_last=True)
             callbacks, flags = [*callbacks, saver], {"enable_checkpointing": True}
             path = path.parent / path.stem / "last.ckpt"
-        trainer, raised = self.fit(callbacks, **flags)
+        trainer = self.fit(callbacks, **flags)
         if way in ("max_steps", "max_time"):
             trainer.save_checkpoint(path)
         if path.exists():  # a kill comes before the first checkpoint, a signal after the last batch
@@ -197,7 +195,7 @@ class Chain:
     def outcome(self):
         """Continue to the end."""
         self.pieces += 1
-        trainer, _ = self.fit()
+        trainer = self.fit()
         diary = next(c for c in trainer.callbacks if isinstance(c, Diary))
         schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         return {
