@@ -30,24 +30,12 @@ class RankBatches(DistributedSampler[Any]):
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
         self.plan = plan
         self.first = 0
-        self.lag = 0
-
-    @property
-    def plan_epoch(self) -> int:
-        """The epoch of the plan: the one set, less how far the count is ahead (``lag``)."""
-        return int(self.epoch) - self.lag
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; going back starts the count afresh."""
-        if epoch < self.epoch:
-            self.lag = 0
-        super().set_epoch(epoch)
 
     def __len__(self) -> int:
         return self.plan.num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        for batch in islice(self.plan.batches(self.plan_epoch), self.first, None):
+        for batch in islice(self.plan.batches(int(self.epoch)), self.first, None):
             size = len(batch)
             yield batch[self.rank * size // self.num_replicas : (self.rank + 1) * size // self.num_replicas].tolist()
 
@@ -85,7 +73,6 @@ class ResumableLoader(DataLoader[Any]):
         rank: this process.
         world_size: number of processes.
         num_workers: worker processes; batches they have prepared but not delivered are not counted as given.
-        limit: batches after which the consumer ends an epoch (``limit_train_batches``); None if it takes all.
         **options: further arguments of ``DataLoader``.
 
     Example:
@@ -109,7 +96,6 @@ class ResumableLoader(DataLoader[Any]):
         rank: int = 0,
         world_size: int = 1,
         num_workers: int = 0,
-        limit: int | None = None,
         **options: Any,
     ) -> None:
         share = RankBatches(dataset, plan, rank, world_size)
@@ -121,9 +107,8 @@ class ResumableLoader(DataLoader[Any]):
         # torch forbids `sampler` beside `batch_sampler`, but `.sampler` is where Lightning looks for set_epoch and for
         # a DistributedSampler that it must not replace.
         self.__dict__["sampler"] = share
-        self._counted_epoch = self._given = self._skip = 0
-        self._loaded = False
-        self._epoch_length = len(self) if limit is None else min(limit, len(self))
+        self._counted_epoch = self._given = 0
+        self._loaded: tuple[int, int] | None = None  # epoch and batches given, until an iteration starts
 
     def __len__(self) -> int:
         return self.sampler.plan.num_batches
@@ -131,31 +116,31 @@ class ResumableLoader(DataLoader[Any]):
     # A generator function on purpose: Lightning calls iter() before set_epoch, so nothing may be decided until the
     # first batch is asked for.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        share = self.sampler
-        if self._loaded:
-            self._settle()
-        share.first = self._given = self._skip
-        self._counted_epoch, self._skip = share.plan_epoch, 0
-        self.generator.manual_seed(share.plan.generator(share.plan_epoch).initial_seed())
+        share, epoch = self.sampler, int(self.sampler.epoch)
+        share.first = self._given = self._loaded[1] if self._loaded and self._loaded[0] == epoch else 0
+        self._counted_epoch, self._loaded = epoch, None
+        self.generator.manual_seed(share.plan.generator(epoch).initial_seed())
         if hasattr(self.dataset, "set_epoch"):  # its random transforms depend on the epoch
-            self.dataset.set_epoch(share.plan_epoch)
+            self.dataset.set_epoch(epoch)
         for batch in super().__iter__():
             self._given += 1
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return ``epoch`` of the plan, batches ``given`` in it and union ``batch_size``, equal on all processes."""
-        share = self.sampler
-        position = {"epoch": share.plan_epoch, "given": self._given if self._counted_epoch == share.plan_epoch else 0}
-        if self._loaded:
-            position = {"epoch": self._counted_epoch, "given": self._skip}
-        return {**position, "batch_size": share.plan.batch_size}
+        """Return the ``epoch``, batches ``given`` in it and union ``batch_size``, equal on all processes."""
+        epoch = int(self.sampler.epoch)
+        counted = self._loaded or (self._counted_epoch, self._given)
+        return {
+            "epoch": epoch,
+            "given": counted[1] if counted[0] == epoch else 0,
+            "batch_size": self.sampler.plan.batch_size,
+        }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue behind the last batch given when ``state`` was taken, also with another number of processes.
 
-        The next iteration is the rest of that epoch, or the following epoch if nothing is left of it, whatever number
-        ``set_epoch`` gives it; later numbers count on from there.
+        The next iteration is the rest of that epoch, which may be nothing, unless ``set_epoch`` chooses another epoch,
+        which is then given from its start.
 
         Raises:
             CheckpointError: if the union batch has another size, so that the position would mean other rows.
@@ -167,15 +152,4 @@ class ResumableLoader(DataLoader[Any]):
                 f"Set batch_size so that batch_size * number of processes = {state['batch_size']}."
             )
         self.sampler.set_epoch(state["epoch"])
-        self._counted_epoch, self._given, self._skip, self._loaded = state["epoch"], 0, state["given"], True
-
-    def _settle(self) -> None:
-        """Start from the loaded position and remember how Lightning's epoch count differs from the plan's.
-
-        With max_steps Lightning counts an epoch too many on resuming: an empty one if the checkpoint was taken at the
-        end of an epoch, the interrupted one if max_steps had cut it short.
-        """
-        finished = self._skip >= self._epoch_length
-        self.sampler.lag += self.sampler.plan_epoch - (self._counted_epoch + finished)
-        self._skip = 0 if finished else self._skip
-        self._loaded = False
+        self._loaded = state["epoch"], state["given"]

@@ -30,6 +30,7 @@ from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
+from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
@@ -137,7 +138,7 @@ class FCCOModule(LightningModule):
                 "objectives: inner values of one batch would be tracked several times per update. Use a larger "
                 "--data.batch_size instead (ALEXR2's inner loop is --model.algorithm.K)."
             )
-        return [_Announce()]
+        return [_Announce(), LoopProgress()]
 
     def setup(self, stage: str) -> None:
         """Size the network and the dual state from the data.
@@ -266,6 +267,7 @@ class FCCOModule(LightningModule):
         """Continue the random streams of the checkpoint, and let what the user changed win over it."""
         if self._restored is None:
             return
+        self._require(self.problem).set_epoch(self.current_epoch)  # in the middle of an epoch its start is not repeated
         schedulers = [c.scheduler for c in self.trainer.lr_scheduler_configs]
         plain = [s for s in schedulers if isinstance(s, LRScheduler)]
         apply_changes(self._raw_optimizer, plain, self._typed, self._restored["optimizer"]["typed"])
@@ -363,8 +365,9 @@ class FCCOModule(LightningModule):
             logger.log_metrics(values, step=self.global_step - 1)
 
     def on_train_epoch_end(self) -> None:
-        """Schedules that watch a validation metric."""
-        self.backend.step_schedulers("epoch", plateau=True)
+        """Schedules that watch a validation metric, unless the epoch is to be continued."""
+        if epoch_is_whole(self.trainer):
+            self.backend.step_schedulers("epoch", plateau=True)
 
     def on_train_end(self) -> None:
         """What the algorithm does at the end, such as the recovery step of ALEXR2 (004 Cor. 4.11)."""
@@ -476,14 +479,17 @@ class FCCOModule(LightningModule):
         if self._engine is None:
             return
         self._share_statistics()
+        own = {"typed": self._typed, "random": random_streams()}
+        if self._restored is not None:  # nothing was trained since it was loaded
+            own = {"typed": self._restored["optimizer"]["typed"], "random": self._restored["random"]}
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
             "algorithm": self.algorithm.name,
             "num_samples": self.num_samples,
             "engine": self._engine.state_dict(),
-            "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": self._typed},
-            "random": random_streams(),
+            "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": own["typed"]},
+            "random": own["random"],
             "skipped_batches": self.skipped_batches,
             "references": None if self._references is None else tuple(self._references),
         }

@@ -7,6 +7,7 @@ from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.samplers import BalancedBatches, UniformBatches
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.training.progress import LoopProgress
 
 ROWS, BATCH, EPOCHS = 23, 4, 3  # 5 batches an epoch, 3 rows left over
 
@@ -60,7 +61,7 @@ def fit(workers, tmp_path, callbacks=(), ckpt=None, save=None, **limits):
     trainer = Trainer(
         **({"max_epochs": EPOCHS} | limits),
         accelerator="cpu",
-        callbacks=list(callbacks),
+        callbacks=[*callbacks, LoopProgress()],
         default_root_dir=tmp_path,
         logger=False,
         enable_checkpointing=False,
@@ -69,8 +70,7 @@ def fit(workers, tmp_path, callbacks=(), ckpt=None, save=None, **limits):
         num_sanity_val_steps=0,
     )
     validation = torch.utils.data.DataLoader(TensorTable({"x": torch.ones(2, 1)}), collate_fn=collate)
-    loader = make_loader(workers, limit=limits.get("limit_train_batches"))
-    trainer.fit(module, loader, validation, ckpt_path=ckpt)
+    trainer.fit(module, make_loader(workers), validation, ckpt_path=ckpt)
     if save:
         trainer.save_checkpoint(save)
     return module.seen

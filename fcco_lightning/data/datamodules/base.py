@@ -107,10 +107,7 @@ class SplitDataModule(LightningDataModule):
     def _resumable(self, table: TensorTable, plan: BatchPlan) -> ResumableLoader:
         """Return a loader of this process's share of the union batches of ``plan``."""
         rank, world_size = self._place()
-        limit = self.trainer.limit_train_batches if self.trainer else None
-        if isinstance(limit, float):
-            limit = int(limit * plan.num_batches)
-        return ResumableLoader(table, plan, rank=rank, world_size=world_size, num_workers=self.num_workers, limit=limit)
+        return ResumableLoader(table, plan, rank=rank, world_size=world_size, num_workers=self.num_workers)
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -1,0 +1,189 @@
+"""Counters of a checkpoint, put right: whenever it was written, training goes on behind the last batch trained.
+
+Lightning writes down its loops' counters as they stand in the hook that saves.  In an epoch's last batch the epoch is
+not yet closed; at ``max_steps`` an epoch that was cut short is closed as if it were whole.  Loading makes up for only
+some of it: epochs are counted twice, batches trained twice, validations left out.  Here the counters are reduced to a
+:class:`Position` and written again in the form that Lightning continues as it should.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+Counters = dict[str, Any]
+
+RESULTS = "logged_results"  # key of a checkpoint
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training stands between two batches.
+
+    Attributes:
+        epoch: number of epochs that are over, which is also the number of the present one.
+        batches: number of batches of the present epoch that were trained; 0 if it has not begun.
+        last: whether these are all of its batches, so that only validation and the end of the epoch are left.
+        validate: whether no validation has run since the last batch; it runs on loading if the trainer's settings ask
+            for one after that batch.
+    """
+
+    epoch: int
+    batches: int = 0
+    last: bool = False
+    validate: bool = False
+
+
+def read_position(counters: Counters, *, validated: bool | None = None, closed: bool = True) -> Position:
+    """What the counters of a fit loop mean, in whatever hook they were taken.
+
+    Args:
+        counters: ``checkpoint["loops"]["fit_loop"]``.
+        validated: whether validation has run since the last batch; None to tell it from the counters.
+        closed: whether the module's ``on_train_epoch_end`` has run, for counters taken in hooks of that name.
+
+    Returns: the position behind the last batch trained; a batch that was begun is not counted.
+    """
+    epochs, batches = counters["epoch_progress"]["current"], counters["epoch_loop.batch_progress"]
+    present, over = batches["current"], epochs["processed"]
+    trained = present["processed"]
+    if trained == 0 or epochs["ready"] > epochs["started"]:
+        return Position(over)
+    if validated is None:
+        evaluated = counters["epoch_loop.val_loop.batch_progress"]["total"]
+        validated = present["completed"] == trained and evaluated["ready"] == evaluated["completed"]
+    last = batches["is_last_batch"] and present["ready"] == trained
+    if epochs["started"] > over:
+        return Position(over, trained, last, not validated)
+    if not last:  # cut short by max_steps or max_time, yet counted as an epoch
+        return Position(over - 1, trained, False, not validated)
+    if epochs["completed"] < over and not closed:
+        return Position(over - 1, trained, True, not validated)
+    return Position(over)
+
+
+def write_position(counters: Counters, position: Position) -> None:
+    """Change the counters of a fit loop, and the positions of its loaders, to those that continue at ``position``.
+
+    An epoch that has begun is left open with all its batches completed.  A validation that is still to run is entered
+    as one of which the first batch was begun: the one form in which Lightning runs it, from its first batch on.
+    """
+    begun = position.batches > 0
+    batches = counters["epoch_loop.batch_progress"]
+    untrained = batches["current"]["ready"] - batches["current"]["processed"]
+    _set(counters["epoch_progress"]["total"], position.epoch, begun)
+    _set(counters["epoch_progress"]["current"], position.epoch, begun)
+    _set(batches["total"], batches["total"]["processed"])
+    _set(batches["current"], position.batches)
+    batches["is_last_batch"] = position.last
+    evaluated = counters["epoch_loop.val_loop.batch_progress"]
+    _set(evaluated["total"], 0, begun and position.validate)
+    _set(evaluated["current"], 0)
+    evaluated["is_last_batch"] = False
+    updates = counters["epoch_loop.manual_optimization.optim_step_progress"]
+    for count in (updates["total"], updates["current"]):
+        count["ready"] = count["completed"]
+    for loader in counters["state_dict"].get("combined_loader", ()):
+        if loader.keys() >= {"epoch", "given"}:  # a ResumableLoader
+            begun_at = {"given": max(0, loader["given"] - untrained)}
+            loader.update(begun_at if begun else {"epoch": position.epoch, "given": 0})
+
+
+def _set(count: dict[str, int], finished: int, one_begun: bool = False) -> None:
+    """Make all of a counter's numbers ``finished``, and begin one more."""
+    count.update(processed=finished, completed=finished, ready=finished + one_begun, started=finished + one_begun)
+
+
+def epoch_is_whole(trainer: Trainer) -> bool:
+    """Whether all batches of the present epoch were trained, so that it is not cut short if it ends now."""
+    return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+
+
+class LoopProgress(Callback):
+    """Lets every checkpoint of a run continue it exactly, after any number of stops at any moments.
+
+    Counters are put right on saving and on loading.  Metrics that were logged are part of the checkpoint, since the
+    end of an epoch may need them (``ReduceLROnPlateau``, early stopping).  A stop in the middle of an epoch does not
+    validate: the epoch's validation runs at its end, once, whoever trains it.
+    """
+
+    def __init__(self) -> None:
+        self._validated_at = self._closed_at = -1  # batches trained, when validation ran or an epoch was closed
+        self._position = Position(0)
+        self._results: dict[str, Any] = {}
+        self._steps = 0
+        self._max_steps: int | None = None  # while it is set to another number
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Put the counters right, and add what was logged."""
+        counters, trained = checkpoint["loops"]["fit_loop"], _trained(trainer)
+        position = read_position(counters, validated=self._validated_at == trained, closed=self._closed_at == trained)
+        write_position(counters, position)
+        logged = self._results | trainer.callback_metrics
+        checkpoint[RESULTS] = {name: value.detach().cpu() for name, value in logged.items()}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Put the counters right, if that was not done on saving."""
+        if trainer.state.fn != "fit" or "loops" not in checkpoint:
+            return
+        counters = checkpoint["loops"]["fit_loop"]
+        self._position, self._steps = read_position(counters), checkpoint["global_step"]
+        write_position(counters, self._position)
+        self._results = checkpoint.get(RESULTS, {})
+        trained = counters["epoch_loop.batch_progress"]["total"]["processed"]
+        self._validated_at = -1 if self._position.validate else trained
+
+    # ---------------------------------------------------------------------------------------------------- training
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """If the last update was made but its epoch is still open, let Lightning enter its loop to close it."""
+        loop = trainer.fit_loop.epoch_loop
+        if self._position.last and 0 <= loop.max_steps <= self._steps:
+            self._max_steps, loop.max_steps = loop.max_steps, self._steps + 1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Continue behind the last batch: with its validation, the end of its epoch, or the next batch."""
+        loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+        if "_should_check_val_fx" not in vars(loop):
+            loop._should_check_val_fx = _whatever_was_asked(trainer, loop._should_check_val_fx)  # type: ignore[method-assign]
+        trainer.callback_metrics.update(self._results)
+        without_batch = loop.restarting and loop._should_check_val_fx(fetcher)  # type: ignore[arg-type]
+        if loop.restarting and self._position.last and not (without_batch and self._position.validate):
+            loop.val_loop._has_run, without_batch = True, False  # the epoch ends at once
+        # an iteration of the loop without a batch counts as one for the x-axis of the loggers
+        loop._batches_that_stepped = trainer.global_step - (without_batch and not loop._should_accumulate())
+        self._position, self._results = Position(0), {}
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Note that the weights of this batch were validated."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._validated_at = _trained(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Note that the epoch is closed, and that nothing is resumed any more, also if no batch was left of it."""
+        loop = trainer.fit_loop.epoch_loop
+        self._closed_at, loop.restarting = _trained(trainer), False
+        loop.on_iteration_done()
+        if self._max_steps is not None:
+            loop.max_steps, self._max_steps = self._max_steps, None
+
+
+def _trained(trainer: Trainer) -> int:
+    """Number of batches trained, over all epochs."""
+    return trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined, no-any-return]
+
+
+def _whatever_was_asked(trainer: Trainer, due: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Whether to validate, as if nobody had asked to stop."""
+
+    def decide(fetcher: Any) -> bool:
+        asked, trainer.should_stop = trainer.should_stop, False
+        try:
+            return due(fetcher)
+        finally:
+            trainer.should_stop = asked
+
+    return decide
