@@ -143,7 +143,9 @@ def test_evaluation_needs_a_checkpoint(capsys):
         assert run([command, "--config", str(SYNTHETIC), *SMALL[:3]]) == 1
         assert "needs --ckpt_path" in capsys.readouterr().err
     assert fit("--ckpt_path=last") == 1
-    assert "no last.ckpt below" in capsys.readouterr().err
+    assert f"no last.ckpt below {Path('runs').resolve()}." in capsys.readouterr().err
+    assert fit("--ckpt_path=last", "--trainer.default_root_dir=x", "--preemption.folder=y") == 1
+    assert f"no last.ckpt below {Path('x').resolve()} or {Path('y').resolve()}." in capsys.readouterr().err
     assert fit("--report.enabled=false") == 0
     assert fit("--ckpt_path=last", "--trainer.max_epochs=3") == 0
     newest = max(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)
@@ -250,6 +252,34 @@ def test_checkpoints_of_something_else(capsys):
     torch.save({"weights": torch.zeros(2)}, "other.ckpt")
     assert "not a checkpoint of a Trainer" in fails(capsys, "--ckpt_path=other.ckpt")
     assert "size mismatch" in fails(capsys, "--ckpt_path", checkpoint, "--model.network.hidden=[3]")
+
+
+CSV = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.name="]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "root", "checkpoints"),
+    [
+        (["--trainer.default_root_dir=elsewhere"], "elsewhere", "elsewhere"),
+        (["--trainer.default_root_dir=elsewhere", *CSV], "logs", "logs"),
+        (["--trainer.default_root_dir=elsewhere", "--trainer.logger=false"], "elsewhere", "elsewhere"),
+        (["--trainer.default_root_dir=elsewhere", "--checkpoint.dirpath=kept"], "elsewhere", "kept"),
+    ],
+    ids=["root", "logger", "no logger", "dirpath"],
+)
+def test_a_run_lies_below_the_root_that_was_typed(arguments, root, checkpoints):
+    assert fit(*arguments, "--trainer.max_epochs=1") == 0
+    assert {p.name for p in Path.cwd().iterdir()} == {root, checkpoints}
+    assert {"report.json", "config.yaml", "dual_state.png"} <= {p.name for p in Path(root).rglob("*")}
+    (first,) = Path(checkpoints).rglob("last.ckpt")
+    other = Path("runs/version_7/checkpoints/last.ckpt")  # another run's, younger, that is not to be continued
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"")
+    os.utime(first, (1, 1))
+    assert fit(*arguments, "--ckpt_path=auto") == 0
+    newest = max(Path(checkpoints).rglob("last*.ckpt"), key=os.path.getmtime)
+    assert torch.load(newest, weights_only=True)["epoch"] == 1
+    assert [*Path("runs").rglob("*.*")] == [other]
 
 
 def test_checkpoints_can_be_switched_off():
