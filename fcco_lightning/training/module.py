@@ -35,6 +35,7 @@ from fcco_lightning.training.evaluation import (
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
+from fcco_lightning.training.progress import OneLine
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
@@ -149,7 +150,7 @@ class FCCOModule(LightningModule):
                 "objectives: inner values of one batch would be tracked several times per update. Use a larger "
                 "--data.batch_size instead (ALEXR2's inner loop is --model.algorithm.K)."
             )
-        return [_Announce()]
+        return [_Announce(), OneLine()]
 
     def setup(self, stage: str) -> None:
         """Size the network and the dual state from the data.

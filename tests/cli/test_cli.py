@@ -30,11 +30,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _in_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def fit(*arguments, config=SYNTHETIC):
     return run(["fit", "--config", str(config), *SMALL, *map(str, arguments)])
 
