@@ -26,7 +26,15 @@ import fcco_lightning.estimators
 import fcco_lightning.models
 import fcco_lightning.objectives
 import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning.callbacks import Checkpoints, Diagnostics, PredictionWriter, Preemption, Report, StateMonitor
+from fcco_lightning.callbacks import (
+    Baseline,
+    Checkpoints,
+    Diagnostics,
+    PredictionWriter,
+    Preemption,
+    Report,
+    StateMonitor,
+)
 from fcco_lightning.callbacks.preemption import INTERRUPTED
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
@@ -62,6 +70,7 @@ class FCCOCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Report and checkpoints as sections of their own."""
+        parser.add_lightning_class_args(Baseline, "baseline")  # before what saves checkpoints, which hold its state
         parser.add_lightning_class_args(Report, "report")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_lightning_class_args(PredictionWriter, "predictions")

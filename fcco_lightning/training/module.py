@@ -431,15 +431,23 @@ class FCCOModule(LightningModule):
         self._collected.setdefault(loader, []).append(found)
 
     @torch.no_grad()
-    def evaluate(self, loader: Iterable[dict[str, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs and columns of a whole split on the CPU, for which every process evaluates its part."""
+    def evaluate(
+        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs and columns of a whole split on the CPU, for which every process evaluates its part.
+
+        Args:
+            loader: of this process's part of the split.
+            network: another one to take in place of the module's.
+        """
         was_training = self.training
         self.eval()
+        network = self.network if network is None else network.eval()
         parts = []
         with self.trainer.precision_plugin.val_step_context():
             for batch in loader:
                 moved = self.transfer_batch_to_device(batch, self.device, 0)
-                parts.append((outputs_of(self.network, moved).cpu(), other_columns(self.network, batch)))
+                parts.append((outputs_of(network, moved).cpu(), other_columns(network, batch)))
         self.train(was_training)
         return concatenate(parts, self.processes)
 
