@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning.algorithms
@@ -26,7 +27,15 @@ import fcco_lightning.evaluation
 import fcco_lightning.models
 import fcco_lightning.objectives
 import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning.callbacks import Checkpoints, Diagnostics, PredictionWriter, Preemption, Report, StateMonitor
+from fcco_lightning.callbacks import (
+    Baseline,
+    Checkpoints,
+    Diagnostics,
+    PredictionWriter,
+    Preemption,
+    Report,
+    StateMonitor,
+)
 from fcco_lightning.callbacks.preemption import INTERRUPTED
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
@@ -34,7 +43,6 @@ from fcco_lightning.training.row_checkpoints import check_file
 
 _TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
-    "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "runs", "name": ""}},
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
@@ -63,6 +71,7 @@ class FCCOCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Report and checkpoints as sections of their own."""
+        parser.add_lightning_class_args(Baseline, "baseline")  # before what saves checkpoints, which hold its state
         parser.add_lightning_class_args(Report, "report")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
@@ -94,18 +103,26 @@ class FCCOCLI(LightningCLI):
         if path is None and command != "fit":
             raise CheckpointError(f"fcco {command} needs --ckpt_path: without it the weights would be random.")
         if path in ("last", "auto"):
-            found = newest_checkpoint(Path("runs"))
+            folders = checkpoint_folders(self.config[command])
+            found = newest_checkpoint(*folders)
             if found is None and path == "last":
-                raise CheckpointError(f"--ckpt_path last: no last.ckpt below {Path('runs').resolve()}. Give the path.")
+                looked = " or ".join(str(folder.resolve()) for folder in folders)
+                raise CheckpointError(f"--ckpt_path last: no last.ckpt below {looked}. Give the path.")
             path = self.config[command]["ckpt_path"] = None if found is None else str(found)
             rank_zero_info(f"--ckpt_path auto: {path or 'nothing to continue, starting afresh'}")
         if path is not None:
             check_checkpoint(Path(path))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Leave out the checkpoint section where checkpoints are switched off."""
+        """Log to a CSV file below the run's root, unless the user has said otherwise.
+
+        The checkpoint section is left out where checkpoints are switched off.
+        """
         if self._get(self.config_init, "trainer.enable_checkpointing") is False:
             self._parser(self.subcommand).callback_keys.remove("checkpoint")
+        if self._get(self.config_init, "trainer.logger") is None:
+            root = self._get(self.config_init, "trainer.default_root_dir") or Path.cwd()
+            kwargs.setdefault("logger", CSVLogger(root, name=""))
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
@@ -128,9 +145,27 @@ def check_checkpoint(path: Path) -> None:
         raise CheckpointError(f"--ckpt_path {path}: not a checkpoint of a Trainer. Give one that `fcco fit` wrote.")
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The ``last.ckpt`` or ``interrupted.ckpt`` below ``folder`` that was written last; None if there is none."""
-    found = [*folder.rglob("last.ckpt"), *folder.rglob(INTERRUPTED)]
+def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
+    """Where a run with this configuration leaves its checkpoints, itself or in folders below.
+
+    Args:
+        config: of one command, with the sections ``trainer``, ``checkpoint`` and ``preemption``.
+    """
+    trainer = config["trainer"]
+    root = trainer.get("default_root_dir") or "."
+    loggers = trainer.get("logger")
+    first = loggers[0] if isinstance(loggers, list) and loggers else loggers
+    settings = first.get("init_args", {}) if hasattr(first, "get") else {}
+    usual = root
+    if trainer.get("enable_checkpointing") is not False:  # as Lightning's ModelCheckpoint chooses its folder
+        usual = config.get("checkpoint", {}).get("dirpath") or settings.get("save_dir") or root
+    interrupted = config.get("preemption", {}).get("folder")
+    return [Path(usual)] if interrupted is None else [Path(usual), Path(interrupted)]
+
+
+def newest_checkpoint(*folders: Path) -> Path | None:
+    """The ``last.ckpt`` or ``interrupted.ckpt`` below the folders that was written last; None if there is none."""
+    found = [path for folder in folders for name in ("last.ckpt", INTERRUPTED) for path in folder.rglob(name)]
     return max(found, key=lambda p: p.stat().st_mtime, default=None)
 
 

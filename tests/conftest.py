@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, no global random state left behind, a small table, real data if it is there."""
+"""Shared by all tests: own folders, one thread, no global random state left behind, a small table, real data."""
 
 import os
 import random
@@ -13,6 +13,41 @@ import torch
 from fcco_lightning.data.datamodules import TabularDataModule
 
 DATA_FOLDER = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[2] / "shared/data"))
+
+
+ROOT = Path(__file__).parents[1]
+CACHES = {".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
+SOURCES = {".py", ".md", ".yaml", ".toml", ".swp"}  # which a person may edit while tests run
+
+
+def files_of(root: Path) -> dict[str, int]:
+    """Files below a folder with the time of their last change; without sources and what tools keep there."""
+    found = {}
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if name not in CACHES and not name.endswith(".egg-info")]
+        paths = [Path(folder, name) for name in names]
+        found |= {str(p.relative_to(root)): p.lstat().st_mtime_ns for p in paths if p.suffix not in SOURCES}
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _repository_is_left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing below the repository has come, gone or changed when all tests are done; fixtures run elsewhere."""
+    before, here = files_of(ROOT), Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("fixtures"))
+    yield
+    os.chdir(here)
+    changed = sorted(dict(before.items() ^ files_of(ROOT).items()))
+    assert not changed, f"tests must write below tmp_path only, but these files came, went or changed: {changed}"
+
+
+@pytest.fixture(autouse=True)
+def _in_own_folder(_repository_is_left_alone: None, tmp_path: Path) -> Iterator[None]:
+    """Every test runs in its empty ``tmp_path``, so that relative paths neither find nor leave anything elsewhere."""
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    yield
+    os.chdir(here)
 
 
 @pytest.fixture(autouse=True)

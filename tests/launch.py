@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing import connection, get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 PRELOAD = ["tests.launch"]  # one server imports everything once and forks the processes of all jobs
@@ -56,7 +57,9 @@ def launch(
     pipes, workers = [], []
     for rank in range(size):
         here, there = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(there, rank, size, port, function, args), daemon=True)
+        worker = context.Process(
+            target=_work, args=(there, rank, size, port, str(Path.cwd()), function, args), daemon=True
+        )
         worker.start()
         there.close()
         pipes.append(here)
@@ -99,8 +102,15 @@ def _collect(pipes: list[connection.Connection], workers: list[Any], limit: floa
 
 
 def _work(
-    pipe: connection.Connection, rank: int, size: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]
+    pipe: connection.Connection,
+    rank: int,
+    size: int,
+    port: int,
+    folder: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
+    os.chdir(folder)  # multiprocessing starts them where the tests were started
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(
         {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}

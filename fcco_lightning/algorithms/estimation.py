@@ -90,7 +90,7 @@ class Estimation(Algorithm):
         return tracked, outer
 
     def recall(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
-        """The outer gradients that the rows of a reading stand for as they are; a row never visited is the fresh one."""
+        """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
         rows, seen = engine.rows(reading)
         inner = reading.values.detach().to(rows.dtype)

@@ -1,5 +1,6 @@
 """What happens around training: reports, pictures, predictions, preemption, a watch on the dual states, checks."""
 
+from fcco_lightning.callbacks.baseline import Baseline
 from fcco_lightning.callbacks.checkpoints import Checkpoints
 from fcco_lightning.callbacks.diagnostics import Diagnostics
 from fcco_lightning.callbacks.predictions import PredictionWriter
@@ -7,4 +8,4 @@ from fcco_lightning.callbacks.preemption import Preemption
 from fcco_lightning.callbacks.report import Report
 from fcco_lightning.callbacks.state_monitor import StateMonitor
 
-__all__ = ["Checkpoints", "Diagnostics", "PredictionWriter", "Preemption", "Report", "StateMonitor"]
+__all__ = ["Baseline", "Checkpoints", "Diagnostics", "PredictionWriter", "Preemption", "Report", "StateMonitor"]

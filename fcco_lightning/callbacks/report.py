@@ -9,7 +9,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fcco_lightning.callbacks.baseline import Baseline
 from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
+from fcco_lightning.callbacks.verdict import verdict
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Evaluation
 from fcco_lightning.records import Columns
@@ -23,7 +25,9 @@ class Report(Callback):
 
     Writes ``report.json`` (``{"train": {...}, "test": {...}, "seconds", "config"}``) and the pictures of the module's
     :class:`Evaluation`, which also says what is in the report; the history is part of the checkpoint, so a resumed run
-    draws it whole.
+    draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
+    ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
+    line, ``verdict`` in the file, says whether they hold.
 
     Args:
         enabled: report at the end of ``fit``.
@@ -76,15 +80,23 @@ class Report(Callback):
         loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
         if not isinstance(pl_module, FCCOModule) or loaders is None:
             return
-        seconds = time.perf_counter() - self._started
+        baselines = [c for c in trainer.callbacks if isinstance(c, Baseline) and c.network is not None]  # type: ignore[attr-defined]
+        seconds = time.perf_counter() - self._started - sum(b.seconds for b in baselines)
         report: dict[str, Any] = {}
+        unconstrained: dict[str, Any] = {}
         final: dict[str, tuple[Tensor, Columns]] = {}
         for split, loader in loaders().items():
             outputs, columns = pl_module.evaluate(loader)
             summary = pl_module.summarise(split, outputs, columns)
             report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns)
             final[split] = (outputs, columns)
+            for baseline in baselines:
+                unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))
         self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
+        if unconstrained:
+            self.report["unconstrained"] = unconstrained
+        if (line := verdict(self.report, (*pl_module.evaluation.bar, "roc_gap"))) is not None:
+            self.report["verdict"] = line
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if trainer.is_global_zero:
             self._write(folder, pl_module.evaluation, final)
@@ -102,13 +114,17 @@ class Report(Callback):
         from rich.console import Console  # noqa: PLC0415 - only where a table is printed
 
         console = Console()
-        console.print(render_summary({k: _scalars(v) if k in splits else v for k, v in self.report.items()}))
+        shown = {k: _scalars(v) if k in splits else v for k, v in self.report.items()}
+        others = self.report.get("unconstrained", {})
+        console.print(render_summary(shown | {"unconstrained": {k: _scalars(v) for k, v in others.items()}}))
         for split in [name for name in splits if name == "test"] or splits[-1:]:
             for name, records in self.report[split].items():
                 if isinstance(records, list) and records:
-                    shown = records[:_PRINTED_ROWS]
-                    title = f"{name.capitalize()} ({split}): the first {len(shown)} of {len(records):,}"
-                    console.print(render_records(title, shown))
+                    first = records[:_PRINTED_ROWS]
+                    title = f"{name.capitalize()} ({split}): the first {len(first)} of {len(records):,}"
+                    console.print(render_records(title, first))
+        if "verdict" in self.report:
+            console.print(self.report["verdict"], style="bold", highlight=False, soft_wrap=True)
 
 
 def _scalars(part: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ A *report* maps each split to its metrics, beside ``seconds`` (wall-clock time o
     {"train": {"auc": 0.89, "worst_violation": -0.001, "roc_gap": 0.28, "vacuous": True},
      "test": {"auc": 0.88, "roc_gap": 0.27}, "seconds": 93.4, "config": {"seed": 0}}
 
-Every key is optional.  A split may also hold lists of records, such as ``"groups": [{"name": "a", "size": 10}]``.
+Every key is optional.  ``unconstrained`` maps splits to the metrics of a model without constraints, which become
+columns beside the model's.  A split may also hold lists of records, such as ``"groups": [{"name": "a", "size": 10}]``.
 """
 
 import json
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-NOT_SPLITS = ("config",)
+NOT_SPLITS = ("config", "unconstrained")
 TITLES = {
     "target_accuracy": "accuracy, target",
     "delta_target": "change of accuracy, target",
@@ -59,7 +60,12 @@ def render_summary(report: Mapping[str, Any]) -> Table:
     Returns:
         Table to be printed by ``rich``.
     """
-    splits = {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS}
+    splits = {}
+    for name, part in report.items():
+        if isinstance(part, Mapping) and name not in NOT_SPLITS:
+            splits[name] = part
+            if name in report.get("unconstrained", {}):
+                splits[f"{name} unconstrained"] = report["unconstrained"][name]
     table = Table(title="Summary of the run", caption=_caption(report, splits), caption_justify="left")
     table.add_column("metric")
     for split in splits:
@@ -156,6 +162,6 @@ def _caption(report: Mapping[str, Any], splits: Mapping[str, Mapping[str, Any]])
     caption = Text(style="not italic")
     parts = [f"{seconds:.1f} s"] if seconds is not None else []
     caption.append(", ".join(parts + [f"{key}={value}" for key, value in shown.items()]), style="dim")
-    if any(part.get("vacuous") for part in splits.values()):
+    if any(part.get("vacuous") for name, part in splits.items() if name in report):  # the model's own
         caption.append(f"\n{VACUOUS_WARNING}", style="bold red")
     return caption

@@ -31,6 +31,7 @@ from fcco_lightning.training.hyperparameters import Hyperparameters, apply_chang
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
+from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import StepAtFractions
@@ -138,7 +139,7 @@ class FCCOModule(LightningModule):
                 "objectives: inner values of one batch would be tracked several times per update. Use a larger "
                 "--data.batch_size instead (ALEXR2's inner loop is --model.algorithm.K)."
             )
-        return [_Announce(), LoopProgress()]
+        return [_Announce(), LoopProgress(), OneLine()]
 
     def setup(self, stage: str) -> None:
         """Size the network and the dual state from the data.
@@ -267,7 +268,9 @@ class FCCOModule(LightningModule):
         """Continue the random streams of the checkpoint, and let what the user changed win over it."""
         if self._restored is None:
             return
-        self._require(self.problem).set_epoch(self.current_epoch)  # in the middle of an epoch its start is not repeated
+        self._require(self.problem).begin_epoch(
+            self.current_epoch
+        )  # in the middle of an epoch its start is not repeated
         schedulers = [c.scheduler for c in self.trainer.lr_scheduler_configs]
         plain = [s for s in schedulers if isinstance(s, LRScheduler)]
         apply_changes(self._raw_optimizer, plain, self._typed, self._restored["optimizer"]["typed"])
@@ -423,15 +426,23 @@ class FCCOModule(LightningModule):
         self._collected.setdefault(loader, []).append(found)
 
     @torch.no_grad()
-    def evaluate(self, loader: Iterable[dict[str, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs and columns of a whole split on the CPU, for which every process evaluates its part."""
+    def evaluate(
+        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs and columns of a whole split on the CPU, for which every process evaluates its part.
+
+        Args:
+            loader: of this process's part of the split.
+            network: another one to take in place of the module's.
+        """
         was_training = self.training
         self.eval()
+        network = self.network if network is None else network.eval()
         parts = []
         with self.trainer.precision_plugin.val_step_context():
             for batch in loader:
                 moved = self.transfer_batch_to_device(batch, self.device, 0)
-                parts.append((outputs_of_columns(self.network, moved).cpu(), other_columns(self.network, batch)))
+                parts.append((outputs_of_columns(network, moved).cpu(), other_columns(network, batch)))
         self.train(was_training)
         return concatenate(parts, self.processes)
 

@@ -65,7 +65,12 @@ def test_alexr2():
     loop = {"inner": 3, "eta": 0.2, "nu": 0.4, "closing": closing}
     hand = hand_double_loop(Average(0.4, 0.2, fresh=True, lam=0.1), BATCHES, **loop)
     assert_same(
-        train(ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2, jacobian="reuse"), BATCHES, closing=closing), hand
+        train(
+            ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2, jacobian="reuse"),
+            BATCHES,
+            closing=closing,
+        ),
+        hand,
     )
 
 

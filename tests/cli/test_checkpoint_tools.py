@@ -28,11 +28,6 @@ OBJECTIVE, PENALTY = "problem.terms.0.state", "problem.terms.1.state"
 OUTS = ["out.safetensors", "out.npz", "out"]
 
 
-@pytest.fixture(autouse=True)
-def _in_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def fits(tmp_path_factory):
     """Four updates on 203 rows, saved by one process into the checkpoint, and by three into part files."""

@@ -1,12 +1,16 @@
 """The command line as a person meets it: the main job, overrides, mistakes, interrupts."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ import yaml
 
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli import run
+from tests.launch import launch
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SYNTHETIC = CONFIGS / "roc_fairness/synthetic_alexr2.yaml"
@@ -30,13 +35,25 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _in_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def fit(*arguments, config=SYNTHETIC):
     return run(["fit", "--config", str(config), *SMALL, *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """The main job, done once: its folder, checkpoint, report and what it printed."""
+    here, root, printed = Path.cwd(), tmp_path_factory.mktemp("fitted"), io.StringIO()
+    os.chdir(root)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(printed):
+            warnings.simplefilter("ignore")
+            assert fit("--report.pictures=true") == 0
+    finally:
+        os.chdir(here)
+    (folder,) = (root / "runs").iterdir()
+    (checkpoint,) = folder.rglob("last.ckpt")
+    report = json.loads((folder / "report.json").read_text())
+    return SimpleNamespace(folder=folder, checkpoint=checkpoint, report=report, printed=printed.getvalue())
 
 
 def fails(capsys, *arguments, status=1):
@@ -52,32 +69,28 @@ def fails(capsys, *arguments, status=1):
     return text
 
 
-def test_the_main_job_reports(capsys):
-    assert fit("--report.pictures=true") == 0
-    (folder,) = Path("runs").iterdir()
-    names = {p.name for p in folder.iterdir()}
+def test_the_main_job_reports(fitted):
+    report = fitted.report
+    names = {p.name for p in fitted.folder.iterdir()}
     assert {"report.json", "config.yaml", "auc_and_violation.png", "constraints.png", "roc_by_group.png"} <= names
-    report = json.loads((folder / "report.json").read_text())
     assert report["seconds"] > 0
     assert report["config"]["model"]["algorithm"]["class_path"].endswith("ALEXR2")
     for split in ("train", "test"):
         assert {"auc", "worst_violation", "roc_gap", "vacuous"} <= set(report[split])
         assert report[split]["worst_violation"] == pytest.approx(max(report[split]["constraints"].values()), abs=1e-6)
         assert isinstance(report[split]["vacuous"], bool)
-    assert "worst violation" in capsys.readouterr().out
+    assert "worst violation" in fitted.printed
 
 
-def test_history_holds_every_epoch():
-    assert fit() == 0
-    stored = torch.load(next(Path("runs").rglob("last.ckpt")), weights_only=True)
+def test_history_holds_every_epoch(fitted):
+    stored = torch.load(fitted.checkpoint, weights_only=True)
     (history,) = [c["history"] for name, c in stored["callbacks"].items() if name.startswith("Report")]
     assert [(h["epoch"], h["split"]) for h in history] == [(0, "train"), (1, "train")]
 
 
-def test_two_runs_with_one_seed_are_equal():
-    for folder in ("a", "b"):
-        assert fit("--report.folder", folder) == 0
-    a, b = (json.loads(Path(f, "report.json").read_text()) for f in ("a", "b"))
+def test_two_runs_with_one_seed_are_equal(fitted):
+    assert fit("--report.folder=b") == 0
+    a, b = fitted.report, json.loads(Path("b/report.json").read_text())
     assert a["train"] == b["train"]
     assert a["test"] == b["test"]
 
@@ -114,23 +127,18 @@ def test_a_composition_without_a_name(tmp_path):
     assert fit("--config", own) == 0
 
 
-def test_resume_and_what_was_typed_wins(capsys):
-    assert fit("--report.folder=a") == 0
-    (checkpoint,) = Path("runs").rglob("last.ckpt")
-    assert (
-        fit("--ckpt_path", checkpoint, "--trainer.max_epochs=3", "--model.algorithm.lam=0.5", "--report.folder=b") == 0
-    )
+def test_resume_and_what_was_typed_wins(fitted):
+    changes = ["--trainer.max_epochs=3", "--model.algorithm.lam=0.5", "--report.folder=b"]
+    assert fit("--ckpt_path", fitted.checkpoint, *changes) == 0
     report = json.loads(Path("b/report.json").read_text())
     assert report["config"]["model"]["algorithm"]["init_args"]["lam"] == 0.5
     stored = sorted(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)[-1]
     assert torch.load(stored, weights_only=True)["epoch"] == 2
 
 
-def test_validate_test_and_predict():
-    assert fit() == 0
-    (checkpoint,) = Path("runs").rglob("last.ckpt")
+def test_validate_test_and_predict(fitted):
     for command in ("validate", "test", "predict"):
-        code = run([command, "--config", str(SYNTHETIC), *SMALL[:3], "--ckpt_path", str(checkpoint)])
+        code = run([command, "--config", str(SYNTHETIC), *SMALL[:3], "--ckpt_path", str(fitted.checkpoint)])
         assert code == 0, command
     (predictions,) = Path("runs").rglob("predictions.csv")
     lines = predictions.read_text().splitlines()
@@ -143,7 +151,9 @@ def test_evaluation_needs_a_checkpoint(capsys):
         assert run([command, "--config", str(SYNTHETIC), *SMALL[:3]]) == 1
         assert "needs --ckpt_path" in capsys.readouterr().err
     assert fit("--ckpt_path=last") == 1
-    assert "no last.ckpt below" in capsys.readouterr().err
+    assert f"no last.ckpt below {Path('runs').resolve()}." in capsys.readouterr().err
+    assert fit("--ckpt_path=last", "--trainer.default_root_dir=x", "--preemption.folder=y") == 1
+    assert f"no last.ckpt below {Path('x').resolve()} or {Path('y').resolve()}." in capsys.readouterr().err
     assert fit("--report.enabled=false") == 0
     assert fit("--ckpt_path=last", "--trainer.max_epochs=3") == 0
     newest = max(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)
@@ -232,24 +242,48 @@ def test_a_nonconvex_outer_function_is_refused_by_dual_algorithms(capsys, tmp_pa
     assert "ALEXR2 needs a convex outer function" in text
 
 
-def test_checkpoints_that_do_not_fit(capsys):
-    assert fit("--report.enabled=false") == 0
-    (checkpoint,) = Path("runs").rglob("last.ckpt")
-    text = fails(capsys, "--ckpt_path", checkpoint, "--model.algorithm=SONEX")
+def test_checkpoints_that_do_not_fit(fitted, capsys):
+    text = fails(capsys, "--ckpt_path", fitted.checkpoint, "--model.algorithm=SONEX")
     assert "written by ALEXR2, this run uses SONEX" in text
-    whole = checkpoint.read_bytes()
+    whole = fitted.checkpoint.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:-200], b"", flipped(whole)):
         Path("damaged.ckpt").write_bytes(damaged)
         text = fails(capsys, "--ckpt_path=damaged.ckpt")
         assert "damaged.ckpt" in text
 
 
-def test_checkpoints_of_something_else(capsys):
-    assert fit("--report.enabled=false") == 0
-    (checkpoint,) = Path("runs").rglob("last.ckpt")
+def test_checkpoints_of_something_else(fitted, capsys):
     torch.save({"weights": torch.zeros(2)}, "other.ckpt")
     assert "not a checkpoint of a Trainer" in fails(capsys, "--ckpt_path=other.ckpt")
-    assert "size mismatch" in fails(capsys, "--ckpt_path", checkpoint, "--model.network.hidden=[3]")
+    assert "size mismatch" in fails(capsys, "--ckpt_path", fitted.checkpoint, "--model.network.hidden=[3]")
+
+
+CSV = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.name="]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "root", "checkpoints"),
+    [
+        (["--trainer.default_root_dir=elsewhere"], "elsewhere", "elsewhere"),
+        (["--trainer.default_root_dir=elsewhere", *CSV], "logs", "logs"),
+        (["--trainer.default_root_dir=elsewhere", "--trainer.logger=false"], "elsewhere", "elsewhere"),
+        (["--trainer.default_root_dir=elsewhere", "--checkpoint.dirpath=kept"], "elsewhere", "kept"),
+    ],
+    ids=["root", "logger", "no logger", "dirpath"],
+)
+def test_a_run_lies_below_the_root_that_was_typed(arguments, root, checkpoints):
+    assert fit(*arguments, "--trainer.max_epochs=1") == 0
+    assert {p.name for p in Path.cwd().iterdir()} == {root, checkpoints}
+    assert {"report.json", "config.yaml", "dual_state.png"} <= {p.name for p in Path(root).rglob("*")}
+    (first,) = Path(checkpoints).rglob("last.ckpt")
+    other = Path("runs/version_7/checkpoints/last.ckpt")  # another run's, younger, that is not to be continued
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"")
+    os.utime(first, (1, 1))
+    assert fit(*arguments, "--ckpt_path=auto") == 0
+    newest = max(Path(checkpoints).rglob("last*.ckpt"), key=os.path.getmtime)
+    assert torch.load(newest, weights_only=True)["epoch"] == 1
+    assert [*Path("runs").rglob("*.*")] == [other]
 
 
 def test_checkpoints_can_be_switched_off():
@@ -281,24 +315,23 @@ def test_help_of_a_part(capsys):
     assert "outer smoothing" in text
 
 
+def fit_until_told(arguments):  # in a process of its own
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with Path("log").open("w") as log, redirect_stderr(log), redirect_stdout(log):
+        return run(["fit", "--config", str(SYNTHETIC), *SMALL, *arguments])
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
-def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status, tmp_path):
-    arguments = ["fit", "--config", str(SYNTHETIC), *SMALL, "--trainer.max_epochs=100000"]
-    with (tmp_path / "log").open("w") as log:
-        # where the tests run in the background, SIGINT is ignored, and would be by the job too
-        listen = "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler)"
-        start = f"{listen}; from fcco_lightning.__main__ import main; main(sys.argv[1:])"
-        job = subprocess.Popen([sys.executable, "-c", start, *arguments], stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + 90
-            while not list(Path("runs").rglob("last.ckpt")) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            job.send_signal(number)
-            code = job.wait(timeout=60)
-        finally:
-            job.kill()
-    text = (tmp_path / "log").read_text()
-    assert code == status, text
+def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status):
+    def tell(processes):
+        deadline = time.monotonic() + 90
+        while not list(Path("runs").rglob("last.ckpt")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(processes[0], number)
+
+    code = launch(fit_until_told, 1, ["--trainer.max_epochs=100000"], during=tell)
+    text = Path("log").read_text()
+    assert code == [status], text
     assert "--ckpt_path auto" in text
     assert "Traceback" not in text
     assert not list(Path("runs").rglob("report.json"))

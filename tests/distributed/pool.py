@@ -163,6 +163,7 @@ def pool():
 
 
 def _work(rank: int, pipe: connection.Connection, folder: str) -> None:
+    os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "lo" in {name for _, name in socket.if_nameindex()}:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -1,0 +1,220 @@
+"""What the same network reaches without its constraints, on the same batches."""
+
+import copy
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import Optimizer
+
+from fcco_lightning.engine import InnerFunctions, Samples, as_batch, outputs_of
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation import summarise
+from fcco_lightning.objectives import Objective
+from fcco_lightning.training import FCCOModule
+from fcco_lightning.training.optimizers import build_optimizer
+from fcco_lightning.training.random_streams import random_streams, set_random_streams
+
+
+class Baseline(Callback):
+    r"""Trains a copy of the initial network on the objective alone, beside the run and without any effect on it.
+
+    The copy sees the run's batches in their order.  Whenever the run updates its weights, the copy is updated by an
+    optimizer of the same class and arguments, at the same learning rate and with the same clipping, with the mean of
+    the mini-batch gradients since the last update:
+
+    ``(1/K) sum over those K batches of grad [ g_0(w) + (1/b) sum over rows i of the batch of f_i(g_i(w; batch)) ]``,
+
+    where nothing is remembered of earlier batches.  With several processes each takes its own part of a batch, and the
+    gradients are averaged.  The random streams are put back after each batch, so that the run is the same, bit for bit,
+    with and without it.  :class:`Report` shows its figures beside the model's.  It costs one more forward and backward
+    pass per batch, and the memory of one more network and optimizer; its state is part of every checkpoint.
+
+    Args:
+        enabled: whether to do so; a run without penalised constraints has no such copy.
+
+    Attributes:
+        network: the copy, None before training and where there is none.
+        seconds: of this fit that this process has spent on its training.
+
+    Raises:
+        ConfigError: when training starts, if the objective has parameters of single samples, or an outer function of
+            all rows together, so that it cannot be measured on one batch.
+    """
+
+    def __init__(self, enabled: bool = False) -> None:
+        self.enabled = enabled
+        self.network: nn.Module | None = None
+        self.seconds = 0.0
+        self._objective: Objective | None = None
+        self._optimizer: Optimizer | None = None
+        self._gradients: list[Tensor | None] = []
+        self._batches = self._updates = 0
+        self._restored: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copy, optimizer and the gradients since the last update; nothing where there is no copy."""
+        if self.network is None or self._objective is None or self._optimizer is None:
+            return {}
+        return {
+            "network": self.network.state_dict(),
+            "objective": self._objective.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "gradients": self._gradients,
+            "batches": self._batches,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint, once the copy is made."""
+        self._restored = state_dict or None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Copy the network, which nothing has changed yet."""
+        self.network, self._gradients, self._batches, self._updates = None, [], 0, trainer.global_step
+        self.seconds = 0.0
+        if not self.enabled or not isinstance(pl_module, FCCOModule):
+            return
+        if not pl_module.algorithm.posed(pl_module.objective, pl_module.constraints)[1]:
+            rank_zero_info("No constraint is penalised: there is no unconstrained model to compare with.")
+            return
+        if trainer.global_step > 0 and self._restored is None:
+            rank_zero_warn(
+                "the checkpoint was written without the unconstrained model (--baseline.enabled): where it would start "
+                "is not known any more, so there is none to compare with."
+            )
+            return
+        self._copy(pl_module)
+
+    def _copy(self, module: FCCOModule) -> None:
+        objective = module.objective
+        if objective.sample_parameters is not None or (objective.outer is not None and objective.outer.coupled):
+            raise ConfigError(
+                f"{type(objective).__name__} with {module.algorithm.name} cannot be measured on one batch, so there is "
+                "no unconstrained model to compare with. Set --baseline.enabled to false."
+            )
+        self.network, self._objective = copy.deepcopy(module.network), copy.deepcopy(objective)
+        self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.objective_lr)
+        if self._restored is not None:
+            state, self._restored = self._restored, None
+            self.network.load_state_dict(state["network"])
+            self._objective.load_state_dict(state["objective"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._gradients = [None if g is None else g.to(module.device) for g in state["gradients"]]
+            self._batches = state["batches"]
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Follow the learning rate of the coming update."""
+        if self._optimizer is not None and self.network is not None:
+            for own, other in zip(self._optimizer.param_groups, trainer.optimizers[0].param_groups, strict=True):
+                own["lr"] = other["lr"]
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ARG002
+        batch: Mapping[str, Any],
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """Learn from the batch, and update where the run has."""
+        if self.network is None or self._optimizer is None or not isinstance(pl_module, FCCOModule):
+            return
+        began = time.perf_counter()
+        with _same_random_streams(), torch.enable_grad(), pl_module.processes.guard():
+            self._learn(batch)
+        if trainer.global_step > self._updates:
+            self._updates = trainer.global_step
+            self._update(pl_module, self._optimizer)
+        self.seconds += time.perf_counter() - began
+
+    def _learn(self, batch: Mapping[str, Any]) -> None:
+        """Add the gradient of a batch; one that is not finite is left out."""
+        network, objective = self.network, self._objective
+        assert network is not None  # noqa: S101 - of the caller
+        assert objective is not None  # noqa: S101
+        network.train()
+        loss = objective_on_batch(objective, network, batch)
+        if loss is None or not loss.requires_grad or not bool(torch.isfinite(loss)):
+            return
+        gradients = torch.autograd.grad(loss, self._params(), allow_unused=True)
+        kept = self._gradients or [None] * len(gradients)
+        self._gradients = [_sum(a, b) for a, b in zip(kept, gradients, strict=True)]
+        self._batches += 1
+
+    def _params(self) -> list[Tensor]:
+        return [] if self._optimizer is None else [p for g in self._optimizer.param_groups for p in g["params"]]
+
+    def _update(self, module: FCCOModule, optimizer: Optimizer) -> None:
+        params = self._params()
+        for param, gradient in zip(params, self._gradients or [None] * len(params), strict=True):
+            param.grad = torch.zeros_like(param) if gradient is None else gradient / self._batches
+        module.processes.average_([p.grad for p in params if p.grad is not None])
+        self._gradients, self._batches = [], 0
+        backend = module.backend
+        if backend.clip_val:
+            clip = clip_grad_norm_ if backend.clip_algorithm == "norm" else clip_grad_value_
+            clip(params, backend.clip_val)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def summary(self, module: FCCOModule, loader: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+        """Figures of the copy on a split, as the module's evaluation and constraints measure them.
+
+        Args:
+            module: of the run.
+            loader: of this process's part of the split.
+
+        Raises:
+            ConfigError: if there is no copy.
+        """
+        if self.network is None:
+            raise ConfigError("there is no unconstrained model: fit with Baseline(enabled=True) first.")
+        module.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
+        outputs, columns = module.evaluate(loader, self.network)
+        figures: dict[str, float] = summarise(module.evaluation, module.constraints, outputs, columns)[0]
+        return figures
+
+
+def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
+    """What one batch says of the objective, as a scalar with the gradient ``grad g_0 + mean_i f_i'(g_i) grad g_i``.
+
+    Args:
+        objective: with an outer function that acts on single rows.
+        network: of which the outputs are.
+        batch: columns, or parts of which the first is the objective's.
+
+    Returns:
+        None if the batch says nothing.
+    """
+    samples = Samples(outputs_of(network, as_batch(batch)), as_batch(batch))
+    loss, terms = InnerFunctions(network, objective, [])(samples)
+    inner = terms[0] if terms else None
+    if inner is None or objective.outer is None or len(inner.values) == 0:
+        return loss  # type: ignore[no-any-return]
+    outer, values = inner.outer or objective.outer, inner.values.detach()
+    surrogate = (outer.subgradient(values) * inner.values).sum(1).mean()
+    if any(parameter.requires_grad for parameter in outer.parameters()):
+        surrogate = surrogate + outer.value(values).mean()
+    total: Tensor = surrogate if loss is None else loss + surrogate
+    return total
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+@contextmanager
+def _same_random_streams() -> Iterator[None]:
+    streams = random_streams()
+    try:
+        yield
+    finally:
+        set_random_streams(streams)

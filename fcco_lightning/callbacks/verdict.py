@@ -1,0 +1,59 @@
+"""What a run under constraints has achieved, in one line."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fcco_lightning.callbacks.summary_table import NOT_SPLITS, TITLES
+
+
+def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
+    """Say whether the constraints hold on the training split and what they cost on the test split.
+
+    Args:
+        report: splits with ``constraints`` (name to h), ``vacuous`` and figures; and maybe ``unconstrained``, the same
+            splits of a model trained without constraints.
+        figures: names of the figures to compare, those that the split has not are left out.
+
+    Returns:
+        None if there are no constraints.
+
+    Example:
+        >>> train, test = {"constraints": {"a": -0.01, "b": -0.003}}, {"auc": 0.861}
+        >>> verdict({"train": train, "test": test, "unconstrained": {"test": {"auc": 0.88}}}, ["auc"])
+        'Both constraints hold on the training split (largest h -0.003); test AUC 0.861 against 0.880 unconstrained.'
+    """
+    found = {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS}
+    splits = [name for name, part in found.items() if part.get("constraints")]
+    if not splits:
+        return None
+    checked = "train" if "train" in splits else splits[0]
+    shown = "test" if "test" in report else checked
+    compared = _comparison(report[shown], report.get("unconstrained", {}).get(shown, {}), figures)
+    held = _held(report[checked], "training" if checked == "train" else checked)
+    return f"{held}; {shown} {compared}." if compared else f"{held}."
+
+
+def _held(found: Mapping[str, Any], split: str) -> str:
+    values: Mapping[str, float] = found["constraints"]
+    broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
+    count = f"{len(values)} constraint" + ("s" if len(values) > 1 else "")
+    if broken:
+        worst = max(broken, key=lambda name: broken[name])
+        verb = "does" if len(broken) == 1 else "do"
+        return (
+            f"{len(broken)} of {count} {verb} not hold on the {split} split (largest h {broken[worst]:+.3f}, {worst})"
+        )
+    subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
+    emptily = ", but they say nothing there" if found.get("vacuous") else ""
+    return f"{subject} on the {split} split (largest h {max(values.values()):+.3f}){emptily}"
+
+
+def _comparison(found: Mapping[str, Any], other: Mapping[str, Any], figures: Sequence[str]) -> str:
+    parts: list[str] = []
+    for name in figures:
+        if name in found:
+            title = TITLES.get(name, name.replace("_", " "))
+            against = f" against {other[name]:.3f}" if name in other else ""
+            word = " unconstrained" if against and not any("against" in p for p in parts) else ""
+            parts.append(f"{title} {found[name]:.3f}{against}{word}")
+    return ", ".join(parts)

@@ -1,0 +1,87 @@
+"""One line of progress: Lightning's bars with few figures and short names."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+SHORT_NAMES = {"auc": "AUC", "worst_group_accuracy": "worst group", "worst_change": "worst change"}
+TQDM_FORMAT = "{desc}|{bar}| {n_fmt}/{total_fmt} [{remaining}{postfix}]"
+
+
+class OneLine(Callback):
+    """Keeps the progress bar on one line of a terminal of 80 columns.
+
+    Of the figures that are logged for the bar it shows three: the estimate of the objective; and of the last split on
+    which validation runs, the worst violation max h and the last figure of the evaluation's ``bar`` (AUC, accuracy of
+    the worst group).  What the user's own subclass of a bar defines is left as it is.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Change the Trainer's bar, if it is one of Lightning's."""
+        bar = trainer.progress_bar_callback
+        if bar is None:
+            return
+
+        def metrics(trainer: Trainer, module: Any) -> dict[str, str]:
+            splits = getattr(getattr(trainer, "datamodule", None), "val_names", ["val"])
+            return chosen_figures(trainer.progress_bar_metrics, splits, module.evaluation.bar)
+
+        if isinstance(bar, RichProgressBar):
+            _replace(
+                bar, RichProgressBar, get_metrics=metrics, configure_columns=lambda trainer: _columns(bar, trainer)
+            )
+        elif isinstance(bar, TQDMProgressBar):
+            _replace(bar, TQDMProgressBar, get_metrics=metrics, BAR_FORMAT=TQDM_FORMAT)
+
+
+def _replace(bar: ProgressBar, owner: type[ProgressBar], **parts: Any) -> None:
+    """Set what the bar has from Lightning's class."""
+    for name, value in parts.items():
+        if getattr(type(bar), name) is getattr(owner, name):
+            setattr(bar, name, value)
+
+
+def chosen_figures(metrics: Mapping[str, float], splits: Sequence[str], figures: Sequence[str]) -> dict[str, str]:
+    """At most three figures, by a short name and as text.
+
+    Args:
+        metrics: what was logged for the bar, by ``<split>_<figure>``.
+        splits: on which validation runs; the last of them that has a figure is shown.
+        figures: of the evaluation; the last that is there is shown.
+
+    Example:
+        >>> logged = {"train_objective": 0.4712, "train_auc": 0.8, "train_worst_violation": -0.001}
+        >>> chosen_figures(logged, ["train"], ["auc"])
+        {'objective': '0.471', 'max h': '-0.001', 'AUC': '0.800'}
+        >>> chosen_figures(logged | {"val_auc": 0.7}, ["train", "val"], ["auc"])["val AUC"]
+        '0.700'
+    """
+    shown = {"objective": f"{metrics['train_objective']:.3f}"} if "train_objective" in metrics else {}
+    for split in reversed(splits):
+        if f"{split}_worst_violation" in metrics:
+            shown["max h"] = f"{metrics[f'{split}_worst_violation']:+.3f}"
+            break
+    for split, figure in ((s, f) for s in reversed(splits) for f in reversed(figures)):
+        if f"{split}_{figure}" in metrics:
+            name = SHORT_NAMES.get(figure, figure.replace("_", " "))
+            shown[name if split == "train" else f"{split} {name}"] = f"{metrics[f'{split}_{figure}']:.3f}"
+            break
+    return shown
+
+
+def _columns(bar: RichProgressBar, trainer: Trainer) -> "list[ProgressColumn]":
+    """What stands before the figures: epoch, bar, batches and the time that is left; only the bar may shrink."""
+    from rich.progress import TimeRemainingColumn  # noqa: PLC0415 - only where such a bar is shown
+    from rich.table import Column  # noqa: PLC0415
+
+    description, progress, batches, *_ = RichProgressBar.configure_columns(bar, trainer)
+    time_left = TimeRemainingColumn(compact=True)
+    for column in (description, batches, time_left, bar._metric_component):
+        if column is not None:
+            column._table_column = Column(no_wrap=True)
+    return [description, progress, batches, time_left]
