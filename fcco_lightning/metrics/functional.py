@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc, binary_roc
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.metrics.validation import checked_groups, checked_pair
@@ -40,6 +39,8 @@ def auc(scores: Tensor, labels: Tensor) -> Tensor:
         >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 1, 0, 1])).item()
         0.875
     """
+    from torchmetrics.functional.classification import binary_auroc  # noqa: PLC0415 - it imports torchvision
+
     scores, positive = checked_pair(scores, labels)
     area: Tensor = binary_auroc(_ranks(scores), positive.long(), validate_args=False)
     return area
@@ -64,6 +65,8 @@ def roc_curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
+    from torchmetrics.functional.classification import binary_roc  # noqa: PLC0415 - it imports torchvision
+
     scores, positive = checked_pair(scores, labels)
     fpr, tpr, _ = binary_roc(_ranks(scores), positive.long(), validate_args=False)
     return fpr, tpr

@@ -1,21 +1,16 @@
-"""What was learnt and forgotten, against sklearn; the table and pictures of a run."""
+"""What was learnt and forgotten, against scikit-learn, and the table of tasks."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from fcco_lightning.training.evaluation import EVALUATIONS, ContinualEvaluation, Evaluation
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, log_loss, recall_score
 
-from fcco_lightning import ConfigError, DataError
-from fcco_lightning.callbacks import Report
-from fcco_lightning.data import TensorTable
+from fcco_lightning import BinaryEvaluation, ConfigError, ContinualEvaluation, DataError, GroupEvaluation
 
-PNG = b"\x89PNG\r\n\x1a\n"
 # The digits 7 and 8 are the target, 9 belongs to neither; protected task k is the digit 6 - k.
 TASK_OF_CLASS = torch.tensor([6, 5, 4, 3, 2, 1, 0, -1, -1, -2])
 NAMES = ["six", "five", "four", "three", "two", "one", "zero"]
@@ -252,48 +247,13 @@ def test_no_reference_without_labels():
         ContinualEvaluation().reference(torch.zeros(2, 2), {"task": torch.zeros(2)})
 
 
-# ----------------------------------------------------------------------------------------------------------------- run
+# ------------------------------------------------------------------------------------------------------------ pictures
 
 
-def test_other_evaluations_remember_nothing(models):
+@pytest.mark.parametrize("other", [BinaryEvaluation(), GroupEvaluation()], ids=lambda e: type(e).__name__)
+def test_other_evaluations_store_nothing_of_the_old_model(models, other):
     old, _, batch = models
-    assert EVALUATIONS["continual"] is ContinualEvaluation
-    assert EVALUATIONS["binary"]().reference(old, batch) == {}
-    assert Evaluation.reference(EVALUATIONS["groups"](), old, batch) == {}
-
-
-def remembering(data):
-    """Tables with the group as task (0 protected, 1 the target) and an old model that knew the class 0 only."""
-    data.setup()
-    for split, table in data.tables.items():
-        columns = {name: column for name, column in table.columns.items() if name != "index"}
-        y = columns["y"]
-        columns |= {"task": -columns["group"], "old_loss": torch.full(y.shape, 0.7), "old_correct": 1 - y}
-        data.tables[split] = TensorTable(columns)
-    return data
-
-
-@pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_a_run_reports_its_tasks(make_module, make_trainer, small_data, tmp_path, capsys):
-    module = make_module(evaluation=ContinualEvaluation())
-    trainer = make_trainer(callbacks=[Report(folder=str(tmp_path / "run"))])
-    trainer.fit(module, remembering(small_data))
-    shown = {"train_target_accuracy", "train_worst_change", "train_worst_violation"}
-    assert shown <= trainer.progress_bar_metrics.keys()
-    folder = tmp_path / "run"
-    assert {path.name for path in folder.iterdir()} == {"report.json", "continual.png", "constraints.png"}
-    assert all(path.read_bytes().startswith(PNG) for path in folder.glob("*.png"))
-    written = json.loads((folder / "report.json").read_text())["test"]
-    assert [row["name"] for row in written["tasks"]] == ["target", "f"]
-    rows = small_data.tables["test"].columns
-    for row, group in zip(written["tasks"], (1, 0), strict=True):
-        own = rows["group"] == group
-        assert row["size"] == int(own.sum())
-        assert row["old_accuracy"] == pytest.approx(float((rows["y"][own] == 0).double().mean()), rel=1e-6)
-    assert written["change/f"] == written["worst_change"] == written["tasks"][1]["change"]
-    text = capsys.readouterr().out
-    assert "Tasks (test): the first 2 of 2" in text
-    assert "change/" not in text
+    assert other.reference(old, batch) == {}
 
 
 def test_without_an_old_model_nothing_is_drawn(models, tmp_path):

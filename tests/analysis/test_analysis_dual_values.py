@@ -1,0 +1,61 @@
+"""Dual values: their number and size, those of a max form, and those that an algorithm's rows stand for."""
+
+import pytest
+import torch
+
+from fcco_lightning import ALEXR, OOA, SONEX, ConfigError, CrossEntropy, CVaRGroupDRO
+from fcco_lightning.analysis import diagnose, duals, jacobian, outer_gradients, remembered_duals
+from fcco_lightning.estimators import Minibatch
+from fcco_lightning.outer import Hinge
+from fcco_lightning.state import DualState
+from tests.analysis.problems import GROUPS, make, whole
+
+
+def test_duals_by_hand():
+    y = torch.tensor([[2.5], [0.0], [1e-9], [2.5]], dtype=torch.float64)
+    assert duals(y) == (4, 2, pytest.approx(6.25))
+    assert duals(torch.zeros(3, 1)) == (3, 0, 0)
+    assert duals(torch.zeros(0, 1)) == (0, 0, 0)
+
+
+def test_a_max_form_has_the_weights_of_the_worst_case():
+    objective = make("max form").objective
+    y = outer_gradients(objective, torch.tensor([[0.1], [0.5], [0.3], [0.2], [0.4]]))
+    torch.testing.assert_close(y.flatten(), torch.tensor([0, 2.5, 0, 0, 2.5]))
+    found = diagnose(objective, jacobian(make("max form"), [whole()]), lam=0.1)
+    assert found["duals"]["predicted"] == found["duals"]["exact"]["omega"] == pytest.approx(5 / 0.8)
+    assert len(found["stationarity"]["grid"]) == 1
+    assert "at" not in found["stationarity"]
+    assert "value" not in found
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "expected"),
+    [
+        (SONEX(lam=0.5), [-1, 0.25, 3], [0, 0.5, 2.5]),  # grad f_lam(u)
+        (ALEXR(), [0, 1, 2.5], [0, 1, 2.5]),  # y
+        (OOA(), [0.2, 0.3, 0.1], [1, 1.5, 0.5]),  # n q
+    ],
+)
+def test_remembered_duals(algorithm, rows, expected):
+    objective = CVaRGroupDRO(0.4, num_groups=GROUPS)
+    outer = (objective.max_form() if algorithm.max_form else objective).outer
+    state = DualState(GROUPS, 1)
+    state.write(torch.tensor([0, 2, 3]), torch.tensor(rows).float().unsqueeze(1))
+    expected = torch.tensor(expected, dtype=torch.float64).unsqueeze(1)
+    got = remembered_duals(state, algorithm.smoothing(outer), algorithm.objective_estimator)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+
+
+def test_an_algorithm_without_rows():
+    assert remembered_duals(None, Hinge(), Minibatch()) is None
+
+
+def test_the_hinge_at_its_kink():
+    assert outer_gradients(CVaRGroupDRO(0.5), torch.zeros(2, 1)).tolist() == [[0], [0]]
+    assert isinstance(CVaRGroupDRO(0.5).outer, Hinge)
+
+
+def test_an_objective_without_inner_functions_has_no_duals():
+    with pytest.raises(ConfigError, match="CrossEntropy has no inner functions"):
+        outer_gradients(CrossEntropy(), torch.zeros(2, 1))

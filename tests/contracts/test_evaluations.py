@@ -1,0 +1,199 @@
+"""What every evaluation of the package keeps to, on an example with figures computed by other libraries."""
+
+import importlib
+import inspect
+import json
+import math
+import pkgutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss, recall_score, roc_auc_score
+from torch import Tensor
+from torchmetrics.functional.classification import binary_accuracy
+
+import fcco_lightning.evaluation
+from fcco_lightning import BinaryEvaluation, ContinualEvaluation, Evaluation, GroupEvaluation, TaskEvaluation
+from tests.evaluation.reference import by_group, group_figures, probabilities, split
+
+SINGLE = 1e-5  # some figures are computed in float32
+
+
+class Case(NamedTuple):
+    """An evaluation with an example.
+
+    Attributes:
+        evaluation: The evaluation.
+        outputs: The network's outputs.
+        batch: The columns of the split.
+        reference: Computes all figures by other means.
+    """
+
+    evaluation: Evaluation
+    outputs: Tensor
+    batch: dict[str, Tensor]
+    reference: Callable[[Tensor, dict[str, Tensor]], dict[str, float]]
+
+
+def binary():
+    return Case(BinaryEvaluation(num_thresholds=400), *split(2), binary_figures)
+
+
+def binary_figures(outputs, batch):
+    scores, y, group = outputs.numpy(), batch["y"].numpy(), batch["group"].numpy()
+    gaps = []
+    for threshold in scores:
+        rates = [[(scores[(y == of) & (group == g)] >= threshold).mean() for g in (0, 1)] for of in (0, 1)]
+        gaps += [abs(first - second) for first, second in rates]
+    gap = max(gaps)
+    return {"auc": roc_auc_score(y, scores), "score_min": scores.min(), "score_max": scores.max(), "roc_gap": gap}
+
+
+def groups():
+    evaluation = GroupEvaluation(alpha=0.4)
+    evaluation.group_names = ["a", "b", "c", "d"]
+    return Case(evaluation, *split(4, classes=3), figures_by_group)
+
+
+def figures_by_group(outputs, batch):
+    figures = group_figures(outputs, batch, 0.4)
+    for group, (_, accuracy, loss) in by_group(outputs, batch).items():
+        figures |= {f"group_accuracy/{'abcd'[group]}": accuracy, f"group_loss/{'abcd'[group]}": loss}
+    return figures
+
+
+def tasks():
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(60, 3, generator=generator)
+    group = torch.arange(60) % 4
+    group[group == 2] = 5  # the groups 2 and 4 are absent
+    return Case(
+        TaskEvaluation(), outputs, {"y": torch.randint(2, (60, 3), generator=generator), "group": group}, by_task
+    )
+
+
+def by_task(outputs, batch):
+    accuracy, loss = np.zeros((3, 4)), np.zeros((3, 4))
+    for t in range(3):
+        for place, g in enumerate((0, 1, 3, 5)):
+            own = batch["group"] == g
+            p, y = outputs[own, t].double().sigmoid(), batch["y"][own, t]
+            accuracy[t, place] = binary_accuracy(p, y)
+            loss[t, place] = log_loss(y, p, labels=[0, 1])
+    worst, everything = accuracy.min(1), outputs.double().sigmoid().flatten()
+    return {
+        "accuracy": accuracy_score(batch["y"].flatten(), everything > 0.5),
+        "worst_accuracy": worst.min(),
+        "worst_group_accuracy": worst.mean(),
+        "loss": log_loss(batch["y"].flatten(), everything),
+        "worst_group_loss": loss.max(1).mean(),
+    } | {f"task_accuracy/{t}": value for t, value in enumerate(worst)}
+
+
+def continual():
+    """The classes 0 and 1 are protected tasks, 2 is the target."""
+    generator = torch.Generator().manual_seed(0)
+    outputs, batch = split(1, classes=3)
+    old = outputs + torch.randn(outputs.shape, generator=generator)
+    batch = {"y": batch["y"], "task": torch.tensor([0, 1, -1])[batch["y"]]}
+    evaluation = ContinualEvaluation(tolerance=0.05, tolerance_loss=0.3)
+    return Case(evaluation, outputs, batch | {"old": old} | evaluation.reference(old, batch), learnt_and_forgotten)
+
+
+def learnt_and_forgotten(outputs, batch):
+    y = batch["y"].numpy()
+    recall, before = (recall_score(y, o.argmax(1), average=None) for o in (outputs, batch["old"]))
+    change = recall - before
+    h = np.zeros(3)
+    for c in range(3):
+        new, old = (log_loss(y[y == c], probabilities(o)[y == c], labels=range(3)) for o in (outputs, batch["old"]))
+        h[c] = new - old
+    return {
+        "accuracy": accuracy_score(y, outputs.argmax(1)),
+        "target_accuracy": recall[2],
+        "protected_accuracy": recall[:2].mean(),
+        "delta_target": change[2],
+        "worst_change": change[:2].min(),
+        "satisfied": (change[:2] >= -0.05).mean(),
+        "worst_loss_change": h[:2].max(),
+        "satisfied_loss": (h[:2] <= 0.3).mean(),
+        **{f"change/{c}": change[c] for c in range(2)},
+        **{f"loss_change/{c}": h[c] for c in range(2)},
+    }
+
+
+CASES = {
+    BinaryEvaluation: binary,
+    GroupEvaluation: groups,
+    TaskEvaluation: tasks,
+    ContinualEvaluation: continual,
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=[kind.__name__ for kind in CASES])
+def case(request):
+    return request.param()
+
+
+def concrete_evaluations():
+    package = fcco_lightning.evaluation
+    modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    return {
+        kind
+        for module in modules
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, Evaluation) and not inspect.isabstract(kind) and kind.__module__ == module.__name__
+    }
+
+
+def test_every_evaluation_of_the_package_has_an_example():
+    assert concrete_evaluations() == CASES.keys()
+
+
+def test_the_figures_are_those_of_other_libraries(case):
+    got = case.evaluation(case.outputs, case.batch)
+    expected = case.reference(case.outputs, case.batch)
+    assert got == pytest.approx(expected, rel=SINGLE, abs=1e-6)
+    assert all(math.isfinite(value) for value in expected.values())
+
+
+def test_figures_are_plain_numbers_and_contain_those_of_the_progress_bar(case):
+    got = case.evaluation(case.outputs, case.batch)
+    assert all(type(value) is float for value in got.values())
+    assert set(case.evaluation.bar) <= got.keys()
+    assert not any("/" in name for name in case.evaluation.bar)
+    details = case.evaluation.details(case.outputs, case.batch)
+    assert json.loads(json.dumps(details)) == details
+
+
+def test_the_order_of_the_samples_does_not_matter(case):
+    order = torch.randperm(len(case.outputs), generator=torch.Generator().manual_seed(1))
+    shuffled = {name: column[order] for name, column in case.batch.items()}
+    got = case.evaluation(case.outputs[order], shuffled)
+    assert got == pytest.approx(case.evaluation(case.outputs, case.batch), rel=1e-6)
+
+
+def test_what_is_evaluated_stays_as_it_is(case):
+    outputs, batch = case.outputs.clone(), {name: column.clone() for name, column in case.batch.items()}
+    case.evaluation(case.outputs, case.batch)
+    case.evaluation.details(case.outputs, case.batch)
+    case.evaluation.reference(case.outputs, case.batch)
+    assert torch.equal(case.outputs, outputs)
+    assert all(torch.equal(case.batch[name], column) for name, column in batch.items())
+
+
+def test_columns_to_remember_have_one_value_per_sample(case):
+    columns = case.evaluation.reference(case.outputs, case.batch)
+    assert {tuple(column.shape) for column in columns.values()} <= {(len(case.outputs),)}
+
+
+def test_pictures_of_a_history_are_written_into_the_folder(case, tmp_path):
+    figures = case.evaluation(case.outputs, case.batch)
+    history = [{"epoch": epoch, "split": "test", "h/a": 0.1, **figures} for epoch in range(3)]
+    paths = case.evaluation.draw(history, {"test": (case.outputs, case.batch)}, tmp_path)
+    assert sorted(paths) == sorted(tmp_path.iterdir())
+    assert tmp_path / "constraints.png" in paths
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

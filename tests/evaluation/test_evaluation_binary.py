@@ -1,0 +1,55 @@
+"""Binary figures: what a split leaves undefined, what is refused, and which pictures are drawn."""
+
+import math
+
+import pytest
+import torch
+
+from fcco_lightning import BinaryEvaluation, ConfigError, DataError
+from tests.evaluation.reference import split
+
+
+def test_a_split_of_one_class_has_no_auc():
+    got = BinaryEvaluation()(torch.tensor([1.0, 3.0]), {"y": torch.ones(2).long()})
+    assert math.isnan(got.pop("auc"))
+    assert got == {"score_min": 1.0, "score_max": 3.0}
+
+
+def test_a_gap_is_one_of_two_groups_with_both_classes():
+    outputs, batch = split(2)
+    assert 0 < BinaryEvaluation()(outputs, batch)["roc_gap"] < 1
+    assert "roc_gap" not in BinaryEvaluation()(*split(3))
+    batch["y"][batch["group"] == 1] = 0
+    assert math.isnan(BinaryEvaluation()(outputs, batch)["roc_gap"])
+
+
+def test_a_column_of_scores_is_one_score():
+    outputs, batch = split(2)
+    assert BinaryEvaluation()(outputs.unsqueeze(1), batch) == BinaryEvaluation()(outputs, batch)
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "match"),
+    [
+        ((4, 2), ("y",), r"one score per sample.* got outputs of shape \(4, 2\).*--model.evaluation"),
+        ((4, 1, 1), ("y",), r"got outputs of shape \(4, 1, 1\)"),
+        ((4,), ("group",), r"need a column 'y'.*\['group'\].*--model.evaluation"),
+    ],
+)
+def test_what_is_not_binary_is_refused(shape, columns, match):
+    with pytest.raises(DataError, match=match):
+        BinaryEvaluation()(torch.zeros(shape), {name: torch.tensor([0, 1, 0, 1]) for name in columns})
+
+
+def test_no_thresholds_are_refused():
+    with pytest.raises(ConfigError, match="num_thresholds"):
+        BinaryEvaluation(num_thresholds=0)
+
+
+def test_the_roc_curves_of_two_groups_are_drawn(tmp_path):
+    outputs, batch = split(5)
+    assert BinaryEvaluation().draw([], {"test": (outputs, batch)}, tmp_path) == []
+    outputs, batch = split(2)
+    batch["y"][batch["group"] == 1] = 0  # a group that lacks a class
+    assert BinaryEvaluation().draw([], {"test": (outputs, batch)}, tmp_path) == []
+    assert BinaryEvaluation().draw([], {"test": split(2)}, tmp_path) == [tmp_path / "roc_by_group.png"]

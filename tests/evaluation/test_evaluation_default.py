@@ -1,0 +1,70 @@
+"""The evaluation that fits an objective, by its type."""
+
+import pytest
+
+from fcco_lightning import (
+    AUC,
+    BinaryEvaluation,
+    ConfigError,
+    ContinualEvaluation,
+    CrossEntropy,
+    CVaRGroupDRO,
+    Evaluation,
+    GlobalContrastive,
+    GroupEvaluation,
+    InfoNCE,
+    KLGroupDRO,
+    MultiLabelLoss,
+    MultiTaskGroupDRO,
+    TaskEvaluation,
+    default_evaluation,
+)
+
+
+class NewObjective(CrossEntropy):
+    """A kind of objective that the package does not know."""
+
+
+class NewEvaluation(Evaluation):
+    """Its own evaluation."""
+
+    def __call__(self, outputs, batch):
+        return {"size": float(len(outputs))}
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        (AUC(), BinaryEvaluation),
+        (CrossEntropy(), BinaryEvaluation),
+        (NewObjective(), BinaryEvaluation),
+        (CVaRGroupDRO(0.5), GroupEvaluation),
+        (KLGroupDRO(), GroupEvaluation),
+        (CVaRGroupDRO(0.5).max_form(), GroupEvaluation),
+        (MultiTaskGroupDRO(2, MultiLabelLoss()), TaskEvaluation),
+        (GlobalContrastive(), ContinualEvaluation),
+        (InfoNCE(), ContinualEvaluation),
+    ],
+    ids=lambda part: type(part).__name__ if not isinstance(part, type) else "",
+)
+def test_the_type_of_the_objective_decides(objective, expected):
+    assert type(default_evaluation(objective)) is expected
+
+
+def test_every_call_makes_a_new_one():
+    """The names of the groups are set on it, so two modules must not share one."""
+    assert default_evaluation(AUC()) is not default_evaluation(AUC())
+
+
+def test_a_new_objective_registers_its_evaluation():
+    class Registered(NewObjective):
+        pass
+
+    default_evaluation.register(Registered, lambda objective: NewEvaluation())
+    assert isinstance(default_evaluation(Registered()), NewEvaluation)
+    assert isinstance(default_evaluation(NewObjective()), BinaryEvaluation)
+
+
+def test_what_is_no_objective_is_refused():
+    with pytest.raises(ConfigError, match="no default evaluation for str, which is not an Objective"):
+        default_evaluation("binary")

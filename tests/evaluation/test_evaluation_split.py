@@ -1,0 +1,83 @@
+"""A whole split from its batches, and the values of the constraints on it."""
+
+import math
+
+import pytest
+import torch
+
+from fcco_lightning import DataError, Evaluation, MeanAtMost
+from fcco_lightning.distributed import Processes
+from fcco_lightning.evaluation import concatenate, constraint_values, summarise
+from fcco_lightning.evaluation.split import first_occurrences
+from fcco_lightning.objectives import Quantity
+from tests.distributed import pool as pools
+
+pool = pools.pool
+
+
+class Output(Quantity):
+    """The output itself."""
+
+    def __call__(self, outputs, batch):
+        return outputs
+
+
+class Size(Evaluation):
+    """Counts the samples."""
+
+    def __call__(self, outputs, batch):
+        return {"size": float(len(outputs))}
+
+
+OUTPUTS, BATCH = torch.tensor([1.0, 3.0]), {"y": torch.tensor([0, 1])}  # the mean output is 2
+
+
+def test_batches_are_joined_in_their_order():
+    parts = [(OUTPUTS, BATCH), (OUTPUTS[:1] + 4, {"y": torch.tensor([7])})]
+    outputs, columns = concatenate(parts, Processes())
+    assert (outputs.tolist(), columns["y"].tolist()) == ([1, 3, 5], [0, 1, 7])
+    with pytest.raises(DataError, match="fewer samples than there are processes"):
+        concatenate([], Processes())
+
+
+def of_a_share(processes, repeated):  # in every process
+    own = [2, 0] if processes.rank == 0 else [1, 2 if repeated else 3]
+    index = torch.tensor(own if processes.size > 1 else [0, 1, 2])
+    return concatenate([(index * 10.0, {"index": index})], processes)
+
+
+def test_samples_that_a_sampler_repeats_count_once(pool):
+    [(expected, _)] = pool.values(of_a_share, 1, True)
+    for outputs, columns in pool.values(of_a_share, 2, True):
+        assert outputs.tolist() == expected.tolist() == [0, 10, 20]
+        assert columns["index"].tolist() == [0, 1, 2]
+    for outputs, _ in pool.values(of_a_share, 2, False):
+        assert outputs.tolist() == [20, 0, 10, 30]
+
+
+def test_first_occurrences():
+    index = torch.tensor([5, 2, 5, 9, 2, 2])
+    assert first_occurrences(index).tolist() == [index.tolist().index(value) for value in sorted(set(index.tolist()))]
+
+
+def test_values_of_constraints():
+    constraints = [MeanAtMost(Output(), 1.5), MeanAtMost(Output(), 3.0), MeanAtMost(Output(), -1.0)]
+    values = constraint_values(constraints, OUTPUTS, BATCH)
+    assert values == {"h/mean": 0.5, "h/mean'": -1.0, "h/mean''": 3.0}
+    figures, reason = summarise(Size(), constraints, OUTPUTS, BATCH)
+    assert figures == {"size": 2.0, "worst_violation": 3.0, "vacuous": 0.0, **values}
+    assert reason is None
+
+
+def test_a_split_without_constraints_has_the_figures_of_the_evaluation():
+    assert summarise(Size(), [], OUTPUTS, BATCH) == ({"size": 2.0}, None)
+
+
+def test_why_constraints_are_vacuous():
+    class Empty(MeanAtMost):
+        def vacuous(self, outputs, batch):
+            return f"nothing within {self.kappa}"
+
+    figures, reason = summarise(Size(), [Empty(Output(), 3.0), Empty(Output(), 4.0)], OUTPUTS, BATCH)
+    assert (figures["vacuous"], reason) == (1.0, "nothing within 3.0; nothing within 4.0")
+    assert not math.isnan(figures["worst_violation"])
