@@ -3,7 +3,15 @@
 from fcco_lightning.data.grouping import GroupBy
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.pairs import PairTable, read_pairs
-from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, GroupBatches, RowsOf, UniformBatches
+from fcco_lightning.data.plans import (
+    BalancedBatches,
+    BatchPlan,
+    Drawn,
+    GroupBatches,
+    OwnerBatches,
+    RowsOf,
+    UniformBatches,
+)
 from fcco_lightning.data.synthetic import GaussianGroups
 from fcco_lightning.data.table import TensorTable
 

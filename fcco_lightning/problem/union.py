@@ -40,7 +40,7 @@ def unite(
     """Gather outputs and columns of all processes, with the graph of this process's outputs.
 
     One collective, or one for every part of a batch that has several.  Where every process holds the rows of its own
-    samples (:class:`~fcco_lightning.data.samplers.OwnerBatches` sees to it), these come along, and reading the state
+    samples (:class:`~fcco_lightning.data.plans.OwnerBatches` sees to it), these come along, and reading the state
     needs no collective of its own.
 
     Args:

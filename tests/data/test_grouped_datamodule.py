@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningCLI
 import fcco_lightning
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.grouping import GroupBy
-from fcco_lightning.data.samplers import GroupBatches, UniformBatches
+from fcco_lightning.data.plans import GroupBatches, UniformBatches
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from tests.conftest import DATA_FOLDER
 

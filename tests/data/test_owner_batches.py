@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fcco_lightning.data.loader import OrderedShare, RankBatches
-from fcco_lightning.data.samplers import BalancedBatches, OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import BalancedBatches, OwnerBatches, UniformBatches
 from fcco_lightning.errors import DataError
 from fcco_lightning.state import shard_of
 

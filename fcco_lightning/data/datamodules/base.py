@@ -14,7 +14,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
-from fcco_lightning.data.samplers import BatchPlan
+from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.sources import is_hub_id, read_table
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import DataError

@@ -21,7 +21,7 @@ from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages, checke
 from fcco_lightning.data.images import ImageTable, image_transform
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.pairs import FilesIn, Joined, PairTable, read_pairs
-from fcco_lightning.data.samplers import BatchPlan, GroupBatches, RowsOf, UniformBatches
+from fcco_lightning.data.plans import BatchPlan, GroupBatches, RowsOf, UniformBatches
 from fcco_lightning.data.splits import stratified_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError

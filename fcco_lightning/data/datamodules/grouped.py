@@ -15,7 +15,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.data.columns import indicator, listed, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import TableDataModule
 from fcco_lightning.data.grouping import GroupBy, Grouping
-from fcco_lightning.data.samplers import BatchPlan, GroupBatches, UniformBatches
+from fcco_lightning.data.plans import BatchPlan, GroupBatches, UniformBatches
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.errors import ConfigError, DataError

@@ -6,7 +6,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.data.datamodules.base import TableDataModule
 from fcco_lightning.data.fingerprint import fingerprint
 from fcco_lightning.data.roles import LabelledFrame, Roles
-from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import BalancedBatches, BatchPlan, OwnerBatches, UniformBatches
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.data.splits import require_all_cells, stratified_split
 from fcco_lightning.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
-from fcco_lightning.data.samplers import UniformBatches
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import DataError
 
 DATA = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[3].parent / "shared/data"))
