@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from fcco_lightning.problem import Engine, InnerFunctions, Problem
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from fcco_lightning import SONEX, HeavyBall, HingePenalty
 from fcco_lightning.constraints import MeanAtMost
 from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import LogisticLoss
-from fcco_lightning.problem import Engine, InnerFunctions, Problem
 from fcco_lightning.state import DualState
 from fcco_lightning.training.row_checkpoints import RowsCheckpointIO, load, save
 from tests.jobs import SoftRank

@@ -203,7 +203,7 @@ def under_trainer(rounds: int, model: nn.Module, algorithm: Algorithm, penalty: 
     import pandas as pd
     from lightning.pytorch import Callback, Trainer
 
-    from fcco_lightning import FCCOModule, TabularDataModule
+    from fcco_lightning import Columns, FCCOModule, TabularDataModule
 
     class Clock(Callback):
         def __init__(self) -> None:
@@ -218,8 +218,8 @@ def under_trainer(rounds: int, model: nn.Module, algorithm: Algorithm, penalty: 
     rows = 128 * rounds
     table = pd.DataFrame(torch.randn(rows, 99).numpy(), columns=[f"x{k}" for k in range(99)])
     table["sex"], table["y"] = [k % 3 % 2 for k in range(rows)], [k % 4 // 3 for k in range(rows)]
-    names = {"label": "y", "positive": 1, "sensitive": "sex", "favoured": 1}
-    data = TabularDataModule(table, test=table[:240], **names)
+    columns = Columns("y", positive=1, sensitive="sex", favoured=1)
+    data = TabularDataModule(table, columns=columns, test=table[:240])
     clock = Clock()
     module = FCCOModule(
         copy.deepcopy(model),

@@ -46,7 +46,7 @@ class NonForgetting(Constraint):
         self.names = self.names or found
         if not self.names:
             raise ConfigError(
-                "NonForgetting has no task to protect: name them in the data (--data.protected), or leave the "
+                "NonForgetting has no task to protect: name them in the data (classes.protected), or leave the "
                 "constraint out."
             )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fcco_lightning.training.evaluation import summarise
 from lightning.pytorch import Callback
 
 from fcco_lightning import AUC, SGD, ConfigError, HeavyBall
@@ -14,7 +15,6 @@ from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.callbacks import Baseline, Report
 from fcco_lightning.cli import run
 from fcco_lightning.outer import WorstCase
-from fcco_lightning.training.evaluation import summarise
 from tests import jobs
 from tests.launch import launch, values
 

@@ -97,7 +97,7 @@ def test_clipping_flag_of_the_trainer_is_honoured(make_module, make_trainer, sma
 
 
 def test_accumulation_is_refused_with_the_replacement(make_module, make_trainer, small_data):
-    with pytest.raises(ConfigError, match=r"--data\.batch_size"):
+    with pytest.raises(ConfigError, match=r"--data\.batches\.batch_size"):
         make_trainer(accumulate_grad_batches=2).fit(make_module(), small_data)
 
 
