@@ -171,13 +171,13 @@ def test_validation_leaves_rows_and_shows_the_centre(make_module, make_trainer, 
     class Watch(Callback):
         def on_validation_start(self, trainer, module):
             shots["before"] = copy.deepcopy(module.state_dict())
-            shots["z"] = [z.clone() for z in module.algorithm.step.state_dict()["iterate"]]
+            shots["z"] = [z.clone() for z in module.algorithm.state_dict()["iterate"]]
 
         def on_validation_end(self, trainer, module):
             for name, now in module.state_dict().items():
                 if isinstance(now, torch.Tensor):
                     assert torch.equal(now, shots["before"][name]), name
-            shots["count"] = module.algorithm.step.inner_count
+            shots["count"] = module.algorithm.state_dict()["inner_count"]
 
     module = make_module(algorithm=ALEXR2(K=4))
     make_trainer(max_epochs=1, limit_train_batches=7, val_check_interval=6, callbacks=[Watch()]).fit(module, small_data)
@@ -389,7 +389,7 @@ def test_a_dropped_last_batch_still_closes_the_inner_loop(make_module, make_trai
                 batch["x"][0, 0] = math.nan
 
         def on_train_epoch_end(self, trainer, module):
-            seen.append((trainer.global_step, module.algorithm.step.inner_count))
+            seen.append((trainer.global_step, module.algorithm.state_dict()["inner_count"]))
 
     module = make_module(algorithm=ALEXR2(K=2), skip_nonfinite=True)
     make_trainer(max_epochs=2, callbacks=[Spoil()], limit_val_batches=0).fit(module, small_data)
