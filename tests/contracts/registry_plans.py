@@ -89,8 +89,8 @@ PLANS = {
     ),
     "balanced": PlanCase(
         lambda seed: BalancedBatches(LABELS, 8, seed),
-        BalancedBatches(TINY_LABELS, 3, positive_fraction=1 / 3),
-        both(equally_likely([(1,), (4,)]), equally_likely(combinations((0, 2, 3, 5), 2))),
+        BalancedBatches(TINY_LABELS, 4),  # both positives, half of the batch but a third of the data
+        both(equally_likely([(1, 4)]), equally_likely(combinations((0, 2, 3, 5), 2))),
     ),
     "balanced, repeats": PlanCase(
         lambda seed: BalancedBatches(LABELS[:20], 8, seed, allow_repeats=True, positive_fraction=0.9),

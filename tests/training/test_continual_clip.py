@@ -220,7 +220,7 @@ def saved(tmp_path_factory):
         ({"num_test": 70}, CheckpointError, "other tasks or data: its train split"),
         ({"data_seed": 1}, CheckpointError, "other tasks or data"),
         ({"num_train": 300}, CheckpointError, "other tasks or data"),
-        ({"general": 0.5}, DataError, "another training split"),
+        ({"general": 0.5}, CheckpointError, "another data set, split"),
     ],
     ids=str,
 )
