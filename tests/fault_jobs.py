@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fcco_lightning.problem import Engine
+from fcco_lightning import Engine
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from fcco_lightning import SONEX, HeavyBall, HingePenalty
