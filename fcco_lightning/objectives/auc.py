@@ -10,8 +10,10 @@ from fcco_lightning.records import Columns
 class AUC(Objective):
     r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (004 F.2).
 
-    The mean over the pairs of a batch is an unbiased estimate, so no rows are kept.  A batch without one of the classes
-    says nothing: value 0, gradient 0.
+    No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes, as
+    balanced batches do.  A batch without one of the classes says nothing, value 0 and gradient 0, so with uniform batches
+    the expectation is g_0 times the probability that both are there.  Where samples are not drawn uniformly, pairs weigh
+    by the column ``weight``.
 
     Args:
         loss: l, the surrogate loss of a pair.
@@ -27,4 +29,9 @@ class AUC(Objective):
         positives, negatives = scores[is_positive], scores[~is_positive]
         if positives.numel() == 0 or negatives.numel() == 0:
             return 0.0 * scores.sum()
-        return self.loss(positives.unsqueeze(1) - negatives).mean()
+        losses = self.loss(positives.unsqueeze(1) - negatives)
+        if "weight" not in batch:
+            return losses.mean()
+        weight = batch["weight"].to(scores.dtype)
+        of_positives, of_negatives = weight[is_positive], weight[~is_positive]
+        return of_positives @ losses @ of_negatives / (of_positives.sum() * of_negatives.sum())

@@ -159,8 +159,8 @@ class GlobalContrastive(Objective):
         """Logarithm of the weight of every negative; in uniform batches it depends on their size only."""
         if "weight" in batch:
             every = torch.arange(len(like), device=like.device)
-            weight = batch["weight"].to(like.dtype)
-            return comparison_weights(self.positive, every, len(like), self._num_samples, weight).log()
+            n, weight = self._num_samples, batch["weight"]
+            return comparison_weights(self.positive, every, len(like), n, weight, like.dtype).log()
         kept = self._weights
         if kept is None or len(kept) != len(like) or kept.dtype != like.dtype or kept.device != like.device:
             made = log_weights(self.positive, self._num_samples, like)

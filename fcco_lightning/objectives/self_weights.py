@@ -62,7 +62,12 @@ def log_weights(kind: SelfWeight, num_samples: int | None, like: Tensor) -> Tens
 
 
 def comparison_weights(
-    kind: SelfWeight, anchors: Tensor, size: int, num_samples: int | None, weight: Tensor | None = None
+    kind: SelfWeight,
+    anchors: Tensor,
+    size: int,
+    num_samples: int | None,
+    weight: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     r"""Weights of all samples of a batch for some anchors among them, also where samples are not drawn uniformly.
 
@@ -83,8 +88,9 @@ def comparison_weights(
         size: number of samples in the batch B, >= 2.
         num_samples: number of samples n; needed for "dataset", and for "none" with ``weight``.
         weight: v, shape (B,); None for uniform batches.
+        dtype: of the result.
 
-    Returns: shape (m, B), in the dtype of ``weight`` or the default one.
+    Returns: shape (m, B).
 
     Raises:
         ConfigError: if n is needed and not known.
@@ -92,9 +98,10 @@ def comparison_weights(
     """
     if weight is None:
         own, others = self_and_others(kind, size, num_samples)
-        table = torch.full((len(anchors), size), others, device=anchors.device)
+        table = torch.full((len(anchors), size), others, device=anchors.device, dtype=dtype)
         return table.scatter_(1, anchors.unsqueeze(1), own)
     self_and_others(kind, size, num_samples)  # checks the arguments
+    weight = weight.to(dtype)
     if kind == "batch":
         return (weight / size).expand(len(anchors), size).clone()
     own = 1 / _known(num_samples)
