@@ -11,7 +11,7 @@ from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives import binary_scores
+from fcco_lightning.objectives import binary_scores, required_column
 from fcco_lightning.outer import AbsoluteDifference, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
@@ -146,7 +146,8 @@ class ROCFairness(Constraint):
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         scores = self.scale(binary_scores(outputs))
         n, cells, thresholds = len(self.thresholds), *self._constants(scores)
-        member = (cells == 2 * (batch["y"] == 1) + (batch["group"] == 1)).to(scores.dtype)
+        labels, groups = (required_column(batch, name, self) for name in ("y", "group"))
+        member = (cells == 2 * (labels == 1) + (groups == 1)).to(scores.dtype)
         if "weight" in batch:
             member = member * batch["weight"].to(scores.dtype)
         count = member.sum(dim=1, keepdim=True)

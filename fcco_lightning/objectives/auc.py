@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fcco_lightning.objectives.base import Objective, binary_scores
+from fcco_lightning.objectives.base import Objective, binary_scores, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.records import Columns
 
@@ -10,10 +10,10 @@ from fcco_lightning.records import Columns
 class AUC(Objective):
     r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (004 F.2).
 
-    No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes, as
-    balanced batches do.  A batch without one of the classes says nothing, value 0 and gradient 0, so with uniform batches
-    the expectation is g_0 times the probability that both are there.  Where samples are not drawn uniformly, pairs weigh
-    by the column ``weight``.
+    No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes,
+    as balanced batches do.  A batch without one of the classes says nothing, value 0 and gradient 0, so with uniform
+    batches the expectation is g_0 times the probability that both are there.  Where samples are not drawn uniformly,
+    pairs weigh by the column ``weight``.
 
     Args:
         loss: l, the surrogate loss of a pair.
@@ -25,7 +25,7 @@ class AUC(Objective):
 
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
-        is_positive = batch["y"] == 1
+        is_positive = required_column(batch, "y", self) == 1
         positives, negatives = scores[is_positive], scores[~is_positive]
         if positives.numel() == 0 or negatives.numel() == 0:
             return 0.0 * scores.sum()

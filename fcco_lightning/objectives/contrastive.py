@@ -66,10 +66,10 @@ class GlobalContrastive(Objective):
         tau_min: lower bound of a learnt temperature, >= 0.004.
         tau_max: upper bound of the samples' own temperatures.
         tau_lr: step size of the samples' own temperatures, > 0.
-        positive: the weight of pair i itself in the mean over n pairs that g_i is, of which a batch holds B: "dataset" is
-            1/n, with which the estimate of the inner value g_i is unbiased if batches are uniform or come with the
-            column ``weight`` (that of tau log g_i is not, and that of the gradient only given exact rows); "batch" is
-            1/B, as mini-batch losses have it, and biased; "none" leaves the pair out (SogCLR).
+        positive: the weight of pair i itself in the mean over n pairs that g_i is, of which a batch holds B:
+            "dataset" is 1/n, with which the estimate of the inner value g_i is unbiased if batches are uniform or come
+            with the column ``weight`` (that of tau log g_i is not, and that of the gradient only given exact rows);
+            "batch" is 1/B, as mini-batch losses have it, and biased; "none" leaves the pair out (SogCLR).
 
     Raises:
         ConfigError: if an argument is out of range.

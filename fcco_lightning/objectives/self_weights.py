@@ -72,15 +72,15 @@ def comparison_weights(
     r"""Weights of all samples of a batch for some anchors among them, also where samples are not drawn uniformly.
 
     Batches that hold B_s of the N_s samples of every stratum s (classes, for example) come with the column ``weight``,
-    ``v_s = N_s B / (n B_s)``.  Given that anchor i of stratum a is in the batch, the B_a - 1 other samples of its stratum
-    are drawn from N_a - 1, so that the estimate of the mean over n samples is unbiased with
+    ``v_s = N_s B / (n B_s)``.  Given that anchor i of stratum a is in the batch, the B_a - 1 other samples of its
+    stratum are drawn from N_a - 1, so that the estimate of the mean over n samples is unbiased with
 
     ``1/n`` for the anchor, ``(v_a B_a / B - 1/n) / (B_a - 1)`` for the others of its stratum, ``v_s / B`` elsewhere.
 
     For ``v = 1`` these are the weights of :func:`self_and_others`.  With "none" the anchor's 1/n is left out and the
-    others are divided by 1 - 1/n; "batch" is ``v / B`` for all.  An anchor that is alone of its stratum in the batch says
-    nothing of the rest of that stratum.  Strata are told apart by their weights, so two with the same weight count as
-    one.
+    others are divided by 1 - 1/n; "batch" is ``v / B`` for all.  An anchor that is alone of its stratum in the batch
+    says nothing of the rest of that stratum.  Strata are distinguished by their weights, so two with the same weight
+    count as one.
 
     Args:
         kind: which weights.

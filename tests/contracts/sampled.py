@@ -159,6 +159,13 @@ class Bench:
             columns["weight"] = self.way.weight[chosen]
         return {self.name: columns}
 
+    def weighted(self, index: list[int], times: list[int]) -> dict[str, dict[str, Tensor]]:
+        """A batch in which samples have weights in proportion to ``times``, of mean 1."""
+        batch = self.batch(index)
+        weight = torch.tensor(times, dtype=torch.float64)
+        batch[self.name]["weight"] = weight / weight.mean()
+        return batch
+
     def surrogate(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
         """Of a batch, with outer gradients at exact rows."""
         now = self.engine.inner(seen or self.engine.evaluate(batch))

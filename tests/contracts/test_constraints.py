@@ -108,6 +108,15 @@ def test_the_order_of_a_batch_does_not_matter(name):
         torch.testing.assert_close(bench.gradient(bench.batch(index[order])), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name != "roc, standard scores"])
+def test_a_weight_of_two_is_a_sample_drawn_twice(name):
+    """Standard scores are in units of the batch as it is."""
+    bench = Bench(CASES[name])
+    found = bench.gradient(bench.weighted([0, 1, 2, 3, 4, 5, 8], [2, 1, 1, 3, 1, 1, 2]))
+    expected = bench.gradient(bench.batch([0, 0, 1, 2, 3, 3, 3, 4, 5, 8, 8]))
+    torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_give_the_gradient_of_one(name):
     bench = Bench(CASES[name])

@@ -156,6 +156,15 @@ def _outputs(bench, index):
     return bench.network(columns["x"]), columns
 
 
+@pytest.mark.parametrize("name", [*GROUP_ROWS, "cross entropy", "cross entropy of classes", "auc"])
+def test_a_weight_of_two_is_a_sample_drawn_twice(name):
+    bench = Bench(CASES[name])
+    found = bench.gradient(bench.weighted([0, 1, 2, 6, 8], [2, 1, 1, 3, 1]))
+    expected = bench.gradient(bench.batch([0, 0, 1, 2, 6, 6, 6, 8]))
+    torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
+    assert error(bench.gradient(bench.batch([0, 1, 2, 6, 8])), expected) > 0.01
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_two_processes_give_the_gradient_of_one(name):
     bench = Bench(EVERY[name])
@@ -201,13 +210,14 @@ def _seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.missing == "group"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.missing is not None])
 def test_a_missing_column_is_named(name):
     bench = Bench(CASES[name])
     outputs, columns = _outputs(bench, [0, 1])
-    del columns["group"]
-    with pytest.raises(FCCOError, match="needs the column `group`"):
-        bench.objective.inner(outputs, columns)
+    del columns[bench.case.missing]
+    measure = bench.objective.direct if bench.objective.outer is None else bench.objective.inner
+    with pytest.raises(FCCOError, match=f"needs the column `{bench.case.missing}`"):
+        measure(outputs, columns)
 
 
 @pytest.mark.parametrize("name", [name for name, case in EVERY.items() if case.bad_outputs is not None])

@@ -64,25 +64,6 @@ def test_inner_values_are_those_of_the_definition(positive, tau):
     torch.testing.assert_close(inner.values, by_hand(pairs, tau, SHARES[positive]), rtol=1e-12, atol=0)
 
 
-def test_the_estimate_over_batches_is_the_whole_data_set():
-    """Of "dataset"; with "batch", the weight of the pair itself is too large."""
-    pairs = embeddings()
-
-    def mean_over_batches(positive):
-        objective = GlobalContrastive(0.2, positive=positive)
-        objective.prepare(N)
-        sums, counts = torch.zeros(N, 2, dtype=torch.float64), torch.zeros(N, 1)
-        for chosen in itertools.combinations(range(N), 3):
-            index = torch.tensor(chosen)
-            sums[index] += objective.inner(take(pairs, index), {"index": index}).values
-            counts[index] += 1
-        return sums / counts
-
-    whole = by_hand(pairs, 0.2, lambda n: (1 / n, 1 / n))
-    torch.testing.assert_close(mean_over_batches("dataset"), whole)
-    assert (mean_over_batches("batch") - whole).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tau", [0.004, 0.01, 0.07, 1.0])
 def test_no_temperature_overflows(tau, dtype):

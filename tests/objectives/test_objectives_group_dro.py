@@ -100,15 +100,6 @@ def test_kl_is_the_penalised_worst_case_and_a_soft_maximum(lam0):
     assert found == pytest.approx(worst_over_q(lambda q: lam0 * (q * np.log(N * q)).sum()), abs=1e-5)
 
 
-def test_risks_are_the_means_by_group():
-    losses, groups = torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True), batch([5, 1, 5, 1])
-    index, risks, *_ = CVaRGroupDRO(0.5, Given(), 6).risks(losses, groups)
-    assert index.tolist() == [1, 5]
-    assert risks.tolist() == [[5.0], [2.5]]
-    risks[1].sum().backward()
-    assert losses.grad.tolist() == [0.5, 0, 0.5, 0]
-
-
 @pytest.mark.parametrize("make", [lambda: CVaRGroupDRO(0.2), WorstGroupDRO, ChiSquareGroupDRO, KLGroupDRO])
 def test_number_of_groups_comes_from_the_data(make):
     class Data:
@@ -139,17 +130,6 @@ def test_worst_group_and_the_cap_follow_the_number_of_groups():
 def test_alpha_outside_its_interval_is_refused(alpha):
     with pytest.raises(ConfigError, match="alpha must lie in"):
         CVaRGroupDRO(alpha)
-
-
-@pytest.mark.parametrize(("groups", "wrong"), [([0, 3], 3), ([-1, 0], -1)])
-def test_labels_out_of_range_are_named(groups, wrong):
-    with pytest.raises(DataError, match=rf"0..2, got {wrong} at batch position {groups.index(wrong)}"):
-        CVaRGroupDRO(0.5, Given(), 3).inner(torch.ones(2), batch(groups))
-
-
-def test_batches_without_groups_are_refused():
-    with pytest.raises(DataError, match="needs the column `group`"):
-        CVaRGroupDRO(0.5, Given(), 3).inner(torch.ones(2), {"y": torch.ones(2)})
 
 
 def test_objectives_without_a_max_form_say_so():
