@@ -5,10 +5,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fcco_lightning import Engine
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from fcco_lightning import SONEX, HeavyBall, HingePenalty
+from fcco_lightning import SONEX, Engine, HeavyBall, HingePenalty
 from fcco_lightning.constraints import MeanAtMost
 from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import LogisticLoss
