@@ -97,9 +97,9 @@ def test_gradient_is_right_on_average_over_all_batches(name, way):
 def test_what_is_not_exact_on_average_and_by_how_much(name, way):
     """Relative errors of the mean gradient with batches of 4 of the 9 samples.
 
-    Losses of a mini-batch (``positive="batch"`` at exact rows, and InfoNCE) are biased for small batches by definition.  Risks of
-    groups that cross strata are ratios of two estimates, right as batches grow; tasks need all groups at once, which
-    are then not drawn alike.
+    Losses of a mini-batch (``positive="batch"`` at exact rows, and InfoNCE) are biased for small batches by definition.
+    Risks of groups that cross strata are ratios of two estimates, right as batches grow; tasks need all groups at once,
+    which are then not drawn alike.
     """
     bench = Bench(CASES[name], WAYS[way]())
     mean, (_, expected) = bench.mean_gradient(), bench.brute()
