@@ -79,9 +79,7 @@ ALGORITHMS: dict[str, Member] = {
         lambda: SONEX(0.4, 0.0, lam=0.1, objective_gamma=0.7, objective_gamma_prime=0.3),
         lambda: SONEX(1.0, 0.0, lam=0.1, objective_gamma=0.7),
     ),
-    "SOXBoost": Member(
-        lambda: SOXBoost(0.4, first_stage=3), lambda: SOXBoost(1.0, first_stage=3), shards=False
-    ),
+    "SOXBoost": Member(lambda: SOXBoost(0.4, first_stage=3), lambda: SOXBoost(1.0, first_stage=3), shards=False),
     "ALEXR": alexr("halves"),
     "ALEXR, part": alexr("part"),
     "ALEXR, old": alexr("old"),

@@ -77,7 +77,11 @@ def test_the_checkpoint_matters(name):
     whole, other = Training(ALGORITHMS[name]), Training(ALGORITHMS[name])
     run(whole)
     run(other, 5)
-    moved = [k for k, v in leaves(whole.stored()["network"]).items() if not torch.equal(v, leaves(other.stored()["network"])[k])]
+    moved = [
+        k
+        for k, v in leaves(whole.stored()["network"]).items()
+        if not torch.equal(v, leaves(other.stored()["network"])[k])
+    ]
     assert len(moved) == 4
 
 
@@ -248,10 +252,16 @@ def test_frozen_layers_stay_and_are_not_remembered(name):
     run(training, 0, 4)
     moved = [not torch.equal(a, b) for a, b in zip(start, training.network.parameters(), strict=True)]
     assert moved == [False, False, True, True]
-    shapes = {tuple(v.shape) for k, v in leaves(training.stored()["engine"]).items() if "algorithm/" in k and isinstance(v, torch.Tensor) and v.dim()}
+    shapes = {
+        tuple(v.shape)
+        for k, v in leaves(training.stored()["engine"]).items()
+        if "algorithm/" in k and isinstance(v, torch.Tensor) and v.dim()
+    }
     assert not shapes & {(4, 3)}  # the weight of the frozen layer
     training.network[0].requires_grad_(True)
-    training.optimizer.add_param_group({**training.optimizer.param_groups[0], "params": list(training.network[0].parameters())})
+    training.optimizer.add_param_group(
+        {**training.optimizer.param_groups[0], "params": list(training.network[0].parameters())}
+    )
     assert training.engine.follow_parameters()
     run(training, 5)
     assert all(not torch.equal(a, b) for a, b in zip(start, training.network.parameters(), strict=True))

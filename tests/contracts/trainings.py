@@ -116,7 +116,9 @@ def rate() -> MeanAtMost:
 class Training:
     """A training by a member of the registry; ``parts`` are batches of the two draws that jacobian='part' needs."""
 
-    def __init__(self, member, *, objective=None, limits=None, processes=None, layout="auto", frozen=False, drawn=UNIFORM):
+    def __init__(
+        self, member, *, objective=None, limits=None, processes=None, layout="auto", frozen=False, drawn=UNIFORM
+    ):
         self.network = make_network(frozen)
         self.algorithm = member.make()
         self.two_parts = member.jacobian == "part"
