@@ -14,9 +14,10 @@ _HOME = {
     "ambiguity": "AmbiguitySet CappedSimplex",
     "constraints": "Constraint GeometricRho HingePenalty MeanAtMost MeanDifferenceAtMost NonForgetting "
     "Penalty QuantileScores RawScores ROCFairness SmoothedHingePenalty SquaredHingePenalty StandardScores",
-    "data": "GroupBy TensorTable",
-    "data.datamodules": "ContinualCLIPDataModule DigitsCLIPDataModule GroupedImageDataModule "
-    "GroupedTabularDataModule SyntheticDataModule TabularDataModule",
+    "data": "BalancedSampling Columns Encoding GroupBy GroupSampling Groups ImageTransform OwnerSampling Sampling "
+    "Splits TensorTable TwoDraws UniformSampling",
+    "data.datamodules": "Classes ContinualCLIPDataModule DigitImages DigitsCLIPDataModule GroupedImageDataModule "
+    "GroupedTabularDataModule ImageSplits LabelledImages Pairs SyntheticDataModule TabularDataModule",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "estimators": "EMA CorrectedEMA DualMirror DualProx Estimator Minibatch Range ScaledEMA",
     "evaluation": "BinaryEvaluation ContinualEvaluation Evaluation GroupEvaluation TaskEvaluation default_evaluation",

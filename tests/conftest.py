@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from fcco_lightning.data import Columns, UniformSampling
 from fcco_lightning.data.datamodules import TabularDataModule
 
 DATA_FOLDER = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[2] / "shared/data"))
@@ -83,15 +84,12 @@ def small_data() -> TabularDataModule:
     return make_data()
 
 
-def make_data(**changes: object) -> TabularDataModule:
+def make_data(batch_size: int = 20, **changes: object) -> TabularDataModule:
     """As the fixture, with arguments changed."""
     arguments: dict[str, object] = {
         "train": make_frame(200, 0),
         "test": make_frame(80, 1),
-        "label": "label",
-        "positive": "yes",
-        "sensitive": "sex",
-        "favoured": "m",
-        "batch_size": 20,
+        "columns": Columns("label", positive="yes", sensitive="sex", favoured="m"),
+        "batches": UniformSampling(batch_size),
     }
-    return TabularDataModule(**(arguments | changes))
+    return TabularDataModule(**(arguments | changes))  # type: ignore[arg-type]

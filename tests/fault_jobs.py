@@ -7,11 +7,10 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from fcco_lightning import SONEX, HeavyBall, HingePenalty
+from fcco_lightning import SONEX, Engine, HeavyBall, HingePenalty
 from fcco_lightning.constraints import MeanAtMost
 from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import LogisticLoss
-from fcco_lightning.problem import Engine, InnerFunctions, Problem
 from fcco_lightning.state import DualState
 from fcco_lightning.training.row_checkpoints import RowsCheckpointIO, load, save
 from tests.jobs import SoftRank
@@ -87,10 +86,17 @@ def train(path, until, save_every=1):
     torch.manual_seed(0)
     network, objective = torch.nn.Linear(3, 1).double(), SoftRank()
     cap = MeanAtMost(LogisticLoss(), kappa=0.4)
-    problem = Problem(
-        objective, [cap], HingePenalty(2.0), SONEX(0.3, 0.2, lam=0.05), SAMPLES, torch.float64, group, "sharded"
+    algorithm = SONEX(0.3, 0.2, lam=0.05)
+    problem = algorithm.pose(
+        objective,
+        [cap],
+        HingePenalty(2.0),
+        num_samples=SAMPLES,
+        dtype=torch.float64,
+        processes=group,
+        layout="sharded",
     )
-    engine = Engine(InnerFunctions(network, objective, problem.constraints), problem)
+    engine = Engine(network, problem, algorithm)
     optimizer = HeavyBall(network.parameters(), lr=0.05, beta=0.3)
     states = {name: m for name, m in problem.named_modules() if isinstance(m, DualState)}
     holder, step = Holder(group, states), 0

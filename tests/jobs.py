@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,26 @@ from fcco_lightning import (
     SONX,
     SOX,
     CLIPModel,
+    Columns,
     ContinualCLIPDataModule,
     CVaRGroupDRO,
+    DigitImages,
     DigitsCLIPDataModule,
     FCCOModule,
     GlobalContrastive,
     GroupedTabularDataModule,
+    Groups,
+    GroupSampling,
     HeavyBall,
     HingePenalty,
     InfoNCE,
     NonForgetting,
     ROCFairness,
     SOXBoost,
+    Splits,
     SquaredHingePenalty,
     TabularMLP,
+    UniformSampling,
 )
 from fcco_lightning.callbacks import Preemption
 from fcco_lightning.objectives import Objective, binary_scores
@@ -112,7 +119,7 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     data = make_data(
         **{
             "train": make_frame(job.get("rows", 200), 0),
-            "batch_size": job.get("union", 24) // size,
+            "batches": job.get("sampling", UniformSampling)(job.get("union", 24) // size, **job.get("batches", {})),
             **job.get("data", {}),
         }
     )
@@ -158,12 +165,10 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
     name = job.get("algorithm", "SONEX")
     data = GroupedTabularDataModule(
         make_frame(400, 0).assign(far=lambda f: (f["b"] > 0).map({True: "far", False: "near"})),
-        label="label",
-        positive="yes",
-        group_by=["label", "sex", "far"],
-        test_fraction=0.2,
-        groups_per_batch=8 if name == "SMD" else 4,
-        samples_per_group=6 // size,
+        columns=Columns("label", positive="yes"),
+        groups=Groups(["label", "sex", "far"]),
+        splits=Splits(0.2),
+        batches=GroupSampling(8 if name == "SMD" else 4, 6 // size),
         seed=1,
     )
     data.setup()
@@ -199,11 +204,9 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
 SMALL_DIGITS: dict[str, Any] = {
     "target": [8],
     "protected": [3, 5, 9],
-    "num_train": 200,
-    "num_test": 60,
-    "batch_size": 16,
-    "samples_per_task": 4,
-    "num_batches": 4,
+    "digits": DigitImages(200, 60),
+    "batches": UniformSampling(16, num_batches=4),
+    "task_batches": GroupSampling(None, 4),
     "eval_batch_size": 64,
 }
 
@@ -226,9 +229,11 @@ def pairs_module(algorithm: str = "SONEX", learn: str = "no", **changes: Any) ->
 def pairs_data(job: Mapping[str, Any]) -> ContinualCLIPDataModule:
     """Digits, or the labelled images of a folder; batches are divided among the processes."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    make = ContinualCLIPDataModule if "root" in job.get("data", {}) else DigitsCLIPDataModule
+    make = ContinualCLIPDataModule if "images" in job.get("data", {}) else DigitsCLIPDataModule
     settings = ({} if make is ContinualCLIPDataModule else SMALL_DIGITS) | job.get("data", {})
-    settings |= {name: settings[name] // size for name in ("batch_size", "samples_per_task")}
+    pairs, tasks = settings["batches"], settings["task_batches"]
+    settings |= {"batches": replace(pairs, batch_size=pairs.batch_size // size)}
+    settings |= {"task_batches": replace(tasks, samples_per_group=tasks.samples_per_group // size)}
     return make(**settings)
 
 

@@ -154,7 +154,7 @@ def test_group_dro_tunes_and_writes_table_json_and_picture(tmp_path, monkeypatch
     adult(600).to_csv(tmp_path / "a.csv", index=False)
     adult(400).to_csv(tmp_path / "b.csv", index=False)
     groups = "[income, sex, {column: race, values: {White: w, Black: b}, other: o}]"
-    small = {"data.min_size": 1, "data.group_by": groups}
+    small = {"data.groups.min_size": 1, "data.groups.by": groups}
     monkeypatch.setattr(module, "GRIDS", module.GRIDS | {"alexr": {"model.algorithm.tau": [1.0]}})
     monkeypatch.setattr(module, "LEARNING_RATES", {"adult": [0.1, 0.3]})
     monkeypatch.setattr(

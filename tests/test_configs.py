@@ -124,10 +124,11 @@ def pretrained(tmp_path_factory):
     return folder
 
 
-SMALL_DIGITS = ["--data.num_train=200", "--data.num_test=60", "--data.batch_size=8"]
+SMALL_DIGITS = ["--data.digits.num_train=200", "--data.digits.num_test=60", "--data.batches.batch_size=8"]
 SMALL_WEATHER = [
     "--model.network.name=tiny", "--model.network.pretrained=null", "--data.model=tiny", "--data.pretrained=null",
-    "--data.batch_size=4", "--data.num_batches=2", "--data.samples_per_task=2", "--data.num_workers=0",
+    "--data.batches.batch_size=4", "--data.batches.num_batches=2", "--data.task_batches.samples_per_group=2",
+    "--data.num_workers=0",
     "--trainer.accelerator=cpu", "--trainer.precision=32",
 ]  # fmt: skip
 
@@ -135,16 +136,16 @@ SMALL_WEATHER = [
 def continual_arguments(config, folder, request):
     if config.stem.startswith("bdd100k"):
         bdd100k(folder)
-        return [f"--data.root={folder}", f"--data.pairs={folder}/web-{{0000..0001}}.tar", *SMALL_WEATHER]
+        return [f"--data.images.root={folder}", f"--data.pairs.sources={folder}/web-{{0000..0001}}.tar", *SMALL_WEATHER]
     if config.stem != "digits_pretrain":  # they start from what it has left in runs
         shutil.copytree(request.getfixturevalue("pretrained") / "runs", folder / "runs")
-    return SMALL_DIGITS + ([] if config.stem == "digits_pretrain" else ["--data.samples_per_task=2"])
+    return SMALL_DIGITS + ([] if config.stem == "digits_pretrain" else ["--data.task_batches.samples_per_group=2"])
 
 
 FOUR_BY_THREE = "[income, sex, {column: race, values: {White: w, Black: b}, other: o}]"  # 12 groups
 SMALL_IMAGES = [
-    "--model.network.name=resnet18", "--model.network.pretrained=false", "--data.image_size=32",
-    "--data.num_workers=0", "--data.groups_per_batch=4", "--data.samples_per_group=3",
+    "--model.network.name=resnet18", "--model.network.pretrained=false", "--data.transform.size=32",
+    "--data.num_workers=0", "--data.batches.groups_per_batch=4", "--data.batches.samples_per_group=3",
 ]  # fmt: skip
 
 
@@ -155,12 +156,12 @@ def group_dro_arguments(config, folder):
         return [f"--data.train={folder / 'a.parquet'}"]
     if not name.startswith("adult"):
         {"celeba": celeba, "camelyon17": camelyon17}[name.split("_")[0]](folder)
-        return [f"--data.root={folder}", *SMALL_IMAGES]
+        return [f"--data.images.root={folder}", *SMALL_IMAGES]
     adult(600).to_csv(folder / "train.csv", index=False)
     adult(400).to_csv(folder / "test.csv", index=False)
     arguments = [f"--data.train={folder / 'train.csv'}", f"--data.pool=[{folder / 'test.csv'}]"]
-    arguments += ["--data.min_size=1", f"--data.group_by={FOUR_BY_THREE}"]
-    return arguments + (["--data.groups_per_batch=12"] if name == "adult_smd" else [])
+    arguments += ["--data.groups.min_size=1", f"--data.groups.by={FOUR_BY_THREE}"]
+    return arguments + (["--data.batches.groups_per_batch=12"] if name == "adult_smd" else [])
 
 
 def data_arguments(config, folder, request):

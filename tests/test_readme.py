@@ -89,7 +89,12 @@ def test_clip_example(tmp_path, monkeypatch):
         "--data.model=tiny",
         "--data.pretrained=null",
     ]
-    small += ["--data.batch_size=8", "--data.samples_per_task=2", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    small += [
+        "--data.batches.batch_size=8",
+        "--data.task_batches.samples_per_group=2",
+        "--trainer.max_epochs=1",
+        "--trainer.accelerator=cpu",
+    ]
     assert run(["fit", "--config", "own.yaml", "--report.folder=out", *small]) == 0
     report = yaml.safe_load(Path("out/report.json").read_text())
     assert [t["name"] for t in report["test"]["tasks"][:1]] == ["target"]

@@ -44,11 +44,9 @@ from fcco_lightning import (
     GlobalContrastive,
     HingePenalty,
     InfoNCE,
-    InnerFunctions,
     NonForgetting,
     Objective,
     Penalty,
-    Problem,
     SquaredHingePenalty,
 )
 from fcco_lightning.records import Embeddings
@@ -133,8 +131,9 @@ def ours(
 ) -> Step:
     """One batch through the engine, under autocast as a whole as in ``Trainer.fit``; protected tasks with a penalty."""
     constraints = [] if penalty is None else [NonForgetting(names=[str(k) for k in range(TASKS)])]
-    problem = Problem(objective, constraints, penalty, algorithm, SAMPLES).to(next(network.parameters()).device)
-    engine, optimizer = Engine(InnerFunctions(network, objective, problem.constraints), problem), adamw(network)
+    problem = algorithm.pose(objective, constraints, penalty, num_samples=SAMPLES)
+    engine = Engine(network, problem.to(next(network.parameters()).device), algorithm)
+    optimizer = adamw(network)
 
     def step(batch: dict[str, Any]) -> None:
         with autocast():

@@ -42,7 +42,16 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
-from fcco_lightning import SONEX, AdamType, FCCOModule, HingePenalty, ROCFairness, SyntheticDataModule, TabularMLP
+from fcco_lightning import (
+    SONEX,
+    AdamType,
+    FCCOModule,
+    HingePenalty,
+    ROCFairness,
+    SyntheticDataModule,
+    TabularMLP,
+    UniformSampling,
+)
 from fcco_lightning.callbacks import Preemption
 from fcco_lightning.data.synthetic import GaussianGroups
 from fcco_lightning.distributed import Processes
@@ -299,7 +308,7 @@ def train(batch: int, count: int) -> float:
         algorithm=SONEX(gamma=0.8, gamma_prime=0.1, lam=0.002),
         optimizer=lambda p: AdamType(p, lr=0.01, beta=0.1),
     )
-    data = SyntheticDataModule(30_000, 1000, problem=GaussianGroups(dim=100), batch_size=batch)
+    data = SyntheticDataModule(30_000, 1000, problem=GaussianGroups(dim=100), batches=UniformSampling(batch))
     ends: list[float] = []
     clock = LambdaCallback(on_train_batch_end=lambda *_: ends.append(time.perf_counter()))
     size = dist.get_world_size() if dist.is_initialized() else 1

@@ -165,7 +165,7 @@ def main() -> None:
         jobs = [job(label, config, s, o) for label, (config, o) in runs for s in range(given.seeds)]
     elif given.tune:
         jobs = [
-            job(m, m, 0, {"data.val_fraction": 0.2} | dict(zip(GRIDS[m], values, strict=True)))
+            job(m, m, 0, {"data.splits.val_fraction": 0.2} | dict(zip(GRIDS[m], values, strict=True)))
             for m in given.methods
             if m in GRIDS
             for values in itertools.product(*GRIDS[m].values())

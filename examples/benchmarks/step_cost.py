@@ -43,9 +43,7 @@ from fcco_lightning import (
     Engine,
     HeavyBall,
     HingePenalty,
-    InnerFunctions,
     Objective,
-    Problem,
     ROCFairness,
     SquaredHingePenalty,
     TabularMLP,
@@ -87,8 +85,8 @@ def plain(network: nn.Module) -> Step:
 def ours(network: nn.Module, algorithm: Algorithm, penalty: Any, optimizer: Any) -> Step:
     """One batch through the engine."""
     objective, constraints = AUC(), [ROCFairness()]
-    problem = Problem(objective, constraints, penalty, algorithm, 10_000).to(next(network.parameters()).device)
-    engine = Engine(InnerFunctions(network, objective, problem.constraints), problem)
+    problem = algorithm.pose(objective, constraints, penalty, num_samples=10_000)
+    engine = Engine(network, problem.to(next(network.parameters()).device), algorithm)
     return lambda batch: engine.train_batch(batch, optimizer)
 
 
@@ -168,12 +166,7 @@ def grouped(rounds: int, device: str, size: int = 64) -> dict[str, Any]:
     variants: dict[str, Step] = {"SGD, groups sampled": plain(copy.deepcopy(model))}
     for algorithm in (BSGD(), SOX(0.8), OOA(0.01), ALEXR(1.0, 0.1), SONEX(0.8, 0.1, lam=0.1), SONX(0.8, 0.1)):
         objective: Objective = CVaRGroupDRO(0.15, num_groups=16).to(device)
-        objective = objective.max_form() if algorithm.max_form else objective
-        network = copy.deepcopy(model)
-        engine = Engine(
-            InnerFunctions(network, objective, []),
-            Problem(objective, [], None, algorithm, 10_000).to(device),
-        )
+        engine = Engine(copy.deepcopy(model), algorithm.pose(objective, num_samples=10_000).to(device), algorithm)
         optimizer = torch.optim.SGD(engine.params, lr=1e-4, momentum=0.9)
         variants[algorithm.name] = lambda batch, e=engine, o=optimizer: e.train_batch(batch, o)  # type: ignore[misc]
     data = batches(4, (64, 3, size, size), device)
@@ -203,7 +196,7 @@ def under_trainer(rounds: int, model: nn.Module, algorithm: Algorithm, penalty: 
     import pandas as pd
     from lightning.pytorch import Callback, Trainer
 
-    from fcco_lightning import FCCOModule, TabularDataModule
+    from fcco_lightning import Columns, FCCOModule, TabularDataModule
 
     class Clock(Callback):
         def __init__(self) -> None:
@@ -218,8 +211,8 @@ def under_trainer(rounds: int, model: nn.Module, algorithm: Algorithm, penalty: 
     rows = 128 * rounds
     table = pd.DataFrame(torch.randn(rows, 99).numpy(), columns=[f"x{k}" for k in range(99)])
     table["sex"], table["y"] = [k % 3 % 2 for k in range(rows)], [k % 4 // 3 for k in range(rows)]
-    names = {"label": "y", "positive": 1, "sensitive": "sex", "favoured": 1}
-    data = TabularDataModule(table, test=table[:240], **names)
+    columns = Columns("y", positive=1, sensitive="sex", favoured=1)
+    data = TabularDataModule(table, columns=columns, test=table[:240])
     clock = Clock()
     module = FCCOModule(
         copy.deepcopy(model),

@@ -10,6 +10,7 @@ from fcco_lightning.analysis.inner_jacobian import Jacobian
 from fcco_lightning.analysis.stationary_points import GRID, stationarity
 from fcco_lightning.checks import positive
 from fcco_lightning.objectives import GroupObjective, Objective
+from fcco_lightning.outer import Shifted
 
 
 def diagnose(
@@ -18,7 +19,8 @@ def diagnose(
     r"""Compute all diagnostics of a solution.
 
     - ``rows`` n, ``width`` k, ``parameters`` d, and ``value`` F(w) (absent for a max form);
-    - ``gram``: the :class:`Spectrum` of ``J J^T`` over all parameters; ``gram_network``: over the network's alone;
+    - ``gram``: the :class:`Spectrum` of ``J J^T`` over all parameters, with a threshold s as part of ``R_i - s``;
+      ``gram_network``: over the network's alone;
     - ``duals``: the :class:`Duals` at the exact g_i (``exact``) and of the rows that the algorithm keeps
       (``remembered``).  ``worst_case`` is n C_f^2/2, inf where C_f is not known.  For a CVaR there are also ``alpha_n``
       and ``predicted`` = n/(2 alpha), which omega is near at an optimum (000 Remark F.1);
@@ -40,11 +42,17 @@ def diagnose(
         values = on_device_of(objective, jacobian.values)
         result["value"] = jacobian.direct + float(outer.value(values).detach().mean())
     return result | {
-        "gram": spectrum(gram(jacobian.rows))._asdict(),
+        "gram": spectrum(gram(jacobian.rows) + _of_threshold(objective))._asdict(),
         "gram_network": spectrum(gram(jacobian.rows[:, : jacobian.num_network]))._asdict(),
         "duals": _sizes(objective, jacobian.values, remembered),
         "stationarity": _stationarity(objective, jacobian, lam),
     }
+
+
+def _of_threshold(objective: Objective) -> float:
+    """Return what a trained threshold s adds to every entry of the Gram matrix of ``R_i - s``: its slope is -1."""
+    outer = outer_function(objective)
+    return 1.0 if isinstance(outer, Shifted) and outer.shift.requires_grad else 0.0
 
 
 def _sizes(objective: Objective, values: Tensor, remembered: Tensor | None) -> dict[str, Any]:

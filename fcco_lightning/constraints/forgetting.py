@@ -20,7 +20,8 @@ class NonForgetting(Constraint):
     L_k is the mean of a loss over the samples of task k, w_old the weights from which training starts.  The old model's
     loss of every sample is measured once, before the first step, and kept with the checkpoint; a batch estimates h_k by
     the mean of ``loss(w) - loss(w_old)`` over its samples of task k, which is 0 at w = w_old whatever the batch (for
-    networks that treat a sample in training as in evaluation: no dropout, no batch statistics).
+    networks that treat a sample in training as in evaluation: no dropout, no batch statistics).  Where samples are not
+    drawn uniformly the mean is weighted by the column ``weight``.
 
     Samples come from the part "protected" of a batch, with the columns ``task`` (k >= 0; other samples count nowhere)
     and ``protected_loss``, the old model's.  A task that a batch lacks leaves its row untouched.
@@ -46,7 +47,7 @@ class NonForgetting(Constraint):
         self.names = self.names or found
         if not self.names:
             raise ConfigError(
-                "NonForgetting has no task to protect: name them in the data (--data.protected), or leave the "
+                "NonForgetting has no task to protect: name them in the data (classes.protected), or leave the "
                 "constraint out."
             )
 
@@ -78,10 +79,11 @@ class NonForgetting(Constraint):
             raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")
         kept = (task >= 0) & batch["protected_loss"].isfinite()  # an image may have been unreadable back then
         change, task = change[kept], task[kept]
-        counts = torch.bincount(task, minlength=size)
-        sums = change.new_zeros(size).index_add(0, task, change)
-        present = counts.nonzero().squeeze(1)
-        return Inner(present, (sums[present] / counts[present].to(sums.dtype)).unsqueeze(1))
+        weight = batch["weight"][kept].to(change.dtype) if "weight" in batch else torch.ones_like(change)
+        totals = change.new_zeros(size).index_add(0, task, weight)
+        sums = change.new_zeros(size).index_add(0, task, weight * change)
+        present = totals.nonzero().squeeze(1)
+        return Inner(present, (sums[present] / totals[present]).unsqueeze(1))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi

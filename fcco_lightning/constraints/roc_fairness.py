@@ -11,7 +11,7 @@ from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives import binary_scores
+from fcco_lightning.objectives import binary_scores, required_column
 from fcco_lightning.outer import AbsoluteDifference, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
@@ -100,7 +100,7 @@ class ROCFairness(Constraint):
     One row of width 2 (rate of the favoured group, rate of the other) per threshold over the positives (true positive
     rates, rows 0..|thresholds|-1) and per threshold over the negatives (false positive rates, the rest): 004 F.2, with
     T = 1, raw scores and thresholds -3..3 there.  A class that one of the groups lacks in a batch leaves its rows
-    untouched.
+    untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
 
     Warning: on raw scores the constraints can be met without any fairness, because an AUC objective does not change
     when all scores are shifted out of the thresholds' window or shrunk; :meth:`vacuous` says when.  ``QuantileScores``
@@ -146,10 +146,13 @@ class ROCFairness(Constraint):
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         scores = self.scale(binary_scores(outputs))
         n, cells, thresholds = len(self.thresholds), *self._constants(scores)
-        member = (cells == 2 * (batch["y"] == 1) + (batch["group"] == 1)).to(scores.dtype)
+        labels, groups = (required_column(batch, name, self) for name in ("y", "group"))
+        member = (cells == 2 * (labels == 1) + (groups == 1)).to(scores.dtype)
+        if "weight" in batch:
+            member = member * batch["weight"].to(scores.dtype)
         count = member.sum(dim=1, keepdim=True)
         above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
-        rates = (member @ above) / count.clamp(min=1)
+        rates = (member @ above) / torch.where(count > 0, count, 1.0)
         values = rates.view(2, 2, n).transpose(1, 2).reshape(2 * n, 2)  # (class, group, tau) -> (class and tau, group)
         index = torch.arange(2 * n, device=scores.device)
         if bool(count.all()):

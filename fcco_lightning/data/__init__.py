@@ -1,22 +1,55 @@
 """Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here."""
 
-from fcco_lightning.data.grouping import GroupBy
+from fcco_lightning.data.encoding import Encoding
+from fcco_lightning.data.grouping import GroupBy, Groups
+from fcco_lightning.data.images import ImageTransform
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.pairs import PairTable, read_pairs
-from fcco_lightning.data.samplers import BalancedBatches, BatchPlan, GroupBatches, RowsOf, UniformBatches
+from fcco_lightning.data.plans import (
+    BalancedBatches,
+    BatchPlan,
+    Drawn,
+    GroupBatches,
+    OwnerBatches,
+    RowsOf,
+    UniformBatches,
+)
+from fcco_lightning.data.roles import Columns
+from fcco_lightning.data.sampling import (
+    BalancedSampling,
+    GroupSampling,
+    OwnerSampling,
+    Sampling,
+    TwoDraws,
+    UniformSampling,
+)
+from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.synthetic import GaussianGroups
 from fcco_lightning.data.table import TensorTable
 
 __all__ = [
     "BalancedBatches",
+    "BalancedSampling",
     "BatchPlan",
+    "Columns",
+    "Drawn",
+    "Encoding",
     "GaussianGroups",
     "GroupBatches",
     "GroupBy",
+    "GroupSampling",
+    "Groups",
+    "ImageTransform",
+    "OwnerBatches",
+    "OwnerSampling",
     "PairTable",
     "ResumableLoader",
     "RowsOf",
+    "Sampling",
+    "Splits",
     "TensorTable",
+    "TwoDraws",
     "UniformBatches",
+    "UniformSampling",
     "read_pairs",
 ]

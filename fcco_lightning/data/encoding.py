@@ -1,7 +1,7 @@
 """From a table of numbers and words to float features, fitted on the training split only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -123,6 +123,26 @@ def _finite(name: str, values: FloatArray) -> FloatArray:
 
 
 Column = NumericColumn | BinnedColumn | CategoricalColumn
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the columns of a table become features; :class:`TabularEncoder` does it.
+
+    Args:
+        categorical: numeric columns to treat as categories; columns of text, bool or any other type always are.
+        missing: "error" refuses missing feature cells, "impute" fills them from the training split.
+        quantiles: number of bins that columns of numbers are cut into, so that all features are 0 or 1; None
+            standardises them.
+    """
+
+    categorical: list[str] = field(default_factory=list)
+    missing: Literal["error", "impute"] = "error"
+    quantiles: int | None = None
+
+    def encoder(self) -> "TabularEncoder":
+        """Return an encoder that is not yet fitted."""
+        return TabularEncoder(self.categorical, self.missing, self.quantiles)
 
 
 class TabularEncoder:

@@ -131,6 +131,37 @@ class GroupBy:
         return parts.fillna(self.other) if self.other is not None else parts
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Which columns define the groups of a table, and what becomes of small ones; :class:`Grouping` does it.
+
+    Args:
+        by: the columns: names, :class:`GroupBy`, or mappings with its arguments.
+        min_size: number of rows that make a group, counted where groups are decided.
+        small: what becomes of smaller ones: "drop" leaves their rows out, "error" refuses them, "merge" makes one group
+            "other" of them all.
+        as_features: whether the columns of ``by`` other than the label are features of a table too.
+
+    Raises:
+        ConfigError: if ``by`` is empty, malformed or names a column twice, or another argument is out of range.
+    """
+
+    by: list[str | GroupBy]
+    min_size: int = 1
+    small: Small = "drop"
+    as_features: bool = True
+
+    def __post_init__(self) -> None:
+        self.grouping()
+        at_least("groups.min_size", self.min_size, 1)
+        if self.small not in {"drop", "error", "merge"}:
+            raise ConfigError(f"groups.small must be 'drop', 'error' or 'merge', got {self.small!r}.")
+
+    def grouping(self) -> "Grouping":
+        """Return a grouping that is not yet fitted."""
+        return Grouping(self.by)
+
+
 class Grouping:
     """Groups of rows: the combinations of the parts of several columns that occur often enough.
 

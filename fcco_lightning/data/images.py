@@ -5,6 +5,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -243,6 +244,38 @@ def _loaded(source: Any) -> Any:
             f"nor a data set 'owner/name' or 'owner/name:split' that the hub gives: {type(error).__name__}: {error}. "
             "Check the name and the connection."
         ) from error
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """How images become tensors, by :func:`image_transform`.
+
+    Args:
+        size: number of pixels S of a side.
+        mean: what is subtracted of the three channels, with values in [0, 1]; None for ImageNet's.
+        std: what they are divided by; None for ImageNet's.
+        crop_pct: side of the centre crop as a share of the shorter side, in (0, 1].
+        augment: random crops, flips and colours in training as timm makes them by default; a mapping changes arguments
+            of ``timm.data.create_transform``; False trains on what is evaluated.
+    """
+
+    size: int = 224
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    crop_pct: float = 0.875
+    augment: bool | dict[str, Any] = False
+
+    def plain(self) -> Callable[[Any], Tensor]:
+        """Return what images are evaluated with."""
+        return self._make(augment=False)
+
+    def random(self) -> Callable[[Any], Tensor]:
+        """Return what images are trained with."""
+        return self._make(augment=self.augment)
+
+    def _make(self, *, augment: bool | dict[str, Any]) -> Callable[[Any], Tensor]:
+        mean, std = self.mean or IMAGENET_MEAN, self.std or IMAGENET_STD
+        return image_transform(self.size, mean, std, crop_pct=self.crop_pct, augment=augment)
 
 
 def image_transform(

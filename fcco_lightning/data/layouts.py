@@ -4,7 +4,6 @@ Each returns one row per sample with its ``file`` (relative to the root), labels
 ``split``.  Nothing is decoded, and of the files only the first is looked up.
 """
 
-import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
@@ -24,7 +23,6 @@ _CELEBA = (
     "list_eval_partition.txt (or .csv)"
 )
 _CAMELYON = "the layout of WILDS' camelyon17_v1.0: metadata.csv and a folder patches of .png files"
-_AMAZON = "the layout of WILDS' amazon_v2.1: reviews.csv and splits/user.csv"
 _BDD = (
     "the layout of BDD100K: images/100k/{train,val} with .jpg files, and labels/det_20/det_{train,val}.json, "
     "labels/bdd100k_labels_images_{train,val}.json or labels/100k/{train,val}/*.json"
@@ -89,44 +87,6 @@ def camelyon17(root: Root) -> pd.DataFrame:
     frame = read[["tumor", "center", "slide", "patient", "node", "split"]].reset_index(drop=True)
     frame.insert(0, "file", files)
     return frame
-
-
-def amazon(root: Root) -> pd.DataFrame:
-    """Read the Amazon reviews as WILDS distributes them, without the rows that belong to no split.
-
-    Returns:
-        Columns ``text``, ``stars`` (1..5), ``user``, ``product``, ``category``, ``year`` and ``split`` of the split by
-        users: "train", "val" and "test" (new users), "id_val" and "id_test" (users of the training split).
-
-    Raises:
-        DataError: if files are missing or hold something else.
-    """
-    root = _folder_at(root, _AMAZON)
-    path, splits = _first_of([root / "reviews.csv"], _AMAZON), _first_of([root / "splits" / "user.csv"], _AMAZON)
-    names = {
-        "reviewText": "text",
-        "overall": "stars",
-        "reviewerID": "user",
-        "asin": "product",
-        "category": "category",
-        "reviewYear": "year",
-    }
-    # An empty review is "" and a review that says "NA" is one: nothing is to be read as missing.
-    text = dict.fromkeys(("reviewText", "reviewerID", "asin", "category"), str)
-    how = {"keep_default_na": False, "na_values": [], "quoting": csv.QUOTE_NONNUMERIC}
-    read, split = _csv(path, _AMAZON, dtype=text, **how), _csv(splits, _AMAZON)
-    _require_header(read, list(names), path, _AMAZON)
-    _require_header(split, ["split"], splits, _AMAZON)
-    if len(read) != len(split):
-        raise DataError(
-            f"'{path}' has {len(read)} reviews but '{splits}' has {len(split)} rows: they must lie side by side. "
-            "Unpack the archive again."
-        )
-    frame = read[list(names)].rename(columns=names)
-    codes = {-1: "", 0: "train", 1: "val", 2: "id_val", 3: "test", 4: "id_test"}
-    frame["split"] = _named(split["split"], codes, splits, _AMAZON)
-    frame = frame[frame["split"] != ""].reset_index(drop=True)
-    return frame.astype({"stars": np.int64, "year": np.int64})
 
 
 def bdd100k(root: Root) -> pd.DataFrame:

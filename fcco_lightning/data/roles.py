@@ -1,102 +1,229 @@
-"""Which column of a table is the label, which the group, and which are features."""
+"""Which column of a table is the label, which the group, which come along with a batch, and which are features."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from fcco_lightning.data.columns import indicator, listed, require_columns, require_filled, text_of
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
+
+RESERVED = ("x", "y", "group", "task", "text", "index", "weight")
+"""Names of batch columns that a further column must not take."""
+
+Value = str | int | float
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table mean.
+
+    Args:
+        label: column of the labels.
+        positive: value of a ``label`` with two classes that becomes y = 1; None numbers the classes 0..C-1 in sorted
+            order.
+        target: "class" if the label is one of several classes (y int64); "number" if it is a number to be predicted
+            (y float32).
+        sensitive: column that defines two groups; None for none.
+        favoured: value of ``sensitive`` that becomes group 1; all other values become group 0.
+        use_sensitive: whether ``sensitive`` is a feature too.
+        drop: columns that are not features.
+        extra: further columns that come with every batch instead of being features, such as a query, a time or an
+            event: their names, or the name in the batch -> column of the table.  Whole numbers and bools become int64,
+            other numbers float32.
+
+    Raises:
+        ConfigError: if ``positive`` is given for numbers, ``sensitive`` and ``favoured`` are not given together, or a
+            further column takes a name that batches use.
+    """
+
+    label: str
+    positive: Value | None = None
+    target: Literal["class", "number"] = "class"
+    sensitive: str | None = None
+    favoured: Value | None = None
+    use_sensitive: bool = True
+    drop: list[str] = field(default_factory=list)
+    extra: dict[str, str] | list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.target not in {"class", "number"}:
+            raise ConfigError(f"columns.target must be 'class' or 'number', got {self.target!r}.")
+        if self.target == "number" and self.positive is not None:
+            raise ConfigError(
+                f"columns.positive={self.positive!r} is a class, but target='number' makes the label a number. Leave "
+                "one of them out."
+            )
+        if (self.sensitive is None) != (self.favoured is None):
+            raise ConfigError(
+                f"columns.sensitive={self.sensitive!r} and columns.favoured={self.favoured!r} go together: the column "
+                "of two groups and its value that becomes group 1. Give both or neither."
+            )
+        taken = sorted(set(RESERVED) & set(self.extras))
+        if taken:
+            raise ConfigError(
+                f"columns.extra takes {taken}, names that batches use for something else. Give them others as a "
+                "mapping: name in the batch -> column."
+            )
+
+    @property
+    def extras(self) -> dict[str, str]:
+        """Name in the batch -> column of the table."""
+        return dict(self.extra) if isinstance(self.extra, Mapping) else {name: name for name in self.extra}
+
+    @property
+    def wanted(self) -> dict[str, list[str]]:
+        """Argument -> columns that a table must have."""
+        wanted = {"label": [self.label], "drop": list(self.drop), "extra": list(self.extras.values())}
+        return wanted | ({} if self.sensitive is None else {"sensitive": [self.sensitive]})
+
+    @property
+    def unused(self) -> set[str]:
+        """Columns that are not features."""
+        hidden = {self.sensitive} if self.sensitive is not None and not self.use_sensitive else set()
+        return {self.label, *self.drop, *self.extras.values(), *hidden}
 
 
 @dataclass(frozen=True)
 class LabelledFrame:
-    """Features that are not yet encoded, with their labels and groups.
-
-    Attributes:
-        features: n rows of feature columns.
-        y: labels, shape (n,), int64 in {0, 1}.
-        group: groups, shape (n,), int64 in {0, 1}; 1 is the favoured one.
-        class_names: what labels 0 and 1 are called in the table.
-        group_names: what groups 0 and 1 are called in the table.
-    """
+    """Features that are not yet encoded, and columns of tensors such as ``y`` and ``group``, all of n rows."""
 
     features: pd.DataFrame
-    y: Tensor
-    group: Tensor
-    class_names: tuple[str, str]
-    group_names: tuple[str, str]
+    columns: dict[str, Tensor]
 
-    @property
-    def cells(self) -> Tensor:
-        """Group x class of every row as one number in 0..3, shape (n,)."""
-        return 2 * self.group + self.y
+    def __len__(self) -> int:
+        return len(self.features)
 
     def take(self, rows: Tensor) -> "LabelledFrame":
         """Return the given rows, in that order."""
         features = self.features.iloc[rows.numpy()].reset_index(drop=True)
-        return LabelledFrame(features, self.y[rows], self.group[rows], self.class_names, self.group_names)
+        return LabelledFrame(features, {name: column[rows] for name, column in self.columns.items()})
 
 
-@dataclass(frozen=True)
-class Roles:
-    """What the columns of a table mean.
+class Labels:
+    """Labels, sensitive groups and further columns of tables, with classes decided on the training table.
 
     Args:
-        label: column with exactly two classes.
-        positive: value of ``label`` that becomes y = 1.
-        sensitive: column that defines the two groups.
-        favoured: value of ``sensitive`` that becomes group 1; all other values become group 0.
-        drop: columns that are not features.
-        use_sensitive: whether ``sensitive`` is a feature too.
+        columns: what the columns mean.
+
+    Attributes:
+        class_names: what the labels 0..C-1 are called in the table; empty for numbers.
+        group_names: what the two groups of ``sensitive`` are called in the table; empty without them.
     """
 
-    label: str
-    positive: str | int | float
-    sensitive: str
-    favoured: str | int | float
-    drop: Sequence[str] = ()
-    use_sensitive: bool = True
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.class_names: list[str] = []
+        self.group_names: list[str] = []
 
-    def read(self, frame: pd.DataFrame, where: str) -> LabelledFrame:
-        """Take labels, groups and features out of ``frame``.
-
-        Args:
-            frame: the table.
-            where: what it is, for messages.
+    def fit(self, frame: pd.DataFrame, where: str) -> None:
+        """Decide the classes and the names of the groups on ``frame``, which is called ``where`` in messages.
 
         Raises:
-            DataError: if a column or value does not exist, a label or group is missing, there are not exactly two
-                classes, or no feature is left.
+            DataError: if a column is absent or has missing cells, or there are not as many classes as announced.
         """
-        wanted = {"label": [self.label], "sensitive": [self.sensitive], "drop": self.drop}
-        require_columns(frame, wanted, where)
-        require_filled(frame[self.label], "label", where)
-        require_filled(frame[self.sensitive], "sensitive", where)
-        y = indicator(frame[self.label], self.positive, "positive", where)
-        group = indicator(frame[self.sensitive], self.favoured, "favoured", where)
-        unused = {self.label, *self.drop} | (set() if self.use_sensitive else {self.sensitive})
-        features = frame[[name for name in frame.columns if name not in unused]]
+        self.require(frame, where)
+        columns = self.columns
+        if columns.target == "class":
+            self.class_names = class_names(frame[columns.label], columns.positive, where)
+        if columns.sensitive is not None and columns.favoured is not None:
+            cells = frame[columns.sensitive]
+            self.group_names = _names(cells, indicator(cells, columns.favoured, "favoured", where))
+
+    def require(self, frame: pd.DataFrame, where: str) -> None:
+        """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels and groups filled."""
+        require_columns(frame, self.columns.wanted, where)
+        require_filled(frame[self.columns.label], "label", where)
+        if self.columns.sensitive is not None:
+            require_filled(frame[self.columns.sensitive], "sensitive", where)
+
+    def read(self, frame: pd.DataFrame, where: str) -> dict[str, Tensor]:
+        """Return ``y``, ``group`` (if there are sensitive groups) and the further columns of ``frame``, each (n,).
+
+        Raises:
+            DataError: if a column is absent or has missing cells, or a class is not one of the training table's.
+        """
+        self.require(frame, where)
+        columns = self.columns
+        found = {"y": self._labels(frame[columns.label], where)}
+        if columns.sensitive is not None and columns.favoured is not None:
+            found["group"] = indicator(frame[columns.sensitive], columns.favoured, "favoured", where)
+        return found | {name: _numbers(frame[column], "extra", where) for name, column in columns.extras.items()}
+
+    def features(self, frame: pd.DataFrame, where: str, unused: Sequence[str] = ()) -> pd.DataFrame:
+        """Return the columns of ``frame`` that are features.
+
+        Raises:
+            DataError: if there are none.
+        """
+        left_out = self.columns.unused | set(unused)
+        features = frame[[column for column in frame.columns if column not in left_out]]
         if features.shape[1] == 0:
-            raise DataError(f"No feature column is left in {where} beside {sorted(unused)}. Drop fewer columns.")
-        classes = self._class_names(frame[self.label], y, where)
-        return LabelledFrame(features, y, group, classes, _names(frame[self.sensitive], group))
+            raise DataError(f"No feature column is left in {where} beside {sorted(left_out)}. Drop fewer columns.")
+        return features
 
-    def _class_names(self, column: pd.Series, y: Tensor, where: str) -> tuple[str, str]:
-        classes = text_of(column).unique()
-        if len(classes) != 2:
+    def _labels(self, column: pd.Series, where: str) -> Tensor:
+        if self.columns.target == "number":
+            return _numbers(column, "label", where).float()
+        classes = text_of(column)
+        y = pd.Index(self.class_names, dtype=object).get_indexer(pd.Index(classes, dtype=object))
+        if (y < 0).any():
             raise DataError(
-                f"label={self.label!r} must have exactly two classes, but in {where} it has {len(classes)}: "
-                f"{listed(classes)}. Choose another column, or map its values to two before."
+                f"label={column.name!r} has classes {listed(classes[y < 0].unique())} in {where} that the training "
+                f"rows do not have; theirs are {listed(self.class_names)}. Repair the table."
             )
-        return _names(column, y)
+        return torch.from_numpy(y.astype(np.int64))
 
 
-def _names(column: pd.Series, marked: Tensor) -> tuple[str, str]:
+def class_names(column: pd.Series, positive: Value | None, where: str) -> list[str]:
+    """Return the classes of a label in the order of their numbers.
+
+    Args:
+        column: the labels.
+        positive: the one of two classes that becomes the last; None sorts them.
+        where: what the table is, for messages.
+
+    Raises:
+        DataError: if there is one class only, or more than two although ``positive`` is given.
+    """
+    text = text_of(column)
+    classes = sorted(text.unique(), key=float if _is_number(column) else str)
+    if len(classes) < 2 or (positive is not None and len(classes) != 2):
+        needed = "at least two classes" if positive is None else f"exactly two classes for positive={positive!r}"
+        raise DataError(
+            f"label={column.name!r} must have {needed}, but in {where} it has {len(classes)}: {listed(classes)}. "
+            "Choose another column, leave positive out if there are more than two, or set target='number' if it is a "
+            "number."
+        )
+    if positive is not None and indicator(text, positive, "positive", where)[int((text == classes[0]).argmax())]:
+        classes.reverse()
+    return classes
+
+
+def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
+    """Return a column of numbers or bools: int64 if they are whole numbers by type, else float32."""
+    require_filled(column, argument, where)
+    if pd.api.types.is_integer_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
+        return torch.from_numpy(column.to_numpy(dtype=np.int64, copy=True))
+    if not _is_number(column):
+        raise DataError(
+            f"{argument}={str(column.name)!r} must hold numbers, but is {column.dtype} in {where}. Turn it into "
+            "numbers before, for example with pandas.factorize."
+        )
+    return torch.from_numpy(column.to_numpy(dtype=np.float32, copy=True))
+
+
+def _is_number(column: pd.Series) -> bool:
+    return pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
+
+
+def _names(column: pd.Series, marked: Tensor) -> list[str]:
     """Name the cells marked 0 and 1; several values share the name 'not ...'."""
     text = text_of(column).to_numpy()
     one = str(text[int(torch.argmax(marked))])
     others = sorted(set(text[(marked == 0).numpy()]))
-    return (others[0] if len(others) == 1 else f"not {one}"), one
+    return [others[0] if len(others) == 1 else f"not {one}", one]

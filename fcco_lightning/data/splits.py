@@ -1,11 +1,38 @@
 """Seeded, stratified splits, and the check that a split can carry the metrics asked of it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Splits:
+    """How the rows of a table are divided.
+
+    Args:
+        test_fraction: share of the training table held out for testing, in (0, 1); None with a test table of its own.
+        val_fraction: share of what remains held out for validation, in [0, 1).
+        seed: seed of the splits, a whole number >= 0.
+
+    Raises:
+        ConfigError: if a share or the seed is out of range.
+    """
+
+    test_fraction: float | None = None
+    val_fraction: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("splits.seed", self.seed, 0)
+        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
+            raise ConfigError(f"splits.test_fraction must lie in (0, 1), got {self.test_fraction!r}.")
+        if not 0 <= self.val_fraction < 1:
+            raise ConfigError(f"splits.val_fraction must lie in [0, 1), got {self.val_fraction!r}.")
 
 
 def stratified_split(
@@ -73,26 +100,32 @@ def grouped_split(
     return stratified_split(group, held_out, seed, argument, both_sides=True)
 
 
-def require_all_cells(y: Tensor, group: Tensor, classes: Sequence[str], groups: Sequence[str], where: str) -> None:
-    """Check that both classes, both groups and all four combinations have rows.
+def require_all_cells(
+    y: Tensor, group: Tensor | None, classes: Sequence[str], groups: Sequence[str], where: str
+) -> None:
+    """Check that all classes, all groups and all their combinations have rows.
 
     Args:
-        y: labels, shape (n,), in {0, 1}.
-        group: groups, shape (n,), in {0, 1}.
-        classes: names of the labels 0 and 1.
-        groups: names of the groups 0 and 1.
+        y: labels, shape (n,), int64 in 0..C-1.
+        group: groups, shape (n,), int64 in 0..G-1; None if there are none.
+        classes: names of the C classes.
+        groups: names of the G groups.
         where: which split it is, for the message.
 
     Raises:
         DataError: naming what is empty and all counts.
     """
-    counts = torch.bincount(2 * group + y, minlength=4).reshape(2, 2)
-    table = {f"{groups[a]} x {classes[b]}": int(counts[a, b]) for a in (0, 1) for b in (0, 1)}
-    empty = [f"class {classes[b]!r}" for b in (0, 1) if counts[:, b].sum() == 0]
-    empty = empty or [f"group {groups[a]!r}" for a in (0, 1) if counts[a].sum() == 0]
-    empty = empty or [f"cell {name!r}" for name, count in table.items() if count == 0]
+    c, groups = len(classes), list(groups) if group is not None else ["all"]
+    cells = y if group is None else c * group + y
+    counts = torch.bincount(cells, minlength=len(groups) * c).reshape(len(groups), c)
+    pairs = [(a, b) for a in range(len(groups)) for b in range(c)]
+    names = {(a, b): f"{groups[a]} x {classes[b]}" for a, b in pairs}
+    empty = [f"class {classes[b]!r}" for b in range(c) if counts[:, b].sum() == 0]
+    empty = empty or [f"group {groups[a]!r}" for a in range(len(groups)) if counts[a].sum() == 0]
+    empty = empty or [f"cell {names[pair]!r}" for pair in pairs if counts[pair] == 0]
     if empty:
         raise DataError(
-            f"The {where} has no rows in {', '.join(empty)}, so ranking within groups is undefined. "
-            f"Rows per group x class: {table}. Use more data, or other values of positive, favoured or the fractions."
+            f"The {where} has no rows in {', '.join(empty)}, so what is measured there is undefined. Rows per group x "
+            f"class: { {names[pair]: int(counts[pair]) for pair in pairs} }. Use more data, or other values of "
+            "positive, favoured or the fractions."
         )

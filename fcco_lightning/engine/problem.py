@@ -110,8 +110,11 @@ class Problem(nn.Module):
         drawn = self._drawn(objective.part)
         domain = objective.row_domain(num_samples, None if drawn is None else drawn.columns)
         row_map = None if domain.owners is None else RowMap(domain.owners)
-        make = self._sample_weights if domain.per_sample else self._subset_weights
-        weights = make(objective, domain, of_batch)
+        weights: RowWeights
+        if domain.per_sample:
+            weights = SampleWeights(1.0 if row_map is None else row_map.num_samples / row_map.num_rows)
+        else:
+            weights = self._subset_weights(objective, domain, of_batch)
         return Term(
             "objective",
             outer,
@@ -157,12 +160,6 @@ class Problem(nn.Module):
         if self._sampling is None or isinstance(part, tuple):
             return None
         return next(iter(self._sampling.values())) if part is None else self._sampling.get(part)
-
-    def _sample_weights(self, objective: Any, domain: RowDomain, of_batch: float) -> RowWeights:
-        drawn = self._drawn(objective.part)
-        if domain.owners is None or drawn is None:
-            return SampleWeights()
-        return SampleWeights(float(presence([[domain.owners]], drawn, ["objective"], of_batch)[0]))
 
     def _subset_weights(self, part: Any, domain: RowDomain, of_batch: float) -> RowWeights:
         drawn = self._drawn(part.part)

@@ -68,25 +68,31 @@ class RowWeights(nn.Module, ABC):
 class SampleWeights(RowWeights):
     r"""For terms in which single samples own the rows.
 
-    The rows of a batch weigh ``v_i / sum_j v_j`` with v the batch's column ``weight``, or 1/b each where there is none,
-    divided by the probability that a batch holds a sample with a row at all.
+    A row weighs ``(n_samples / n_rows) v_i / sum_j v_j``, the sum being over the different samples of the batch, with v
+    the batch's column ``weight``, or 1 where there is none.  The sum is over all samples and not over those with a row
+    only, whose number differs from batch to batch: what a batch says of a row may depend on that number (in average
+    precision it does), and a mean over them would then be biased.
 
     Args:
-        any_row: that probability, in (0, 1].
+        samples_per_row: n_samples / n_rows, >= 1.
     """
 
-    def __init__(self, any_row: float = 1.0) -> None:
+    def __init__(self, samples_per_row: float = 1.0) -> None:
         super().__init__()
-        self.any_row = any_row
+        self.samples_per_row = samples_per_row
 
     def forward(self, arrival: Arrival) -> Tensor | float:
         columns = arrival.columns
-        if "weight" not in columns or "index" not in columns:
-            return 1 / (len(arrival.index) * self.any_row)
+        if "index" not in columns or (self.samples_per_row == 1 and "weight" not in columns):
+            return 1 / len(arrival.index)
         index, order = columns["index"].sort()
+        first = torch.ones_like(index, dtype=torch.bool)
+        first[1:] = index[1:] != index[:-1]
+        if "weight" not in columns:
+            return self.samples_per_row / int(first.sum())
+        sorted_weight = columns["weight"][order]
         at = torch.searchsorted(index, arrival.samples).clamp(max=len(index) - 1)
-        weight = columns["weight"][order][at]
-        return weight / (weight.sum() * self.any_row)
+        return self.samples_per_row * sorted_weight[at] / sorted_weight[first].sum()
 
 
 class SubsetWeights(RowWeights):

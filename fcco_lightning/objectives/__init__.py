@@ -1,7 +1,14 @@
 """Objectives: what is measured of the network's outputs."""
 
 from fcco_lightning.objectives.auc import AUC
-from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters, binary_scores, mean_over_data
+from fcco_lightning.objectives.base import (
+    Objective,
+    RowDomain,
+    SampleParameters,
+    binary_scores,
+    mean_over_data,
+    required_column,
+)
 from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
 from fcco_lightning.objectives.group_dro import (
@@ -51,4 +58,5 @@ __all__ = [
     "WorstGroupDRO",
     "binary_scores",
     "mean_over_data",
+    "required_column",
 ]

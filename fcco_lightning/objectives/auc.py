@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fcco_lightning.objectives.base import Objective, binary_scores
+from fcco_lightning.objectives.base import Objective, binary_scores, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.records import Columns
 
@@ -12,9 +12,10 @@ from fcco_lightning.records import Columns
 class AUC(Objective):
     r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (004 F.2).
 
-    The mean over the pairs of a batch is an unbiased estimate, so no rows are kept.  A batch without one of the classes
-    says nothing: value 0, gradient 0; where batches are drawn by a plan, the others weigh as much more as such batches
-    are frequent.
+    No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes,
+    as balanced batches do.  A batch without one of the classes says nothing, value 0 and gradient 0; where the plan of
+    the batches is known, the others weigh as much more as such batches are frequent.  Where samples are not drawn
+    uniformly, pairs weigh by the column ``weight``.
 
     Args:
         loss: l, the surrogate loss of a pair.
@@ -29,8 +30,13 @@ class AUC(Objective):
 
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
-        is_positive = batch["y"] == 1
+        is_positive = required_column(batch, "y", self) == 1
         positives, negatives = scores[is_positive], scores[~is_positive]
         if positives.numel() == 0 or negatives.numel() == 0:
             return 0.0 * scores.sum()
-        return self.loss(positives.unsqueeze(1) - negatives).mean()
+        losses = self.loss(positives.unsqueeze(1) - negatives)
+        if "weight" not in batch:
+            return losses.mean()
+        weight = batch["weight"].to(scores.dtype)
+        of_positives, of_negatives = weight[is_positive], weight[~is_positive]
+        return of_positives @ losses @ of_negatives / (of_positives.sum() * of_negatives.sum())

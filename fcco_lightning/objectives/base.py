@@ -130,6 +130,20 @@ class Objective(nn.Module, ABC):
         return None
 
 
+def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
+    """A column of a batch.
+
+    Raises:
+        DataError: if the batch lacks it, naming the class of ``needed_by``.
+    """
+    if name not in batch:
+        raise DataError(
+            f"{type(needed_by).__name__} needs the column `{name}`, the batch has {sorted(batch)}. Use a datamodule "
+            "that gives it, or name the column in the data."
+        )
+    return batch[name]
+
+
 def mean_over_data(values: Tensor, batch: Columns) -> Tensor:
     """Estimate of the mean of a quantity over the data from its values (B,) in a batch, a scalar.
 

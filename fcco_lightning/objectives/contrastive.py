@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fcco_lightning.checks import greater
+from fcco_lightning.checks import greater, one_of
 from fcco_lightning.checks import positive as above_zero
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters
+from fcco_lightning.objectives.self_weights import SELF_WEIGHTS, SelfWeight, comparison_weights, log_weights
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
@@ -65,8 +66,10 @@ class GlobalContrastive(Objective):
         tau_min: lower bound of a learnt temperature, >= 0.004.
         tau_max: upper bound of the samples' own temperatures.
         tau_lr: step size of the samples' own temperatures, > 0.
-        positive: the weight of pair i itself among its n negatives, of which a batch holds B: "dataset" is 1/n, with
-            which the estimate is unbiased; "batch" is 1/B, as mini-batch losses have it; "none" leaves it out (SogCLR).
+        positive: the weight of pair i itself in the mean over n pairs that g_i is, of which a batch holds B:
+            "dataset" is 1/n, with which the estimate of the inner value g_i is unbiased if batches are uniform or come
+            with the column ``weight`` (that of tau log g_i is not, and that of the gradient only given exact rows);
+            "batch" is 1/B, as mini-batch losses have it, and biased; "none" leaves the pair out (SogCLR).
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -83,11 +86,10 @@ class GlobalContrastive(Objective):
         tau_min: float = 0.005,
         tau_max: float = 1.0,
         tau_lr: float = 1e-3,
-        positive: Literal["dataset", "batch", "none"] = "dataset",
+        positive: SelfWeight = "dataset",
     ) -> None:
         super().__init__()
-        if positive not in ("dataset", "batch", "none"):
-            raise ConfigError(f"positive must be 'dataset', 'batch' or 'none', got {positive!r}.")
+        one_of("positive", positive, SELF_WEIGHTS)
         if learn not in ("no", "global", "per_sample"):
             raise ConfigError(f"learn must be 'no', 'global' or 'per_sample', got {learn!r}.")
         self.tau = greater("tau", tau, LEAST_TAU, equal=True)
@@ -130,48 +132,42 @@ class GlobalContrastive(Objective):
             DataError: if the outputs are not pairs, or a batch holds fewer than two.
         """
         similarity = similarities(outputs)
-        size = len(similarity)
-        weights, own = self._log_weights(similarity), similarity.diagonal().unsqueeze(1)
+        weights = self._log_weights(similarity, batch)
+        by_text_weights = weights.T if isinstance(weights, Tensor) else weights
         tau: Tensor | float = self.tau
         if self.sample_parameters is not None:
             tau = batch[self.sample_parameters.name].to(similarity.dtype)
-            by_image, by_text = weights + similarity / tau[:, :1], weights + similarity / tau[:, 1]
+            by_image, by_text = weights + similarity / tau[:, :1], by_text_weights + similarity / tau[:, 1]
         else:
             if self.temperature is not None:
                 tau = self.temperature().to(similarity.dtype)
-            by_image = by_text = weights + similarity / tau
+            scaled = similarity / tau
+            by_image = by_text = weights + scaled
+            if "weight" in batch:
+                by_text = by_text_weights + scaled
         # in logarithms, since exp(s_ij / tau) alone would overflow
-        share, _ = self._shares(size)
-        if share:  # pair i has the share weight / g_i of a softmax, which is one kernel where logsumexp is six
-            logs = math.log(share) - torch.stack([_own_share(by_image, 1), _own_share(by_text, 0)], dim=1)
+        if self.positive != "none":  # pair i has the share weight / g_i of a softmax, one kernel where logsumexp is six
+            own = weights.diagonal().unsqueeze(1) if isinstance(weights, Tensor) else weights
+            logs = own - torch.stack([_own_share(by_image, 1), _own_share(by_text, 0)], dim=1)
         else:
-            logs = torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1) - own / tau
+            both = torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1)
+            logs = both - similarity.diagonal().unsqueeze(1) / tau
         outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
         return Inner(batch["index"], logs.double().exp(), outer)
 
-    def _log_weights(self, like: Tensor) -> Tensor | float:
-        """Logarithm of the weight of every negative; it depends on the size of the batch only."""
-        size = len(like)
-        own, others = self._shares(size)
-        if own == others:
-            return math.log(own)
+    def _log_weights(self, like: Tensor, batch: Columns) -> Tensor | float:
+        """Logarithm of the weight of every negative; in uniform batches it depends on their size only."""
+        if "weight" in batch:
+            every = torch.arange(len(like), device=like.device)
+            n, weight = self._num_samples, batch["weight"]
+            return comparison_weights(self.positive, every, len(like), n, weight, like.dtype).log()
         kept = self._weights
-        if kept is None or len(kept) != size or kept.dtype != like.dtype or kept.device != like.device:
-            kept = like.new_full((size, size), math.log(others))
-            kept.fill_diagonal_(math.log(own) if own else -math.inf)
-            self._weights = kept
+        if kept is None or len(kept) != len(like) or kept.dtype != like.dtype or kept.device != like.device:
+            made = log_weights(self.positive, self._num_samples, like)
+            if isinstance(made, float):
+                return made
+            kept = self._weights = made
         return kept
-
-    def _shares(self, size: int) -> tuple[float, float]:
-        """Weights of a pair itself and of each of the B - 1 others."""
-        if self.positive == "batch":
-            return 1 / size, 1 / size
-        own = 0.0
-        if self.positive == "dataset":
-            if self._num_samples is None:
-                raise ConfigError("positive='dataset' needs the number of pairs: call prepare(n), as Problem does.")
-            own = 1 / self._num_samples
-        return own, (1 - own) / (size - 1)
 
 
 class InfoNCE(Objective):

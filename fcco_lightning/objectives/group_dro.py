@@ -28,6 +28,9 @@ from fcco_lightning.records import Columns, Inner
 class GroupObjective(Objective):
     r"""Made of the risks ``R_i(w) = E[l(w; z) | group i]``, estimated by the mean loss of a group's samples in a batch.
 
+    Where samples are not drawn uniformly the mean is weighted by the column ``weight``.  It is then a ratio of two
+    estimates for a group that crosses strata (classes of balanced batches), with a bias of the order of 1/B.
+
     Batches carry ``group`` (B,), whole numbers in [0, n).  A group that a batch lacks keeps its row.
 
     Args:
@@ -92,6 +95,9 @@ class GroupObjective(Objective):
                 f"{tuple(losses.shape)}. MultiTaskGroupDRO takes several."
             )
         present, position, counts = self._groups(batch)
+        if "weight" in batch:
+            weight = batch["weight"].to(losses.dtype)
+            losses, counts = weight * losses, weight.new_zeros(len(present)).index_add(0, position, weight)
         sums = losses.new_zeros(len(present)).index_add(0, position, losses)
         return Inner(present, (sums / counts.to(sums.dtype)).unsqueeze(1))
 
@@ -361,11 +367,14 @@ class MultiTaskGroupDRO(GroupObjective):
             cell = batch["group"].unsqueeze(1) + groups * torch.arange(self.num_tasks, device=losses.device)
         else:
             cell = batch["group"] + groups * self._task(batch)
-        sums = losses.new_zeros(self.num_tasks * groups).index_add(0, cell.reshape(-1), losses.reshape(-1))
-        counts = torch.bincount(cell.reshape(-1), minlength=self.num_tasks * groups)
-        complete = (counts.view(self.num_tasks, groups) > 0).all(1).nonzero().squeeze(1)
-        means = sums / counts.clamp(min=1).to(sums.dtype)
-        return Inner(complete, means.view(self.num_tasks, groups).index_select(0, complete))
+        weight = torch.ones_like(losses)
+        if "weight" in batch:
+            weight = weight * batch["weight"].to(losses.dtype).view(-1, *[1] * (losses.dim() - 1))
+        zeros = losses.new_zeros(self.num_tasks * groups)
+        sums = zeros.index_add(0, cell.reshape(-1), (weight * losses).reshape(-1)).view(self.num_tasks, groups)
+        totals = zeros.index_add(0, cell.reshape(-1), weight.reshape(-1)).view(self.num_tasks, groups)
+        complete = (totals > 0).all(1).nonzero().squeeze(1)
+        return Inner(complete, sums.index_select(0, complete) / totals.index_select(0, complete))
 
     def _task(self, batch: Columns) -> Tensor:
         if "task" not in batch:

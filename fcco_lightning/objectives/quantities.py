@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.base import binary_scores
+from fcco_lightning.objectives.base import binary_scores, required_column
 from fcco_lightning.records import Columns
 
 
@@ -59,7 +59,9 @@ class LogisticLoss(Quantity):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
-        return binary_cross_entropy_with_logits(scores, batch["y"].to(scores.dtype), reduction="none")
+        return binary_cross_entropy_with_logits(
+            scores, required_column(batch, "y", self).to(scores.dtype), reduction="none"
+        )
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ class CrossEntropyLoss(Quantity):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         if outputs.dim() == 2 and outputs.shape[1] > 1:
-            return cross_entropy(outputs, batch["y"], reduction="none", label_smoothing=self.label_smoothing)
+            return cross_entropy(
+                outputs, required_column(batch, "y", self), reduction="none", label_smoothing=self.label_smoothing
+            )
         return LogisticLoss()(outputs, batch)
 
 
@@ -90,7 +94,9 @@ class SquaredLoss(Quantity):
     range = Range(least=0.0)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        residual = outputs.reshape(len(outputs), -1) - batch["y"].to(outputs.dtype).reshape(len(outputs), -1)
+        residual = outputs.reshape(len(outputs), -1) - required_column(batch, "y", self).to(outputs.dtype).reshape(
+            len(outputs), -1
+        )
         return residual.square().sum(1)
 
 
@@ -106,7 +112,7 @@ class MultiLabelLoss(Quantity):
     range = Range(least=0.0)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        labels = batch[self.column]
+        labels = required_column(batch, self.column, self)
         if labels.shape != outputs.shape:
             raise DataError(
                 f"outputs have shape {tuple(outputs.shape)}, the labels `{self.column}` {tuple(labels.shape)}: both "

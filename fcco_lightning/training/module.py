@@ -137,7 +137,7 @@ class FCCOModule(LightningModule):
             raise ConfigError(
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not defined for compositional "
                 "objectives: inner values of one batch would be tracked several times per update. Use a larger "
-                "--data.batch_size instead (ALEXR2's inner loop is --model.algorithm.K)."
+                "--data.batches.batch_size instead (ALEXR2's inner loop is --model.algorithm.K)."
             )
         return [_Announce(), LoopProgress(), OneLine()]
 

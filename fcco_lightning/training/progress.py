@@ -148,7 +148,7 @@ class LoopProgress(Callback):
         """Continue behind the last batch: with its validation, the end of its epoch, or the next batch."""
         loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
         if "_should_check_val_fx" not in vars(loop):
-            loop._should_check_val_fx = _whatever_was_asked(trainer, loop._should_check_val_fx)  # type: ignore[method-assign,assignment]
+            loop._should_check_val_fx = _whatever_was_asked(trainer, loop._should_check_val_fx)  # type: ignore[assignment, method-assign]
         trainer.callback_metrics.update(self._results)
         without_batch = loop.restarting and loop._should_check_val_fx(fetcher)  # type: ignore[arg-type]
         if loop.restarting and self._position.last and not (without_batch and self._position.validate):

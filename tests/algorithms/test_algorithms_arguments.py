@@ -1,9 +1,9 @@
 import pytest
+from fcco_lightning.problem import Problem
 from toy_problem import HingeMargin
 
 from fcco_lightning import ALEXR, ALEXR2, MOAP, MSVR, SOAP, SONEX, SONX, SOX, SOXBoost
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.problem import Problem
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch.func import functional_call, jacrev
 
 from fcco_lightning import AUC, ConfigError, DataError, InnerFunctions, NonFiniteError
 from fcco_lightning.analysis import jacobian
+from fcco_lightning.engine import Samples
 from tests.analysis.problems import GROUPS, OBJECTIVES, SIZE, cut, make, network, whole
 from tests.distributed import pool as pools
 
@@ -26,7 +27,8 @@ def by_autograd(functions, batch):
             self.functions = functions
 
         def forward(self):
-            measured = self.functions(self.functions.outputs(batch), batch)
+            parts = {"target": batch}
+            measured = self.functions(Samples(self.functions.outputs(parts), parts))
             direct = measured.direct
             return measured.inner[0].values, torch.zeros((), dtype=torch.float64) if direct is None else direct
 

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from fcco_lightning import ALEXR, OOA, SONEX, ConfigError, CrossEntropy, CVaRGroupDRO
+from fcco_lightning import ALEXR, BSGD, OOA, SONEX, ConfigError, CrossEntropy, CVaRGroupDRO
 from fcco_lightning.analysis import diagnose, duals, jacobian, outer_gradients, remembered_duals
-from fcco_lightning.estimators import Minibatch
 from fcco_lightning.outer import Hinge
-from fcco_lightning.state import DualState
 from tests.analysis.problems import GROUPS, make, whole
 
 
@@ -39,21 +37,22 @@ def test_a_max_form_has_the_weights_of_the_worst_case():
 )
 def test_remembered_duals(algorithm, rows, expected):
     objective = CVaRGroupDRO(0.4, num_groups=GROUPS)
-    outer = (objective.max_form() if algorithm.max_form else objective).outer
-    state = DualState(GROUPS, 1)
-    state.write(torch.tensor([0, 2, 3]), torch.tensor(rows).float().unsqueeze(1))
+    terms = algorithm.pose(objective, num_samples=10).all_terms
+    terms[0].state.write(torch.tensor([0, 2, 3]), torch.tensor(rows).float().unsqueeze(1))
     expected = torch.tensor(expected, dtype=torch.float64).unsqueeze(1)
-    got = remembered_duals(state, algorithm.smoothing(outer), algorithm.objective_estimator)
+    got = remembered_duals(algorithm, terms)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
 
 
 def test_an_algorithm_without_rows():
-    assert remembered_duals(None, Hinge(), Minibatch()) is None
+    algorithm = BSGD()
+    problem = algorithm.pose(CVaRGroupDRO(0.4, num_groups=GROUPS), num_samples=10)
+    assert remembered_duals(algorithm, problem.all_terms) is None
 
 
 def test_the_hinge_at_its_kink():
     assert outer_gradients(CVaRGroupDRO(0.5), torch.zeros(2, 1)).tolist() == [[0], [0]]
-    assert isinstance(CVaRGroupDRO(0.5).outer, Hinge)
+    assert isinstance(CVaRGroupDRO(0.5).base, Hinge)
 
 
 def test_an_objective_without_inner_functions_has_no_duals():

@@ -6,6 +6,7 @@ from torch import nn
 
 from fcco_lightning import CVaRGroupDRO, InnerFunctions
 from fcco_lightning.analysis import GRID, jacobian, stationarity
+from fcco_lightning.engine import Samples
 from fcco_lightning.objectives import GroupObjective, SquaredLoss
 from fcco_lightning.outer import Hinge, MoreauEnvelope, OuterFunction
 from tests.analysis.problems import GROUPS, cut, linear, make, network, whole
@@ -30,7 +31,8 @@ def test_the_gradient_is_that_of_the_smoothed_objective(name, lam):
     (point,) = stationarity(functions.objective, found, [lam])
     functions.eval()
     outer = MoreauEnvelope(functions.objective.outer, lam) if lam else functions.objective.outer
-    measured = functions(functions.outputs(batch), batch)
+    parts = {"target": batch}
+    measured = functions(Samples(functions.outputs(parts), parts))
     total = outer.value(measured.inner[0].values).mean() + (0 if measured.direct is None else measured.direct)
     weights = list(functions.trainable().values())
     if name != "tasks" or lam:

@@ -13,8 +13,8 @@ from fcco_lightning import AUC, SGD, ConfigError, HeavyBall
 from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.callbacks import Baseline, Report
 from fcco_lightning.cli import run
+from fcco_lightning.evaluation import summarise
 from fcco_lightning.outer import WorstCase
-from fcco_lightning.training.evaluation import summarise
 from tests import jobs
 from tests.launch import launch, values
 
@@ -161,7 +161,7 @@ def test_an_objective_of_all_rows_together_is_refused():
 
 
 SMALL = [
-    "--data.num_train=400", "--data.num_test=400", "--data.batch_size=50", "--trainer.max_epochs=2",
+    "--data.num_train=400", "--data.num_test=400", "--data.batches.batch_size=50", "--trainer.max_epochs=2",
     "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--report.pictures=false",
 ]  # fmt: skip
 

@@ -12,6 +12,7 @@ import yaml
 from fcco_lightning import ConfigError
 from fcco_lightning.callbacks import Diagnostics
 from fcco_lightning.cli import run
+from tests.components import TABLE, composed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -36,7 +37,7 @@ def config(tmp_path, monkeypatch):
     parts = {
         "seed_everything": 1,
         "trainer": {"max_epochs": 1, "enable_progress_bar": False, "accelerator": "cpu"},
-        "data": {"class_path": "GroupedTabularDataModule", "init_args": data},
+        "data": {"class_path": "GroupedTabularDataModule", "init_args": composed(data, TABLE, plain=True)},
         "model": {
             "network": network,
             "objective": {"class_path": "CVaRGroupDRO", "init_args": {"alpha": 0.5}},

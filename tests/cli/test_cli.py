@@ -23,7 +23,7 @@ from tests.launch import launch
 CONFIGS = Path(__file__).parents[2] / "configs"
 SYNTHETIC = CONFIGS / "roc_fairness/synthetic_alexr2.yaml"
 SMALL = [
-    "--data.num_train=400", "--data.num_test=400", "--data.batch_size=50", "--trainer.max_epochs=2",
+    "--data.num_train=400", "--data.num_test=400", "--data.batches.batch_size=50", "--trainer.max_epochs=2",
     "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--report.pictures=false",
 ]  # fmt: skip
 
@@ -186,8 +186,11 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.algorithm.K=0"], "K must be a whole number >= 1, got 0", 1),
         (["--model.penalty.rho=-1"], "rho must be a finite number >= 0, got -1", 1),
         (["--model.optimizer.beta=0"], "beta must lie in (0, 1]", 1),
-        (["--data.batch_size=401"], "401", 1),
-        (["--trainer.accumulate_grad_batches=2"], "--data.batch_size", 1),
+        (["--data.batches.batch_size=401"], "401", 1),
+        (["--trainer.accumulate_grad_batches=2"], "--data.batches.batch_size", 1),
+        (["--data.batches.batchsize=4"], "batchsize", 2),
+        (["--data.batches.batch_size=many"], "many", 2),
+        (["--data.batches=Uniformly"], "Uniformly", 2),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", 1),
         (["--model.optimizer=torch.optim.LBFGS"], "LBFGS evaluates", 1),
         (
@@ -206,7 +209,8 @@ def test_mistakes(capsys, arguments, expected, status):
 def test_missing_file_and_column(capsys, tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("a,sex,label\n" + "".join(f"{i},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
-    common = ["--data=TabularDataModule", "--data.positive=y", "--data.favoured=m", "--data.test_fraction=0.2"]
+    common = ["--data=TabularDataModule", "--data.columns.positive=y", "--data.columns.favoured=m"]
+    common += ["--data.columns.sensitive=sex", "--data.splits.test_fraction=0.2"]
     config = tmp_path / "c.yaml"
     whole = yaml.safe_load(SYNTHETIC.read_text())
     del whole["data"]
@@ -219,11 +223,11 @@ def test_missing_file_and_column(capsys, tmp_path):
             code = stop.code
         return code, capsys.readouterr().err
 
-    code, text = attempt("--data.train=absent.csv", "--data.label=label", "--data.sensitive=sex")
+    code, text = attempt("--data.train=absent.csv", "--data.columns.label=label")
     assert (code, "absent.csv" in text) == (1, True), text
-    code, text = attempt(f"--data.train={table}", "--data.label=lable", "--data.sensitive=sex")
+    code, text = attempt(f"--data.train={table}", "--data.columns.label=lable")
     assert (code, "label" in text) == (1, True), text
-    code, text = attempt(f"--data.train={table}", "--data.label=label", "--data.sensitive=sex", "--data.batch_size=16")
+    code, text = attempt(f"--data.train={table}", "--data.columns.label=label", "--data.batches.batch_size=16")
     assert code == 0, text
 
 

@@ -4,7 +4,7 @@ import torch
 
 from fcco_lightning.constraints import MeanAtMost, MeanDifferenceAtMost
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives import LogisticLoss, SoftRate
+from fcco_lightning.objectives import SoftRate
 from fcco_lightning.outer import AbsoluteDifference, Hinge
 
 EXACT = 1e-12  # means of at most 50 numbers of order one, float64
@@ -36,16 +36,6 @@ def test_false_positive_rate_cap(data):
     assert cap.violation(inner.values).tolist() == [pytest.approx(rate - 0.1, abs=EXACT)]
     assert cap.outer(Hinge(2.0, cap.kappa)) == Hinge(2.0, 0.1)
     assert (cap.names, cap.num_rows, cap.width) == (["fpr"], 1, 1)
-
-
-def test_loss_of_a_group_and_its_gradient(data):
-    s, y, group = arrays(data)
-    inner = MeanAtMost(LogisticLoss(), kappa=0.5, where={"group": 0}).inner(*data)
-    loss = np.log(1 + np.exp(-np.where(y == 1, s, -s)))
-    assert inner.values.item() == pytest.approx(loss[group == 0].mean(), abs=EXACT)
-    inner.values.sum().backward()
-    expected = np.where(group == 0, sigmoid(s) - y, 0.0) / (group == 0).sum()
-    assert data[0].grad.numpy() == pytest.approx(expected, abs=EXACT)
 
 
 def test_no_subset_is_everyone(data):
@@ -110,7 +100,3 @@ def test_bad_arguments_are_refused(make, message):
     MeanAtMost(SoftRate(), -3.0)  # a mean may well have to be negative
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-def test_means_are_never_vacuous(data):
-    assert MeanAtMost(SoftRate(), 0.1).vacuous(*data) is None

@@ -54,19 +54,6 @@ def test_the_favoured_group_comes_first():
     assert (values > 0.5).tolist() == [[True, False], [True, False]]
 
 
-def test_gradient_of_a_row_is_that_of_its_rates():
-    scores, batch = sample()
-    scores.requires_grad_()
-    values = ROCFairness(THRESHOLDS).inner(scores, batch).values
-    (gradient,) = torch.autograd.grad(values[1, 0] - 2 * values[5, 1], scores)
-    expected = torch.zeros(60, dtype=torch.float64)
-    for label, group, tau, weight in ((1, 1, 0.0, 1.0), (0, 0, 1.0, -2.0)):
-        members = (batch["y"] == label) & (batch["group"] == group)
-        p = torch.sigmoid(scores.detach() - tau)
-        expected += weight * torch.where(members, p * (1 - p), 0.0) / members.sum()
-    assert torch.allclose(gradient, expected, atol=EXACT)
-
-
 @pytest.mark.parametrize(("missing", "rows"), [((1, 0), [3, 4, 5]), ((1, 1), [3, 4, 5]), ((0, 0), [0, 1, 2])])
 def test_a_class_that_a_group_lacks_leaves_its_rows_out(missing, rows):
     scores, batch = sample()

@@ -1,20 +1,24 @@
-"""Which classes of the package are members of a seam, so that a registry can be asked whether it names them all."""
+"""Which classes of the package a registry must hold."""
 
 import importlib
 import inspect
 import pkgutil
-from types import ModuleType
+
+import fcco_lightning
 
 
-def members(base: type, package: ModuleType) -> set[type]:
-    """All public classes of fcco_lightning below ``base`` that can be instantiated; the package is imported whole."""
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
-    found, waiting = set(), [base]
-    while waiting:
-        for kind in waiting.pop().__subclasses__():
-            waiting.append(kind)
-            own = kind.__module__.split(".")[0] == "fcco_lightning"
-            if own and not kind.__name__.startswith("_") and not inspect.isabstract(kind):
-                found.add(kind)
+def concrete_classes(base):
+    """All public subclasses of ``base`` in the package that can be instantiated, wherever they are."""
+    found = set()
+    for module in pkgutil.walk_packages(fcco_lightning.__path__, "fcco_lightning."):
+        if not module.name.endswith("__main__"):
+            members = vars(importlib.import_module(module.name)).values()
+            found |= {m for m in members if inspect.isclass(m) and issubclass(m, base)}
     return found
+
+
+def unregistered(classes, cases, bases=()):
+    """Names of the classes of which ``cases`` hold no object; abstract, private and base classes need none."""
+    known = {type(case.make()) for case in cases}
+    wanted = {c for c in classes if not inspect.isabstract(c) and not c.__name__.startswith("_") and c not in bases}
+    return sorted(c.__name__ for c in wanted - known)

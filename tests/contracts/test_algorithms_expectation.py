@@ -3,12 +3,13 @@
 The data are six samples, of which two own the rows of the objective and are the rare subset of the constraint.
 """
 
+import math
 from itertools import combinations, product
 
 import pytest
 import torch
 
-from fcco_lightning import CVaRGroupDRO, HingePenalty, MeanAtMost, SoftRate
+from fcco_lightning import CVaRGroupDRO, MeanAtMost, SoftRate
 from fcco_lightning.algorithms import DoubleLoop
 from fcco_lightning.objectives import CrossEntropyLoss
 
@@ -22,7 +23,7 @@ RARE = Y == 1
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # a mean of 225 gradients, float64
 WHOLE = list(combinations(range(N), SIZE))
 HALVES = [a + b for a, b in product(combinations(range(N), SIZE // 2), repeat=2)]  # two independent draws
-KAPPA = {"objective": 0.2, "penalty": 0.3}
+KAPPA = {"objective": 0.2, "penalty": 0.6}
 RHO = {"objective": 1.5, "penalty": PENALTY}
 Q = torch.tensor([[0.5], [0.3], [0.2]], dtype=torch.float64)
 
@@ -186,9 +187,10 @@ def test_a_primal_dual_gradient_is_that_of_the_weighted_risks(name):
 
 
 def test_the_problem_is_no_easy_one():
-    """The constraint is not spoken of in every batch, its value varies, and smoothed slopes are inside (0, rho)."""
+    """The constraint is not spoken of in every batch, its value varies around kappa."""
     training = Training(ALGORITHMS["SOX"])
     rates = [inner_values(training.network, draw)["penalty"].item() for draw in combinations(range(N), 2)]
-    assert any(r != r for r in rates)
-    assert len({round(r, 6) for r in rates if r == r}) == 3
-    assert HingePenalty(PENALTY).rho == PENALTY
+    spoken = [r for r in rates if not math.isnan(r)]
+    assert 0 < len(spoken) < len(rates)
+    assert len({round(r, 6) for r in spoken}) == 3
+    assert min(spoken) < KAPPA["penalty"] < max(spoken)

@@ -74,11 +74,11 @@ class Break(torch.autograd.Function):
     """The identity, whose derivative is NaN."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x):  # noqa: ARG004
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, gradient):  # noqa: ARG004
         return gradient * BROKEN
 
 

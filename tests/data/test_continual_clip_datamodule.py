@@ -15,6 +15,7 @@ from fcco_lightning.data.datamodules import ContinualCLIPDataModule, DigitsCLIPD
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
+from tests.components import CLIP, DIGITS, composed
 
 # An image is filled with its number, so that what a batch holds can be told from its pixels.
 COLOUR = 2
@@ -78,7 +79,7 @@ def make(folder):
             "eval_batch_size": 7,
             "augment": False,
         }
-        made = ContinualCLIPDataModule(**{**arguments, **changes})
+        made = ContinualCLIPDataModule(**composed({**arguments, **changes}, CLIP))
         if setup:
             made.setup("fit")
         return made
@@ -216,7 +217,7 @@ def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, work
         (folder / "img" / f"{i}.png").write_bytes(b"")
     with pytest.raises(DataError, match="cannot be read"):
         batches(make())
-    module = make(corrupt="skip", num_workers=workers, num_batches=8)
+    module = make(corrupt="skip", pair_corrupt="skip", num_workers=workers, num_batches=8)
     found = batches(module)
     assert min(len(batch["protected"]["y"]) for batch in found) < 6
     assert not {i for batch in found for part in batch.values() for i in numbers(part)} & set(lost.values())
@@ -352,9 +353,9 @@ def test_checkpoints_of_other_pairs_are_refused(make, web):
     ):
         other = make(setup=False, **changes)
         other.load_state_dict(state)
-        with pytest.raises(DataError, match="trained on other pairs or labelled images"):
+        with pytest.raises(DataError, match=r"trained on another training split.*same pairs, images, classes"):
             other.setup()
-        with pytest.raises(DataError, match="trained on other pairs"):
+        with pytest.raises(DataError, match="trained on another training split"):
             make(**changes).load_state_dict(state)
 
 
@@ -375,17 +376,18 @@ def test_identity_tells_batches_apart(make):
         ({"templates": []}, "templates must be a list"),
         ({"templates": "a {}"}, "templates must be a list"),
         ({"caption_templates": ["{} and {}"]}, "caption_templates must be"),
-        ({"classes": ["clear", "rainy"]}, r"classes=.* lacks \['overcast'\]"),
+        ({"classes": ["clear", "rainy"]}, r"classes.known=.* lacks \['overcast'\]"),
         ({"protected": ["clear", "clear"]}, r"protected names \['clear'\] more than once"),
         ({"class_names": {"snowy": "white"}}, r"lacks \['snowy'\]"),
-        ({"corrupt": "blank"}, "corrupt must be 'error' or 'skip'"),
+        ({"corrupt": "blank"}, "images.corrupt must be 'error' or 'skip'"),
+        ({"pair_corrupt": "blank"}, "pairs.corrupt must be 'error' or 'skip'"),
         ({"model": "tinny"}, "tinny"),
         ({"layout": "folders"}, "layout must be 'folder', .*'bdd100k' or 'datasets'"),
         ({"root": None}, "layout='folder' needs root"),
         ({"batch_size": 0}, "batch_size"),
-        ({"samples_per_task": 0}, "samples_per_task"),
+        ({"samples_per_task": 0}, "samples_per_group"),
         ({"num_batches": 0}, "num_batches"),
-        ({"fractions": [0.5, 0.5, 0]}, "goes with split_by='fractions' only"),
+        ({"fractions": [0.5, 0.5, 0]}, "goes with splits.by='fractions' only"),
         ({"augment": {"no_such": 1}}, "no_such"),
     ],
 )
@@ -414,7 +416,7 @@ def test_refuses_data(make, changes, message):
 def test_refuses_a_task_that_cannot_be_held(make, folder, table):
     with pytest.raises(DataError, match=r"asks for 6 different images of a protected task, but 'rainy' has 5"):
         make(samples_per_task=6).train_dataloader()
-    with pytest.raises(ConfigError, match=r"tasks_per_batch=4 exceeds the 3 protected tasks"):
+    with pytest.raises(ConfigError, match=r"groups_per_batch=4 exceeds the 3 protected tasks"):
         make(tasks_per_batch=4)
     with pytest.raises(DataError, match=r"batch_size=10 exceeds the 9 rows"):
         make(batch_size=10).train_dataloader()
@@ -441,7 +443,8 @@ def test_refuses_to_load_before_setup(make):
 
 
 def digits(stage, **changes):
-    module = DigitsCLIPDataModule(**{"stage": stage, "num_train": 400, "num_test": 100, "target": [7, 3], **changes})
+    flat = {"stage": stage, "num_train": 400, "num_test": 100, "target": [7, 3], **changes}
+    module = DigitsCLIPDataModule(**composed(flat, DIGITS))
     module.setup()
     return module
 
@@ -481,7 +484,7 @@ def test_both_stages_see_the_same_images():
 def test_captions_fit_the_tiny_model():
     module = digits("continual")
     assert max(len(words(row)) for row in module.class_tokens.flatten(0, 1)) < TINY.context_length - 2
-    texts = [t.replace("{}", name) for t in module.caption_templates for name in module.class_names]
+    texts = [t.replace("{}", name) for t in module.classes.captions for name in module.class_names]
     assert {words(row) for row in TEXTS(texts)} == set(texts)
 
 
@@ -506,7 +509,7 @@ def test_captions_are_of_the_image():
 )
 def test_digits_refuse(changes, message):
     with pytest.raises(ConfigError, match=message):
-        DigitsCLIPDataModule(**changes)
+        DigitsCLIPDataModule(**composed(changes, DIGITS))
 
 
 def test_the_command_line_makes_both():
@@ -521,10 +524,10 @@ def test_the_command_line_makes_both():
             [
                 "--data=ContinualCLIPDataModule",
                 "--data.model=tiny",
-                "--data.target=[overcast]",
-                "--data.root=nowhere",
-                "--data.pairs=shards/*.tar",
-                "--data.class_names={clear: sunny}",
+                "--data.classes.target=[overcast]",
+                "--data.images.root=nowhere",
+                "--data.pairs.sources=shards/*.tar",
+                "--data.classes.names={clear: sunny}",
             ]
         )
     ).data

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning.data.loader import RankBatches, ResumableLoader
-from fcco_lightning.data.samplers import GroupBatches
+from fcco_lightning.data.plans import GroupBatches
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -34,16 +34,6 @@ def test_every_batch_is_b1_groups_with_b2_samples_sample_by_sample(b1, b2, repla
             assert all(names == rounds[0] for names in rounds)
             assert len(set(rounds[0])) == b1
             assert replacement or len(set(batch.tolist())) == b1 * b2
-
-
-def test_batches_depend_on_seed_and_epoch_only():
-    plan = GroupBatches(GROUPS, 3, 2, seed=5)
-    before = torch.get_rng_state()
-    first = epoch_of(plan, 4)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first, epoch_of(GroupBatches(GROUPS, 3, 2, seed=5), 4))
-    assert not torch.equal(first, epoch_of(plan, 5))
-    assert not torch.equal(first, epoch_of(GroupBatches(GROUPS, 3, 2, seed=6), 4))
 
 
 def test_number_of_batches():
@@ -107,29 +97,6 @@ def test_processes_share_the_union_batch_evenly(replacement):
                 counts = [GROUPS[part].tolist().count(group) for part in parts]
                 assert sum(counts) == 3
                 assert max(counts) - min(counts) <= (3 % world_size != 0)
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (3, 1)])
-def test_an_epoch_is_continued_in_the_middle(before, after):
-    plan = GroupBatches(GROUPS, 2, 3, seed=9)
-    whole = epoch_of(plan, 2)
-
-    def loaders(processes):
-        return [loader_of(plan, rank=rank, world_size=processes) for rank in range(processes)]
-
-    given, states = [], []
-    for loader in loaders(before):
-        loader.sampler.set_epoch(2)
-        batches = iter(loader)
-        given.append(torch.stack([next(batches)["index"] for _ in range(4)]))
-        states.append(loader.state_dict())
-    assert torch.equal(torch.cat(given, dim=1), whole[:4])
-    assert all(state == states[0] for state in states)
-    rest = loaders(after)
-    for loader in rest:
-        loader.load_state_dict(states[0])
-    parts = [torch.stack([batch["index"] for batch in loader]) for loader in rest]
-    assert torch.equal(torch.cat(parts, dim=1), whole[4:])
 
 
 def test_many_groups_and_many_samples():

@@ -13,10 +13,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 
 import fcco_lightning
+from fcco_lightning.data import Columns, Encoding, Groups, Splits
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.grouping import GroupBy
-from fcco_lightning.data.samplers import GroupBatches, UniformBatches
+from fcco_lightning.data.plans import GroupBatches, UniformBatches
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
+from tests.components import TABLE, composed
 from tests.conftest import DATA_FOLDER
 
 BY = ["sex", {"column": "age", "bins": [30, 45]}, "y"]
@@ -38,7 +40,7 @@ def make_frame(rows=600, seed=0):
 
 def make(stage=None, **changes):
     arguments = {"train": make_frame(), "samples_per_group": 3, **COMMON, **changes}
-    module = GroupedTabularDataModule(**arguments)
+    module = GroupedTabularDataModule(**composed(arguments, TABLE))
     module.setup(stage)
     return module
 
@@ -217,9 +219,9 @@ def test_a_checkpoint_of_other_rows_or_groups_is_refused(change, tmp_path):
     torch.save(make().state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     make().load_state_dict(state)
-    with pytest.raises(DataError, match=r"another training split: .*'groups': 12.* there.*here.*group_by"):
+    with pytest.raises(DataError, match=r"another training split: .*'groups': 12.* there.*here.*groups"):
         make(**change).load_state_dict(state)
-    late = GroupedTabularDataModule(train=make_frame(), **{**COMMON, **change})
+    late = GroupedTabularDataModule(**composed({"train": make_frame(), **COMMON, **change}, TABLE))
     late.load_state_dict(state)
     if "quantiles" in change:  # an encoder loaded before the fit brings its settings along
         late.setup()
@@ -282,7 +284,9 @@ def test_every_kind_of_source(kind, tmp_path, monkeypatch):
         "dataset": table,
         "hub": "owner/name:half",
     }[kind]
-    module = GroupedTabularDataModule(train=source, pool=[source], samples_per_group=3, **COMMON)
+    module = GroupedTabularDataModule(
+        **composed({"train": source, "pool": [source], "samples_per_group": 3, **COMMON}, TABLE)
+    )
     module.prepare_data()
     assert asked == [("owner/name", "half")] * 2 * (kind == "hub")
     module.setup()
@@ -293,14 +297,13 @@ def test_rejects_arguments():
     for change in ({"test": make_frame()}, {"test_fraction": None}):
         with pytest.raises(DataError, match=r"Exactly one of test .* got (both|neither)"):
             make(**change)
-    for change in ({"replacement": True}, {"num_batches": 3}):
-        with pytest.raises(ConfigError, match="batch_size=4 draws uniformly"):
-            make(batch_size=4, **change)
+    with pytest.raises(ConfigError, match=r"columns.sensitive='sex' defines two groups, but here groups.by"):
+        make(sensitive="sex", favoured="M")
     for name in ("groups_per_batch", "samples_per_group", "batch_size", "eval_batch_size"):
         with pytest.raises(ConfigError, match=name):
             make(**{name: 0})
     with pytest.raises(DataError, match=r"before GroupedTabularDataModule\.setup"):
-        _ = GroupedTabularDataModule(train=make_frame(), **COMMON).group_names
+        _ = GroupedTabularDataModule(**composed({"train": make_frame(), **COMMON}, TABLE)).group_names
 
 
 def test_rejects_tables():
@@ -342,14 +345,15 @@ def test_rejects_tables():
 
 CONFIG = """
 train: {table}
-label: y
-test_fraction: 0.2
-group_by:
-  - sex
-  - {{column: age, bins: [30, 45]}}
-  - column: code
-    values: {{1: one, "2": two}}
-    other: more
+columns: {{label: y}}
+splits: {{test_fraction: 0.2}}
+groups:
+  by:
+    - sex
+    - {{column: age, bins: [30, 45]}}
+    - column: code
+      values: {{1: one, "2": two}}
+      other: more
 """
 BY_CONFIG = [
     "sex",
@@ -390,16 +394,15 @@ def test_the_command_line_builds_it(config, subclass, tmp_path, monkeypatch):
 def test_group_by_on_the_command_line_and_in_plain_mappings(config, capsys):
     parser = ArgumentParser()
     parser.add_class_arguments(GroupedTabularDataModule, "data")
-    required = [f"--data.{name}={config[name]}" for name in ("train", "label", "test_fraction")]
-    parsed = parser.parse_args([*required, "--data.group_by=[sex, {column: age, bins: [33]}]"])
+    required = [f"--data.train={config['train']}", "--data.columns.label=y", "--data.splits.test_fraction=0.2"]
+    parsed = parser.parse_args([*required, "--data.groups.by=[sex, {column: age, bins: [33]}]"])
     module = parser.instantiate(parsed).data
     assert module.grouping.by == [GroupBy("sex"), GroupBy("age", bins=[33.0])]
-    plain = GroupedTabularDataModule(**config)
-    assert plain.grouping.by == [GroupBy.of(part) for part in BY_CONFIG]
+    assert Groups(config["groups"]["by"]).grouping().by == [GroupBy.of(part) for part in BY_CONFIG]
     for wrong in ([{"column": "age", "bin": [33]}], [{"bins": [33]}]):
         with pytest.raises(SystemExit):
-            parser.parse_object({"data": {**config, "group_by": wrong}})
-        assert "data.group_by" in capsys.readouterr().err
+            parser.parse_object({"data": {**config, "groups": {"by": wrong}}})
+        assert "data.groups" in capsys.readouterr().err
 
 
 def test_public_names():
@@ -412,20 +415,20 @@ def test_adult_has_83_groups():
     module = GroupedTabularDataModule(
         train=str(DATA_FOLDER / "adult_train.csv"),
         pool=[str(DATA_FOLDER / "adult_test.csv")],
-        label="income",
-        positive=">50K",
-        group_by=[
-            "income",
-            GroupBy("race", values={"White": "white", "Black": "black"}, other="other"),
-            "sex",
-            GroupBy("age", bins=[30, 45]),
-            GroupBy("marital-status", values={"Never-married": "single"}, other="not single"),
-            GroupBy("education-num", bins=[9]),
-        ],
-        min_size=50,
-        test_fraction=0.2,
-        val_fraction=0.2,
-        quantiles=5,
+        columns=Columns("income", positive=">50K"),
+        groups=Groups(
+            [
+                "income",
+                GroupBy("race", values={"White": "white", "Black": "black"}, other="other"),
+                "sex",
+                GroupBy("age", bins=[30, 45]),
+                GroupBy("marital-status", values={"Never-married": "single"}, other="not single"),
+                GroupBy("education-num", bins=[9]),
+            ],
+            min_size=50,
+        ),
+        splits=Splits(test_fraction=0.2, val_fraction=0.2),
+        encoding=Encoding(quantiles=5),
     )
     module.setup("fit")
     raw = pd.concat([pd.read_csv(DATA_FOLDER / f"adult_{part}.csv") for part in ("train", "test")])

@@ -11,6 +11,7 @@ from PIL import Image
 
 from fcco_lightning import CrossEntropy, CVaRGroupDRO, FCCOModule, GroupedImageDataModule, GroupEvaluation, TimmModel
 from fcco_lightning.errors import ConfigError, DataError
+from tests.components import IMAGES, composed
 
 # A row's image is filled with its position, so that what a batch holds can be told from its pixels.
 COLOUR = 4
@@ -52,7 +53,8 @@ def make(root, **changes):
         "eval_train": True,
         **TINY,
     }
-    module = GroupedImageDataModule(**{"root": None if root is None else str(root), **arguments, **changes})
+    flat = {"root": None if root is None else str(root), **arguments, **changes}
+    module = GroupedImageDataModule(**composed(flat, IMAGES))
     module.setup()
     return module
 
@@ -219,14 +221,14 @@ def test_camelyon_numbers_hospitals_that_training_lacks_behind_the_groups(tmp_pa
 @pytest.mark.filterwarnings("ignore:The .* split has no rows of")
 def test_small_groups_are_left_out_of_all_splits(tmp_path):
     camelyon(tmp_path)
-    with pytest.raises(DataError, match=r"combinations of group_by in the id_val rows are too small"):
+    with pytest.raises(DataError, match=r"combinations of groups.by in the id_val rows are too small"):
         make(tmp_path, min_size=3, **CAMELYON)
     module = make(tmp_path, min_size=3, small="merge", **CAMELYON)
     assert module.group_names == ["center=0, slide=0", "center=0, slide=1", "other"]
 
 
 def test_column_split_refuses(folder):
-    with pytest.raises(DataError, match=r"split_by='column' needs a column 'split'.*fractions"):
+    with pytest.raises(DataError, match=r"splits.by='column' needs a column 'split'.*fractions"):
         make(folder, split_by="column")
     table = pd.read_csv(folder / "metadata.csv")
     table.assign(split=["train"] * 30 + ["dev"] * 10).to_csv(folder / "metadata.csv", index=False)
@@ -248,13 +250,15 @@ def test_column_split_refuses(folder):
         ({"layout": "imagenet"}, "layout must be 'folder'"),
         ({"layout": "datasets"}, "layout='datasets' needs source, and no root"),
         ({"source": "owner/name"}, "layout='folder' needs root, and no source"),
-        ({"split_by": "random"}, "split_by must be"),
-        ({"split_by": "column", "fractions": [0.8, 0.1, 0.1]}, "goes with split_by='fractions' only"),
+        ({"split_by": "random"}, "splits.by must be"),
+        ({"split_by": "column", "fractions": [0.8, 0.1, 0.1]}, "goes with splits.by='fractions' only"),
         ({"fractions": [0.8, 0.1]}, "fractions must be the shares"),
         ({"fractions": [0.8, 0.3, -0.1]}, "fractions must be the shares"),
         ({"fractions": [0.8, 0.1, 0.2]}, "fractions must be the shares"),
         ({"limit": 0}, "limit"),
-        ({"corrupt": "skip"}, "corrupt must be"),
+        ({"corrupt": "skip"}, "images.corrupt must be"),
+        ({"corrupt": "hide"}, "images.corrupt must be"),
+        ({"sensitive": "sex", "favoured": "M"}, "columns.sensitive='sex' defines two groups"),
         ({"image_size": 0}, "image_size"),
         ({"group_by": []}, "group_by"),
     ],
@@ -268,9 +272,8 @@ def test_checkpoints_belong_to_one_training_split(folder):
     module = make(folder)
     state = module.state_dict()
     make(folder).load_state_dict(state)
-    later = GroupedImageDataModule(
-        str(folder), label="y", positive="yes", group_by=["sex", "y"], split_by="fractions", split_seed=1, **TINY
-    )
+    flat = {"root": str(folder), "label": "y", "positive": "yes", "group_by": ["sex", "y"], "split_by": "fractions"}
+    later = GroupedImageDataModule(**composed(flat | {"split_seed": 1} | TINY, IMAGES))
     later.load_state_dict(state)
     with pytest.raises(DataError, match="trained on another training split"):
         later.setup()
@@ -283,7 +286,8 @@ def test_checkpoints_belong_to_one_training_split(folder):
 
 
 def test_before_setup():
-    module = GroupedImageDataModule("somewhere", label="y", group_by=["y"])
+    flat = {"root": "somewhere", "label": "y", "group_by": ["y"]}
+    module = GroupedImageDataModule(**composed(flat, IMAGES))
     with pytest.raises(DataError, match=r"does not exist before GroupedImageDataModule.setup"):
         _ = module.num_groups
     with pytest.raises(DataError, match=r"root='somewhere': no such folder"):
@@ -294,9 +298,10 @@ def test_from_the_command_line():
     parser = ArgumentParser()
     parser.add_class_arguments(GroupedImageDataModule, "data")
     parser.add_class_arguments(TimmModel, "network")
-    options = ["--data.root=x", "--data.label=y", "--data.group_by=[a, b]", "--data.augment={scale: [0.5, 1.0]}"]
+    options = ["--data.images.root=x", "--data.columns.label=y", "--data.groups.by=[a, b]"]
+    options += ["--data.transform.augment={scale: [0.5, 1.0]}"]
     made = parser.instantiate(parser.parse_args([*options, "--network.name=resnet18", "--network.num_outputs=3"]))
-    assert made.data.augment == {"scale": [0.5, 1.0]}
+    assert made.data.transform.augment == {"scale": [0.5, 1.0]}
     assert made.data.grouping.columns == ["a", "b"]
     assert made.network.model.fc.out_features == 3
 
@@ -321,9 +326,8 @@ def trainer(path, **limits):
     ids=["plain", "groups"],
 )
 def test_fits_a_network_of_timm(tmp_path, objective, evaluation):
-    data = GroupedImageDataModule(
-        str(camelyon(tmp_path)), **CAMELYON, **BATCHES, image_size=32, augment=True, num_batches=2
-    )
+    flat = {"root": str(camelyon(tmp_path)), "image_size": 32, "augment": True, "num_batches": 2}
+    data = GroupedImageDataModule(**composed({**CAMELYON, **BATCHES, **flat}, IMAGES))
     module = FCCOModule(TimmModel("resnet18"), objective, evaluation=evaluation)
     before = [p.clone() for p in module.parameters()]
     run = trainer(tmp_path, max_epochs=1)
@@ -340,13 +344,8 @@ def test_fits_a_network_of_timm(tmp_path, objective, evaluation):
 def test_a_resumed_run_ends_with_the_same_weights(folder, tmp_path):
     def run(steps, ckpt=None, save=None):
         torch.manual_seed(0)
-        data = GroupedImageDataModule(
-            str(folder),
-            label="y",
-            group_by=["sex"],
-            split_by="fractions",
-            **(TINY | {"augment": True, "num_batches": 3}),
-        )
+        flat = {"root": str(folder), "label": "y", "group_by": ["sex"], "split_by": "fractions"}
+        data = GroupedImageDataModule(**composed({**flat, **TINY, "augment": True, "num_batches": 3}, IMAGES))
         network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 1), torch.nn.Flatten(0))
         module = FCCOModule(network, CrossEntropy())
         made = trainer(tmp_path, max_epochs=-1, max_steps=steps)

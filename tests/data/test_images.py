@@ -10,7 +10,7 @@ from torchvision.transforms import ColorJitter, Compose, RandomHorizontalFlip, T
 
 from fcco_lightning.data.images import ImageColumn, ImageTable, image_transform
 from fcco_lightning.data.loader import ResumableLoader
-from fcco_lightning.data.samplers import UniformBatches
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 
 ROWS = 12

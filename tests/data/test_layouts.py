@@ -126,46 +126,12 @@ def test_camelyon17_refuses(tmp_path):
         layouts.camelyon17(tmp_path)
 
 
-# -------------------------------------------------------------------------------------------------------------- Amazon
-
 REVIEWS = """"reviewerID","asin","overall","reviewText","summary","category","reviewYear"
 "A1","B1",5.0,"Good, and ""cheap"".","x","Books",2014
 "A2","B2",1.0,"NA","x","Books",2015
 "A1","B3",3.0,"","x","Electronics",2016
 "A3","B4",4.0,"unused","x","Electronics",2016
 """
-
-
-def amazon(root, codes=(0, 1, 4, -1)):
-    (root / "reviews.csv").write_text(REVIEWS)
-    (root / "splits").mkdir(exist_ok=True)
-    (root / "splits" / "user.csv").write_text("\n".join(["split", *map(str, codes)]))
-    return root
-
-
-def test_amazon(tmp_path):
-    frame = layouts.amazon(amazon(tmp_path))
-    assert frame["text"].tolist() == ['Good, and "cheap".', "NA", ""]
-    assert frame["stars"].tolist() == [5, 1, 3]
-    assert frame["user"].tolist() == ["A1", "A2", "A1"]
-    assert frame["split"].tolist() == ["train", "val", "id_test"]
-    assert frame["category"].tolist() == ["Books", "Books", "Electronics"]
-
-
-def test_amazon_codes_of_splits_are_those_of_wilds(tmp_path):
-    assert layouts.amazon(amazon(tmp_path, (0, 1, 2, 3)))["split"].tolist() == ["train", "val", "id_val", "test"]
-
-
-def test_amazon_refuses(tmp_path):
-    with pytest.raises(DataError, match=r"There is no '.*reviews.csv'.*amazon_v2.1"):
-        layouts.amazon(tmp_path)
-    with pytest.raises(DataError, match=r"has 4 reviews but '.*user.csv' has 2 rows"):
-        layouts.amazon(amazon(tmp_path, (0, 1)))
-    with pytest.raises(DataError, match=r"one of the splits.*9"):
-        layouts.amazon(amazon(tmp_path, (0, 1, 2, 9)))
-    (tmp_path / "reviews.csv").write_text('"asin"\n"B1"\n')
-    with pytest.raises(DataError, match=r"lacks the columns.*'reviewText'"):
-        layouts.amazon(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------- BDD100K

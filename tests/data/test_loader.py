@@ -4,7 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from fcco_lightning.data.loader import ResumableLoader
-from fcco_lightning.data.samplers import BalancedBatches, UniformBatches
+from fcco_lightning.data.plans import BalancedBatches, UniformBatches
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training.progress import LoopProgress

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fcco_lightning.data.loader import OrderedShare, RankBatches
-from fcco_lightning.data.samplers import BalancedBatches, OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import OwnerBatches, UniformBatches
 from fcco_lightning.errors import DataError
 from fcco_lightning.state import shard_of
 
@@ -57,21 +57,6 @@ def test_an_epoch_is_as_long_as_the_smallest_shard_allows():
     assert OwnerBatches(25, 6, world_size=3).num_batches == 3  # shards of 9, 9 and 7
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_batches_depend_on_seed_and_epoch_only(world_size):
-    def epoch(number, seed=0):
-        return torch.cat(list(OwnerBatches(24, 6, seed, world_size=world_size).batches(number)))
-
-    before = torch.get_rng_state()
-    first = epoch(4)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(99)
-    assert torch.equal(epoch(4), first)
-    assert not torch.equal(epoch(5), first)
-    assert not torch.equal(epoch(4, seed=1), first)
-    assert not torch.equal(epoch(0, seed=1), epoch(1, seed=0))
-
-
 def test_rows_left_over_differ_from_epoch_to_epoch():
     plan = OwnerBatches(25, 6, world_size=3)  # 18 of 25 rows in an epoch
     counts = Counter(chain.from_iterable(torch.cat(list(plan.batches(epoch))).tolist() for epoch in range(60)))
@@ -95,25 +80,6 @@ def test_shards_without_enough_rows_are_refused():
 
 
 # ---- RankBatches
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "plan",
-    [
-        UniformBatches(23, 6, drop_last=False),  # the last has 5
-        UniformBatches(25, 6, drop_last=False),  # the last has 1, so most processes have none
-        UniformBatches(23, 7),
-        BalancedBatches(torch.arange(23) % 2, 6),
-    ],
-    ids=["last 5", "last 1", "odd", "balanced"],
-)
-def test_processes_share_out_every_batch_evenly(plan, world_size):
-    for epoch in (0, 3):
-        parts = parts_of(plan, 25, world_size, epoch)
-        for union, *own in zip(plan.batches(epoch), *parts, strict=True):
-            assert list(chain.from_iterable(own)) == union.tolist()
-            assert max(map(len, own)) - min(map(len, own)) <= 1
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

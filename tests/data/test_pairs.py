@@ -13,7 +13,7 @@ from torchvision.transforms.functional import to_tensor
 
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.pairs import FilesIn, Joined, PairTable, read_pairs
-from fcco_lightning.data.samplers import UniformBatches
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.clip_config import ByteTokenizer
 

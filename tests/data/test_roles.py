@@ -1,9 +1,10 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from fcco_lightning.data.roles import Roles
-from fcco_lightning.errors import DataError
+from fcco_lightning.data.roles import Columns, Labels
+from fcco_lightning.errors import ConfigError, DataError
 
 FRAME = pd.DataFrame(
     {"age": [1, 2, 3, 4], "race": ["White", "Black", "White", "Asian"], "income": [">50K", "<=50K", "<=50K", ">50K"]}
@@ -12,19 +13,61 @@ ROLES = {"label": "income", "positive": ">50K", "sensitive": "race", "favoured":
 
 
 def read(frame=FRAME, **changes):
-    return Roles(**{**ROLES, **changes}).read(frame, "the train table")
+    labels = Labels(Columns(**{**ROLES, **changes}))
+    labels.fit(frame, "the train table")
+    return labels, labels.read(frame, "the train table"), labels.features(frame, "the train table")
 
 
 def test_reads_labels_groups_features_and_names():
-    table = read()
-    assert table.y.tolist() == [1, 0, 0, 1]
-    assert table.group.tolist() == [1, 0, 1, 0]
-    assert table.cells.tolist() == [3, 0, 2, 1]
-    assert list(table.features) == ["age", "race"]
-    assert table.class_names == ("<=50K", ">50K")
-    assert table.group_names == ("not White", "White")
-    assert list(read(use_sensitive=False).features) == ["age"]
-    assert list(read(drop=["age"]).features) == ["race"]
+    labels, columns, features = read()
+    assert columns["y"].tolist() == [1, 0, 0, 1]
+    assert columns["group"].tolist() == [1, 0, 1, 0]
+    assert list(features) == ["age", "race"]
+    assert labels.class_names == ["<=50K", ">50K"]
+    assert labels.group_names == ["not White", "White"]
+    assert list(read(use_sensitive=False)[2]) == ["age"]
+    assert list(read(drop=["age"])[2]) == ["race"]
+
+
+def test_without_groups_there_is_no_group():
+    labels, columns, features = read(sensitive=None, favoured=None)
+    assert set(columns) == {"y"}
+    assert labels.group_names == []
+    assert list(features) == ["age", "race"]
+
+
+def test_labels_may_be_numbers_or_several_classes():
+    labels, columns, _ = read(label="age", positive=None, target="number")
+    assert (columns["y"].tolist(), columns["y"].dtype, labels.class_names) == ([1, 2, 3, 4], torch.float32, [])
+    labels, columns, _ = read(label="race", positive=None, sensitive="income", favoured=">50K")
+    assert labels.class_names == ["Asian", "Black", "White"]
+    assert columns["y"].tolist() == [2, 1, 2, 0]
+
+
+def test_further_columns_come_along_and_are_no_features():
+    frame = FRAME.assign(query=[7, 7, 9, 9], time=[0.5, 1.5, 2.5, 3.5], event=[True, False, True, True])
+    _, columns, features = read(frame, extra={"query": "query", "months": "time", "event": "event"})
+    assert columns["query"].tolist() == [7, 7, 9, 9]
+    assert columns["months"].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert columns["event"].tolist() == [1, 0, 1, 1]
+    assert [columns[name].dtype for name in ("query", "months", "event")] == [torch.int64, torch.float32, torch.int64]
+    assert list(features) == ["age", "race"]
+    assert list(read(frame, extra=["query"])[2]) == ["age", "race", "time", "event"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"favoured": None}, r"columns.sensitive='race' and columns.favoured=None go together"),
+        ({"sensitive": None}, r"columns.sensitive=None and columns.favoured='White' go together"),
+        ({"target": "number"}, r"positive='>50K' is a class, but target='number'"),
+        ({"target": "rank"}, "target must be 'class' or 'number', got 'rank'"),
+        ({"extra": ["weight"]}, r"columns.extra takes \['weight'\], names that batches use.*as a mapping"),
+    ],
+)
+def test_arguments_that_contradict_each_other(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Columns(**{**ROLES, **changes})
 
 
 @pytest.mark.parametrize("positive", [1, 1.0, "1", "1.0", " 1 "])
@@ -32,7 +75,7 @@ def test_reads_labels_groups_features_and_names():
     "cells", [[1, 0, 0, 1], [1.0, 0.0, 0.0, 1.0], ["1", "0", "0", "1"], [True, False, False, True]]
 )
 def test_values_are_compared_by_meaning_not_by_type(cells, positive):
-    assert read(FRAME.assign(income=cells), positive=positive).y.tolist() == [1, 0, 0, 1]
+    assert read(FRAME.assign(income=cells), positive=positive)[1]["y"].tolist() == [1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +88,9 @@ def test_values_are_compared_by_meaning_not_by_type(cells, positive):
         (FRAME, {"favoured": "white"}, r"favoured='white'.*'Asian', 'Black', 'White'"),
         (FRAME, {"label": "race", "positive": "White"}, "exactly two classes.* it has 3"),
         (FRAME.assign(income=">50K"), {}, "exactly two classes.* it has 1"),
+        (FRAME, {"extra": ["race"]}, "extra='race' must hold numbers.*pandas.factorize"),
+        (FRAME, {"extra": ["tim"]}, "extra='tim' is not a column"),
+        (FRAME, {"positive": None, "target": "number"}, "label='income' must hold numbers"),
         (FRAME.assign(income=[">50K", np.nan, "<=50K", ">50K"]), {}, r"'income' \(label\).*1 missing cells.*row 1"),
         (FRAME.assign(race=["White", "Black", None, None]), {}, r"'race' \(sensitive\).*2 missing cells.*row 2"),
         (FRAME, {"drop": ["age", "race"]}, "No feature column is left"),

@@ -32,7 +32,7 @@ from fcco_lightning import (
     SOXBoost,
 )
 from fcco_lightning.data.loader import RankBatches
-from fcco_lightning.data.samplers import OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import OwnerBatches, UniformBatches
 from fcco_lightning.distributed import Processes
 from fcco_lightning.records import Inner
 from tests.distributed import pool as pools

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fcco_lightning.problem import Elsewhere, RandomState
 from torch import nn
 
 from fcco_lightning import (
@@ -20,7 +21,6 @@ from fcco_lightning import (
     Problem,
 )
 from fcco_lightning.errors import NonFiniteError, StateIndexError
-from fcco_lightning.problem import Elsewhere, RandomState
 from fcco_lightning.records import Inner
 
 N = 10

@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from fcco_lightning.problem import other_columns, outputs_of
+from fcco_lightning.problem.parts import part, parts_of
 from torch import nn
 
 from fcco_lightning import (
@@ -19,8 +21,6 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.problem import other_columns, outputs_of
-from fcco_lightning.problem.parts import part, parts_of
 
 
 def columns(n, seed):

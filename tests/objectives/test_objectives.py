@@ -10,6 +10,7 @@ from fcco_lightning.objectives import (
     CrossEntropy,
     LogisticPair,
     Objective,
+    RowDomain,
     SigmoidPair,
     SquaredHingePair,
     SquaredPair,
@@ -124,4 +125,5 @@ def test_an_objective_has_neither_part_unless_it_says_so():
     nothing = Nothing()
     assert nothing.direct(torch.zeros(2), {}) is None
     assert nothing.inner(torch.zeros(2), {}) is None
-    assert nothing.num_rows(7) == 7
+    assert nothing.row_domain(7, None) == RowDomain(7, per_sample=True)
+    assert nothing.subsets({}) is None

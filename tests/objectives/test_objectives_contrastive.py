@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 from torch.nn.functional import normalize
 
-from fcco_lightning import BSGD, SOAP, SOX, Engine, GlobalContrastive, InfoNCE, InnerFunctions, Problem
+from fcco_lightning import BSGD, SOAP, SOX, Engine, GlobalContrastive, InfoNCE
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import Embeddings
@@ -56,30 +56,12 @@ def test_inner_values_are_those_of_the_definition(positive, tau):
         embeddings(),
         torch.tensor([3, 9, 1, 0, 49, 7, 8]),
     )
-    assert objective.num_rows(50) == 50
+    objective.prepare(50)
+    assert objective.row_domain(50, None).num_rows == 50
     inner = objective.inner(pairs, {"index": index})
     assert torch.equal(inner.index, index)
     assert inner.values.dtype == torch.float64
     torch.testing.assert_close(inner.values, by_hand(pairs, tau, SHARES[positive]), rtol=1e-12, atol=0)
-
-
-def test_the_estimate_over_batches_is_the_whole_data_set():
-    """Of "dataset"; with "batch", the weight of the pair itself is too large."""
-    pairs = embeddings()
-
-    def mean_over_batches(positive):
-        objective = GlobalContrastive(0.2, positive=positive)
-        objective.num_rows(N)
-        sums, counts = torch.zeros(N, 2, dtype=torch.float64), torch.zeros(N, 1)
-        for chosen in itertools.combinations(range(N), 3):
-            index = torch.tensor(chosen)
-            sums[index] += objective.inner(take(pairs, index), {"index": index}).values
-            counts[index] += 1
-        return sums / counts
-
-    whole = by_hand(pairs, 0.2, lambda n: (1 / n, 1 / n))
-    torch.testing.assert_close(mean_over_batches("dataset"), whole)
-    assert (mean_over_batches("batch") - whole).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -90,7 +72,7 @@ def test_no_temperature_overflows(tau, dtype):
     image = torch.stack([sign, torch.zeros(4)], 1).to(dtype).requires_grad_()
     text = (-image).detach().clone().requires_grad_()
     objective = GlobalContrastive(tau)
-    objective.num_rows(4)
+    objective.prepare(4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
         values = objective.inner(Embeddings(image, text), {"index": torch.arange(4)}).values
     assert torch.isfinite(values).all()
@@ -122,7 +104,10 @@ class TwoTowers(BatchNetwork):
             self.image, self.words = nn.Linear(d_in, d, dtype=torch.float64), nn.Linear(d_in, d, dtype=torch.float64)
 
     def forward(self, batch):
-        return Embeddings(normalize(self.image(batch["x"]), dim=1), normalize(self.words(batch["text"]), dim=1))
+        return {name: self.pairs(columns) for name, columns in batch.items()}
+
+    def pairs(self, columns):
+        return Embeddings(normalize(self.image(columns["x"]), dim=1), normalize(self.words(columns["text"]), dim=1))
 
 
 def samples(n, seed=0):
@@ -133,7 +118,7 @@ def samples(n, seed=0):
 
 def engine_of(objective, algorithm, n, seed=0):
     network = TwoTowers(seed=seed)
-    return Engine(InnerFunctions(network, objective, []), Problem(objective, [], None, algorithm, n))
+    return Engine(network, algorithm.pose(objective, num_samples=n), algorithm)
 
 
 def gradient(engine, batch):
@@ -148,7 +133,7 @@ def batch_of(data, index):
 
 
 def clip_gradient(network, batch, tau):
-    pairs = network(batch)
+    pairs = network.pairs(batch)
     loss = open_clip.loss.ClipLoss()(pairs.image, pairs.text, 1 / tau)
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
 
@@ -166,7 +151,7 @@ def test_a_learnt_temperature_without_memory_is_that_of_clip():
     engine = engine_of(objective, BSGD(), 12)
     found = gradient(engine, data)
     torch.testing.assert_close(found[:-1], clip_gradient(engine.functions.network, data, 0.1))
-    pairs = engine.functions.network(data)
+    pairs = engine.functions.network.pairs(data)
 
     def loss(tau):
         return open_clip.loss.ClipLoss()(pairs.image, pairs.text, 1 / tau).item()
@@ -176,7 +161,7 @@ def test_a_learnt_temperature_without_memory_is_that_of_clip():
 
 
 def full_loss(network, data, tau):
-    pairs = network(data)
+    pairs = network.pairs(data)
     scaled = (pairs.image @ pairs.text.T) / tau
     both = scaled.logsumexp(1) + scaled.logsumexp(0) - 2 * scaled.diagonal() - 2 * math.log(len(scaled))
     return tau * both.mean()
@@ -214,13 +199,7 @@ def test_a_learnt_temperature_descends_to_the_minimum():
     """At fixed embeddings F(tau) is convex; scipy knows its minimum."""
     data, rho = samples(20), 0.8
     objective = GlobalContrastive(0.3, learn="global", rho=rho, tau_min=0.01)
-    engine = engine_of(
-        objective,
-        SOX(
-            gamma=1.0,
-        ),
-        20,
-    )
+    engine = engine_of(objective, SOX(gamma=1.0), 20)
     network = engine.functions.network
 
     def loss(tau):
@@ -247,7 +226,7 @@ def test_temperatures_of_samples_descend_to_their_minima():
     for _ in range(3000):
         estimates = engine.train_batch(data, optimizer)
     found = engine.problem.row_parameters.state.rows.double()
-    pairs = engine.functions.network(data)
+    pairs = engine.functions.network.pairs(data)
     s = (pairs.image @ pairs.text.T).detach()
     total, inside = 0.0, 0
     for i in range(n):
@@ -279,7 +258,7 @@ def test_only_temperatures_of_the_batch_move_and_repeats_count_once():
     engine = engine_of(GlobalContrastive(0.3, positive="none"), SOX(), 8)
     assert engine.problem.row_parameters is None
     # a repeated pair is a negative of itself, so only the samples' sum of slopes is compared, by hand
-    pairs = engine.functions.network(batch_of(data, torch.tensor([2, 5, 7, 2, 5, 7])))
+    pairs = engine.functions.network.pairs(batch_of(data, torch.tensor([2, 5, 7, 2, 5, 7])))
     s = (pairs.image @ pairs.text.T).detach()
     tau = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     scaled = (s[0] / tau)[[1, 2, 3, 4, 5]]
@@ -326,7 +305,7 @@ def test_bad_outputs():
             loss(take(embeddings(), torch.tensor([0])), {"index": torch.tensor([0])})
     with pytest.raises(DataError, match="at least 2 pairs"):
         objective.inner(take(embeddings(), torch.tensor([0])), {"index": torch.tensor([0])})
-    with pytest.raises(ConfigError, match="number of pairs"):
+    with pytest.raises(ConfigError, match="needs the number of samples"):
         GlobalContrastive().inner(embeddings(), index)
 
 
@@ -338,7 +317,7 @@ def test_inner_values_are_bounded_below_by_what_they_can_be():
         ({"positive": "dataset", "learn": "per_sample"}, 1 / 50),
     ):
         objective = GlobalContrastive(0.05, **arguments)
-        objective.num_rows(50)
+        objective.prepare(50)
         assert objective.outer.floor == pytest.approx(least)
 
 

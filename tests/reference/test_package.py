@@ -152,8 +152,8 @@ def compare(one, algorithm, reference, *, share=1.0, rows=True, others=None, clo
     engine = one.engine(algorithm)
     optimizer = HeavyBall(one.params, lr=LR, beta=BETA)
     start = one.weights
-    for t, index in enumerate(one.case.batches(STEPS, seed=3)):
-        index = by_sample(index) if one.name == "groups" else index
+    for t, drawn in enumerate(one.case.batches(STEPS, seed=3)):
+        index = by_sample(drawn) if one.name == "groups" else drawn
         if others is None:
             engine.train_batch(one.batch(index), optimizer)
             reference.step(index)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fcco_lightning import OwnerSampling
 from fcco_lightning.callbacks.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import Ended, launch, values
@@ -43,7 +44,7 @@ def test_two_processes_are_one(algorithm):
 def test_a_row_per_sample(algorithm, layout):
     """203 rows in batches of 24: neither the rows nor the last batch can be divided evenly."""
     job = {"objective": "rank", "algorithm": algorithm, "module": {"state_layout": layout}}
-    job |= {"rows": 203, "data": {"drop_last": False}}
+    job |= {"rows": 203, "batches": {"drop_last": False}}
     three = run(job, 3)
     held = [len(o["rows"]["problem.terms.0.state"][2]) for o in three]
     assert held == ([68, 68, 67] if layout == "sharded" else [203] * 3)
@@ -52,7 +53,7 @@ def test_a_row_per_sample(algorithm, layout):
 
 def test_batches_of_own_rows():
     """The union batches of two processes are other ones than those of one, so replicas are the yardstick."""
-    job = {"objective": "rank", "data": {"owner_batches": True}}
+    job = {"objective": "rank", "sampling": OwnerSampling}
     sharded = run({**job, "module": {"state_layout": "sharded"}}, 2)
     assert_same(sharded, run({**job, "module": {"state_layout": "replicated"}}, 2))
 

@@ -20,6 +20,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.objectives import GroupMaxForm
 from tests import jobs
+from tests.components import TABLE, composed
 from tests.conftest import make_frame
 from tests.launch import launch, values
 
@@ -86,7 +87,7 @@ def test_primal_dual_methods_take_the_max_form_and_train_no_threshold():
 def data(**changes):
     options = {"label": "label", "positive": "yes", "group_by": ["label", "sex"], "test_fraction": 0.2}
     options |= {"groups_per_batch": 2, "samples_per_group": 5}
-    return GroupedTabularDataModule(make_frame(200, 0), **(options | changes))
+    return GroupedTabularDataModule(make_frame(200, 0), **composed(options | changes, TABLE))
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,24 @@
 """Lightning datamodules: the only part of the data floor that knows Lightning."""
 
-from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule, DigitsCLIPDataModule
+from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
+from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
+from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
+from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 
 __all__ = [
+    "Classes",
     "ContinualCLIPDataModule",
+    "DigitImages",
     "DigitsCLIPDataModule",
     "GroupedImageDataModule",
     "GroupedTabularDataModule",
+    "ImageSplits",
+    "LabelledImages",
+    "Pairs",
     "SyntheticDataModule",
     "TabularDataModule",
 ]

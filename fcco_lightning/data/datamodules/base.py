@@ -1,42 +1,38 @@
-"""What datamodules share: loaders, checks of checkpoints, and for tables one encoder fitted on the training split."""
+"""What datamodules share: loaders of training batches in parts, evaluation in order, and checks of checkpoints."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any
 
-import pandas as pd
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
-from fcco_lightning.data.samplers import BatchPlan
-from fcco_lightning.data.sources import is_hub_id, read_table
-from fcco_lightning.data.table import TensorTable, collate
+from fcco_lightning.data.plans import BatchPlan, Drawn
+from fcco_lightning.data.sampling import Sampling
+from fcco_lightning.data.table import AnnotatedTable, TensorTable, collate
 from fcco_lightning.errors import DataError
 
-
-class Split(Protocol):
-    """Rows of a split whose features are not yet encoded; ``y`` and ``group`` have shape (n,), int64."""
-
-    @property
-    def features(self) -> pd.DataFrame: ...
-    @property
-    def y(self) -> Tensor: ...
-    @property
-    def group(self) -> Tensor: ...
+INPUTS = frozenset({"x", "text"})
+"""Columns that are a network's input."""
 
 
 class SplitDataModule(LightningDataModule):
     """Splits that are loaded in training batches and evaluated in order; subclasses say what is in them.
 
+    A training batch is a dict of columns, or a dict of several such parts, of which "target" is the first: "dual" is an
+    independent second draw.  Where a plan weights its rows, training batches carry the column ``weight`` (B,) float32;
+    evaluation batches never do.
+
     Args:
-        eval_batch_size: rows in an evaluation batch of one process.
-        num_workers: worker processes of the training loader.
+        batches: how training batches are drawn.
+        seed: seed of the training batches.
+        eval_batch_size: number of rows in an evaluation batch of one process.
+        num_workers: number of worker processes of the training loader.
 
     Attributes:
         tables: split -> its samples; empty before ``setup``.
@@ -45,8 +41,12 @@ class SplitDataModule(LightningDataModule):
     eval_workers = 0
     """Worker processes of the loaders for evaluation: none where the samples lie in memory."""
 
-    def __init__(self, *, eval_batch_size: int, num_workers: int) -> None:
+    _identifying = "arguments"
+    """The arguments that decide what the rows of the training split are, for messages."""
+
+    def __init__(self, *, batches: Sampling, seed: int, eval_batch_size: int, num_workers: int) -> None:
         super().__init__()
+        self.batches, self.seed = batches, at_least("seed", seed, 0)
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.num_workers = num_workers
         self.tables: dict[str, TensorTable] = {}
@@ -58,16 +58,34 @@ class SplitDataModule(LightningDataModule):
         """Names of the validation loaders, in the order of ``dataloader_idx``."""
 
     @abstractmethod
+    def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
+        """Return part of a training batch -> table it is drawn from, and how; "target" first."""
+
     def _batch_settings(self) -> tuple[Any, ...]:
         """Return the arguments that the training batches depend on."""
+        return self.seed, self.batches
 
     @abstractmethod
     def _fingerprint(self) -> dict[str, int | str]:
         """Return what identifies the training split."""
 
-    @abstractmethod
     def _require_expected_split(self) -> None:
         """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
+        if self._expected is not None:
+            require_same(self._expected, self._fingerprint(), self._identifying)
+
+    def sampling(self) -> dict[str, Drawn]:
+        """Return what every part of a training batch is drawn from and how, in the order of the loaders."""
+        return {
+            part: Drawn({n: c for n, c in self._table(name).columns.items() if n not in INPUTS}, plan)
+            for part, (name, plan) in self._plans(self._place()[1]).items()
+        }
+
+    def train_dataloader(self) -> ResumableLoader | CombinedLoader:
+        """Return the loader of "target", or of all parts together if there are others."""
+        plans = self._plans(self._place()[1])
+        loaders = {part: self._resumable(self._table(name), plan) for part, (name, plan) in plans.items()}
+        return CombinedLoader(loaders, mode="min_size") if len(loaders) > 1 else loaders["target"]
 
     def val_dataloader(self) -> dict[str, DataLoader[Any]]:
         """Return ordered loaders of this process's part of the splits :attr:`val_names`."""
@@ -90,6 +108,11 @@ class SplitDataModule(LightningDataModule):
         """What the training batches depend on: the same on all processes of a job."""
         return {"train_split": self._fingerprint(), "batches": self._batch_settings()}
 
+    def _drawn(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
+        """Return the part with its plan, and the second draw beside it if there is one."""
+        second = {"dual" if part == "target" else f"{part}_dual": (name, plan.second_draw())}
+        return {part: (name, plan)} | (second if sampling.draws == 2 else {})
+
     def state_dict(self) -> dict[str, Any]:
         """Return what identifies the training split, as plain values."""
         return {"train_split": self._fingerprint()}
@@ -107,7 +130,9 @@ class SplitDataModule(LightningDataModule):
     def _resumable(self, table: TensorTable, plan: BatchPlan) -> ResumableLoader:
         """Return a loader of this process's share of the union batches of ``plan``."""
         rank, world_size = self._place()
-        return ResumableLoader(table, plan, rank=rank, world_size=world_size, num_workers=self.num_workers)
+        weights = plan.weights()
+        rows = table if weights is None else AnnotatedTable(table, {"weight": weights})
+        return ResumableLoader(rows, plan, rank=rank, world_size=world_size, num_workers=self.num_workers)
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
@@ -132,116 +157,3 @@ class SplitDataModule(LightningDataModule):
         if not self.tables:
             raise DataError(f"The {name} split does not exist before {type(self).__name__}.setup().")
         return self.tables[name]
-
-
-class TableDataModule(SplitDataModule):
-    """A table that is split, encoded and loaded; subclasses say what its labels, groups and training batches are.
-
-    Args:
-        sources: argument -> table, for ``prepare_data``.
-        test_fraction: share of the training table held out for testing; only without ``sources["test"]``.
-        val_fraction: share of what remains held out for validation, in [0, 1).
-        split_seed: seed of the splits.
-        categorical: numeric columns to treat as categories.
-        missing: what to do with missing feature cells.
-        quantiles: number of bins of columns of numbers, or None.
-        eval_batch_size: rows in an evaluation batch of one process.
-        num_workers: worker processes of the training loader.
-
-    Raises:
-        DataError: unless exactly one of ``sources["test"]`` and ``test_fraction`` is given.
-    """
-
-    def __init__(
-        self,
-        sources: Mapping[str, Any],
-        *,
-        test_fraction: float | None,
-        val_fraction: float,
-        split_seed: int,
-        categorical: list[str] | None,
-        missing: Literal["error", "impute"],
-        quantiles: int | None,
-        eval_batch_size: int,
-        num_workers: int,
-    ) -> None:
-        super().__init__(eval_batch_size=eval_batch_size, num_workers=num_workers)
-        if (sources["test"] is None) == (test_fraction is None):
-            given = "neither" if test_fraction is None else "both"
-            raise DataError(
-                f"Exactly one of test (a table) and test_fraction (a share of train) must be given, got {given}. "
-                "Pass test=... if there is an official test split, else test_fraction=0.2."
-            )
-        self.sources = dict(sources)
-        self.test_fraction, self.val_fraction, self.split_seed = test_fraction, val_fraction, split_seed
-        self.encoder = TabularEncoder(categorical or (), missing, quantiles)
-
-    @abstractmethod
-    def _read_splits(self) -> Mapping[str, Split]:
-        """Read the tables and return the checked splits "train", "val" (if held out) and "test"."""
-
-    @abstractmethod
-    def _plan(self, world_size: int) -> BatchPlan:
-        """Return the union batches of ``world_size`` processes."""
-
-    @property
-    def num_train(self) -> int:
-        """Rows of the training split: the number of rows a per-sample dual state needs."""
-        return len(self._table("train"))
-
-    @property
-    def num_features(self) -> int:
-        """Width d of ``x``."""
-        return len(self.feature_names)
-
-    @property
-    def feature_names(self) -> list[str]:
-        """Names of the d features, in order."""
-        self._table("train")
-        return self.encoder.feature_names
-
-    @property
-    def val_names(self) -> list[str]:
-        """Names of the validation loaders, in the order of ``dataloader_idx``."""
-        return ["train", "val"] if self.val_fraction else ["train"]
-
-    def prepare_data(self) -> None:
-        """Download hub data once, before every process reads it."""
-        for argument, source in self.sources.items():
-            if is_hub_id(source):
-                read_table(source, argument)
-
-    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (all splits share one encoder: built together)
-        """Read, split, check and encode all splits; a second call changes nothing."""
-        if self.tables:
-            return
-        splits = self._read_splits()
-        self.encoder.fit(splits["train"].features, "the train split")
-        for name, split in splits.items():
-            x = self.encoder.transform(split.features, f"the {name} split")
-            self.tables[name] = TensorTable({"x": x, "y": split.y, "group": split.group})
-        self._require_expected_split()
-
-    def train_dataloader(self) -> ResumableLoader:
-        """Return the training loader; its position is part of Lightning's checkpoints."""
-        return self._resumable(self._table("train"), self._plan(self._place()[1]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the encoder and what identifies the training split, as plain values."""
-        return {"encoder": self.encoder.state_dict(), "train_split": self._fingerprint()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the encoder, and make sure that the rows of a checkpoint's dual state mean the same samples.
-
-        Raises:
-            DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
-        """
-        self._expected = state_dict["train_split"]
-        if self.tables:
-            self._require_expected_split()
-        else:
-            self.encoder.load_state_dict(state_dict["encoder"])
-
-    def _require_expected_split(self) -> None:
-        if self._expected is not None:
-            require_same(self._expected, self._fingerprint())

@@ -1,156 +1,109 @@
 """Images whose labels and attributes form groups, for Lightning."""
 
 import hashlib
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fcco_lightning.checks import at_least
-from fcco_lightning.data.columns import listed, text_of
-from fcco_lightning.data.datamodules.grouped import GroupedFrame, GroupedTabularDataModule, _class_names
-from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages, checked_fractions, parts_of
-from fcco_lightning.data.grouping import GroupBy
-from fcco_lightning.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageColumn, ImageTable, image_transform
+from fcco_lightning.data.columns import listed
+from fcco_lightning.data.datamodules.base import SplitDataModule
+from fcco_lightning.data.datamodules.grouped import refuse_sensitive, require_all_classes, warn_of_absent_groups
+from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
+from fcco_lightning.data.fingerprint import fingerprint
+from fcco_lightning.data.grouping import Groups
+from fcco_lightning.data.images import ImageColumn, ImageTable, ImageTransform
+from fcco_lightning.data.plans import BatchPlan
+from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
+from fcco_lightning.data.sampling import GroupSampling, Sampling
+from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.errors import ConfigError, DataError
 
 
-class GroupedImageDataModule(GroupedTabularDataModule):
+class GroupedImageDataModule(SplitDataModule):
     """Images whose rows form groups by the joint values of some columns, split, decoded and loaded group by group.
 
-    Batches are dicts with ``x`` (B, 3, S, S) float32, ``y`` (B,) int64, ``group`` (B,) int64, and ``index`` (B,) int64:
-    the position of the sample within its own split.  A training batch of one process holds ``samples_per_group``
-    samples of each of ``groups_per_batch`` groups (see :class:`GroupBatches`).  Images are decoded when a batch asks
-    for them; random augmentation depends on (seed, epoch, index) only, so that a resumed run sees the same images.
+    Batches are dicts with ``x`` (B, 3, S, S) float32, ``y`` (B,) int64 (float32 if the label is a number), ``group``
+    (B,) int64, further columns by their names, and ``index`` (B,) int64: the position of the sample within its own
+    split.  Images are decoded when a batch asks for them; random augmentation depends on (seed, epoch, index) only, so
+    that a resumed run sees the same images.
 
-    With ``split_by="fractions"`` groups are decided on all rows, and every split holds every group.  With "column" they
-    are decided on the training rows, as 0..G-1; combinations that only other splits hold (another hospital) are
+    With ``splits.by="fractions"`` groups are decided on all rows, and every split holds every group.  With "column"
+    they are decided on the training rows, as 0..G-1; combinations that only other splits hold (another hospital) are
     numbered from G on, and rows of combinations too small for a group are left out.
 
     Args:
-        root: folder of the images; for every layout but "datasets".
-        layout: "folder" (images and metadata.csv), "celeba", "camelyon17", "bdd100k" (these as distributed, see
-            :mod:`fcco_lightning.data.layouts`) or "datasets".
-        source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, or
-            a hub id "owner/name" or "owner/name:split".
-        label: column of the classes; it may define groups as well.
-        group_by: columns that define the groups: names, :class:`GroupBy`, or mappings with its arguments.
-        positive: value of a ``label`` with two classes that becomes y = 1; None numbers the classes 0..C-1 in sorted
-            order.
-        metadata: for "folder": name of its table, .csv or .parquet.
-        file_column: for "folder": column of the files.
-        image_column: for "datasets": column of the images.
-        split_by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have
-            "val", "id_val" and "id_test"; "fractions" splits every group at random.
-        fractions: shares of training, validation (may be 0) and test, of sum 1; None for 0.8, 0.1, 0.1.
-        split_seed: seed of the random split.
-        min_size: rows that make a group, counted where groups are decided.
-        small: what becomes of smaller ones: "drop" leaves their rows out, "error" refuses them, "merge" makes one group
-            "other" of them all.
-        limit: take only the first rows (of every part of the column), for a quick try.
-        image_size: pixels S of a side of ``x``.
-        mean: what is subtracted of the three channels, with values in [0, 1]; None for ImageNet's.
-        std: what they are divided by; None for ImageNet's.
-        crop_pct: side of the centre crop as a share of the shorter side, in (0, 1].
-        augment: random crops, flips and colours in training as timm makes them by default; a mapping changes arguments
-            of ``timm.data.create_transform``; False trains on what is evaluated.
-        corrupt: "error" refuses missing or unreadable images, "blank" puts black ones in their place.
-        groups_per_batch: groups in a training batch (B1).
-        samples_per_group: samples of each of them in a training batch of one process (B2).
-        replacement: draw the samples of a group with replacement.
-        batch_size: None samples groups; a number draws that many rows per process uniformly, whatever their group.
-        num_batches: training batches of an epoch; None for as many as hold n samples.  Only when groups are sampled.
-        eval_batch_size: rows in an evaluation batch of one process.
-        seed: seed of the training batches and of the augmentation.
-        num_workers: worker processes of every loader.
+        images: where the images and the table of their labels are.
+        columns: what the columns of that table mean; the label may define groups.
+        groups: which columns define the groups.
+        splits: how the images are divided.
+        transform: how they become tensors.
+        batches: how training batches are drawn.
+        eval_batch_size: number of rows in an evaluation batch of one process.
         eval_train: whether validation and the report go through the training images too, which takes as long as an
             epoch's forward passes.
+        seed: seed of the training batches and of the augmentation.
+        num_workers: number of worker processes of every loader.
+
+    Attributes:
+        grouping: how rows become groups.
+        dropped: split -> number of rows of no group.
 
     Raises:
-        ConfigError: from ``__init__`` if an argument is out of range, or does not go with ``layout``.
+        ConfigError: from ``__init__`` if ``columns`` names a sensitive column, or ``images.corrupt`` is "skip".
         DataError: from ``setup`` if the data are not what the arguments announce.
     """
 
-    _identifying: ClassVar[str] = (
-        "layout, label, positive, group_by, min_size, small, limit, split_by, fractions and split_seed (the digest "
-        "covers names and the order of the images)"
-    )
+    _identifying = "images, columns, groups and splits"
 
     def __init__(
         self,
-        root: str | None = None,
+        images: LabelledImages,
         *,
-        label: str,
-        group_by: list[str | GroupBy],
-        layout: Literal["folder", "celeba", "camelyon17", "bdd100k", "datasets"] = "folder",
-        source: str | Any | None = None,
-        positive: str | int | float | None = None,
-        metadata: str = "metadata.csv",
-        file_column: str = "file_name",
-        image_column: str = "image",
-        split_by: Literal["column", "fractions"] = "column",
-        fractions: list[float] | None = None,
-        split_seed: int = 0,
-        min_size: int = 1,
-        small: Literal["drop", "error", "merge"] = "drop",
-        limit: int | None = None,
-        image_size: int = 224,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        crop_pct: float = 0.875,
-        augment: bool | dict[str, Any] = False,
-        corrupt: Literal["error", "blank"] = "error",
-        groups_per_batch: int = 8,
-        samples_per_group: int = 8,
-        replacement: bool = False,
-        batch_size: int | None = None,
-        num_batches: int | None = None,
+        columns: Columns,
+        groups: Groups,
+        splits: ImageSplits = ImageSplits(),  # noqa: B008 - frozen
+        transform: ImageTransform = ImageTransform(),  # noqa: B008
+        batches: Sampling = GroupSampling(),  # noqa: B008
         eval_batch_size: int = 256,
+        eval_train: bool = False,
         seed: int = 0,
         num_workers: int = 0,
-        eval_train: bool = False,
     ) -> None:
-        self.eval_train = eval_train
-        self.layout, self.root = layout, root
-        self._origin = LabelledImages(layout, root, source, metadata, file_column, image_column)
-        self.fractions = checked_fractions(fractions, split_by)
-        _, val, test = self.fractions
-        super().__init__(
-            root if source is None else source,
-            label=label,
-            group_by=group_by,
-            positive=positive,
-            test_fraction=test,
-            val_fraction=val / (1 - test),
-            split_seed=split_seed,
-            min_size=min_size,
-            small=small,
-            groups_per_batch=groups_per_batch,
-            samples_per_group=samples_per_group,
-            replacement=replacement,
-            batch_size=batch_size,
-            num_batches=num_batches,
-            eval_batch_size=eval_batch_size,
-            seed=seed,
-            num_workers=num_workers,
-        )
-        self.split_by = split_by
-        self.eval_workers = num_workers
-        self.limit = None if limit is None else at_least("limit", limit, 1)
-        self.image_size, self.mean, self.std = image_size, mean or IMAGENET_MEAN, std or IMAGENET_STD
-        self.crop_pct, self.augment, self.corrupt = crop_pct, augment, corrupt
-        self._plain = image_transform(image_size, self.mean, self.std, crop_pct=crop_pct)
-        self._random = image_transform(image_size, self.mean, self.std, crop_pct=crop_pct, augment=augment)
-        if corrupt not in {"error", "blank"}:
-            raise ConfigError(f"corrupt must be 'error' or 'blank', got {corrupt!r}.")
+        super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
+        refuse_sensitive(columns)
+        if images.corrupt == "skip":
+            raise ConfigError(
+                "images.corrupt must be 'error' or 'blank' here, got 'skip': a batch holds a fixed number of samples "
+                "of every group."
+            )
+        self.eval_workers, self.eval_train = num_workers, eval_train
+        self.origin, self.splits, self.transform = images, splits, transform
+        self.labels, self.groups, self.grouping = Labels(columns), groups, groups.grouping()
+        self._plain, self._random = transform.plain(), transform.random()
+        self.dropped: dict[str, int] = {}
         self._images: list[str] | ImageColumn = []
         self._evaluated: dict[str, ImageTable] = {}
         self._unseen: list[str] = []
         self._files_digest = ""
+
+    @property
+    def num_train(self) -> int:
+        """Number of rows of the training split: the rows that a per-sample dual state needs."""
+        return len(self._table("train"))
+
+    @property
+    def class_names(self) -> list[str]:
+        """What the labels 0..C-1 are called in the table; empty if the label is a number."""
+        return self.labels.class_names
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C; 0 if the label is a number."""
+        self._table("train")
+        return len(self.class_names)
 
     @property
     def num_groups(self) -> int:
@@ -165,11 +118,6 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         return [*self.grouping.names, *self._unseen]
 
     @property
-    def num_features(self) -> int:
-        """Images have none: a network whose input width is open has to be told it."""
-        raise AttributeError(f"{type(self).__name__} has images of {self.image_size} pixels a side, not features.")
-
-    @property
     def val_names(self) -> list[str]:
         """Names of the validation loaders, in the order of ``dataloader_idx``: all splits but those for testing."""
         self._table("train")
@@ -178,26 +126,29 @@ class GroupedImageDataModule(GroupedTabularDataModule):
 
     def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
         """Return an ordered loader of this process's part of every split that is evaluated."""
+        self._table("train")
         return {name: self._ordered(name) for name in self.tables if name in self.val_names or name.endswith("test")}
 
     def prepare_data(self) -> None:
         """Download hub data once, before every process reads it."""
-        self._origin.prepare()
+        self.origin.prepare()
 
-    def setup(self, stage: str | None = None) -> None:
+    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (all splits are made together)
         """Read the tables, form groups and split; images stay where they are.  A second call changes nothing."""
-        if not self.tables:
-            splits = self._read_splits()
-            for name, split in splits.items():
-                rows = torch.tensor(split.features[ROW].tolist(), dtype=torch.int64)
-                self._evaluated[name] = self._image_table(split, rows, random=False)
-                random = name == "train" and self.augment is not False
-                self.tables[name] = self._image_table(split, rows, random=True) if random else self._evaluated[name]
-            files = self._images if isinstance(self._images, list) else []
-            train = [files[row] for row in splits["train"].features[ROW]] if files else []
-            self._files_digest = hashlib.sha256("\n".join(train).encode()).hexdigest()[:16]
-            self._require_expected_split()
-        super().setup(stage)
+        if self.tables:
+            return
+        splits = self._read_splits()
+        order = self.batches.row_order(len(splits["train"]))
+        if order is not None:
+            splits["train"] = splits["train"].take(order)
+        for name, split in splits.items():
+            self._evaluated[name] = self._image_table(split, random=False)
+            random = name == "train" and self.transform.augment is not False
+            self.tables[name] = self._image_table(split, random=True) if random else self._evaluated[name]
+        files = self._images if isinstance(self._images, list) else []
+        train = [files[row] for row in splits["train"].features[ROW]] if files else []
+        self._files_digest = hashlib.sha256("\n".join(train).encode()).hexdigest()[:16]
+        self._require_expected_split()
 
     def group_report(self) -> str:
         """Return a table of the groups: name, rows in each split, and with two classes the positives in training."""
@@ -210,40 +161,35 @@ class GroupedImageDataModule(GroupedTabularDataModule):
             train = self._table("train").columns
             positives = torch.bincount(train["group"], weights=train["y"].double(), minlength=len(names)).tolist()
             shares = [f"{p / n:.1%}" if n else "" for p, n in zip(positives, columns["train"], strict=True)]
-            columns[f"{self.label}={self.class_names[1]}"] = shares
+            columns[f"{self.labels.columns.label}={self.class_names[1]}"] = shares
         return pd.DataFrame(columns, index=pd.Index(names, name="group")).to_string()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what identifies the training split, as plain values."""
-        return {"train_split": self._fingerprint()}
+    def _read_splits(self) -> dict[str, LabelledFrame]:
+        """Return the rows of every split with their labels and groups."""
+        frame, self._images = self.origin.read()
+        splits = self._by_fractions(frame) if self.splits.by == "fractions" else self._by_column(frame)
+        require_all_classes(splits["train"].columns["y"], self.class_names, self.labels.columns.label)
+        for name, split in splits.items():  # a split with none of the groups is one of other groups on purpose
+            warn_of_absent_groups(name, split.columns["group"], self.grouping.names, all_absent=False)
+        return splits
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make sure that the rows of a checkpoint's dual state mean the same samples.
+    def _by_fractions(self, frame: pd.DataFrame) -> dict[str, LabelledFrame]:
+        """Split every group at random."""
+        where = "the table of the images"
+        frame = frame if self.splits.limit is None else frame.head(self.splits.limit)
+        self._fit(frame, where)
+        train = self._labelled(frame, self.grouping.assign(frame, where), "train", where)
+        _, val, test = self.splits.shares
+        train, held = self._held_out(train, test)
+        if not val:
+            return {"train": train, "test": held}
+        train, middle = self._held_out(train, val / (1 - test))
+        return {"train": train, "val": middle, "test": held}
 
-        Raises:
-            DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
-        """
-        self._expected = state_dict["train_split"]
-        if self.tables:
-            self._require_expected_split()
-
-    def _read(self) -> pd.DataFrame:
-        """Return the columns of all samples, with their positions in ``_images``."""
-        frame, self._images = self._origin.read()
-        return frame
-
-    def _pooled(self) -> pd.DataFrame:
-        frame = self._read()
-        return frame if self.limit is None else frame.head(self.limit)
-
-    def _read_splits(self) -> dict[str, GroupedFrame]:
-        if self.split_by == "fractions":
-            return super()._read_splits()
-        frames = parts_of(self._read(), self.layout, self.limit)
-        train = frames["train"]
-        self._require_columns(train, "the training rows")
-        self.class_names = _class_names(train[self.label], self.positive, "the training rows")
-        self.grouping.fit(train, self.min_size, self.small, "the training rows")
+    def _by_column(self, frame: pd.DataFrame) -> dict[str, LabelledFrame]:
+        """Split as the column ``split`` says; combinations that training lacks get numbers behind its groups."""
+        frames = parts_of(frame, self.origin.layout, self.splits.limit)
+        self._fit(frames["train"], "the training rows")
         groups = {name: self.grouping.assign(frame, f"the {name} rows") for name, frame in frames.items()}
         cells = {name: self._cells(frame, f"the {name} rows") for name, frame in frames.items()}
         new = {n: (groups[n] < 0).numpy() & ~cells[n].isin(list(self.grouping.left_out)).to_numpy() for n in frames}
@@ -251,70 +197,63 @@ class GroupedImageDataModule(GroupedTabularDataModule):
         number = {cell: len(self.grouping.names) + i for i, cell in enumerate(self._unseen)}
         for name, rows in new.items():
             groups[name][torch.from_numpy(rows)] = torch.tensor([number[cell] for cell in cells[name][rows]]).long()
-        splits = {name: self._labelled(frame, groups[name], name) for name, frame in frames.items()}
-        self._check(splits)
-        return splits
+        return {name: self._labelled(frame, groups[name], name, f"the {name} rows") for name, frame in frames.items()}
+
+    def _fit(self, frame: pd.DataFrame, where: str) -> None:
+        self.labels.fit(frame, where)
+        self.grouping.fit(frame, self.groups.min_size, self.groups.small, where)
 
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.Series:
         """Return the name of every row's combination, whether it is a group or not."""
         parts = pd.DataFrame({by.column: by.column + "=" + by.read(frame, where) for by in self.grouping.by})
         return parts.agg(", ".join, axis=1)
 
-    def _labelled(self, frame: pd.DataFrame, group: Tensor, name: str) -> GroupedFrame:
+    def _labelled(self, frame: pd.DataFrame, group: Tensor, name: str, where: str) -> LabelledFrame:
         """Return the rows of ``frame`` that are of a group."""
-        self._require_columns(frame, f"the {name} rows")
-        classes = text_of(frame[self.label])
-        y = pd.Index(self.class_names, dtype=object).get_indexer(pd.Index(classes, dtype=object))
-        if (y < 0).any():
-            raise DataError(
-                f"label={self.label!r} has classes {listed(classes[y < 0].unique())} in the {name} rows that the "
-                f"training rows do not have; theirs are {listed(self.class_names)}. Repair the table."
-            )
+        columns = self.labels.read(frame, where)
         known = (group >= 0).nonzero().flatten()
         self.dropped[name] = len(group) - len(known)
         if len(known) == 0:
             raise DataError(
-                f"All combinations of group_by in the {name} rows are too small for a group in the training rows. "
-                f"Lower min_size={self.min_size}, or set small='merge'."
+                f"All combinations of groups.by in {where} are too small for a group in the training rows, whose "
+                f"groups are {listed(self.grouping.names)}. Lower groups.min_size={self.groups.min_size}, or set "
+                "groups.small='merge'."
             )
-        return GroupedFrame(frame[[ROW]], torch.from_numpy(y.astype(np.int64)), group).take(known)
+        return LabelledFrame(frame[[ROW]], columns | {"group": group}).take(known)
 
-    def _check(self, splits: dict[str, GroupedFrame]) -> None:
-        counts = torch.bincount(splits["train"].y, minlength=len(self.class_names))
-        if not counts.all():
-            raise DataError(
-                f"The training rows of the groups have none of class {self.class_names[int(counts.argmin())]!r} of "
-                f"label={self.label!r} (rows per class: {counts.tolist()}). Use more data, or a smaller min_size."
-            )
-        names = self.grouping.names
-        for name, split in splits.items():
-            present = set(split.group.tolist())
-            absent = [group for i, group in enumerate(names) if i not in present]
-            if 0 < len(absent) < len(names):  # a split with none of them is one of other groups on purpose
-                rank_zero_warn(
-                    f"The {name} split has no rows of {len(absent)} of the {len(names)} groups: {listed(absent)}. "
-                    "Whatever is measured on it leaves them out."
-                )
+    def _held_out(self, split: LabelledFrame, share: float) -> tuple[LabelledFrame, LabelledFrame]:
+        rest, held = grouped_split(
+            split.columns["group"], self.grouping.names, share, self.splits.seed, "splits.fractions"
+        )
+        return split.take(rest), split.take(held)
 
-    def _image_table(self, split: GroupedFrame, rows: Tensor, *, random: bool) -> ImageTable:
-        images = self._images
+    def _image_table(self, split: LabelledFrame, *, random: bool) -> ImageTable:
+        images, rows = self._images, torch.tensor(split.features[ROW].tolist(), dtype=torch.int64)
         return ImageTable(
             images.take(rows) if isinstance(images, ImageColumn) else [images[row] for row in rows.tolist()],
-            {"y": split.y, "group": split.group},
+            split.columns,
             self._random if random else self._plain,
             seed=self.seed if random else None,
-            corrupt=self.corrupt,
-            root=self.root or "",
+            corrupt=self.origin.corrupt,
+            root=self.origin.root or "",
         )
 
     def _evaluation_table(self, name: str) -> ImageTable:
         self._table(name)
         return self._evaluated[name]
 
+    def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
+        plan = self.batches.plan(self._table("train").columns, self.seed, world_size)
+        return self._drawn("target", "train", self.batches, plan)
+
     def _batch_settings(self) -> tuple[Any, ...]:
-        seen = self.image_size, tuple(self.mean), tuple(self.std), self.crop_pct, str(self.augment), self.corrupt
-        return (*super()._batch_settings(), *seen)
+        return (*super()._batch_settings(), self.transform, self.origin.corrupt)
 
     def _fingerprint(self) -> dict[str, int | str]:
         """Sizes, and a digest of all names and of the order of files, labels and groups."""
-        return self._sizes_and_digest([*self.class_names, *self.grouping.names, self._files_digest])
+        names = [*self.class_names, *self.grouping.names, self._files_digest]
+        return {
+            **fingerprint(self._table("train").columns, names),
+            "classes": self.num_classes,
+            "groups": self.num_groups,
+        }

@@ -1,12 +1,14 @@
 """Where labelled images come from, and how their rows become splits: what the datamodules of images share."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
+from fcco_lightning.checks import at_least
 from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import listed, require_filled, text_of
 from fcco_lightning.data.images import ImageColumn, read_image_dataset
@@ -25,24 +27,28 @@ class LabelledImages:
     """Images with a table of their labels, in one of the layouts that are known.
 
     Args:
-        layout: one of :data:`LAYOUTS`.
+        layout: "folder" (images and metadata.csv), "celeba", "camelyon17", "bdd100k" (these as distributed, see
+            :mod:`fcco_lightning.data.layouts`) or "datasets".
         root: folder of the images; for every layout but "datasets".
         source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, or
             a hub id "owner/name" or "owner/name:split".
         metadata: for "folder": name of its table, .csv or .parquet.
         file_column: for "folder": column of the files.
         image_column: for "datasets": column of the images.
+        corrupt: "error" refuses missing or unreadable images, "blank" puts black ones in their place, "skip" leaves
+            them out of their batch.
 
     Raises:
         ConfigError: if the layout is none of these, or has no root or source where it needs one.
     """
 
-    layout: str
+    layout: Literal["folder", "celeba", "camelyon17", "bdd100k", "datasets"] = "folder"
     root: str | None = None
     source: Any | None = None
     metadata: str = "metadata.csv"
     file_column: str = "file_name"
     image_column: str = "image"
+    corrupt: Literal["error", "blank", "skip"] = "error"
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -51,6 +57,7 @@ class LabelledImages:
                 f"layout must be {known} or 'datasets', got {self.layout!r}. Any other folder of images becomes "
                 "'folder' with a metadata.csv of files and labels."
             )
+        require_choice("images.corrupt", self.corrupt, ("error", "blank", "skip"))
         needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
         if getattr(self, needed) is None or getattr(self, other) is not None:
             raise ConfigError(f"layout={self.layout!r} needs {needed}, and no {other}.")
@@ -76,6 +83,38 @@ class LabelledImages:
         return frame.assign(**{ROW: np.arange(len(frame))}), images
 
 
+@dataclass(frozen=True)
+class ImageSplits:
+    """How labelled images are divided.
+
+    Args:
+        by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have "val",
+            "id_val" and "id_test"; "fractions" splits every class or group at random.
+        fractions: shares of training, validation (may be 0) and test, of sum 1; None for 0.8, 0.1, 0.1.
+        seed: seed of the random split, a whole number >= 0.
+        limit: take only the first rows (of every part of the column), for a quick try.
+
+    Raises:
+        ConfigError: if the shares are none, or are given although ``by`` is "column", or a number is out of range.
+    """
+
+    by: Literal["column", "fractions"] = "column"
+    fractions: list[float] | None = None
+    seed: int = 0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        checked_fractions(self.fractions, self.by)
+        at_least("splits.seed", self.seed, 0)
+        if self.limit is not None:
+            at_least("splits.limit", self.limit, 1)
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Shares of training, validation and test."""
+        return checked_fractions(self.fractions, self.by)
+
+
 def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict[str, pd.DataFrame]:
     """Return the rows of every value of the column ``split``, those of training first.
 
@@ -90,9 +129,9 @@ def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict
     where = f"layout {layout!r}"
     if "split" not in frame:
         raise DataError(
-            f"split_by='column' needs a column 'split', which {where} lacks here (its columns are "
+            f"splits.by='column' needs a column 'split', which {where} lacks here (its columns are "
             f"{listed(frame.columns.drop(ROW))}; CelebA has it from list_eval_partition). Add it, or set "
-            "split_by='fractions'."
+            "splits.by='fractions'."
         )
     require_filled(frame["split"], "split", where)
     split = text_of(frame["split"]).replace("validation", "val")
@@ -100,26 +139,34 @@ def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict
     if not {"train", "test"} <= found <= set(PARTS):
         raise DataError(
             f"The column 'split' of {where} must hold 'train' and 'test', and possibly 'val', 'id_val' and "
-            f"'id_test', got {listed(found)}. Repair it, or set split_by='fractions'."
+            f"'id_test', got {listed(found)}. Repair it, or set splits.by='fractions'."
         )
     limit = len(frame) if limit is None else limit
     return {name: frame[split == name].head(limit).reset_index(drop=True) for name in PARTS if name in found}
 
 
-def checked_fractions(fractions: list[float] | None, split_by: str) -> tuple[float, float, float]:
+def checked_fractions(fractions: list[float] | None, by: str) -> tuple[float, float, float]:
     """Return the shares of training, validation and test; None stands for 0.8, 0.1, 0.1.
 
     Raises:
-        ConfigError: if they are no shares, or given although ``split_by`` is not "fractions".
+        ConfigError: if they are no shares, or given although ``by`` is not "fractions".
     """
-    if split_by not in {"column", "fractions"}:
-        raise ConfigError(f"split_by must be 'column' or 'fractions', got {split_by!r}.")
-    if fractions is not None and split_by == "column":
-        raise ConfigError(f"fractions={fractions!r} goes with split_by='fractions' only. Leave it out, or set that.")
+    require_choice("splits.by", by, ("column", "fractions"))
+    if fractions is not None and by == "column":
+        raise ConfigError(
+            f"splits.fractions={fractions!r} goes with splits.by='fractions' only. Leave it out, or set that."
+        )
     shares = [0.8, 0.1, 0.1] if fractions is None else list(fractions)
     possible = len(shares) == 3 and shares[0] > 0 and shares[1] >= 0 and shares[2] > 0
     if not possible or not math.isclose(sum(shares), 1, abs_tol=1e-6):
         raise ConfigError(
-            f"fractions must be the shares of training (> 0), validation (>= 0) and test (> 0), of sum 1, got {shares}."
+            "splits.fractions must be the shares of training (> 0), validation (>= 0) and test (> 0), of sum 1, got "
+            f"{shares}."
         )
     return shares[0], shares[1], shares[2]
+
+
+def require_choice(name: str, given: str, known: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` if ``given`` is not one of ``known``."""
+    if given not in known:
+        raise ConfigError(f"{name} must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, got {given!r}.")

@@ -5,6 +5,9 @@ import torch
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
+from fcco_lightning.data.roles import Columns
+from fcco_lightning.data.sampling import Sampling, UniformSampling
+from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.synthetic import GaussianGroups
 
 
@@ -14,18 +17,15 @@ class SyntheticDataModule(TabularDataModule):
     The group is a feature (standardising is monotone, so the closed-form optima of :attr:`problem` still hold).
 
     Args:
-        num_train: training rows before a validation split.
-        num_test: test rows.
+        num_train: number of training rows before a validation split.
+        num_test: number of test rows.
         problem: the distribution; None for the default one (Bayes AUC 0.903, gap 0.555).
         data_seed: seed of the samples.
-        val_fraction: share of the training rows held out for validation, in [0, 1).
-        batch_size: rows in a training batch of one process.
-        eval_batch_size: rows in an evaluation batch of one process.
-        positive_fraction: share of positives in every training batch; None draws uniformly.
-        drop_last: leave out an epoch's last batch if it is short.
-        owner_batches: hand every process only samples whose rows it holds.
+        val_fraction: share of the training rows that is held out for validation, in [0, 1).
+        batches: how training batches are drawn.
+        eval_batch_size: number of rows in an evaluation batch of one process.
         seed: seed of the training batches.
-        num_workers: worker processes of the training loader.
+        num_workers: number of worker processes of the training loader.
     """
 
     def __init__(
@@ -36,11 +36,8 @@ class SyntheticDataModule(TabularDataModule):
         problem: GaussianGroups | None = None,
         data_seed: int = 0,
         val_fraction: float = 0.0,
-        batch_size: int = 128,
+        batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
         eval_batch_size: int = 4096,
-        positive_fraction: float | None = None,
-        drop_last: bool = True,
-        owner_batches: bool = False,
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
@@ -49,16 +46,10 @@ class SyntheticDataModule(TabularDataModule):
         super().__init__(
             train=_frame(self.problem, at_least("num_train", num_train, 1), generator),
             test=_frame(self.problem, at_least("num_test", num_test, 1), generator),
-            label="y",
-            positive=1,
-            sensitive="group",
-            favoured=1,
-            val_fraction=val_fraction,
-            batch_size=batch_size,
+            columns=Columns("y", positive=1, sensitive="group", favoured=1),
+            splits=Splits(val_fraction=val_fraction),
+            batches=batches,
             eval_batch_size=eval_batch_size,
-            positive_fraction=positive_fraction,
-            drop_last=drop_last,
-            owner_batches=owner_batches,
             seed=seed,
             num_workers=num_workers,
         )

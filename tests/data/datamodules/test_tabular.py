@@ -8,10 +8,12 @@ import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule, Trainer
 
+from fcco_lightning.data import Columns, Splits
 from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
-from fcco_lightning.data.samplers import UniformBatches
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import DataError
+from tests.components import TABLE, composed
 
 DATA = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[3].parent / "shared/data"))
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no benchmark data in {DATA} (set FCCO_DATA)")
@@ -31,7 +33,8 @@ def make_frame(rows=200, seed=0):
 
 
 def make(**changes):
-    module = TabularDataModule(**{"train": make_frame(), "test_fraction": 0.2, "batch_size": 8, **ROLES, **changes})
+    flat = {"train": make_frame(), "test_fraction": 0.2, "batch_size": 8, **ROLES, **changes}
+    module = TabularDataModule(**composed(flat, TABLE))
     module.setup()
     return module
 
@@ -71,13 +74,15 @@ def make_trainer(tmp_path, **arguments):
 
 @needs_data
 def test_adult_has_the_published_sizes():
-    module = TabularDataModule(train=str(DATA / "adult_train.csv"), test=str(DATA / "adult_test.csv"), **ADULT)
+    module = TabularDataModule(
+        str(DATA / "adult_train.csv"), columns=Columns(**ADULT), test=str(DATA / "adult_test.csv")
+    )
     module.setup("fit")
     assert {name: (len(t), int(t.columns["y"].sum())) for name, t in module.tables.items()} == {
         "train": (32_561, 7_841),
         "test": (16_281, 3_846),
     }
-    assert (module.class_names, module.group_names) == (("<=50K", ">50K"), ("Female", "Male"))
+    assert (module.class_names, module.group_names) == (["<=50K", ">50K"], ["Female", "Male"])
     raw = pd.read_csv(DATA / "adult_train.csv")
     assert module.num_features == len(pd.get_dummies(raw.drop(columns="income")).columns)
     x = module.tables["train"].columns["x"]
@@ -90,9 +95,8 @@ def test_compas_is_split_by_seed():
     roles = {"label": "two-year-recid", "positive": 1, "sensitive": "race", "favoured": "Caucasian"}
     sizes = {}
     for seed in (0, 1):
-        module = TabularDataModule(
-            train=DATA / "compas.csv", test_fraction=0.2, split_seed=seed, drop=["decile-score"], **roles
-        )
+        columns = Columns(**roles, drop=["decile-score"])
+        module = TabularDataModule(DATA / "compas.csv", columns=columns, splits=Splits(0.2, seed=seed))
         module.setup()
         assert "decile-score" not in module.feature_names
         assert len(module.tables["train"]) + len(module.tables["test"]) == 6_167
@@ -171,7 +175,7 @@ def test_a_checkpoint_of_other_rows_is_refused(change, tmp_path):
     make().load_state_dict(state)
     with pytest.raises(DataError, match=r"'rows': 160.*there.*'rows': \d+.*here"):
         make(**change).load_state_dict(state)
-    late = TabularDataModule(**{"train": make_frame(), "test_fraction": 0.2, **ROLES, **change})
+    late = TabularDataModule(**composed({"train": make_frame(), "test_fraction": 0.2, **ROLES, **change}, TABLE))
     late.load_state_dict(state)
     with pytest.raises(DataError, match="another training split"):
         late.setup()
@@ -189,22 +193,24 @@ def test_rejects_bad_tables():
         make(train=frame.assign(a=[np.nan, *frame["a"][1:]]), test=frame, test_fraction=None)
     with pytest.raises(DataError, match=r"test split has no rows in cell 'F x 1'"):
         make(test=frame[(frame["sex"] == "M") | (frame["y"] == 0)], test_fraction=None)
-    with pytest.raises(DataError, match=r"classes \('no', '1'\) are not train's \('0', '1'\)"):
+    with pytest.raises(DataError, match=r"classes \['no'\] in the test table .*theirs are \['0', '1'\]"):
         make(test=frame.assign(y=frame["y"].map({0: "no", 1: "1"})), test_fraction=None)
     with pytest.raises(DataError, match="batch_size=161 exceeds the 160 rows"):
         make(batch_size=161).train_dataloader()
     with pytest.raises(DataError, match=r"before TabularDataModule\.setup"):
-        _ = TabularDataModule(train=frame, test_fraction=0.2, **ROLES).num_train
+        _ = TabularDataModule(frame, columns=Columns(**ROLES), splits=Splits(0.2)).num_train
 
 
 def test_the_command_line_builds_it(tmp_path):
     make_frame().to_csv(tmp_path / "t.csv", index=False)
-    (tmp_path / "c.yaml").write_text("data: {label: y, positive: 1, sensitive: sex, favoured: M, test_fraction: 0.2}\n")
+    (tmp_path / "c.yaml").write_text(
+        "data: {columns: {label: y, positive: 1, sensitive: sex, favoured: M}, splits: {test_fraction: 0.2}}\n"
+    )
     parser = ArgumentParser()
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(TabularDataModule, "data")
     config = parser.parse_args([f"--config={tmp_path / 'c.yaml'}", f"--data.train={tmp_path / 't.csv'}"])
-    module = TabularDataModule(**vars(config.data))
+    module = parser.instantiate(config).data
     module.setup()
     assert module.num_train == 160
 

@@ -1,0 +1,138 @@
+"""What a datamodule of image-text pairs and protected tasks is told: its classes, and its pairs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.data.datamodules.labelled import require_choice
+from fcco_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of labelled images, what is to be learnt and kept of them, and what they are called in texts.
+
+    Args:
+        target: classes to be learnt.
+        label: column of the classes.
+        protected: classes to be kept, each a task; None for all but ``target``, [] for none.
+        known: classes to tell apart, in this order; images of others are left out.  None for all classes of the
+            training images, sorted.
+        names: class -> what it is called in prompts and captions; others are called as in the table.
+        templates: prompts of a class, each with one {} for its name; their embeddings are averaged.  In training all
+            prompts of all classes go through the text tower in every step, unless it is frozen.  None for
+            "a photo of a {}.".
+        caption_templates: captions of images of a target class, each with one {}, one drawn anew in every epoch; None
+            for ``templates``.
+
+    Raises:
+        ConfigError: if a class is named twice, or both to be learnt and to be kept, or is not among ``known``; or if a
+            template does not have one {}.
+    """
+
+    target: list[str]
+    label: str = "label"
+    protected: list[str] | None = None
+    known: list[str] | None = None
+    names: dict[str, str] | None = None
+    templates: list[str] | None = None
+    caption_templates: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        named = {"target": self.target, "protected": self.protected, "known": self.known}
+        for argument, given in named.items():
+            if given is not None:
+                object.__setattr__(self, argument, _distinct(f"classes.{argument}", given))
+        both = [name for name in self.target if name in (self.protected or [])]
+        if both:
+            raise ConfigError(f"target and protected share {both}: a class is either to be learnt or to be kept.")
+        for argument in ("templates", "caption_templates"):
+            if (templates := getattr(self, argument)) is not None:
+                _check_templates(f"classes.{argument}", templates)
+        missing = [] if self.known is None else [name for name in self.mentioned if name not in self.known]
+        if missing:
+            raise ConfigError(
+                f"classes.known={self.known} lacks {missing}, which target, protected or names mention. Add them."
+            )
+
+    @property
+    def mentioned(self) -> list[str]:
+        """Classes that ``target``, ``protected`` and ``names`` mention."""
+        return [*self.target, *(self.protected or []), *(self.names or {})]
+
+    @property
+    def prompts(self) -> list[str]:
+        """Templates of the prompts."""
+        return ["a photo of a {}."] if self.templates is None else self.templates
+
+    @property
+    def captions(self) -> list[str]:
+        """Templates of the captions."""
+        return self.prompts if self.caption_templates is None else self.caption_templates
+
+    def word(self, name: str) -> str:
+        """Return what a class is called in prompts and captions."""
+        return (self.names or {}).get(name, name)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Image-text pairs to learn from.
+
+    Args:
+        sources: one source or a list, each as :func:`read_pairs` reads them; a list of nothing but .tar files is one
+            source.  None for no pairs but those of the target classes.
+        image_column: column of their images; None looks for one.
+        caption_column: column of their captions; None looks for one.
+        limit: take at most this many of them, drawn at random.
+        of_target: whether the training images of the target classes become pairs as well.
+        augment: random crops as open_clip trains with (0.9 to 1 of the area); a mapping changes arguments of
+            ``timm.data.create_transform``; False trains on the centre crop.
+        corrupt: "error" refuses missing or unreadable images, "skip" leaves them out of their batch.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    sources: str | list[Any] | Any | None = None
+    image_column: str | None = None
+    caption_column: str | None = None
+    limit: int | None = None
+    of_target: bool = True
+    augment: bool | dict[str, Any] = True
+    corrupt: Literal["error", "skip"] = "error"
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            at_least("pairs.limit", self.limit, 1)
+        require_choice("pairs.corrupt", self.corrupt, ("error", "skip"))
+
+    @property
+    def each(self) -> list[Any]:
+        """The sources one by one."""
+        pairs = self.sources
+        if pairs is None:
+            return []
+        if not isinstance(pairs, (list, tuple)):
+            return [pairs]
+        shards = [isinstance(source, (str, Path)) and str(source).endswith(".tar") for source in pairs]
+        return [list(pairs)] if shards and all(shards) else list(pairs)
+
+
+def _check_templates(argument: str, templates: Sequence[str]) -> None:
+    wrong = [template for template in templates if template.count("{}") != 1]
+    if isinstance(templates, str) or not templates or wrong:
+        raise ConfigError(
+            f"{argument} must be a list of texts, each with one {{}} where the name of a class goes, got "
+            f"{wrong or templates!r}."
+        )
+
+
+def _distinct(argument: str, names: Iterable[str]) -> list[str]:
+    names = [str(name).strip() for name in names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{argument} names {twice} more than once.")
+    return names

@@ -1,0 +1,135 @@
+"""Continual learning of digits: a small problem of pairs and protected tasks that needs no download."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, fraction
+from fcco_lightning.data import digits as digit_images
+from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
+from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
+from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages, require_choice
+from fcco_lightning.data.sampling import GroupSampling, Sampling, UniformSampling
+from fcco_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DigitImages:
+    """How many images of :func:`fcco_lightning.data.digits.digits` are made.
+
+    Args:
+        num_train: number of training images, at least 10.
+        num_test: number of test images, at least 10.
+        seed: seed of the images.
+
+    Raises:
+        ConfigError: if a number is out of range.
+    """
+
+    num_train: int = 6000
+    num_test: int = 3000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("digits.num_train", self.num_train, 10)
+        at_least("digits.num_test", self.num_test, 10)
+        at_least("digits.seed", self.seed, 0)
+
+
+class DigitsCLIPDataModule(ContinualCLIPDataModule):
+    """Continual learning in small: a model that hardly saw some digits is to learn them and keep the others.
+
+    The images are those of :func:`fcco_lightning.data.digits.digits`, with captions such as "a handwritten seven."; the
+    classes are "zero" to "nine".  In the stage "pretrain" all digits are pairs, but of the target digits only a few,
+    and nothing is protected.  In the stage "continual" all images of the target digits are pairs, with a few of the
+    others', and every other digit is a protected task.
+
+    Args:
+        stage: "pretrain" or "continual".
+        target: digits 0..9 to be learnt.
+        protected: digits to be kept in the stage "continual"; None for all but ``target``.
+        rare: share of the target digits' images that are pairs in the stage "pretrain", in [0, 1].
+        general: share of the other digits' images that are pairs in the stage "continual", in [0, 1].
+        digits: how many images are made.
+        model: architecture that images and texts are prepared for.
+        batches: how pairs are drawn.
+        task_batches: how protected images are drawn, the tasks being groups.
+        eval_batch_size: number of rows in an evaluation batch of one process.
+        seed: seed of the training batches and of the choice of captions.
+        num_workers: number of worker processes of every loader.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: Literal["pretrain", "continual"] = "continual",
+        target: list[int] | None = None,
+        protected: list[int] | None = None,
+        rare: float = 0.02,
+        general: float = 0.2,
+        digits: DigitImages = DigitImages(),
+        model: str = "tiny",
+        batches: Sampling = UniformSampling(batch_size=64),  # noqa: B008
+        task_batches: Sampling = GroupSampling(groups_per_batch=None),  # noqa: B008
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        require_choice("stage", stage, ("pretrain", "continual"))
+        for name, share in {"rare": rare, "general": general}.items():
+            if share != 0:
+                fraction(name, share)
+        kept = None if protected is None else _digit_names("protected", protected)
+        super().__init__(
+            model=model,
+            images=LabelledImages(root=""),  # the images are made, not read
+            classes=Classes(
+                _digit_names("target", [7] if target is None else target),
+                protected=[] if stage == "pretrain" else kept,
+                known=list(digit_images.NAMES),
+                templates=digit_images.TEMPLATES[:2],
+                caption_templates=digit_images.TEMPLATES,
+            ),
+            pairs=Pairs(augment=False),
+            batches=batches,
+            task_batches=task_batches,
+            eval_batch_size=eval_batch_size,
+            seed=seed,
+            num_workers=num_workers,
+        )
+        self.stage, self.rare, self.general, self.digits = stage, rare, general, digits
+
+    def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
+        made = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed)
+        frames = [
+            pd.DataFrame({self.classes.label: [digit_images.NAMES[i] for i in part.labels], "split": split})
+            for split, part in made.items()
+        ]
+        frame = pd.concat(frames, ignore_index=True)
+        images = digit_images.GreyImages(torch.cat([part.images for part in made.values()]))
+        return frame.assign(**{ROW: range(len(frame))}), images
+
+    def _image_names(self, images: Any, rows: Tensor) -> list[str]:  # noqa: ARG002  (all made from one seed)
+        return [str(self.digits)]
+
+    def _own_pairs(self, y: Tensor) -> Tensor:
+        shares = (self.rare, 1.0) if self.stage == "pretrain" else (1.0, self.general)
+        rows = []
+        for label, name in enumerate(self._class_names):
+            own = (y == label).nonzero().flatten()
+            rows.append(own[: round(shares[name not in self.target_names] * len(own))])
+        return torch.cat(rows).sort().values
+
+
+def _digit_names(argument: str, values: Sequence[int]) -> list[str]:
+    wrong = [value for value in values if value not in range(10)]
+    if wrong:
+        raise ConfigError(f"{argument} must hold digits 0..9, got {wrong}.")
+    return [digit_images.NAMES[value] for value in values]

@@ -1,0 +1,148 @@
+"""What datamodules of tables share: reading, splitting, and one encoder fitted on the training split."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from fcco_lightning.data.datamodules.base import SplitDataModule
+from fcco_lightning.data.encoding import Encoding
+from fcco_lightning.data.fingerprint import fingerprint
+from fcco_lightning.data.plans import BatchPlan
+from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
+from fcco_lightning.data.sampling import Sampling
+from fcco_lightning.data.sources import is_hub_id, read_table
+from fcco_lightning.data.splits import Splits
+from fcco_lightning.data.table import TensorTable
+from fcco_lightning.errors import DataError
+
+
+class TableDataModule(SplitDataModule):
+    """A table that is split, encoded and loaded; subclasses say what its groups are.
+
+    Args:
+        sources: argument -> table, for ``prepare_data``.
+        columns: what the columns of the table mean.
+        splits: how its rows are divided.
+        encoding: how its columns become features.
+        batches: how training batches are drawn.
+        seed: seed of the training batches.
+        eval_batch_size: number of rows in an evaluation batch of one process.
+        num_workers: number of worker processes of the training loader.
+
+    Attributes:
+        labels: classes, sensitive groups and further columns.
+        encoder: from columns to features.
+
+    Raises:
+        DataError: unless exactly one of ``sources["test"]`` and ``splits.test_fraction`` is given.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        *,
+        columns: Columns,
+        splits: Splits,
+        encoding: Encoding,
+        batches: Sampling,
+        seed: int,
+        eval_batch_size: int,
+        num_workers: int,
+    ) -> None:
+        super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
+        if (sources["test"] is None) == (splits.test_fraction is None):
+            given = "neither" if sources["test"] is None else "both"
+            raise DataError(
+                f"Exactly one of test (a table) and splits.test_fraction (a share of train) must be given, got {given}."
+                " Pass test if there is an official test split, else splits.test_fraction, for example 0.2."
+            )
+        self.sources, self.splits = dict(sources), splits
+        self.labels = Labels(columns)
+        self.encoder = encoding.encoder()
+
+    @abstractmethod
+    def _read_splits(self) -> dict[str, LabelledFrame]:
+        """Read the tables and return the checked splits "train", "val" (if held out) and "test"."""
+
+    @property
+    def columns(self) -> Columns:
+        """What the columns of the table mean."""
+        return self.labels.columns
+
+    @property
+    def class_names(self) -> list[str]:
+        """What the labels 0..C-1 are called in the table; empty if the label is a number."""
+        return self.labels.class_names
+
+    @property
+    def num_train(self) -> int:
+        """Number of rows of the training split: the rows that a per-sample dual state needs."""
+        return len(self._table("train"))
+
+    @property
+    def num_features(self) -> int:
+        """Width d of ``x``."""
+        return len(self.feature_names)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the d features, in order."""
+        self._table("train")
+        return self.encoder.feature_names
+
+    @property
+    def val_names(self) -> list[str]:
+        """Names of the validation loaders, in the order of ``dataloader_idx``."""
+        return ["train", "val"] if self.splits.val_fraction else ["train"]
+
+    def prepare_data(self) -> None:
+        """Download hub data once, before every process reads it."""
+        for argument, source in self.sources.items():
+            if is_hub_id(source):
+                read_table(source, argument)
+
+    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (all splits share one encoder: built together)
+        """Read, split, check and encode all splits; a second call changes nothing."""
+        if self.tables:
+            return
+        splits = self._read_splits()
+        order = self.batches.row_order(len(splits["train"]))
+        if order is not None:
+            splits["train"] = splits["train"].take(order)
+        self.encoder.fit(splits["train"].features, "the train split")
+        for name, split in splits.items():
+            x = self.encoder.transform(split.features, f"the {name} split")
+            self.tables[name] = TensorTable({"x": x, **split.columns})
+        self._require_expected_split()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the encoder and what identifies the training split, as plain values."""
+        return {"encoder": self.encoder.state_dict(), "train_split": self._fingerprint()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the encoder, and make sure that the rows of a checkpoint's dual state mean the same samples.
+
+        Raises:
+            DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
+        """
+        super().load_state_dict(state_dict)
+        if not self.tables:
+            self.encoder.load_state_dict(state_dict["encoder"])
+
+    def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
+        plan = self.batches.plan(self._table("train").columns, self.seed, world_size)
+        return self._drawn("target", "train", self.batches, plan)
+
+    def _fingerprint(self) -> dict[str, int | str]:
+        columns = {name: column for name, column in self._table("train").columns.items() if name != "x"}
+        names = self._group_names()
+        return {
+            **fingerprint(columns, [*self.feature_names, *self.class_names, *names]),
+            "features": self.num_features,
+            "classes": len(self.class_names),
+            "groups": len(names),
+        }
+
+    @abstractmethod
+    def _group_names(self) -> list[str]:
+        """Return the names of the groups, none of them where there are none."""

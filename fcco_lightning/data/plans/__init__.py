@@ -1,0 +1,10 @@
+"""Batch plans: which rows are in which batch of an epoch, with what probability, and with what weight."""
+
+from fcco_lightning.data.plans.balanced import BalancedBatches
+from fcco_lightning.data.plans.base import BatchPlan, Drawn
+from fcco_lightning.data.plans.groups import GroupBatches
+from fcco_lightning.data.plans.owner import OwnerBatches
+from fcco_lightning.data.plans.rows_of import RowsOf
+from fcco_lightning.data.plans.uniform import UniformBatches
+
+__all__ = ["BalancedBatches", "BatchPlan", "Drawn", "GroupBatches", "OwnerBatches", "RowsOf", "UniformBatches"]

@@ -1,0 +1,193 @@
+"""The batches of an epoch as a pure function of (seed, epoch), and what is known of them in advance.
+
+Nothing is drawn from a global random generator, so an epoch can be replayed, skipped into, or divided among processes
+and always holds the same batches.
+"""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.errors import DataError
+
+
+class BatchPlan(ABC):
+    """The batches of every epoch.
+
+    Rows are of strata 0..S-1 within which they are drawn alike, for example the classes of balanced batches.
+
+    Args:
+        num_rows: number of rows n of the table.
+        batch_size: number of rows in a batch, over all processes together.
+        seed: whole number >= 0.
+
+    Attributes:
+        num_batches: number of batches in an epoch, the same in every epoch.
+        stream: 0 for the first draw, 1 for the second one (see :meth:`second_draw`).
+    """
+
+    num_batches: int
+
+    def __init__(self, num_rows: int, batch_size: int, seed: int) -> None:
+        self.num_rows = num_rows
+        self.batch_size = at_least("batch_size", batch_size, 1)
+        self.seed = at_least("seed", seed, 0)
+        self.stream = 0
+
+    @abstractmethod
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield the ``num_batches`` batches of ``epoch`` as int64 index tensors of shape (B,)."""
+
+    @property
+    @abstractmethod
+    def strata(self) -> Tensor | None:
+        """Stratum of every row, shape (n,), int64 in 0..S-1; None where all rows are drawn alike (S = 1)."""
+
+    @property
+    def num_strata(self) -> int:
+        """Number of strata S."""
+        return 1 if self.strata is None else int(self.strata.max()) + 1
+
+    def absence(self, counts: Tensor, share: float = 1.0) -> float:
+        r"""Return the probability that a batch holds none of a set of marked rows, averaged over an epoch's batches.
+
+        It is exact, not an estimate, and 0 if no batch can be without a marked row.  With it the expectation of a mean
+        that is defined on batches with a marked row only can be told from that of one over all batches.
+
+        Args:
+            counts: number of marked rows in every stratum, shape (S,), int64.
+            share: 1 for whole batches, 1/2 for their second halves.
+
+        Raises:
+            ConfigError: if ``share`` is another number.
+            DataError: if ``counts`` has another shape, or counts more rows than a stratum has.
+        """
+        sizes = self._stratum_sizes()
+        wrong = counts.shape != sizes.shape or bool((counts < 0).any()) or bool((counts.cpu() > sizes).any())
+        if wrong:
+            raise DataError(
+                f"counts must hold, for each of the {len(sizes)} strata of sizes {listed_numbers(sizes.tolist())}, how "
+                f"many of its rows are marked, got {listed_numbers(counts.tolist())}."
+            )
+        plan = self if one_of("share", share, (1.0, 0.5)) == 1 else self._second_half()
+        return min(max(plan._absence([int(count) for count in counts.tolist()]), 0.0), 1.0)
+
+    @abstractmethod
+    def _absence(self, counts: Sequence[int]) -> float:
+        """Return what :meth:`absence` promises, of checked counts."""
+
+    @abstractmethod
+    def _second_half(self) -> Self:
+        """Return a copy with the numbers of draws of the second half of a batch, for :meth:`_absence`."""
+
+    def weights(self) -> Tensor | None:
+        r"""Return the weight w_i of every row with which a mean over a batch estimates the mean over the data.
+
+        .. math:: E \frac{1}{B} \sum_{i \in \text{batch}} w_i x_i = \frac{1}{n} \sum_{i=1}^n x_i, \qquad
+                  w_i = \frac{N_s B}{n B_s}
+
+        for a row of a stratum of N_s rows of which a batch holds B_s.
+
+        Returns: shape (n,), float32; None where every weight is 1, or none are wanted.
+        """
+        return None
+
+    def second_draw(self) -> Self:
+        """Return the plan of batches of the same kind that are drawn independently of these, for the same table.
+
+        Batch t of both has the same composition: as many rows of every class, and the same groups where groups are
+        drawn.  The seed stays the same; what differs is the stream of random numbers.
+        """
+        other = copy.copy(self)
+        other.stream = self.stream + 1
+        return other
+
+    def generator(self, epoch: int) -> torch.Generator:
+        """Return a fresh CPU generator that depends on (seed, epoch) and the stream only."""
+        # SeedSequence mixes the pair: seed + epoch would make epoch 1 of seed 0 equal to epoch 0 of seed 1.
+        key = [self.seed, at_least("epoch", epoch, 0), *([self.stream] if self.stream else [])]
+        mixed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+        return torch.Generator().manual_seed(int(mixed))
+
+    def _stratum_sizes(self) -> Tensor:
+        strata = self.strata
+        return torch.tensor([self.num_rows]) if strata is None else torch.bincount(strata)
+
+
+class Drawn(NamedTuple):
+    """What a part of the training batches is drawn from, and how.
+
+    Attributes:
+        columns: columns of the training table without the network's input, such as ``y``, ``group`` or ``task``, and
+            ``index``, each with first dimension n.
+        plan: union batches of all processes.
+    """
+
+    columns: Mapping[str, Tensor]
+    plan: BatchPlan
+
+
+def cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield ``size`` of ``rows`` at a time for ever, one shuffled pass after another."""
+    left = rows[:0]
+    while True:
+        take, left = left[:size], left[size:]
+        while len(take) < size:
+            fresh = rows[torch.randperm(len(rows), generator=generator)]
+            # Rows this batch already holds go to the end of the new pass: no repeats, and no row loses its turn.
+            seen = torch.isin(fresh, take)
+            fresh = torch.cat([fresh[~seen], fresh[seen]])
+            missing = size - len(take)
+            take, left = torch.cat([take, fresh[:missing]]), fresh[missing:]
+        yield take
+
+
+def enough_rows(num_rows: int, batch_size: int) -> int:
+    """Return ``num_rows``, or raise :class:`DataError` if a batch is larger."""
+    if batch_size > num_rows:
+        raise DataError(
+            f"batch_size={batch_size} exceeds the {num_rows} rows of the training split "
+            "(with several processes it counts the rows of all of them). Lower batch_size."
+        )
+    return num_rows
+
+
+def none_drawn(size: int, marked: int, drawn: int) -> float:
+    r"""Return the probability that none of ``marked`` rows is among ``drawn`` of ``size`` rows, without replacement.
+
+    .. math:: \binom{N - k}{m} \Big/ \binom{N}{m}
+
+    More draws than rows (m > N) mean that every row is drawn.
+    """
+    if marked == 0 or drawn == 0:
+        return 1.0
+    left = size - marked
+    if drawn > left:
+        return 0.0
+    lgamma = math.lgamma
+    log = lgamma(left + 1) - lgamma(left - drawn + 1) - lgamma(size + 1) + lgamma(size - drawn + 1)
+    return math.exp(min(log, 0.0))
+
+
+def stratum_weights(strata: Tensor, drawn: Sequence[int]) -> Tensor | None:
+    """Return the weights N_s B / (n B_s) of rows of ``strata`` (n,), of which a batch holds ``drawn`` (S,) each.
+
+    Strata that are never drawn have weight 0, and n counts the rows of the others.
+    """
+    held = torch.tensor(drawn, dtype=torch.float64)
+    sizes = torch.bincount(strata, minlength=len(drawn)).double() * (held > 0)
+    of_stratum = torch.where(held > 0, sizes * held.sum() / (sizes.sum() * held.clamp(min=1)), 0.0)
+    weights = of_stratum[strata].float()
+    return None if bool((weights == 1).all()) else weights
+
+
+def listed_numbers(numbers: Sequence[float]) -> str:
+    """Return the numbers as text, cut after a dozen."""
+    return f"{list(numbers)}" if len(numbers) <= 12 else f"{list(numbers[:12])} and {len(numbers) - 12} more"

@@ -1,0 +1,84 @@
+"""Batches of some of the rows of a table."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.data.plans.base import BatchPlan
+from fcco_lightning.errors import DataError
+
+
+class RowsOf(BatchPlan):
+    """The batches of a plan over some rows of a table, as rows of the whole table.
+
+    The rows of the table that are never drawn are a stratum of their own, the last one.  "The data" of
+    :meth:`weights` are the rows that are drawn; the others have weight 0.
+
+    Args:
+        plan: batches of positions within ``rows``.
+        rows: different rows of the table, shape (r,), int64.
+        num_rows: number of rows of the table; None for no more than ``rows`` names.
+
+    Example:
+        >>> plan = RowsOf(UniformBatches(2, batch_size=2), torch.tensor([40, 70]))
+        >>> sorted(next(plan.batches(epoch=0)).tolist())
+        [40, 70]
+    """
+
+    def __init__(self, plan: BatchPlan, rows: Tensor, num_rows: int | None = None) -> None:
+        self._check(plan, rows, num_rows)
+        super().__init__(int(rows.max()) + 1 if num_rows is None else num_rows, plan.batch_size, plan.seed)
+        self.plan, self.rows, self.num_batches = plan, rows, plan.num_batches
+        self.stream = plan.stream
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield ``rows`` of every batch of the plan."""
+        for batch in self.plan.batches(epoch):
+            yield self.rows[batch]
+
+    @property
+    def strata(self) -> Tensor | None:
+        """Strata of the plan, and of the rows that are never drawn one more, shape (n,)."""
+        inner = self.plan.strata
+        if inner is None and len(self.rows) == self.num_rows:
+            return None
+        strata = torch.full((self.num_rows,), self.plan.num_strata)
+        strata[self.rows] = 0 if inner is None else inner
+        return strata
+
+    def weights(self) -> Tensor | None:
+        """Weights of the plan at its rows, 0 elsewhere."""
+        inner = self.plan.weights()
+        if inner is None:
+            return None
+        weights = torch.zeros(self.num_rows)
+        weights[self.rows] = inner
+        return weights
+
+    def second_draw(self) -> Self:
+        """Return the rows of the plan's second draw."""
+        return type(self)(self.plan.second_draw(), self.rows, self.num_rows)
+
+    def _second_half(self) -> Self:
+        half = copy.copy(self)
+        half.plan = self.plan._second_half()
+        return half
+
+    def _absence(self, counts: Sequence[int]) -> float:
+        return self.plan.absence(torch.tensor(counts[: self.plan.num_strata]))
+
+    @staticmethod
+    def _check(plan: BatchPlan, rows: Tensor, num_rows: int | None) -> None:
+        different = len(set(rows.tolist()))
+        if len(rows) != plan.num_rows or different != len(rows):
+            raise DataError(
+                f"rows must name a different row of the table for each of the plan's {plan.num_rows} rows, got "
+                f"{len(rows)} rows of which {different} differ."
+            )
+        if int(rows.min()) < 0 or (num_rows is not None and int(rows.max()) >= num_rows):
+            raise DataError(
+                f"rows must lie in 0..num_rows - 1, got {int(rows.min())}..{int(rows.max())} with num_rows={num_rows}."
+            )

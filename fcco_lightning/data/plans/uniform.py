@@ -1,0 +1,74 @@
+"""Uniform draws without replacement."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.data.plans.base import BatchPlan, cycle, enough_rows, none_drawn
+
+
+class UniformBatches(BatchPlan):
+    """Every epoch is a permutation of 0..num_rows-1, cut into batches.
+
+    Args:
+        num_rows: rows n of the data set.
+        batch_size: rows in a batch, <= n.
+        seed: whole number >= 0.
+        drop_last: leave out the last batch when it would be short (the n mod batch_size rows left out differ from
+            epoch to epoch).
+        num_batches: batches of an epoch, all of ``batch_size`` rows: fewer than a permutation has cut it short, more
+            start another one.  None for one permutation.
+
+    Raises:
+        DataError: if ``batch_size`` > ``num_rows``.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        drop_last: bool = True,
+        num_batches: int | None = None,
+    ) -> None:
+        super().__init__(num_rows, batch_size, seed)
+        enough_rows(num_rows, self.batch_size)
+        self.drop_last = drop_last
+        whole, rest = divmod(self.num_rows, self.batch_size)
+        self._rest = rest
+        self._one_pass = num_batches is None
+        passed = whole + (rest > 0 and not drop_last)
+        self.num_batches = passed if num_batches is None else at_least("num_batches", num_batches, 1)
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield consecutive pieces of a permutation, each of shape (batch_size,) (the last may be shorter)."""
+        if not self._one_pass:
+            rows = cycle(torch.arange(self.num_rows), self.batch_size, self.generator(epoch))
+            yield from islice(rows, self.num_batches)
+            return
+        order = torch.randperm(self.num_rows, generator=self.generator(epoch))
+        yield from torch.split(order, self.batch_size)[: self.num_batches]
+
+    @property
+    def strata(self) -> None:
+        """All rows are drawn alike."""
+        return None
+
+    def _second_half(self) -> Self:
+        half = copy.copy(self)
+        half.batch_size, half._rest = (size - size // 2 for size in (self.batch_size, self._rest))
+        return half
+
+    def _absence(self, counts: Sequence[int]) -> float:
+        """Hypergeometric: a batch, also one that spans two permutations, is a uniform set of its size."""
+        whole = none_drawn(self.num_rows, counts[0], self.batch_size)
+        if not self._one_pass or self.drop_last or not self._rest:
+            return whole
+        short = none_drawn(self.num_rows, counts[0], self._rest)
+        return ((self.num_batches - 1) * whole + short) / self.num_batches

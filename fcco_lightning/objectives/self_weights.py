@@ -1,0 +1,120 @@
+"""How much a sample weighs among those that it is compared with, when a batch stands for the whole data."""
+
+import math
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.errors import ConfigError, DataError
+
+SelfWeight: TypeAlias = Literal["dataset", "batch", "none"]
+"""Weight of a sample among the n samples that it is compared with, itself included: 1/n, 1/B, or 0."""
+
+SELF_WEIGHTS: tuple[SelfWeight, ...] = ("dataset", "batch", "none")
+
+
+def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tuple[float, float]:
+    r"""Weights with which a uniform batch of B samples estimates a mean over n samples that contains the anchor.
+
+    For an anchor i of the batch, ``own q(i, i) + others sum over j != i in the batch of q(i, j)`` estimates
+    ``(1/n) sum_j q(i, j)``.  The anchor is in the batch for certain and each other sample by chance only, so the
+    estimate is unbiased with ``own = 1/n`` and ``others = (1 - 1/n) / (B - 1)``, which is "dataset".  With "batch" both
+    are 1/B, as mini-batch losses have it, which is biased towards q(i, i); with "none" the mean is over the n - 1 other
+    samples, and its estimate is unbiased too.
+
+    Args:
+        kind: which of them.
+        size: number of samples in the batch B, >= 2.
+        num_samples: number of samples n; needed for "dataset" only.
+
+    Returns: the weight of the anchor itself and that of each of the B - 1 other samples; they add up to 1.
+
+    Raises:
+        ConfigError: if n is not known.
+        DataError: if the batch holds one sample.
+    """
+    if size < 2:
+        raise DataError(
+            f"a sample is compared with others, but the batch holds {size}. Raise batch_size to at least 2."
+        )
+    if one_of("kind", kind, SELF_WEIGHTS) == "batch":
+        return 1 / size, 1 / size
+    own = 1 / _known(num_samples) if kind == "dataset" else 0.0
+    return own, (1 - own) / (size - 1)
+
+
+def log_weights(kind: SelfWeight, num_samples: int | None, like: Tensor) -> Tensor | float:
+    """Logarithms of :func:`self_and_others` for a square of similarities, in which every sample is an anchor.
+
+    Args:
+        kind: which weights.
+        num_samples: n, see :func:`self_and_others`.
+        like: similarities of the batch, shape (B, B), whose dtype and device are taken.
+
+    Returns: shape (B, B), or one number where all weights are equal; -inf is the logarithm of 0.
+    """
+    own, others = (math.log(w) if w else -math.inf for w in self_and_others(kind, len(like), num_samples))
+    if own == others:
+        return own
+    return like.new_full((len(like), len(like)), others).fill_diagonal_(own)
+
+
+def comparison_weights(
+    kind: SelfWeight,
+    anchors: Tensor,
+    size: int,
+    num_samples: int | None,
+    weight: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    r"""Weights of all samples of a batch for some anchors among them, also where samples are not drawn uniformly.
+
+    Batches that hold B_s of the N_s samples of every stratum s (classes, for example) come with the column ``weight``,
+    ``v_s = N_s B / (n B_s)``.  Given that anchor i of stratum a is in the batch, the B_a - 1 other samples of its
+    stratum are drawn from N_a - 1, so that the estimate of the mean over n samples is unbiased with
+
+    ``1/n`` for the anchor, ``(v_a B_a / B - 1/n) / (B_a - 1)`` for the others of its stratum, ``v_s / B`` elsewhere.
+
+    For ``v = 1`` these are the weights of :func:`self_and_others`.  With "none" the anchor's 1/n is left out and the
+    others are divided by 1 - 1/n; "batch" is ``v / B`` for all.  An anchor that is alone of its stratum in the batch
+    says nothing of the rest of that stratum.  Strata are distinguished by their weights, so two with the same weight
+    count as one.
+
+    Args:
+        kind: which weights.
+        anchors: positions of the anchors in the batch, shape (m,), int64.
+        size: number of samples in the batch B, >= 2.
+        num_samples: number of samples n; needed for "dataset", and for "none" with ``weight``.
+        weight: v, shape (B,); None for uniform batches.
+        dtype: of the result.
+
+    Returns: shape (m, B).
+
+    Raises:
+        ConfigError: if n is needed and not known.
+        DataError: if the batch holds one sample.
+    """
+    if weight is None:
+        own, others = self_and_others(kind, size, num_samples)
+        table = torch.full((len(anchors), size), others, device=anchors.device, dtype=dtype)
+        return table.scatter_(1, anchors.unsqueeze(1), own)
+    self_and_others(kind, size, num_samples)  # checks the arguments
+    weight = weight.to(dtype)
+    if kind == "batch":
+        return (weight / size).expand(len(anchors), size).clone()
+    own = 1 / _known(num_samples)
+    alike = weight[anchors].unsqueeze(1) == weight
+    count = alike.sum(1, keepdim=True)
+    within = (weight[anchors].unsqueeze(1) * count / size - own) / (count - 1).clamp(min=1)
+    table = torch.where(alike, within.clamp(min=0), weight / size)
+    if kind == "dataset":
+        return table.scatter_(1, anchors.unsqueeze(1), own)
+    return table.scatter_(1, anchors.unsqueeze(1), 0.0) / (1 - own)
+
+
+def _known(num_samples: int | None) -> int:
+    if num_samples is None:
+        raise ConfigError("the weight 1/n of a sample itself needs the number of samples n: call prepare(n) first.")
+    return at_least("num_samples", num_samples, 2)

@@ -1,0 +1,132 @@
+"""One entry for every kind of batch plan: how it is made, and all batches that a tiny one can draw."""
+
+import math
+from collections.abc import Callable
+from itertools import combinations, product
+from typing import NamedTuple
+
+import torch
+
+from fcco_lightning.data.plans import (
+    BalancedBatches,
+    BatchPlan,
+    GroupBatches,
+    OwnerBatches,
+    RowsOf,
+    UniformBatches,
+)
+
+Outcome = tuple[float, tuple[int, ...]]
+
+
+class PlanCase(NamedTuple):
+    """A kind of plan.
+
+    Attributes:
+        make: seed -> plan of some 40 rows.
+        tiny: plan of a few rows.
+        outcomes: probability and rows of every batch that ``tiny`` may draw, by the definition of its kind; an epoch's
+            batches of different sizes are mixed by their numbers.
+        unbiased: whether weighted means over batches estimate the mean over the rows that are drawn.
+    """
+
+    make: Callable[[int], BatchPlan]
+    tiny: BatchPlan
+    outcomes: list[Outcome]
+    unbiased: bool = True
+
+
+def equally_likely(batches):
+    batches = list(batches)
+    return [(1 / len(batches), tuple(batch)) for batch in batches]
+
+
+def both(*parts):
+    """All unions of one batch of every part, drawn independently."""
+    return [(math.prod(p for p, _ in chosen), sum((rows for _, rows in chosen), ())) for chosen in product(*parts)]
+
+
+def of_groups(members, groups_per_batch, draw):
+    """All choices of groups, each with all draws from them."""
+    choices = list(combinations(members, groups_per_batch))
+    return [(p / len(choices), rows) for chosen in choices for p, rows in both(*(draw(m) for m in chosen))]
+
+
+LABELS = torch.tensor([1, 0, 0, 1, 0, 0, 0, 1, 0, 0] * 4)
+GROUPS = torch.tensor([0, 0, 1, 2, 1, 0, 2, 2, 3, 0, 3, 1, 0, 0, 3, 2, 2, 2, 1, 0, 0, 1, 3] * 2)
+TINY_LABELS = torch.tensor([0, 1, 0, 0, 1, 0])
+TINY_GROUPS = torch.tensor([0, 1, 1, 0, 2, 2, 2])
+MEMBERS = [(0, 3), (1, 2), (4, 5, 6)]
+ROWS = torch.tensor([30, 4, 17, 8, 9, 25, 11, 2, 13, 7])
+
+
+def pairs_of(members):
+    return equally_likely(combinations(members, 2))
+
+
+def draws_of(members):
+    return equally_likely(product(members, repeat=2))
+
+
+PLANS = {
+    "uniform": PlanCase(
+        lambda seed: UniformBatches(43, 8, seed), UniformBatches(6, 2), equally_likely(combinations(range(6), 2))
+    ),
+    "uniform, short last batch": PlanCase(
+        lambda seed: UniformBatches(43, 8, seed, drop_last=False),
+        UniformBatches(5, 2, drop_last=False),
+        [(p * 2 / 3, b) for p, b in equally_likely(combinations(range(5), 2))] + [(1 / 15, (i,)) for i in range(5)],
+    ),
+    "uniform, more than a pass": PlanCase(
+        lambda seed: UniformBatches(43, 8, seed, num_batches=9),
+        UniformBatches(5, 3, num_batches=4),
+        equally_likely(combinations(range(5), 3)),
+    ),
+    "owner": PlanCase(
+        lambda seed: OwnerBatches(43, 7, seed, world_size=3),
+        OwnerBatches(7, 3, world_size=2),  # shards 0..3 and 4..6, of which a batch takes 1 and 2
+        both(equally_likely(combinations(range(4), 1)), equally_likely(combinations(range(4, 7), 2))),
+    ),
+    "balanced": PlanCase(
+        lambda seed: BalancedBatches(LABELS, 8, seed),
+        BalancedBatches(TINY_LABELS, 4),  # both positives, half of the batch but a third of the data
+        both(equally_likely([(1, 4)]), equally_likely(combinations((0, 2, 3, 5), 2))),
+    ),
+    "balanced, repeats": PlanCase(
+        lambda seed: BalancedBatches(LABELS[:20], 8, seed, allow_repeats=True, positive_fraction=0.9),
+        BalancedBatches(TINY_LABELS, 4, positive_fraction=0.75, allow_repeats=True),  # both positives, one twice
+        both(equally_likely([(1, 4, 1), (1, 4, 4)]), equally_likely([(0,), (2,), (3,), (5,)])),
+    ),
+    "balanced, prevalence of the batch": PlanCase(
+        lambda seed: BalancedBatches(LABELS, 8, seed, prevalence="batch"),
+        BalancedBatches(TINY_LABELS, 2, prevalence="batch"),
+        both(equally_likely([(1,), (4,)]), equally_likely([(0,), (2,), (3,), (5,)])),
+        unbiased=False,
+    ),
+    "groups": PlanCase(
+        lambda seed: GroupBatches(GROUPS, 2, 3, seed, prevalence="data"),
+        GroupBatches(TINY_GROUPS, 2, 2, prevalence="data"),
+        of_groups(MEMBERS, 2, pairs_of),
+    ),
+    "groups, replacement": PlanCase(
+        lambda seed: GroupBatches(GROUPS, 3, 4, seed, replacement=True, prevalence="data"),
+        GroupBatches(TINY_GROUPS, 2, 2, replacement=True, prevalence="data"),
+        of_groups(MEMBERS, 2, draws_of),
+    ),
+    "groups, prevalence of the batch": PlanCase(
+        lambda seed: GroupBatches(GROUPS, 2, 3, seed),
+        GroupBatches(TINY_GROUPS, 1, 2),
+        of_groups(MEMBERS, 1, pairs_of),
+        unbiased=False,
+    ),
+    "rows of a table": PlanCase(
+        lambda seed: RowsOf(BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4), ROWS, 40),
+        RowsOf(BalancedBatches(TINY_LABELS, 2), torch.tensor([7, 2, 4, 0, 1, 6]), 8),
+        both(equally_likely([(2,), (1,)]), equally_likely([(7,), (4,), (0,), (6,)])),
+    ),
+    "rows of a table, uniform": PlanCase(
+        lambda seed: RowsOf(UniformBatches(10, 4, seed), ROWS, 40),
+        RowsOf(UniformBatches(3, 2), torch.tensor([4, 1, 2])),
+        equally_likely(combinations((4, 1, 2), 2)),
+    ),
+}

@@ -1,0 +1,285 @@
+"""Batches of a small table in three ways of drawing, the gradient that a batch gives, and cases that bring a formula.
+
+The gradient is with respect to the table of all outputs of the network (the network looks them up), so it holds the
+gradient with respect to any weights.  Cases write F a second time, as loops over Python lists of scalars.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning import OOA, SOX, Engine, Objective
+from fcco_lightning.constraints import Constraint, HingePenalty
+from fcco_lightning.distributed.processes import Gathered
+from fcco_lightning.engine import Evaluated, Samples, Surrogate
+from fcco_lightning.engine.union import unite
+from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform
+
+N = 9
+STRATUM = [1, 0, 1, 0, 0, 1, 0, 0, 0]
+GROUP = [0, 0, 1, 0, 0, 0, 1, 1, 2]  # one group has a single sample
+
+
+class Way(NamedTuple):
+    """A way of drawing: strata of the samples, and the column ``weight`` by stratum if batches come with one."""
+
+    sampler: Sampler
+    strata: Tensor | None
+    weight: Tensor | None
+
+
+def balanced(labels: list[int], positives: int, negatives: int) -> Way:
+    strata = torch.tensor(labels)
+    share = torch.tensor([negatives, positives], dtype=torch.float64) / (negatives + positives)
+    return Way(
+        Balanced(labels, positives, negatives),
+        strata,
+        (torch.bincount(strata).double() / len(labels) / share)[strata],
+    )
+
+
+def groupwise(groups: list[int], drawn: int, samples: int, *, replace: bool = True) -> Way:
+    return Way(Groups(groups, drawn, samples, replace), torch.tensor(groups), None)
+
+
+WAYS: dict[str, Callable[[], Way]] = {
+    "uniform": lambda: Way(Uniform(N, 4), None, None),
+    "balanced": lambda: balanced(STRATUM, 2, 2),
+    "groups": lambda: groupwise(GROUP, 2, 2),
+    "all groups": lambda: groupwise(GROUP, 3, 1),
+}
+
+
+class Plan:
+    """How batches are drawn, as the package asks for it; probabilities by the formulas of the reference."""
+
+    def __init__(self, way: Way) -> None:
+        self.sampler, self.strata = way.sampler, way.strata
+
+    def absence(self, counts: Tensor, share: float = 1.0) -> float:
+        assert share == 1
+        if self.strata is None:
+            return self.sampler.absent(range(int(counts)))
+        members = [(self.strata == s).nonzero().flatten().tolist()[: int(c)] for s, c in enumerate(counts)]
+        return self.sampler.absent([i for some in members for i in some])
+
+
+class Drawn(NamedTuple):
+    columns: dict[str, Tensor]
+    plan: Plan
+
+
+class Lookup(nn.Module):
+    """The outputs are the weights."""
+
+    def __init__(self, table: Tensor, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.table, self.wrap = nn.Parameter(table.clone()), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(self.table[x])
+
+
+class Nothing(Objective):
+    """Where only constraints are looked at."""
+
+
+@dataclass
+class Case:
+    """A member of the registry.
+
+    Attributes:
+        make: the objective or constraint.
+        outputs: of the network for all samples, shape (n,) or (n, d), float64.
+        columns: of all samples.
+        brute: F (for a constraint: the list of all h_i) from outputs as nested lists of scalars, columns as lists, and
+            the member's parameters by name; in loops, differentiable.
+        wrap: what the network makes of its table.
+        unbiased: ways of drawing in which the gradient is right on average.
+        coupled: whether f acts on all rows together.
+        missing: a column without which the member raises, or None.
+        bad_outputs: outputs of a shape that is refused, or None.
+    """
+
+    make: Callable[[], Any]
+    outputs: Tensor
+    columns: dict[str, Tensor]
+    brute: Callable[..., Any]
+    wrap: Callable[[Tensor], Any] = lambda table: table
+    unbiased: tuple[str, ...] = ("uniform", "groups")
+    coupled: bool = False
+    missing: str | None = None
+    bad_outputs: Any = None
+
+    @property
+    def n(self) -> int:
+        return len(self.outputs)
+
+
+class Bench:
+    """The engine of a case, with exact rows."""
+
+    def __init__(self, case: Case, way: Way | None = None) -> None:
+        self.case, self.way = case, way
+        part = case.make()
+        self.objective = (part if isinstance(part, Objective) else Nothing()).double()
+        constraints = [part] if isinstance(part, Constraint) else []
+        self.part = part
+        self.columns = {**case.columns, "index": torch.arange(case.n), "x": torch.arange(case.n)}
+        for one in (self.objective, *constraints):
+            one.adapt(None)
+        algorithm = OOA() if case.coupled else SOX(gamma=0.5)
+        name = getattr(part, "part", None) or "target"
+        self.name = name
+        drawn = {name: Drawn(self.columns, Plan(way or Way(Uniform(case.n, case.n), None, None)))}
+        problem = algorithm.pose(
+            self.objective,
+            constraints,
+            HingePenalty(RHO),
+            num_samples=case.n,
+            sampling=drawn,
+            dtype=torch.float64,
+        )
+        self.network = Lookup(case.outputs, case.wrap)
+        self.algorithm, self.engine = algorithm, Engine(self.network, problem, algorithm)
+        self.exact: dict[Any, Tensor] = {}
+        for reading in self.engine.measure({name: self.columns}).readings:
+            assert len(reading.index) == reading.term.num_rows
+            self.exact[reading.term] = reading.values.detach().double()
+
+    def batch(self, index: Any) -> dict[str, dict[str, Tensor]]:
+        chosen = torch.as_tensor(index)
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        if self.way is not None and self.way.weight is not None:
+            columns["weight"] = self.way.weight[chosen]
+        return {self.name: columns}
+
+    def weighted(self, index: list[int], times: list[int]) -> dict[str, dict[str, Tensor]]:
+        """A batch in which samples have weights in proportion to ``times``, of mean 1."""
+        batch = self.batch(index)
+        weight = torch.tensor(times, dtype=torch.float64)
+        batch[self.name]["weight"] = weight / weight.mean()
+        return batch
+
+    def surrogate(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
+        """Of a batch, with outer gradients at exact rows."""
+        now = self.engine.inner(seen or self.engine.evaluate(batch))
+        surrogate = Surrogate(now.direct)
+        for reading in now.readings:
+            rows, exact = reading.index, self.exact[reading.term]
+            if self.case.coupled:
+                y = len(exact) * self.objective.outer.ambiguity.worst_case(exact[:, 0]).unsqueeze(1)[rows]
+                surrogate.add(reading, y)
+                continue
+            known = reading.outer.value(exact[rows]) if reading.outer.parameters() else None
+            surrogate.add(reading, reading.outer.subgradient(exact[rows]), known)
+        return surrogate.value
+
+    def gradient(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
+        """With respect to the table and the objective's parameters, flat."""
+        value = self.surrogate(batch, seen)
+        params = self.parameters()
+        if not value.requires_grad:
+            return torch.cat([torch.zeros_like(p).flatten() for p in params])
+        found = torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)
+        return torch.cat([g.flatten() for g in found])
+
+    def parameters(self) -> list[Tensor]:
+        return [self.network.table, *self.objective.parameters()]
+
+    def brute(self) -> tuple[Tensor, Tensor]:
+        """F and its gradient from the case's formula."""
+        value = self.formula()
+        found = torch.autograd.grad(value, self.parameters(), allow_unused=True, materialize_grads=True)
+        return value.detach(), torch.cat([g.flatten() for g in found])
+
+    def formula(self) -> Tensor:
+        given = as_lists(self.network.table), {k: c.tolist() for k, c in self.case.columns.items()}
+        result = self.case.brute(*given, **dict(self.objective.named_parameters()))
+        if isinstance(self.part, Constraint):
+            return sum(RHO * torch.relu(h) for h in result) / len(result)
+        return result
+
+    def mean_gradient(self) -> Tensor:
+        """Over all batches that can be drawn."""
+        assert self.way is not None
+        batches = self.way.sampler.batches()
+        return sum(chance * self.gradient(self.batch(list(batch))) for batch, chance in batches)
+
+    def drawn_gradients(self, count: int, seed: int) -> Iterator[Tensor]:
+        assert self.way is not None
+        rng = np.random.default_rng(seed)
+        for _ in range(count):
+            yield self.gradient(self.batch(self.way.sampler.draw(rng)))
+
+
+RHO = 2.0
+
+
+class TwoProcesses:
+    """Stands for two processes of which the other one's tensors are known."""
+
+    size = 2
+
+    def __init__(self, first: list[Tensor] | None = None, second: list[Tensor] | None = None) -> None:
+        self.first, self.second, self.seen = first, second, []
+        self.guard = nullcontext
+
+    def gather(self, tensors: list[Tensor], mark: int = 0) -> Gathered:
+        self.seen = list(tensors)
+        parts = [*([self.first] if self.first else []), self.seen, *([self.second] if self.second else [])]
+        joined = [torch.cat(group) for group in zip(*parts, strict=True)]
+        return Gathered(joined, [len(p[0]) for p in parts], [mark] * len(parts))
+
+
+def united(bench: Bench, first: dict[str, Any], second: dict[str, Any]) -> Tensor:
+    """Sum over two processes of the gradients that each has from its own outputs, measured on the union."""
+
+    def part(batch: dict[str, Any], processes: TwoProcesses) -> Evaluated:
+        outputs = bench.engine.functions.outputs(batch)
+        union = unite([outputs], batch, bench.network, [], processes)
+        columns = union.batch
+        if bench.engine.problem.row_parameters is not None:
+            columns = bench.engine.problem.row_parameters.attach(columns)
+        return Evaluated(Samples(union.outputs[0], columns), None, None, {})
+
+    sent = []
+    for batch in (first, second):
+        alone = TwoProcesses()
+        with torch.no_grad():
+            part(batch, alone)
+        sent.append(alone.seen)
+    seen = part(first, TwoProcesses(second=sent[1])), part(second, TwoProcesses(first=sent[0]))
+    size = bench.network.table.numel()
+    both = [bench.gradient({}, one) for one in seen]
+    return torch.cat([both[0][:size] + both[1][:size], both[0][size:]])  # parameters of f are seen in full by each
+
+
+def as_lists(table: Tensor) -> Any:
+    return [as_lists(row) for row in table] if table.dim() else table
+
+
+def logistic(score: Tensor, label: float) -> Tensor:
+    return torch.log1p(torch.exp(-score if label == 1 else score))
+
+
+def sigmoid(score: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-score))
+
+
+def mean(values: list[Tensor]) -> Tensor:
+    return sum(values) / len(values)
+
+
+def scores(n: int = N, width: int | None = None, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n if width is None else (n, width), generator=generator, dtype=torch.float64)
+
+
+def table_columns(stratum: list[int] = STRATUM, group: list[int] = GROUP) -> dict[str, Tensor]:
+    return {"y": torch.tensor(stratum), "group": torch.tensor(group)}

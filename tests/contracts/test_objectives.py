@@ -1,0 +1,346 @@
+"""What holds of every objective: the right F, the right gradient at exact rows, and on average over batches."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from fcco_lightning import MOAP, MSVR, CVaRGroupDRO, Engine, MeanAtMost
+from fcco_lightning.constraints import HingePenalty
+from fcco_lightning.errors import FCCOError
+from fcco_lightning.objectives import LogisticLoss, Objective
+from tests.contracts.average_precision import AveragePrecision, formula
+from tests.contracts.completeness import concrete_classes, unregistered
+from tests.contracts.registry_objectives import BASES, CASES
+from tests.contracts.sampled import (
+    STRATUM,
+    WAYS,
+    Bench,
+    Case,
+    Drawn,
+    Lookup,
+    N,
+    Plan,
+    Way,
+    balanced,
+    scores,
+    table_columns,
+    united,
+)
+from tests.reference.probabilities import Uniform
+
+EXACT = 1e-9  # relative; sums of at most a few hundred float64 numbers of order one
+AP = Case(
+    AveragePrecision, scores(), table_columns(), formula, unbiased=("uniform", "balanced"), missing="y",
+    bad_outputs=scores(N, 2),
+)  # fmt: skip
+EVERY = {**CASES, "average precision": AP}
+WITH_ROWS = [name for name, case in EVERY.items() if case.make().outer is not None]
+GROUP_ROWS = [name for name, case in CASES.items() if name in WITH_ROWS and not name.startswith("contrastive")]
+BIASED = [(name, way) for name, case in CASES.items() for way in ("uniform", "balanced") if way not in case.unbiased]
+
+
+def error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def test_every_objective_is_registered():
+    assert unregistered(concrete_classes(Objective), CASES.values(), BASES) == []
+
+
+def test_an_objective_that_nobody_registered_is_noticed():
+    class Forgotten(Objective):
+        pass
+
+    class _Private(Objective):
+        pass
+
+    assert unregistered([Forgotten, _Private, CVaRGroupDRO], CASES.values(), BASES) == ["Forgotten"]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_value_over_the_whole_data_is_the_formula(name):
+    bench = Bench(EVERY[name])
+    seen = bench.engine.measure(bench.batch(range(N)))
+    value = torch.zeros(()) if seen.direct is None else seen.direct
+    for reading in seen.readings:
+        assert reading.index.tolist() == list(range(reading.term.num_rows))
+        if bench.case.coupled:
+            value = value + bench.objective.outer.ambiguity.worst_case(reading.values[:, 0]) @ reading.values[:, 0]
+        else:
+            value = value + reading.outer.value(reading.values).mean()
+    assert value.item() == pytest.approx(bench.brute()[0].item(), rel=EXACT)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_gradient_at_exact_rows_is_that_of_the_formula(name):
+    bench = Bench(EVERY[name])
+    _, expected = bench.brute()
+    torch.testing.assert_close(bench.gradient(bench.batch(range(N))), expected, rtol=EXACT, atol=EXACT)
+    with torch.no_grad():  # and the formula's gradient is the slope of its value
+        table, step = bench.network.table, 1e-6
+        values = []
+        for sign in (1, -1):
+            table.view(-1)[0] += sign * step
+            values.append(bench.formula().item())
+            table.view(-1)[0] -= sign * step
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(expected[0].item(), abs=1e-7)
+
+
+@pytest.mark.parametrize(("name", "way"), [(name, way) for name, case in EVERY.items() for way in case.unbiased])
+def test_gradient_is_right_on_average_over_all_batches(name, way):
+    bench = Bench(EVERY[name], WAYS[way]())
+    assert error(bench.mean_gradient(), bench.brute()[1]) < EXACT
+
+
+@pytest.mark.parametrize(("name", "way"), BIASED)
+def test_what_is_not_exact_on_average_and_by_how_much(name, way):
+    """Relative errors of the mean gradient with batches of 4 of the 9 samples.
+
+    AUC from uniform batches misses the factor of the batches that hold both classes, and nothing else.  Losses of a
+    mini-batch (``positive="batch"`` at exact rows, and InfoNCE) are biased for small batches by definition.  Risks of
+    groups that cross strata are ratios of two estimates, right as batches grow; tasks need all groups at once, which
+    are then not drawn alike.
+    """
+    bench = Bench(CASES[name], WAYS[way]())
+    mean, (_, expected) = bench.mean_gradient(), bench.brute()
+    if name.startswith("auc"):
+        both = bench.way.sampler.both(np.flatnonzero(STRATUM), np.flatnonzero(1 - np.array(STRATUM)))
+        assert error(mean, both * expected) < EXACT
+        assert 0.8 < both < 0.9
+    else:
+        assert 1e-3 < error(mean, expected) < 0.6
+
+
+def test_ratio_estimates_become_exact_as_batches_grow():
+    """Relative errors of .21, .022 and 0 with 1 + 1, 2 + 4 and all 3 + 6 positives and negatives."""
+    errors = []
+    for positives, negatives in ((1, 1), (2, 4), (3, 6)):
+        bench = Bench(CASES["cvar"], balanced(STRATUM, positives, negatives))
+        errors.append(error(bench.mean_gradient(), bench.brute()[1]))
+    assert 0.1 < errors[0] < 0.3
+    assert 0.001 < errors[1] < errors[0] / 5
+    assert errors[2] < EXACT
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_order_of_a_batch_does_not_matter(name):
+    bench, index = Bench(EVERY[name], WAYS["balanced"]()), torch.tensor([0, 1, 2, 6, 7, 8])
+    expected = bench.gradient(bench.batch(index))
+    for seed in range(3):
+        order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+        found = bench.gradient(bench.batch(index[order]))
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n in WITH_ROWS and n not in GROUP_ROWS] + ["average precision"])
+def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
+    bench = Bench(EVERY[name])
+    (reading,) = bench.engine.measure(bench.batch([0, 3, 0, 5, 5, 1])).readings
+    inner = bench.objective.inner(*_outputs(bench, [0, 3, 0, 5, 5, 1]))
+    owners = inner.index.unique()
+    rows = owners if reading.term.row_map is None else reading.term.row_map.rows(owners)
+    assert reading.index.tolist() == rows.tolist()
+    for sample, values in zip(owners, reading.values, strict=True):
+        torch.testing.assert_close(values, inner.values[inner.index == sample].mean(0), rtol=1e-12, atol=0)
+    weight = reading.weight * torch.ones(len(rows), dtype=torch.float64)
+    each = 1 / 4 if reading.term.row_map is None else N / 3 / 4  # 4 different samples
+    torch.testing.assert_close(weight, torch.full_like(weight, each))
+
+
+def _outputs(bench, index):
+    columns = bench.batch(index)[bench.name]
+    if bench.objective.sample_parameters is not None:
+        columns = {**columns, "tau": torch.full((len(index), 2), bench.objective.tau, dtype=torch.float64)}
+    return bench.network(columns["x"]), columns
+
+
+@pytest.mark.parametrize("name", [*GROUP_ROWS, "cross entropy", "cross entropy of classes", "auc"])
+def test_a_weight_of_two_is_a_sample_drawn_twice(name):
+    bench = Bench(CASES[name])
+    found = bench.gradient(bench.weighted([0, 1, 2, 6, 8], [2, 1, 1, 3, 1]))
+    expected = bench.gradient(bench.batch([0, 0, 1, 2, 6, 6, 6, 8]))
+    torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
+    assert error(bench.gradient(bench.batch([0, 1, 2, 6, 8])), expected) > 0.01
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_two_processes_give_the_gradient_of_one(name):
+    bench = Bench(EVERY[name])
+    whole = bench.gradient(bench.batch([0, 1, 2, 6, 7, 8]))
+    found = united(bench, bench.batch([0, 1]), bench.batch([2, 6, 7, 8]))
+    torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in GROUP_ROWS if n in CASES])
+def test_subsets_say_of_what_a_batch_speaks(name):
+    bench = Bench(CASES[name])
+    subsets = bench.objective.subsets(bench.columns)
+    spoken = set()
+    for index in combinations(range(N), 4):
+        expected = [i for i, row in enumerate(subsets) if all(bool(mask[list(index)].any()) for mask in row)]
+        found = bench.objective.inner(*_outputs(bench, list(index))).index.tolist()
+        assert found == expected
+        spoken.add(len(found))
+    assert len(spoken) > 1  # some batches miss a row
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+def test_values_are_finite_and_in_their_range(name, size):
+    case = EVERY[name]
+    bench = Bench(case)
+    domain = bench.objective.row_domain(N, bench.columns)
+    for seed in range(3):
+        with torch.no_grad():
+            bench.network.table.copy_(size * torch.randn(case.outputs.shape, generator=_seeded(seed)))
+        seen = bench.engine.measure(bench.batch([0, 1, 2, 6, 7, 8]))
+        parts = [] if seen.direct is None else [seen.direct]
+        for reading in seen.readings:
+            values = reading.values.detach()
+            assert values.isfinite().all()
+            torch.testing.assert_close(domain.range.project(values), values, rtol=1e-12, atol=1e-12)
+            parts.append(reading.values.clamp(max=1e6).sum())
+        gradients = torch.autograd.grad(sum(parts), bench.parameters(), allow_unused=True, materialize_grads=True)
+        assert all(g.isfinite().all() for g in gradients)
+
+
+def _seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.missing is not None])
+def test_a_missing_column_is_named(name):
+    bench = Bench(CASES[name])
+    outputs, columns = _outputs(bench, [0, 1])
+    del columns[bench.case.missing]
+    measure = bench.objective.direct if bench.objective.outer is None else bench.objective.inner
+    with pytest.raises(FCCOError, match=f"needs the column `{bench.case.missing}`"):
+        measure(outputs, columns)
+
+
+@pytest.mark.parametrize("name", [name for name, case in EVERY.items() if case.bad_outputs is not None])
+def test_outputs_of_another_shape_are_refused(name):
+    bench = Bench(EVERY[name])
+    _, columns = _outputs(bench, list(range(N)))
+    measure = bench.objective.direct if bench.objective.outer is None else bench.objective.inner
+    with pytest.raises(FCCOError, match=r"\(B|\(9, |embeddings"):
+        measure(bench.case.bad_outputs, columns)
+
+
+@pytest.mark.parametrize("name", [name for name in GROUP_ROWS if name in CASES])
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_group_labels_out_of_range_are_refused(name, wrong):
+    bench = Bench(CASES[name])
+    outputs, columns = _outputs(bench, [0, 1])
+    columns["group"] = torch.tensor([0, wrong])
+    with pytest.raises(FCCOError, match=rf"group labels must lie in 0\.\.2, got {wrong} at batch position 1"):
+        bench.objective.inner(outputs, columns)
+
+
+# ---- three samples in two hundred
+
+
+@pytest.mark.parametrize("way", ["uniform", "balanced"])
+def test_a_group_of_three_among_two_hundred(way):
+    """An objective and a constraint on it, 5,000 batches of 20: within four standard errors in three directions.
+
+    The three are of one class, so that risks and means are not ratios over several strata.
+    """
+    n, rare = 200, [5, 77, 140]
+    y, group = torch.arange(n) % 4 == 0, torch.arange(n) % 4
+    group, y = group.clone(), y.long()
+    group[rare] = 4
+    y[rare] = 1
+    group[y == 1] += 5 * (group[y == 1] < 4)  # classes do not share groups
+    group = torch.unique(group, return_inverse=True)[1]
+    number = int(group[5])
+    drawing = Way(Uniform(n, 20), None, None) if way == "uniform" else balanced(y.tolist(), 6, 14)
+    columns = {"y": y, "group": group}
+    count = int(group.max()) + 1
+
+    def brute(s, c, threshold):
+        losses = [torch.log1p(torch.exp(-a if b else a)) for a, b in zip(s, c["y"], strict=True)]
+        risk = [_mean_of(losses, c["group"], g) for g in range(count)]
+        hinge = sum(2 * torch.relu(r - threshold) for r in risk) / count
+        return threshold + hinge + 2 * torch.relu(_mean_of(losses, c["group"], number) - 0.1)
+
+    case = Case(lambda: CVaRGroupDRO(0.5, num_groups=count, threshold=0.3), scores(n), columns, brute)
+    bench = Bench(case)
+    constraint = MeanAtMost(LogisticLoss(), 0.1, {"group": number})
+    columns = bench.columns
+    drawn = {"target": Drawn(columns, Plan(drawing))}
+    problem = bench.algorithm.pose(
+        bench.objective, [constraint], HingePenalty(2.0), num_samples=n, sampling=drawn, dtype=torch.float64
+    )
+    bench.way, bench.engine = drawing, Engine(bench.network, problem, bench.algorithm)
+    readings = bench.engine.measure({"target": columns}).readings
+    bench.exact = {r.term: r.values.detach() for r in readings}
+    _, exact = bench.brute()
+    size = len(exact)
+    of_rare = torch.zeros(size, dtype=torch.float64)
+    of_rare[rare] = 1
+    directions = torch.stack([of_rare, 1 - of_rare, torch.randn(size, generator=_seeded(1), dtype=torch.float64)])
+    found = torch.stack([directions @ g for g in bench.drawn_gradients(5000, seed=0)])
+    standard_error = found.std(0) / len(found) ** 0.5
+    assert ((found.mean(0) - directions @ exact).abs() < 4 * standard_error).all()
+    assert (standard_error < 0.1 * (directions @ exact).abs().max()).all()
+
+
+def _mean_of(losses, groups, g):
+    inside = [v for v, group in zip(losses, groups, strict=True) if group == g]
+    return sum(inside) / len(inside)
+
+
+# ---- rows of some samples only
+
+
+def test_rows_are_kept_for_the_owners_only():
+    bench = Bench(AP)
+    (term,) = bench.engine.problem.all_terms
+    assert term.num_rows == term.state.rows.shape[0] == sum(STRATUM)
+    assert bench.objective.row_domain(N, bench.columns).owners.tolist() == [bool(y) for y in STRATUM]
+
+
+def test_a_batch_without_owners_says_nothing():
+    bench = Bench(AP, WAYS["uniform"]())
+    assert bench.gradient(bench.batch([1, 3, 4, 6])).tolist() == [0] * N
+
+
+def test_moap_scales_by_the_number_of_owners():
+    """``u <- (1 - gamma) u + gamma (n_+ / B_1) g`` with B_1 positives in the batch; the others decay."""
+    rows, values = _one_more_step(MOAP(gamma=0.3), [0, 1, 2, 4])
+    torch.testing.assert_close(rows[1][:2], 0.7 * rows[0][:2] + 0.3 * 3 / 2 * values)
+    torch.testing.assert_close(rows[1][2], 0.7 * rows[0][2])
+
+
+def test_the_correction_of_theory_counts_owners():
+    """At weights that have moved by a known step: ``gamma' = 1 - gamma + (n_+ - B_1) / (B_1 (1 - gamma))``."""
+    rows, values, before = _one_more_step(MSVR(gamma=0.4, gamma_prime="theory"), [0, 1, 2, 4], moved=True)
+    correction = 0.6 + (3 - 2) / (2 * 0.6)
+    expected = (0.6 * rows[0][:2] + 0.4 * values + correction * (values - before)).clamp(min=0)
+    torch.testing.assert_close(rows[1][:2], expected)
+    torch.testing.assert_close(rows[1][2], rows[0][2])
+
+
+def _one_more_step(algorithm, index, *, moved=False):
+    """Rows after a step on everything and after one more on a batch, with the batch's values (and those before)."""
+    bench = Bench(AP)
+    network = Lookup(AP.outputs, AP.wrap)
+    drawn = {"target": Drawn(bench.columns, Plan(WAYS["uniform"]()))}
+    problem = algorithm.pose(AveragePrecision(), num_samples=N, sampling=drawn, dtype=torch.float64)
+    engine = Engine(network, problem, algorithm)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.3 if moved else 0.0)
+    (state,) = problem.states
+
+    def values():
+        columns = bench.batch(index)["target"]
+        return problem.objective.inner(network(columns["x"]), columns).values.detach()
+
+    before = values()
+    engine.train_batch(bench.batch(range(N)), optimizer)
+    rows, now = [state.rows.clone()], values()
+    engine.train_batch(bench.batch(index), optimizer)
+    rows.append(state.rows.clone())
+    return (rows, now, before) if moved else (rows, now)

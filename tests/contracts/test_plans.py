@@ -1,0 +1,208 @@
+"""What every batch plan keeps to, whatever its kind."""
+
+import inspect
+from itertools import chain, combinations
+
+import pytest
+import torch
+
+from fcco_lightning.data.loader import RankBatches, ResumableLoader
+from fcco_lightning.data.plans import BatchPlan, GroupBatches, OwnerBatches, UniformBatches
+from fcco_lightning.data.table import TensorTable
+from fcco_lightning.errors import DataError
+from tests.contracts.registry_plans import PLANS
+
+EPOCHS = 200
+every_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+
+
+def epoch_of(plan, epoch=0):
+    return [batch.tolist() for batch in plan.batches(epoch)]
+
+
+def counts_of(plan, marked):
+    """Marked rows in every stratum."""
+    strata = torch.zeros(plan.num_rows, dtype=torch.int64) if plan.strata is None else plan.strata
+    return torch.bincount(strata[marked], minlength=plan.num_strata)
+
+
+def drawn_rows(case_plan, epochs=3):
+    return sorted({row for epoch in range(epochs) for batch in epoch_of(case_plan, epoch) for row in batch})
+
+
+def within(values, expected):
+    """Whether the mean of independent values is within four standard errors of what is expected."""
+    values = torch.tensor(values, dtype=torch.float64)
+    return abs(float(values.mean()) - expected) <= 4 * float(values.std()) / len(values) ** 0.5 + 1e-9
+
+
+def concrete(kind):
+    own = [] if inspect.isabstract(kind) else [kind]
+    return own + [found for below in kind.__subclasses__() for found in concrete(below)]
+
+
+def test_every_kind_of_plan_is_registered():
+    ours = {kind for kind in concrete(BatchPlan) if kind.__module__.startswith("fcco_lightning.")}
+    assert ours == {type(case.tiny) for case in PLANS.values()} == {type(case.make(0)) for case in PLANS.values()}
+
+
+@every_plan
+def test_batches_depend_on_seed_and_epoch_only(case):
+    before = torch.get_rng_state()
+    first = epoch_of(case.make(5), 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    plan = case.make(5)
+    assert epoch_of(plan, 4) == epoch_of(plan, 4) == first
+    assert first not in (epoch_of(plan, 5), epoch_of(case.make(6), 4))
+    assert epoch_of(case.make(0), 1) != epoch_of(case.make(1), 0)  # neighbouring seeds are not shifted epochs
+    assert len(first) == plan.num_batches
+    assert {len(batch) for batch in first[:-1]} == {plan.batch_size}
+    assert set(chain.from_iterable(first)) <= set(range(plan.num_rows))
+
+
+@every_plan
+def test_parts_of_processes_tile_the_union_batch(case):
+    plan = case.make(2)
+    for world_size in (1, 2, 3):
+        shares = [RankBatches(range(plan.num_rows), plan, rank, world_size) for rank in range(world_size)]
+        for share in shares:
+            share.set_epoch(1)
+        for union, *parts in zip(epoch_of(plan, 1), *shares, strict=True):
+            assert list(chain.from_iterable(parts)) == union
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@every_plan
+def test_absence_is_that_of_all_possible_batches(case):
+    plan, rows = case.tiny, range(case.tiny.num_rows)
+    assert sum(p for p, _ in case.outcomes) == pytest.approx(1)
+    for size in range(plan.num_rows + 1):
+        for marked in combinations(rows, size):
+            expected = sum(p for p, batch in case.outcomes if not set(batch) & set(marked))
+            found = plan.absence(counts_of(plan, list(marked)))
+            assert found == pytest.approx(expected, abs=1e-12)
+            assert (found == 0) == (expected == 0)
+
+
+@every_plan
+def test_absence_is_that_of_the_batches_drawn(case):
+    plan = case.make(1)
+    generator = torch.Generator().manual_seed(0)
+    chosen = [torch.randperm(plan.num_rows, generator=generator)[:size].tolist() for size in (1, 3, 8, 20)]
+    absent = [[] for _ in chosen]
+    for epoch in range(EPOCHS):
+        batches = [set(batch) for batch in epoch_of(plan, epoch)]
+        for marked, shares in zip(chosen, absent, strict=True):
+            shares.append(sum(batch.isdisjoint(marked) for batch in batches) / len(batches))
+    for marked, shares in zip(chosen, absent, strict=True):
+        expected = plan.absence(counts_of(plan, marked))
+        rare = 4 * (expected * (1 - expected) / EPOCHS) ** 0.5  # where none of the epochs had such a batch
+        assert within(shares, expected) or (sum(shares) == 0 and expected <= rare)
+
+
+@every_plan
+def test_absence_of_nothing_and_of_everything(case):
+    plan = case.make(0)
+    assert plan.absence(counts_of(plan, [])) == 1.0
+    assert plan.absence(counts_of(plan, list(range(plan.num_rows)))) == 0.0
+    sizes = counts_of(plan, list(range(plan.num_rows)))
+    for counts in (sizes + 1, -sizes, torch.zeros(len(sizes) + 1, dtype=torch.int64)):
+        with pytest.raises(DataError, match=r"counts must hold, for each of the \d+ strata of sizes"):
+            plan.absence(counts)
+
+
+@every_plan
+def test_weights_make_means_unbiased(case):
+    plan = case.tiny
+    rows = drawn_rows(plan, epochs=20)
+    values = torch.rand(plan.num_rows, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.5
+    weights = plan.weights()
+    weighted = values if weights is None else weights * values
+    mean = sum(p * float(weighted[list(batch)].mean()) for p, batch in case.outcomes)
+    assert (mean == pytest.approx(float(values[rows].mean()), abs=1e-7)) == case.unbiased
+    assert case.unbiased or weights is None
+
+
+@every_plan
+def test_weighted_means_over_batches_drawn_are_unbiased(case):
+    plan = case.make(3)
+    rows = drawn_rows(plan, epochs=20)
+    values = torch.rand(plan.num_rows, generator=torch.Generator().manual_seed(2))
+    values[rows[::3]] += 2
+    weights = plan.weights()
+    if weights is not None:
+        assert (weights.shape, weights.dtype) == ((plan.num_rows,), torch.float32)
+    weighted = values if weights is None else weights * values
+    means = [torch.stack([weighted[batch].mean() for batch in plan.batches(epoch)]).mean() for epoch in range(EPOCHS)]
+    if case.unbiased:
+        assert within(means, float(values[rows].mean()))
+
+
+@every_plan
+def test_a_second_draw_is_independent_and_of_the_same_kind(case):
+    plan = case.make(4)
+    second = plan.second_draw()
+    firsts, seconds = epoch_of(plan, 2), epoch_of(second, 2)
+    assert firsts == epoch_of(case.make(4), 2)  # making a second draw leaves the first alone
+    assert seconds == epoch_of(case.make(4).second_draw(), 2) != firsts
+    assert [len(batch) for batch in firsts] == [len(batch) for batch in seconds]
+    assert seconds != epoch_of(second, 3)
+    if plan.strata is not None:  # the same classes, groups and shards in the same places
+        assert [plan.strata[batch].tolist() for batch in firsts] == [plan.strata[batch].tolist() for batch in seconds]
+    values = torch.rand(plan.num_rows, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    strata = torch.zeros(plan.num_rows, dtype=torch.int64) if plan.strata is None else plan.strata
+    sums = torch.zeros(plan.num_strata, dtype=torch.float64).index_add(0, strata, values)
+    centred = values - (sums / torch.bincount(strata))[strata]  # what a batch shares is its composition only
+    products = [
+        float(centred[a].mean() * centred[b].mean())
+        for epoch in range(EPOCHS // 2)
+        for a, b in [(next(plan.batches(epoch)), next(second.batches(epoch)))]
+    ]
+    assert within(products, 0.0)
+
+
+@every_plan
+@pytest.mark.parametrize("second", [False, True])
+def test_an_epoch_is_continued_in_the_middle(case, second):
+    plan = case.make(9).second_draw() if second else case.make(9)
+    whole = epoch_of(plan, 2)
+
+    def loaders(processes):
+        table = TensorTable({"x": torch.zeros(plan.num_rows)})
+        return [ResumableLoader(table, plan, rank=rank, world_size=processes) for rank in range(processes)]
+
+    def unions(parts):
+        return [list(chain.from_iterable(batch["index"].tolist() for batch in batches)) for batches in parts]
+
+    for before, after in ((1, 1), (1, 2), (3, 1)):
+        given = loaders(before)
+        for loader in given:
+            loader.sampler.set_epoch(2)
+        halves = [iter(loader) for loader in given]
+        assert unions([[next(half) for half in halves] for _ in range(1)]) == whole[:1]
+        states = [loader.state_dict() for loader in given]
+        rest = loaders(after)
+        for loader in rest:
+            loader.load_state_dict(states[0])
+        assert unions(zip(*rest, strict=True)) == whole[1:]
+
+
+def test_absence_of_large_tables_is_a_probability():
+    plan = UniformBatches(10_000_000, 512)
+    assert plan.absence(torch.tensor([1])) == pytest.approx(1 - 512 / 10_000_000, abs=1e-7)
+    assert plan.absence(torch.tensor([1_000_000])) == pytest.approx(0.9**512, rel=1e-2)
+    assert plan.absence(torch.tensor([9_999_600])) == 0.0
+    groups = GroupBatches(torch.arange(160_000) % 1252, 100, 8)
+    chances = [groups.absence(torch.bincount(torch.arange(k) % 1252, minlength=1252)) for k in (0, 1, 1252, 80_128)]
+    # each of 1252 groups of 127 or 128 rows has one marked: 800 draws of 8 in 128 miss it
+    assert chances[0] == 1.0
+    assert chances[1] == pytest.approx(1 - 100 / 1252 * 8 / 128, rel=1e-3)
+    assert chances[2] == pytest.approx((1 - 8 / 128) ** 100, rel=2e-2)
+    assert 0 < chances[3] < 1e-200
+
+
+def test_shards_that_are_never_drawn_have_no_weight():
+    plan = OwnerBatches(12, 2, world_size=3)
+    assert plan.weights().tolist() == [0.0] * 4 + [1.0] * 8  # shares of 0, 1 and 1
+    assert OwnerBatches(12, 6, world_size=3).weights() is None

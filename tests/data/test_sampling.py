@@ -1,0 +1,234 @@
+"""How training batches are drawn, as datamodules and configurations say it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+
+from fcco_lightning import (
+    BalancedSampling,
+    Columns,
+    ConfigError,
+    DataError,
+    GroupedTabularDataModule,
+    Groups,
+    GroupSampling,
+    OwnerSampling,
+    Splits,
+    TabularDataModule,
+    TwoDraws,
+    UniformSampling,
+)
+from fcco_lightning.data.datamodules.base import INPUTS
+from fcco_lightning.data.plans import BalancedBatches, Drawn, GroupBatches, OwnerBatches, UniformBatches
+from fcco_lightning.data.sampling import with_num_batches
+
+
+def make_frame(rows=200):
+    """A table ordered by class: the first three quarters are negative."""
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "a": rng.normal(size=rows),
+            "sex": np.tile(["M", "F"], rows // 2),
+            "query": np.arange(rows) // 10,
+            "time": rng.random(rows),
+            "y": np.repeat(["no", "yes"], [3 * rows // 4, rows // 4]),
+        }
+    )
+
+
+def make(batches=None, columns=None, **changes):
+    columns = columns or Columns("y", positive="yes", sensitive="sex", favoured="M", extra=["query", "time"])
+    given = {} if batches is None else {"batches": batches}
+    module = TabularDataModule(make_frame(), columns=columns, splits=Splits(0.2), **given, **changes)
+    module.setup()
+    return module
+
+
+def batches_of(module):
+    return [batch for batch, _, _ in iter(module.train_dataloader())]
+
+
+class Processes:
+    limit_train_batches = 1.0
+
+    def __init__(self, rank, world_size):
+        self.global_rank, self.world_size = rank, world_size
+
+
+SAMPLINGS = {
+    UniformSampling(8, drop_last=False): UniformBatches,
+    UniformSampling(8, num_batches=3): UniformBatches,
+    BalancedSampling(8, positive_fraction=0.25): BalancedBatches,
+    GroupSampling(2, 4): GroupBatches,
+    OwnerSampling(8): OwnerBatches,
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
+def test_a_datamodule_says_what_its_batches_are_drawn_from(sampling):
+    module = make(sampling, seed=4)
+    module.trainer = Processes(0, 2)
+    drawn = module.sampling()
+    assert list(drawn) == ["target"]
+    assert isinstance(drawn["target"], Drawn)
+    columns, plan = drawn["target"]
+    assert type(plan) is SAMPLINGS[sampling]
+    assert (plan.batch_size, plan.seed, plan.num_rows) == (16, 4, module.num_train)
+    assert set(columns) == {"y", "group", "query", "time", "index"}
+    table = module.tables["train"].columns
+    assert all(torch.equal(column, table[name]) for name, column in columns.items())
+    for batch, union in zip(module.train_dataloader(), plan.batches(0), strict=True):
+        assert torch.equal(batch["index"], union[: len(union) // 2])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "weighted"),
+    [
+        (UniformSampling(8), False),
+        (BalancedSampling(8), True),
+        (BalancedSampling(8, prevalence="batch"), False),
+        (BalancedSampling(8, positive_fraction=0.25), False),  # as many as in the data
+        (GroupSampling(2, 4, prevalence="data"), False),  # groups of one size
+        (GroupSampling(2, 4), False),
+    ],
+    ids=repr,
+)
+def test_training_batches_carry_weights_where_there_are_any(sampling, weighted):
+    module = make(sampling)
+    weights = module.sampling()["target"].plan.weights()
+    assert (weights is not None) == weighted
+    for batch in module.train_dataloader():
+        assert ("weight" in batch) == weighted
+        if weighted:
+            assert batch["weight"].dtype == torch.float32
+            assert torch.equal(batch["weight"], weights[batch["index"]])
+            assert batch["weight"].mean() == pytest.approx(1)
+            # a quarter of the data is positive, half of the batch
+            assert torch.equal(batch["weight"], torch.where(batch["y"] == 1, 0.5, 1.5))
+    for loader in module.evaluation_loaders().values():
+        assert all("weight" not in batch for batch in loader)
+
+
+def test_groups_of_different_sizes_are_weighted_on_demand():
+    module = GroupedTabularDataModule(
+        make_frame(),
+        columns=Columns("y", positive="yes"),
+        groups=Groups(["y"]),
+        splits=Splits(0.2),
+        batches=GroupSampling(1, 4, prevalence="data"),
+    )
+    module.setup()
+    batch = next(iter(module.train_dataloader()))
+    assert torch.equal(batch["weight"], torch.where(batch["y"] == 1, 0.5, 1.5))  # N_g G / n
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
+def test_two_draws_are_two_parts(sampling):
+    module = make(TwoDraws(sampling), seed=2)
+    assert list(module.sampling()) == ["target", "dual"]
+    assert isinstance(module.train_dataloader(), CombinedLoader)
+    found = batches_of(module)
+    alone = list(make(sampling, seed=2).train_dataloader())
+    assert len(found) == len(alone)
+    plans = [drawn.plan for drawn in module.sampling().values()]
+    for batch, single, *unions in zip(found, alone, *(plan.batches(0) for plan in plans), strict=True):
+        assert list(batch) == ["target", "dual"]
+        assert torch.equal(batch["target"]["index"], single["index"])
+        assert [torch.equal(b["index"], union) for b, union in zip(batch.values(), unions, strict=True)] == [True, True]
+    assert any(not torch.equal(b["target"]["index"], b["dual"]["index"]) for b in found)
+    if isinstance(sampling, GroupSampling):
+        assert all(torch.equal(b["target"]["group"], b["dual"]["group"]) for b in found)
+    if isinstance(sampling, BalancedSampling):
+        assert all(torch.equal(b["target"]["y"], b["dual"]["y"]) for b in found)
+
+
+def test_shards_do_not_depend_on_the_order_of_the_table():
+    """Of a table ordered by class the last of four blocks holds all positives; of a permuted one none does."""
+    frame = make_frame(400)
+    shares = {}
+    for shuffle in (False, True):
+        module = TabularDataModule(
+            frame,
+            columns=Columns("y", positive="yes", sensitive="sex", favoured="M"),
+            test=frame,
+            batches=OwnerSampling(8, shuffle_rows=shuffle),
+        )
+        module.setup()
+        shares[shuffle] = module.tables["train"].columns["y"].reshape(4, 100).float().mean(dim=1).tolist()
+    assert shares[False] == [0, 0, 0, 1]
+    # 100 of 400 rows, a quarter positive: standard deviation .037 without replacement
+    assert all(abs(share - 0.25) < 0.15 for share in shares[True])
+
+
+def test_permuted_rows_are_the_same_samples_and_have_an_identity():
+    one, again, other, plain = (
+        make(batches) for batches in (OwnerSampling(8), OwnerSampling(4), OwnerSampling(8, shuffle_seed=1), None)
+    )
+    rows = {tuple(row.tolist()) for row in plain.tables["train"].columns["x"]}
+    assert {tuple(row.tolist()) for row in one.tables["train"].columns["x"]} == rows
+    for module in (one, again, other, plain):
+        columns = module.tables["train"].columns
+        expected = plain.tables["train"].columns
+        of_row = dict(zip(expected["time"].tolist(), expected["y"].tolist(), strict=True))
+        assert [of_row[time] for time in columns["time"].tolist()] == columns["y"].tolist()
+    digests = [module.state_dict()["train_split"]["digest"] for module in (one, again, other, plain)]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+    with pytest.raises(DataError, match="another training split"):
+        plain.load_state_dict(one.state_dict())
+
+
+def test_a_table_without_groups():
+    module = make(columns=Columns("y", positive="yes"))
+    assert module.group_names == []
+    batch = next(iter(module.train_dataloader()))
+    assert set(batch) == {"x", "y", "index"}
+    for loader in module.evaluation_loaders().values():
+        assert all(set(batch) == {"x", "y", "index"} for batch in loader)
+    with pytest.raises(ConfigError, match=r"drawn by groups, but the training table has no .* column 'group'.*Uniform"):
+        make(GroupSampling(2, 2), columns=Columns("y", positive="yes")).train_dataloader()
+
+
+def test_a_number_as_label_with_further_columns():
+    module = make(columns=Columns("a", target="number", drop=["y"], extra={"query": "query", "months": "time"}))
+    batch = next(iter(module.train_dataloader()))
+    assert {name: column.dtype for name, column in batch.items()} == {
+        "x": torch.float32,
+        "y": torch.float32,
+        "query": torch.int64,
+        "months": torch.float32,
+        "index": torch.int64,
+    }
+    frame = make_frame()
+    train = module.tables["train"].columns
+    labels = dict(zip(frame["time"].astype(np.float32).tolist(), frame["a"].astype(np.float32).tolist(), strict=True))
+    assert [labels[time] for time in train["months"].tolist()] == train["y"].tolist()
+    assert module.feature_names == ["sex=F", "sex=M"]
+    assert not INPUTS & set(module.sampling()["target"].columns)
+    assert module.state_dict()["train_split"] == make(columns=module.columns).state_dict()["train_split"]
+    with pytest.raises(ConfigError, match="drawn by classes, but the training table has no whole numbers in"):
+        make(BalancedSampling(8), columns=module.columns).train_dataloader()
+
+
+def test_arguments_out_of_range():
+    for make_one, name in [
+        (lambda: UniformSampling(0), "batch_size"),
+        (lambda: UniformSampling(num_batches=0), "num_batches"),
+        (lambda: BalancedSampling(positive_fraction=0), "positive_fraction"),
+        (lambda: BalancedSampling(batch_size=0), "batch_size"),
+        (lambda: GroupSampling(0), "groups_per_batch"),
+        (lambda: GroupSampling(samples_per_group=0), "samples_per_group"),
+        (lambda: OwnerSampling(0), "batch_size"),
+        (lambda: OwnerSampling(shuffle_seed=-1), "shuffle_seed"),
+        (lambda: TwoDraws(TwoDraws(UniformSampling())), "TwoDraws takes single draws"),
+        (lambda: make(BalancedSampling(prevalence="mine")).sampling(), "prevalence"),
+        (lambda: with_num_batches(OwnerSampling(), 3), "OwnerSampling has epochs of a fixed length"),
+        (lambda: with_num_batches(UniformSampling(num_batches=4), 3), "num_batches=4 is not the 3"),
+    ]:
+        with pytest.raises(ConfigError, match=name):
+            make_one()
+    assert with_num_batches(TwoDraws(GroupSampling(num_batches=3)), 3) == TwoDraws(GroupSampling(num_batches=3))
+    assert with_num_batches(UniformSampling(4), 3) == UniformSampling(4, num_batches=3)
