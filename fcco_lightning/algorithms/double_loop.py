@@ -123,7 +123,8 @@ class DoubleLoop(TwoDraws):
             p.data, self._other[i] = self._other[i], p.data
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "iterate": list(self._other), "inner_count": self._count}
+        iterate = list(self._other) if self._count else []  # between two inner loops z is w
+        return {**super().state_dict(), "iterate": iterate, "inner_count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

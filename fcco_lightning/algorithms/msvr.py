@@ -45,7 +45,7 @@ class MSVR(Estimation):
     def iteration(self, engine: Engine, batch: Batch) -> None:
         weights = self._previous.tensors
         before = None if weights is None else [w.detach().requires_grad_() for w in weights]
-        now = engine.inner(engine.evaluate(batch, before, graph=True), previous_direct=before is not None)
+        now = engine.inner(engine.evaluate(batch, before, graph=True))
         surrogate, previous = Surrogate(now.direct), Surrogate(now.previous_direct)
         for reading in now.readings:
             if reading.previous is not None:

@@ -38,7 +38,7 @@ class Measured(NamedTuple):
     Attributes:
         direct: estimate of g_0 with graph, a scalar, or None.
         readings: of every term that the batch speaks of.
-        previous_direct: estimate of g_0 at the other weights, where it was asked for.
+        previous_direct: estimate of g_0 at the other weights, where a graph was asked for there.
     """
 
     direct: Tensor | None
@@ -54,12 +54,14 @@ class Evaluated(NamedTuple):
         before: at the other weights; None where there are none.
         elsewhere: the inner functions at the other weights.
         known: rows that came along, by term.
+        graph: whether what is measured at the other weights has a graph, too.
     """
 
     now: Samples
     before: Samples | None
     elsewhere: Elsewhere | None
     known: dict[Term, KnownRows]
+    graph: bool = False
 
     def halves(self) -> tuple["Evaluated", "Evaluated"]:
         """The first and the second half of the samples."""
@@ -71,6 +73,11 @@ class Evaluated(NamedTuple):
     def at_present(self) -> "Evaluated":
         """The same without the second evaluation."""
         return self._replace(before=None, elsewhere=None)
+
+    def part(self, name: str) -> "Evaluated":
+        """The samples of one part of the batch, for terms that name none."""
+        before = None if self.before is None else self.before.part(name)
+        return self._replace(now=self.now.part(name), before=before)
 
     def dual_part(self) -> "Evaluated":
         """The independent draw of samples that came as the part "dual"."""
@@ -214,7 +221,7 @@ class Engine:
         Args:
             batch: of this process.
             before: in the order of ``params``; None for no second pass.
-            graph: whether the second pass has a graph too.
+            graph: whether the second pass has a graph too, for gradients at those weights; g_0 is then measured there.
 
         Raises:
             NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
@@ -238,14 +245,13 @@ class Engine:
         columns = union.batch if parameters is None else parameters.attach(union.batch)
         known = {terms[i]: rows for i, rows in union.known.items() if i < len(terms)}
         earlier = None if elsewhere is None else Samples(union.outputs[1], columns)
-        return Evaluated(Samples(union.outputs[0], columns), earlier, elsewhere, known)
+        return Evaluated(Samples(union.outputs[0], columns), earlier, elsewhere, known, graph)
 
     def inner(
         self,
         seen: Evaluated,
         *,
         direct: bool = True,
-        previous_direct: bool = False,
         terms: Sequence[Term] | None = None,
     ) -> Measured:
         """Inner functions and g_0 from the network's outputs.
@@ -253,7 +259,6 @@ class Engine:
         Args:
             seen: see :meth:`evaluate`; all of its samples are used.
             direct: whether g_0 is measured.
-            previous_direct: whether g_0 is measured at the other weights, too.
             terms: which terms are measured; None for all.
         """
         everything = self.problem.all_terms
@@ -262,8 +267,8 @@ class Engine:
         now: Estimated = self.functions(seen.now, which, direct=direct)
         before: Estimated | None = None
         if seen.elsewhere is not None and seen.before is not None:
-            with torch.set_grad_enabled(previous_direct):
-                before = seen.elsewhere.measure(seen.before, which, direct=previous_direct)
+            with torch.set_grad_enabled(seen.graph):
+                before = seen.elsewhere.measure(seen.before, which, direct=direct and seen.graph)
         readings = []
         for i, term in enumerate(chosen):
             one = now.inner[i]

@@ -55,6 +55,15 @@ class Samples(NamedTuple):
             batch[name] = {column: values[half] for column, values in columns.items()}
         return Samples(outputs, batch)
 
+    def part(self, name: str) -> "Samples":
+        """The samples of one part.
+
+        Raises:
+            ConfigError: if there is no such part.
+        """
+        part_name(self.batch, name)
+        return Samples({name: self.outputs[name]}, {name: self.batch[name]})
+
     def dual_part(self) -> "Samples":
         """The independent draws ("dual", "dual_protected", ...) under the names of the parts that they stand for.
 

@@ -1,8 +1,7 @@
 import pytest
-from fcco_lightning.problem import Problem
-from toy_problem import HingeMargin
+from toy_problem import HingeMargin, make_batches, make_engine, make_network
 
-from fcco_lightning import ALEXR, ALEXR2, MOAP, MSVR, SOAP, SONEX, SONX, SOX, SOXBoost
+from fcco_lightning import ALEXR, ALEXR2, MOAP, MSVR, SOAP, SONEX, SONX, SOX, AdamType, SOXBoost
 from fcco_lightning.errors import ConfigError
 
 
@@ -55,7 +54,13 @@ def test_the_ends_of_the_ranges_are_accepted(make):
 
 
 def test_sox_boost_needs_whole_rows():
-    arguments = (HingeMargin(), [], None, SOXBoost(), 8)
-    Problem(*arguments, layout="replicated")
+    SOXBoost().pose(HingeMargin(), num_samples=8, layout="replicated")
     with pytest.raises(ConfigError, match="state_layout replicated"):
-        Problem(*arguments, layout="sharded")
+        SOXBoost().pose(HingeMargin(), num_samples=8, layout="sharded")
+
+
+def test_sox_boost_refuses_an_optimizer_without_momentum():
+    network = make_network()
+    engine, (batch,) = make_engine(SOXBoost(), network), make_batches(1)
+    with pytest.raises(ConfigError, match="Use HeavyBall"):
+        engine.train_batch(batch, AdamType(network.parameters(), lr=0.05))

@@ -15,13 +15,11 @@ from fcco_lightning import (
     Constraint,
     Engine,
     HeavyBall,
-    InnerFunctions,
     Objective,
-    Problem,
     ProximalSGD,
 )
 from fcco_lightning.constraints import HingePenalty
-from fcco_lightning.outer import cvar
+from fcco_lightning.outer import Shifted, cvar
 from fcco_lightning.records import Inner
 
 GAP = 1e-3  # relative gap of F asked of every method
@@ -67,8 +65,8 @@ class HalfPlanes(Constraint):
 def quadratic_program(algorithm, steps, lr, *, beta=1.0, last=1.0):
     """Weights after ``steps`` batches of both constraint rows; the learning rate falls to ``last`` of lr."""
     point = Point(2)
-    problem = Problem(Distance(), [HalfPlanes()], HingePenalty(PENALTY), algorithm, 2, dtype=torch.float64)
-    engine = Engine(InnerFunctions(point, Distance(), problem.constraints), problem)
+    problem = algorithm.pose(Distance(), [HalfPlanes()], HingePenalty(PENALTY), num_samples=2, dtype=torch.float64)
+    engine = Engine(point, problem, algorithm)
     optimizer = HeavyBall(point.parameters(), lr=lr, beta=beta)
     rows = torch.arange(2)
     for t in range(steps):
@@ -134,14 +132,17 @@ class CVaR(Objective):
 
     def __init__(self):
         super().__init__()
-        self.outer = cvar(TAIL)
         self.threshold = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    @property
+    def outer(self):
+        return Shifted(cvar(TAIL), self.threshold)
 
     def direct(self, outputs, batch):
         return self.threshold
 
     def inner(self, outputs, batch):
-        return Inner(batch["index"], ((outputs[:, 0] - batch["y"]).square() - self.threshold).unsqueeze(1))
+        return Inner(batch["index"], (outputs[:, 0] - batch["y"]).square().unsqueeze(1), self.outer)
 
 
 def worst_losses(w):
@@ -184,8 +185,8 @@ def test_cvar_with_a_trained_threshold(name, batch_size, cvar_optimum):
     network, objective = nn.Linear(2, 1, bias=False).double(), CVaR()
     with torch.no_grad():
         network.weight.zero_()
-    problem = Problem(objective, [], None, make(), N, dtype=torch.float64)
-    engine = Engine(InnerFunctions(network, objective, []), problem)
+    algorithm = make()
+    engine = Engine(network, algorithm.pose(objective, num_samples=N, dtype=torch.float64), algorithm)
     assert len(engine.params) == 2  # the threshold is trained
     optimizer = optimizer_class(engine.params, lr=lr, **options)
     generator = torch.Generator().manual_seed(0)

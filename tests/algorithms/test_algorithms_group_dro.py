@@ -13,22 +13,18 @@ from fcco_lightning import (
     MOAP,
     MSVR,
     OOA,
-    SGD,
     SMD,
     SOAP,
     SONEX,
     SONX,
     SOX,
     ChiSquareGroupDRO,
-    ConfigError,
     CVaRGroupDRO,
     DataError,
     Engine,
     HeavyBall,
-    InnerFunctions,
     KLGroupDRO,
     NonFiniteError,
-    Problem,
     ProximalSGD,
     Quantity,
     SOXBoost,
@@ -114,11 +110,8 @@ def batches(groups_per_batch, seed=0):
 
 
 def engine_for(algorithm, objective):
-    objective = objective.double()
-    objective = objective.max_form() if algorithm.max_form else objective
-    network = Linear()
-    problem = Problem(objective, [], None, algorithm, len(X), dtype=torch.float64)
-    return Engine(InnerFunctions(network, objective, []), problem)
+    problem = algorithm.pose(objective.double(), num_samples=len(X), dtype=torch.float64)
+    return Engine(Linear(), problem, algorithm)
 
 
 def train(algorithm, objective, steps, lr, groups_per_batch, optimizer_class=HeavyBall, last=1e-3, **options):
@@ -127,7 +120,7 @@ def train(algorithm, objective, steps, lr, groups_per_batch, optimizer_class=Hea
     stream = batches(groups_per_batch)
     average, count = torch.zeros(3, dtype=torch.float64), 0
     for t in range(steps):
-        if not algorithm.sets_step_sizes:
+        if not isinstance(algorithm, SOXBoost):
             optimizer.param_groups[0]["lr"] = lr * last ** (t / steps)
         engine.train_batch(next(stream), optimizer)
         if t >= steps // 2:
@@ -241,19 +234,6 @@ def test_smd_needs_all_groups():
     with pytest.raises(DataError, match="needs all 12 groups in every batch, this one holds 5"):
         engine.train_batch(next(batches(5)), torch.optim.SGD(engine.params, lr=0.1))
     assert engine.problem.states[0].rows.isnan().all()
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "objective", "message"),
-    [
-        (OOA(), CVaRGroupDRO(ALPHA, num_groups=GROUPS), "OOA needs the max form .* CVaRGroupDRO"),
-        (SONEX(), CVaRGroupDRO(ALPHA, num_groups=GROUPS).max_form(), "SONEX cannot use the max form"),
-        (SGD(), WorstGroupDRO(num_groups=GROUPS).max_form(), "SGD cannot use the max form"),
-    ],
-)
-def test_the_wrong_form_is_refused(algorithm, objective, message):
-    with pytest.raises(ConfigError, match=message):
-        Problem(objective, [], None, algorithm, len(X))
 
 
 @pytest.mark.parametrize("algorithm", [SONEX, OOA, ALEXR])

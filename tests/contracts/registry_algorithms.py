@@ -1,0 +1,111 @@
+"""Every algorithm by name: how it is made and what it can do."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fcco_lightning import ALEXR, ALEXR2, BSGD, MOAP, MSVR, OOA, SGD, SMD, SOAP, SONEX, SONX, SOX, AdamType, HeavyBall
+from fcco_lightning.algorithms import Algorithm, DoubleLoop, SingleLoop, SOXBoost
+from fcco_lightning.estimators import CorrectedEMA, DualMirror
+from fcco_lightning.outer import MoreauSmoothing
+
+
+class Member(NamedTuple):
+    """An algorithm.
+
+    Attributes:
+        make: gives one.
+        optimizer: of the user; takes params, lr and beta.
+        convex: whether f must be convex.
+        max_form: whether it works on the max form of an objective.
+        shards: whether its rows may be divided among processes.
+        compositional: whether it trains on the compositional terms at all.
+        rows: whether it remembers rows.
+        exact_rows: whether G is the gradient of F on average once rows are exact and gamma is 1; otherwise only where
+            inner values are exact, too.
+        jacobian: where the samples of the Jacobian come from, for algorithms with two draws.
+        gamma_one: the same algorithm with gamma = 1 and no correction, as the test of its expectation takes it.
+    """
+
+    make: Callable[[], Algorithm]
+    gamma_one: Callable[[], Algorithm]
+    optimizer: Callable[..., Any] = HeavyBall
+    convex: bool = False
+    max_form: bool = False
+    shards: bool = True
+    compositional: bool = True
+    rows: bool = True
+    exact_rows: bool = True
+    jacobian: str | None = None
+
+
+def alexr(jacobian: Any) -> Member:
+    return Member(
+        lambda: ALEXR(1.5, 0.5, jacobian=jacobian),
+        lambda: ALEXR(1.5, 0.0, jacobian=jacobian),
+        convex=True,
+        jacobian=jacobian,
+    )
+
+
+def alexr2(jacobian: Any) -> Member:
+    return Member(
+        lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2, jacobian=jacobian),
+        lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=1.0, gamma_prime=0.0, jacobian=jacobian),
+        convex=True,
+        jacobian=jacobian,
+    )
+
+
+ALGORITHMS: dict[str, Member] = {
+    "SGD": Member(SGD, SGD, compositional=False, rows=False),
+    "BSGD": Member(BSGD, BSGD, rows=False, exact_rows=False),
+    "SOX": Member(lambda: SOX(0.4), lambda: SOX(1.0)),
+    "SOX, Adam": Member(lambda: SOX(0.4), lambda: SOX(1.0), AdamType),
+    "SOAP": Member(lambda: SOAP(0.4), lambda: SOAP(1.0), exact_rows=False),
+    "MOAP": Member(lambda: MOAP(0.4), lambda: MOAP(1.0), exact_rows=False),
+    "MSVR": Member(
+        lambda: MSVR(0.4, 0.2, b=0.3), lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)), exact_rows=False
+    ),
+    "MSVR, theory and Adam": Member(
+        lambda: MSVR(0.4, b=0.3),
+        lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)),
+        AdamType,
+        exact_rows=False,
+    ),
+    "SONX": Member(lambda: SONX(0.4, 0.2), lambda: SONX(1.0, 0.0)),
+    "SONEX": Member(lambda: SONEX(0.4, 0.2, lam=0.1), lambda: SONEX(1.0, 0.0, lam=0.1)),
+    "SONEX, Adam": Member(lambda: SONEX(0.4, 0.2, lam=0.1), lambda: SONEX(1.0, 0.0, lam=0.1), AdamType),
+    "SONEX, rates of its own": Member(
+        lambda: SONEX(0.4, 0.0, lam=0.1, objective_gamma=0.7, objective_gamma_prime=0.3),
+        lambda: SONEX(1.0, 0.0, lam=0.1, objective_gamma=0.7),
+    ),
+    "SOXBoost": Member(lambda: SOXBoost(0.4, first_stage=3), lambda: SOXBoost(1.0, first_stage=3), shards=False),
+    "ALEXR": alexr("halves"),
+    "ALEXR, part": alexr("part"),
+    "ALEXR, old": alexr("old"),
+    "ALEXR, reuse": alexr("reuse"),
+    "ALEXR, mirror": Member(
+        lambda: ALEXR(1.5, 0.5, mirror=True),
+        lambda: ALEXR(1e-9, 0.0, mirror=True),
+        convex=True,
+        jacobian="halves",
+    ),
+    "ALEXR2": alexr2("halves"),
+    "ALEXR2, part": alexr2("part"),
+    "ALEXR2, old": alexr2("old"),
+    "ALEXR2, reuse": alexr2("reuse"),
+    "OOA": Member(lambda: OOA(0.3), lambda: OOA(1e-12), max_form=True),
+    "OOA, Euclidean": Member(lambda: OOA(0.02, "euclidean"), lambda: OOA(1e-12, "euclidean"), max_form=True),
+    "SMD": Member(lambda: SMD(0.3), lambda: SMD(1e-12), max_form=True),
+    "SingleLoop": Member(
+        lambda: SingleLoop(CorrectedEMA(0.4, 0.2, fresh=True), MoreauSmoothing(0.1)),
+        lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)),
+        exact_rows=False,
+    ),
+    "DoubleLoop": Member(
+        lambda: DoubleLoop(DualMirror(0.4, 0.2), K=3, eta=0.2, nu=0.4, jacobian="old"),
+        lambda: DoubleLoop(DualMirror(1.0, 0.0), K=3, eta=0.2, nu=0.4, jacobian="old"),
+        convex=True,
+        jacobian="old",
+    ),
+}

@@ -1,0 +1,102 @@
+"""Every estimator by name: how it is made, its update in NumPy, and what it is on a quadratic function."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Estimator, Minibatch, ScaledEMA
+
+Array = NDArray[np.float64]
+N, BATCH = 7, 3  # rows of the term, rows in a batch
+RHO, LAM = 2.0, 0.3  # of the smoothed hinge under which the formulas are written
+
+
+def slope(u: Array) -> Array:
+    """Gradient of the hinge ``rho [u]_+`` smoothed with lam."""
+    return np.clip(u / LAM, 0, RHO)
+
+
+class Step(NamedTuple):
+    """Rows (b, k) of a batch after a step, the outer gradients (b, k), and what all other rows are multiplied by."""
+
+    rows: Array
+    y: Array
+    others: float = 1.0
+
+
+Marks = NDArray[np.bool_]
+Formula = Callable[[Array, Array, Array, Marks, Array], Step]
+"""From the rows, g_i(w_t), g_i(w_{t-1}), all (b, k), which rows were ever visited (b,), and 1/p_i (b, 1)."""
+
+
+class Member(NamedTuple):
+    """An estimator.
+
+    Attributes:
+        make: gives one.
+        formula: its update under the smoothed hinge.
+        gamma: with ``f(u) = u^2/2`` and all rows in every batch every estimator is an average with this weight.
+        averages: whether its rows are averages of inner values, which stay in the range of these.
+        fresh: whether the outer gradient is taken at the new row.
+    """
+
+    make: Callable[[], Estimator]
+    formula: Formula
+    gamma: float
+    averages: bool = True
+    fresh: bool = False
+
+
+def average(gamma: float, correction: float | None = 0.0, fresh: bool = False) -> Formula:
+    """``correction`` None is that of 004 Thm 4.7."""
+
+    def step(rows: Array, now: Array, before: Array, seen: Marks, inverse: Array) -> Step:
+        amount = 1 - gamma + (inverse - 1) / (1 - gamma) if correction is None else correction
+        moved = (1 - gamma) * rows + gamma * now + amount * (now - before)
+        new, old = np.where(seen[:, None], moved, now), np.where(seen[:, None], rows, now)
+        return Step(new, slope(new if fresh else old))
+
+    return step
+
+
+def scaled(gamma: float) -> Formula:
+    def step(rows: Array, now: Array, before: Array, seen: Marks, inverse: Array) -> Step:
+        new = np.where(seen[:, None], (1 - gamma) * rows + gamma * inverse * now, now)
+        return Step(new, slope(new), 1 - gamma)
+
+    return step
+
+
+def proximal(tau: float, theta: float) -> Formula:
+    """``argmax_y y g~ - lam/2 y^2 - tau/2 (y - y_t)^2`` over [0, rho], from y_t = 0 at the first visit."""
+
+    def step(rows: Array, now: Array, before: Array, seen: Marks, inverse: Array) -> Step:
+        ahead = now + theta * (now - before)
+        y = np.clip((ahead + tau * np.where(seen[:, None], rows, 0)) / (LAM + tau), 0, RHO)
+        return Step(y, y)
+
+    return step
+
+
+def minibatch(rows: Array, now: Array, before: Array, seen: Marks, inverse: Array) -> Step:
+    return Step(now, slope(now))
+
+
+ESTIMATORS: dict[str, Member] = {
+    "Minibatch": Member(Minibatch, minibatch, 1.0, fresh=True),
+    "EMA": Member(lambda: EMA(0.3), average(0.3), 0.3),
+    "EMA fresh": Member(lambda: EMA(0.3, fresh=True), average(0.3, fresh=True), 0.3, fresh=True),
+    "EMA gamma 1": Member(lambda: EMA(1.0, fresh=True), average(1.0, fresh=True), 1.0, fresh=True),
+    "ScaledEMA": Member(lambda: ScaledEMA(0.3), scaled(0.3), 0.3, averages=False, fresh=True),
+    "CorrectedEMA": Member(lambda: CorrectedEMA(0.3, 0.1), average(0.3, 0.1), 0.3),
+    "CorrectedEMA fresh": Member(
+        lambda: CorrectedEMA(0.3, 0.1, fresh=True), average(0.3, 0.1, fresh=True), 0.3, fresh=True
+    ),
+    "CorrectedEMA without correction": Member(lambda: CorrectedEMA(0.3, 0.0), average(0.3), 0.3),
+    "CorrectedEMA theory": Member(lambda: CorrectedEMA(0.3, "theory"), average(0.3, None), 0.3),
+    "DualMirror": Member(lambda: DualMirror(0.3, 0.1), average(0.3, 0.1, fresh=True), 0.3, fresh=True),
+    "DualProx": Member(lambda: DualProx(2.0, 0.5), proximal(2.0, 0.5), 1 / 3, averages=False, fresh=True),
+    "DualProx theta 0": Member(lambda: DualProx(0.4, 0.0), proximal(0.4, 0.0), 1 / 1.4, averages=False, fresh=True),
+}

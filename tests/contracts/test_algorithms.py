@@ -1,0 +1,254 @@
+"""What every algorithm keeps, for every member of the registry."""
+
+import pytest
+import torch
+
+from fcco_lightning import SOX, CVaRGroupDRO, Objective
+from fcco_lightning.algorithms import Algorithm
+from fcco_lightning.distributed import Processes
+from fcco_lightning.engine import Samples
+from fcco_lightning.errors import ConfigError, NonFiniteError
+from fcco_lightning.outer import Ratio
+from fcco_lightning.records import Inner
+from tests.distributed import pool as pools
+
+from .completeness import concrete_classes, unregistered
+from .divided import train_all
+from .registry_algorithms import ALGORITHMS
+from .trainings import BROKEN, Margins, MergedMargins, Training, assert_same_bits, leaves, make_batch, make_batches
+
+pool = pools.pool  # the fixture
+
+
+def every(**wanted):
+    """All members with these capabilities."""
+    chosen = [name for name, m in ALGORITHMS.items() if all(getattr(m, k) == v for k, v in wanted.items())]
+    return pytest.mark.parametrize("name", chosen)
+
+
+def test_every_algorithm_is_registered(monkeypatch):
+    assert unregistered(concrete_classes(Algorithm), ALGORITHMS.values()) == []
+    dummies = type("Dummy", (SOX,), {}), type("_Private", (SOX,), {})
+    for dummy in dummies:  # the check itself
+        monkeypatch.setattr(f"fcco_lightning.algorithms.sox.{dummy.__name__}", dummy, raising=False)
+    assert unregistered(concrete_classes(Algorithm), ALGORITHMS.values()) == ["Dummy"]
+
+
+# ------------------------------------------------------------------------------------------------------------- resume
+
+BATCHES = make_batches(9)
+LAST = 4  # an epoch ends here, in the middle of an inner loop
+
+
+def run(training, start=0, stop=9):
+    for t in range(start, stop):
+        training.step(BATCHES[t], last_batch=t == LAST)
+
+
+@every()
+def test_a_checkpoint_after_any_step_continues_bit_for_bit(name):
+    whole, checkpoints = Training(ALGORITHMS[name]), []
+    for t in range(len(BATCHES)):
+        checkpoints.append(whole.save())
+        run(whole, t, t + 1)
+    expected = leaves(whole.stored())
+    for t, checkpoint in enumerate(checkpoints):
+        resumed = Training(ALGORITHMS[name])
+        resumed.load(checkpoint)
+        run(resumed, t)
+        assert_same_bits(expected, leaves(resumed.stored()))
+
+
+@every()
+def test_the_checkpoint_matters(name):
+    whole, other = Training(ALGORITHMS[name]), Training(ALGORITHMS[name])
+    run(whole)
+    run(other, 5)
+    moved = [
+        k
+        for k, v in leaves(whole.stored()["network"]).items()
+        if not torch.equal(v, leaves(other.stored()["network"])[k])
+    ]
+    assert len(moved) == 4
+
+
+# ---------------------------------------------------------------------------------------------------------- bad values
+
+
+def forwards_per_step(name):
+    training = Training(ALGORITHMS[name])
+    run(training, 0, 2)
+    before = training.forwards
+    run(training, 2, 3)
+    return training.forwards - before
+
+
+SECOND = [name for name in ALGORITHMS if forwards_per_step(name) == 2]
+CASES = [(name, spoil) for name in ALGORITHMS for spoil in ("feature", "value", "gradient")]
+CASES += [(name, "value before") for name in SECOND]
+CASES += [(name, "gradient before") for name in SECOND if name.startswith("MSVR")]
+
+
+def bad_step(training, spoil):
+    batch = {k: v.clone() for k, v in make_batches(1, seed=5)[0].items()}
+    if spoil == "feature":
+        batch["x"][2, 1] = BROKEN
+    else:
+        training.spoil(spoil.split()[0], 2 if spoil.endswith("before") else 1)
+    with pytest.raises(NonFiniteError, match="no row and no weight was changed"):
+        training.step(batch)
+
+
+@pytest.mark.parametrize(("name", "spoil"), CASES)
+def test_a_value_that_is_not_finite_changes_nothing_and_training_goes_on(name, spoil):
+    control = Training(ALGORITHMS[name])
+    run(control)
+    expected = leaves(control.stored())
+    # the first step of all, inside and at the start of an inner loop of 3; the last two of these have no point before
+    for at in (2,) if spoil.endswith("before") else (2, 0, 3):
+        training = Training(ALGORITHMS[name])
+        run(training, 0, at)
+        before = leaves(training.stored())
+        bad_step(training, spoil)
+        assert_same_bits(before, leaves(training.stored()))
+        run(training, at)
+        assert_same_bits(expected, leaves(training.stored()))
+
+
+def test_second_forwards_are_where_they_are_expected():
+    assert {"MSVR", "SONX", "SONEX", "ALEXR", "ALEXR2, part", "DoubleLoop"} <= set(SECOND)
+    assert not {"SGD", "BSGD", "SOX", "SOAP", "MOAP", "OOA", "SMD"} & set(SECOND)
+
+
+# ---------------------------------------------------------------------------------------------------------- duplicates
+
+
+@every(max_form=False, compositional=True)
+def test_repeated_samples_count_once_with_the_mean_of_their_values(name):
+    own, merged = (Training(ALGORITHMS[name], objective=kind(), limits=[]) for kind in (Margins, MergedMargins))
+    for t, index in enumerate([[0, 1, 0, 3, 3, 4], [5, 5, 5, 1, 0, 1], [2, 7, 2, 9, 9, 9]]):
+        own.step(make_batch(index, t))
+        merged.step(make_batch(index, t))
+    torch.testing.assert_close([*own.engine.params], [*merged.engine.params], rtol=1e-12, atol=1e-13)
+    for a, b in zip(own.problem.states, merged.problem.states, strict=True):
+        torch.testing.assert_close(a.rows, b.rows, rtol=1e-12, atol=1e-13, equal_nan=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def divided(request, pool):
+    """Results of all members in several processes, and in one."""
+    return pool.values(train_all, request.param, request.param), train_all(Processes(), request.param)
+
+
+@every()
+def test_several_processes_with_parts_of_a_batch_equal_one_with_all_of_it(name, divided):
+    several, alone = divided
+    for key in [key for key in alone if key[0] == name]:
+        weights, rows = alone[key]
+        for other, _ in (one[key] for one in several):
+            torch.testing.assert_close(other, weights, rtol=1e-11, atol=1e-12)
+            assert torch.equal(other, several[0][key][0])  # the replicas have not drifted apart by a bit
+        for position, (table, _) in enumerate(rows):
+            held, split = zip(*(one[key][1][position] for one in several), strict=True)
+            assert split[0] == (key[1] == "sharded" and position == 0 and not ALGORITHMS[name].max_form)
+            for whole in [torch.cat(held)] if split[0] else held:
+                torch.testing.assert_close(whole, table, rtol=1e-11, atol=1e-12, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluation
+
+
+@every()
+def test_evaluation_writes_nothing(name):
+    training, control = Training(ALGORITHMS[name]), Training(ALGORITHMS[name])
+    run(training, 0, 2)
+    before = leaves(training.stored())
+    training.network.eval()
+    with torch.no_grad():
+        batch = training.given(BATCHES[5])
+        parts = batch if training.two_parts else {"target": batch}
+        functions = training.engine.functions
+        functions(Samples(functions.outputs(parts), parts))
+        training.engine.measure(parts)
+        for term in training.problem.all_terms:
+            if term.state is not None:
+                training.algorithm.duals(term, term.state.rows)
+    training.network.train()
+    assert_same_bits(before, leaves(training.stored()))
+    run(training, 2)
+    run(control)
+    assert_same_bits(leaves(control.stored()), leaves(training.stored()))
+
+
+# ------------------------------------------------------------------------------------------------------ wrong problems
+
+
+class Ratios(Objective):
+    """f(u) = -u_1/u_2 is not convex."""
+
+    outer, width = Ratio(), 2
+
+    def inner(self, outputs, batch):
+        values = torch.stack([torch.sigmoid(outputs), 1 + torch.sigmoid(outputs)], 1)
+        return Inner(batch["index"], values)
+
+
+def pose(name, objective):
+    return ALGORITHMS[name].make().pose(objective, num_samples=12)
+
+
+@every(max_form=False)
+def test_functions_that_are_not_convex(name):
+    if not ALGORITHMS[name].convex:
+        assert pose(name, Ratios()).all_terms[0].outer == Ratio()
+        return
+    with pytest.raises(ConfigError, match=f"{ALGORITHMS[name].make().name} needs a convex outer function"):
+        pose(name, Ratios())
+
+
+@every()
+def test_forms_of_an_objective(name):
+    cvar = CVaRGroupDRO(0.5, num_groups=3)
+    if ALGORITHMS[name].max_form:
+        assert pose(name, cvar).all_terms[0].outer.coupled
+        with pytest.raises(ConfigError, match="Margins is not a maximum over weights of groups, as OOA and SMD need"):
+            pose(name, Margins())
+    else:
+        pose(name, cvar)
+        with pytest.raises(ConfigError, match=f"{ALGORITHMS[name].make().name} takes outer functions of single rows"):
+            pose(name, cvar.max_form())
+
+
+@every()
+def test_rows_are_allocated_where_they_are_remembered(name):
+    member = ALGORITHMS[name]
+    sizes = [tuple(s.rows.shape) for s in Training(member).problem.states]
+    assert sizes == ([] if not member.rows else [(3, 1)] if member.max_form else [(12, 1), (1, 1)])
+
+
+# -------------------------------------------------------------------------------------------------------------- frozen
+
+
+@every()
+def test_frozen_layers_stay_and_are_not_remembered(name):
+    training = Training(ALGORITHMS[name], frozen=True)
+    start = [p.clone() for p in training.network.parameters()]
+    run(training, 0, 4)
+    moved = [not torch.equal(a, b) for a, b in zip(start, training.network.parameters(), strict=True)]
+    assert moved == [False, False, True, True]
+    shapes = {
+        tuple(v.shape)
+        for k, v in leaves(training.stored()["engine"]).items()
+        if "algorithm/" in k and isinstance(v, torch.Tensor) and v.dim()
+    }
+    assert not shapes & {(4, 3)}  # the weight of the frozen layer
+    training.network[0].requires_grad_(True)
+    training.optimizer.add_param_group(
+        {**training.optimizer.param_groups[0], "params": list(training.network[0].parameters())}
+    )
+    assert training.engine.follow_parameters()
+    run(training, 5)
+    assert all(not torch.equal(a, b) for a, b in zip(start, training.network.parameters(), strict=True))

@@ -1,0 +1,215 @@
+"""Small problems on which every algorithm is trained, and a training that can be copied, stopped and spoilt."""
+
+import io
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning import CVaRGroupDRO, Engine, Hinge, HingePenalty, MeanAtMost, Objective, SoftRate
+from fcco_lightning.objectives import RowDomain
+from fcco_lightning.records import Inner
+
+N, BATCH = 12, 6
+KAPPA, PENALTY = 0.3, 3.0
+Y = torch.tensor([0, 1] * (N // 2))
+GROUP = torch.arange(N) % 3
+BROKEN = float("nan")
+
+
+class Margins(Objective):
+    """``0.05 mean s^2 + (1/n) sum_i 1.5 [1 - (+-1) s_i - 0.2]_+``."""
+
+    outer = Hinge(1.5, 0.2)
+
+    def direct(self, outputs, batch):
+        return 0.05 * outputs.square().mean()
+
+    def inner(self, outputs, batch):
+        return Inner(batch["index"], (1 - (2 * batch["y"] - 1) * outputs).unsqueeze(1))
+
+
+class MergedMargins(Margins):
+    """The same with repeated samples merged here, by a loop."""
+
+    distinct = True
+
+    def inner(self, outputs, batch):
+        index, values, _, _ = super().inner(outputs, batch)
+        places: dict[int, list[int]] = {}
+        for position, i in enumerate(index.tolist()):
+            places.setdefault(i, []).append(position)
+        return Inner(torch.tensor(list(places)), torch.stack([values[at].mean(0) for at in places.values()]))
+
+
+class OwnedMargins(Margins):
+    """Only the positive samples own rows."""
+
+    def row_domain(self, num_samples, columns):
+        return RowDomain(num_samples, per_sample=True, owners=columns["y"] == 1)
+
+    def inner(self, outputs, batch):
+        owners = batch["y"] == 1
+        return Inner(batch["index"][owners], (1 - outputs[owners]).unsqueeze(1)) if bool(owners.any()) else None
+
+
+class ListedDraws:
+    """Batches that are all equally likely, in a list; probabilities are counted."""
+
+    def __init__(self, batches: list[tuple[int, ...]], num_samples: int) -> None:
+        self.batches, self.strata = batches, torch.arange(num_samples)  # every sample is a stratum of its own
+
+    def absence(self, counts: Tensor, share: float = 1.0) -> float:
+        wanted = {i for i, count in enumerate(counts.tolist()) if count}
+        return sum(not wanted & set(b[: int(len(b) * share)]) for b in self.batches) / len(self.batches)
+
+
+class Drawn(NamedTuple):
+    columns: dict[str, Tensor]
+    plan: ListedDraws
+
+
+class Break(torch.autograd.Function):
+    """The identity, whose derivative is NaN."""
+
+    @staticmethod
+    def forward(ctx, x):  # noqa: ARG004
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # noqa: ARG004
+        return gradient * BROKEN
+
+
+class Spoiler(nn.Module):
+    """At the call numbered ``at``: NaN in one output, or in the derivative only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.at, self.what = 0, 0, ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls != self.at:
+            return x
+        return Break.apply(x) if self.what == "gradient" else x + BROKEN * (torch.arange(len(x)) == 1)
+
+
+def make_network(frozen: bool = False) -> nn.Sequential:
+    generator = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0), Spoiler()).double()
+    with torch.no_grad():
+        for p in network.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    network[0].requires_grad_(not frozen)
+    return network
+
+
+UNIFORM = Drawn({"y": Y, "group": GROUP}, ListedDraws(list(combinations(range(N), BATCH)), N))
+
+
+def rate() -> MeanAtMost:
+    return MeanAtMost(SoftRate(temperature=0.5), kappa=KAPPA, where={"y": 0})
+
+
+class Training:
+    """A training by a member of the registry; ``parts`` are batches of the two draws that jacobian='part' needs."""
+
+    def __init__(
+        self, member, *, objective=None, limits=None, processes=None, layout="auto", frozen=False, drawn=UNIFORM
+    ):
+        self.network = make_network(frozen)
+        self.algorithm = member.make()
+        self.two_parts = member.jacobian == "part"
+        if objective is None:
+            objective = CVaRGroupDRO(0.5, num_groups=3).double() if member.max_form else Margins()
+        self.problem = self.algorithm.pose(
+            objective,
+            [rate()] if limits is None else limits,
+            HingePenalty(PENALTY),
+            num_samples=len(drawn.columns["y"]),
+            sampling={"target": drawn},
+            dtype=torch.float64,
+            processes=processes,
+            layout=layout,
+        )
+        self.engine = Engine(self.network, self.problem, self.algorithm)
+        self.optimizer = member.optimizer(self.engine.params, lr=0.05, beta=0.3)
+
+    def step(self, batch, *, last_batch=False):
+        """One iteration on a batch, for two draws with another one, made of the same samples, as the part "dual"."""
+        return self.engine.train_batch(self.given(batch), self.optimizer, last_batch=last_batch)
+
+    def given(self, batch):
+        if not self.two_parts:
+            return batch
+        return {"target": batch, "dual": {name: column.flip(0) for name, column in batch.items()}}
+
+    def stored(self) -> dict:
+        """What a checkpoint holds."""
+        parts = {"network": self.network, "problem": self.problem, "engine": self.engine, "opt": self.optimizer}
+        return {name: part.state_dict() for name, part in parts.items()}
+
+    def save(self) -> bytes:
+        file = io.BytesIO()
+        torch.save(self.stored(), file)
+        return file.getvalue()
+
+    def load(self, data: bytes) -> None:
+        stored = torch.load(io.BytesIO(data), weights_only=True)
+        self.network.load_state_dict(stored["network"])
+        self.problem.load_state_dict(stored["problem"])
+        self.engine.load_state_dict(stored["engine"])
+        self.optimizer.load_state_dict(stored["opt"])
+
+    def spoil(self, what: str, call: int) -> None:
+        """Let the call-th forward pass from now on give NaN."""
+        spoiler = self.network[-1]
+        spoiler.what, spoiler.at = what, spoiler.calls + call
+
+    @property
+    def forwards(self) -> int:
+        return self.network[-1].calls
+
+
+def leaves(value, path=""):
+    """Copies of all numbers and tensors in a nested record, by path."""
+    if isinstance(value, Tensor):
+        return {path: value.detach().clone()}
+    if isinstance(value, dict):
+        return {k: v for key, part in value.items() for k, v in leaves(part, f"{path}/{key}").items()}
+    if isinstance(value, list | tuple):
+        return {k: v for i, part in enumerate(value) for k, v in leaves(part, f"{path}/{i}").items()}
+    return {path: value}
+
+
+def assert_same_bits(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    for path, a in one.items():
+        b = other[path]
+        if isinstance(a, Tensor):
+            assert a.dtype == b.dtype, path
+            assert torch.equal(a.isnan(), b.isnan()), path
+            assert torch.equal(a.nan_to_num(), b.nan_to_num()), path
+        else:
+            assert a == b, path
+
+
+def make_batch(index, seed: int):
+    """The samples' columns; x is drawn afresh around the sample's centre."""
+    centres = torch.randn(N, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    index = torch.as_tensor(index)
+    noise = torch.randn(len(index), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return {"x": centres[index] + 0.2 * noise, "y": Y[index], "group": GROUP[index], "index": index}
+
+
+def make_batches(count: int, seed: int = 1):
+    """Batches of 6 of the 12 samples that hold all groups, as SMD needs."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    while len(batches) < count:
+        index = torch.randperm(N, generator=generator)[:BATCH]
+        if len(GROUP[index].unique()) == 3:
+            batches.append(make_batch(index, len(batches)))
+    return batches

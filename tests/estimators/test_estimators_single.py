@@ -1,0 +1,140 @@
+"""Single estimators: the mirror form by its definition, the theoretical correction, what is refused."""
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Minibatch, Sampling, ScaledEMA
+from fcco_lightning.outer import Hinge, LogSumExp, MoreauEnvelope, Softplus, Square, SquaredHinge
+
+ROUNDING = 1e-12  # one step in float64
+ARGMIN = 1e-6  # scipy's minimiser
+RHO, LAM = 2.0, 0.3
+SMOOTHED = MoreauEnvelope(Hinge(RHO), LAM)
+
+
+def hinge_slope(u):
+    return min(max(u / LAM, 0.0), RHO)
+
+
+def track_one(estimator, row, inner, previous=None, outer=SMOOTHED):
+    values = [None if v is None else torch.tensor([[v]], dtype=torch.float64) for v in (row, inner, previous)]
+    return estimator.update(*values, outer, Sampling(5.0))
+
+
+@pytest.mark.parametrize(
+    ("n", "batch", "gamma", "expected"), [(30, 8, 0.1, 3.96), (16, 4, 0.5, 6.5), (1252, 8, 0.1, 173.7)]
+)
+def test_theoretical_correction_has_the_numbers_of_erratum_004_27(n, batch, gamma, expected):
+    assert CorrectedEMA(gamma, "theory").correction(Sampling(n / batch)) == pytest.approx(expected, rel=2e-3)
+    assert CorrectedEMA(gamma, 0.2).correction(Sampling(n / batch)) == 0.2
+
+
+def conjugate_bregman_argmax(f_star, slope, y_old, ahead, tau, bounds):
+    """argmax_y y ahead - f*(y) - tau (f*(y) - f*(y_old) - slope (y - y_old)), slope in the subdifferential at y_old."""
+
+    def loss(y):
+        return -(y * ahead - f_star(y) - tau * (f_star(y) - slope * y))
+
+    return minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-12}).x
+
+
+@pytest.mark.parametrize("tau", [0.25, 4.0])
+@pytest.mark.parametrize(
+    ("outer", "f_star", "bounds"),
+    [
+        (Square(0.7), lambda y: y * y / (4 * 0.7), (-50, 50)),
+        (Softplus(1.0), lambda y: y * math.log(y) + (1 - y) * math.log(1 - y), (1e-12, 1 - 1e-12)),
+        (SquaredHinge(1.5), lambda y: y * y / (2 * 1.5), (0, 50)),
+        (SMOOTHED, lambda y: LAM * y * y / 2, (0, RHO)),
+    ],
+    ids=repr,
+)
+def test_mirror_form_is_the_argmax_of_its_definition(outer, f_star, bounds, tau):
+    theta, u, g, before = 0.5, 0.4, 0.9, 0.5
+    gamma = 1 / (1 + tau)
+    tracked = track_one(DualMirror(gamma, gamma * theta), u, g, before, outer)
+    y_old = outer.subgradient(torch.tensor([[u]], dtype=torch.float64)).item()
+    expected = conjugate_bregman_argmax(f_star, u, y_old, g + theta * (g - before), tau, bounds)
+    assert tracked.weights.item() == pytest.approx(expected, abs=ARGMIN)
+    assert tracked.rows.item() == pytest.approx((tau * u + g + theta * (g - before)) / (1 + tau), abs=ROUNDING)
+
+
+def hinge_steps(u, tau=1.0, g=0.5):
+    """The outer gradient of the u-form, and that of the y-form with psi = f_lam* from y = grad f_lam(u)."""
+    mirror = track_one(DualMirror(1 / (1 + tau), 0.0), u, g).weights.item()
+    y = hinge_slope(u)
+    return mirror, min(max((g + tau * LAM * y) / (LAM * (1 + tau)), 0.0), RHO)
+
+
+@pytest.mark.parametrize("u", [0.0, 0.2, LAM * RHO])
+def test_u_form_equals_y_form_where_the_smoothed_hinge_is_curved(u):
+    mirror, y_form = hinge_steps(u)
+    assert mirror == pytest.approx(y_form, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("u", [-1.0, -0.3, LAM * RHO + 0.5])
+def test_u_form_differs_from_y_form_where_it_is_flat_or_linear(u):
+    mirror, y_form = hinge_steps(u, g=0.5 if u < 0 else 0.1)
+    assert abs(mirror - y_form) > 0.1  # erratum E-004-7
+
+
+def test_dual_prox_of_a_non_smooth_hinge_starts_at_zero():
+    estimator, inner = DualProx(tau=2.0), torch.tensor([[0.5]])
+    first = estimator.update(estimator.first(inner), inner, None, Hinge(RHO, 0.1), Sampling(10.0))
+    assert first.weights.item() == pytest.approx(0.4 / 2.0)  # clip(0 + (g - kappa)/tau, 0, rho)
+
+
+def test_wide_rows_are_averaged_entry_by_entry():
+    rows, inner = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[3.0, 2.0, -1.0]])
+    tracked = EMA(0.5, fresh=True).update(rows, inner, None, LogSumExp(), Sampling(10.0))
+    assert tracked.rows.tolist() == [[2.0, 2.0, 1.0]]
+    assert torch.allclose(tracked.weights, torch.softmax(tracked.rows, dim=1))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "needed"),
+    [
+        (CorrectedEMA(0.5, 0.0), False),
+        (CorrectedEMA(0.5, 0.1), True),
+        (CorrectedEMA(0.5, "theory"), True),
+        (DualMirror(0.5, 0.0), False),
+        (DualProx(1.0, 0.0), False),
+        (DualProx(1.0, 0.1), True),
+        (EMA(), False),
+        (ScaledEMA(), False),
+        (Minibatch(), False),
+    ],
+    ids=repr,
+)
+def test_a_second_forward_is_asked_for_only_where_its_weight_is_not_zero(estimator, needed):
+    assert estimator.needs_previous is needed
+
+
+@pytest.mark.parametrize("kind", [EMA, ScaledEMA, CorrectedEMA, DualMirror])
+@pytest.mark.parametrize("gamma", [0.0, -0.1, 1.1, float("nan")])
+def test_gamma_must_lie_in_zero_one(kind, gamma):
+    kind(1.0)
+    with pytest.raises(ConfigError, match=r"gamma must lie in \(0, 1\]"):
+        kind(gamma)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CorrectedEMA(0.5, -0.1), "gamma_prime must be a finite number >= 0"),
+        (lambda: CorrectedEMA(0.5, "theorie"), "gamma_prime must be a finite number >= 0, got 'theorie'"),
+        (lambda: CorrectedEMA(1.0, "theory"), "divides by 1 - gamma"),
+        (lambda: DualProx(0.0), "tau must be a finite number > 0"),
+        (lambda: DualProx(1.0, -0.5), "theta must be a finite number >= 0"),
+        (lambda: DualProx(1.0, float("nan")), "theta must be"),
+    ],
+)
+def test_bad_arguments_are_refused(make, message):
+    CorrectedEMA(1.0, 0.0)
+    CorrectedEMA(0.99, "theory")
+    with pytest.raises(ConfigError, match=message):
+        make()
