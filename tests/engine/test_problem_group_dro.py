@@ -13,10 +13,8 @@ from fcco_lightning import (
     ChiSquareGroupDRO,
     CVaRGroupDRO,
     Engine,
-    InnerFunctions,
     MultiLabelLoss,
     MultiTaskGroupDRO,
-    Problem,
 )
 from tests.distributed import pool as pools
 
@@ -44,14 +42,13 @@ def batches(tasks):
 
 def train(processes, name):
     make, objective = (build() for build in ALGORITHMS[name])
-    objective = (objective.max_form() if make.max_form else objective).double()
     generator = torch.Generator().manual_seed(1)
     network = nn.Linear(4, 3 if name == "tasks" else 1).double()
     with torch.no_grad():
         for p in network.parameters():
             p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
-    problem = Problem(objective, [], None, make, SIZE, dtype=torch.float64, processes=processes)
-    engine = Engine(InnerFunctions(network, objective, []), problem)
+    problem = make.pose(objective.double(), num_samples=SIZE, dtype=torch.float64, processes=processes)
+    engine = Engine(network, problem, make)
     optimizer = torch.optim.SGD(engine.params, lr=0.3)
     for batch in batches(name == "tasks"):
         bounds = [0, 7, 16, SIZE] if processes.size == 3 else [r * SIZE // processes.size for r in range(3)]

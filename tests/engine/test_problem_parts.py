@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from fcco_lightning.problem import other_columns, outputs_of
-from fcco_lightning.problem.parts import part, parts_of
 from torch import nn
 
 from fcco_lightning import (
@@ -14,12 +12,12 @@ from fcco_lightning import (
     BatchNetwork,
     Engine,
     HingePenalty,
-    InnerFunctions,
     LogisticLoss,
     MeanAtMost,
-    Problem,
     SoftRate,
 )
+from fcco_lightning.engine import Samples, as_batch, other_columns, outputs_of, outputs_of_columns
+from fcco_lightning.engine.parts import part_name
 from fcco_lightning.errors import ConfigError
 
 
@@ -35,7 +33,7 @@ class Sums(BatchNetwork):
     inputs = ("x", "weight")
 
     def forward(self, batch):
-        return {name: own["x"].sum(1) for name, own in batch.items()} if parts_of(batch) else batch["x"].sum(1)
+        return {name: columns["x"].sum(1) for name, columns in batch.items()}
 
 
 def test_a_plain_network_sees_all_parts_at_once():
@@ -55,11 +53,14 @@ class Split(nn.Module):
         return {"scores": x[:, 0], "both": (x,)}
 
 
-def test_a_network_of_batches_is_given_the_batch():
-    for batch in (BATCH, BATCH["first"]):
-        found = outputs_of(Sums(), batch)
-        first = found["first"] if batch is BATCH else found
-        assert torch.equal(first, BATCH["first"]["x"].sum(1))
+def test_a_network_of_batches_is_given_the_parts_by_name():
+    assert torch.equal(outputs_of(Sums(), BATCH)["second"], BATCH["second"]["x"].sum(1))
+    assert torch.equal(outputs_of_columns(Sums(), BATCH["first"]), BATCH["first"]["x"].sum(1))
+
+
+def test_the_columns_of_one_loader_are_the_part_target():
+    assert as_batch(BATCH["first"]) == {"target": BATCH["first"]}
+    assert as_batch(BATCH) is BATCH
 
 
 def test_inputs_are_nobody_elses():
@@ -69,12 +70,29 @@ def test_inputs_are_nobody_elses():
 
 
 def test_a_term_is_measured_on_its_part():
-    outputs = {"first": 1, "second": 2}
-    assert part(outputs, BATCH, None) == (1, BATCH["first"])
-    assert part(outputs, BATCH, "second") == (2, BATCH["second"])
-    assert part(5, BATCH["first"], "second") == (5, BATCH["first"])  # evaluation goes through one split at a time
+    assert part_name(BATCH, None) == "first"
+    assert part_name(BATCH, "second") == "second"
     with pytest.raises(ConfigError, match=r"the part 'third' of a batch, the loaders give \['first', 'second'\]"):
-        part(outputs, BATCH, "third")
+        part_name(BATCH, "third")
+
+
+def test_halves_are_of_every_part():
+    samples = Samples({"first": torch.arange(6), "second": (torch.arange(4),)}, BATCH)
+    first, second = samples.halves()
+    assert first.outputs["first"].tolist() == [0, 1, 2]
+    assert second.outputs["second"][0].tolist() == [2, 3]
+    assert second.batch["first"]["index"].tolist() == [3, 4, 5]
+    one = Samples({"only": torch.zeros(1)}, {"only": {"y": torch.zeros(1)}})
+    with pytest.raises(ConfigError, match="the part 'only' of a batch holds 1 sample, two half-batches need two"):
+        one.halves()
+
+
+def test_the_dual_part_stands_for_the_first_one():
+    batch = {"target": BATCH["first"], "dual": BATCH["second"]}
+    samples = Samples({"target": 1, "dual": 2}, batch)
+    assert samples.dual_part() == ({"target": 2}, {"target": BATCH["second"]})
+    with pytest.raises(ConfigError, match="Wrap the datamodule's `batches` in TwoDraws"):
+        Samples({"first": 1, "second": 2}, BATCH).dual_part()
 
 
 def test_a_step_uses_the_objective_of_the_first_and_constraints_of_their_own():
@@ -84,8 +102,9 @@ def test_a_step_uses_the_objective_of_the_first_and_constraints_of_their_own():
         MeanAtMost(SoftRate(), 0.1, part="second"),
         MeanAtMost(LogisticLoss(), 0.2, {"y": 1}),
     ]
-    problem = Problem(AUC(), limits, HingePenalty(3.0), SONEX(lam=0.05), 6, torch.float64)
-    engine = Engine(InnerFunctions(network, AUC(), problem.constraints), problem)
+    algorithm = SONEX(lam=0.05)
+    problem = algorithm.pose(AUC(), limits, HingePenalty(3.0), num_samples=6, dtype=torch.float64)
+    engine = Engine(network, problem, algorithm)
     engine.train_batch(BATCH, torch.optim.SGD(engine.params, lr=0.0))
 
     first, second = twin(BATCH["first"]["x"]), twin(BATCH["second"]["x"])
