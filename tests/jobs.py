@@ -214,7 +214,7 @@ SMALL_DIGITS: dict[str, Any] = {
 def pairs_module(algorithm: str = "SONEX", learn: str = "no", **changes: Any) -> FCCOModule:
     """A small CLIP model that learns pairs and must not forget protected tasks."""
     smooth = algorithm in ("SGD", "SOX", "MSVR")
-    objective = InfoNCE(0.1) if algorithm == "SGD" else GlobalContrastive(0.1, learn, tau_lr=0.01)  # type: ignore[arg-type]
+    objective = InfoNCE(0.1) if algorithm == "SGD" else GlobalContrastive(0.1, learn, rho=2.0, tau_lr=1e-3)  # type: ignore[arg-type]
     parts: dict[str, Any] = {
         "network": CLIPModel("tiny"),
         "objective": objective,

@@ -111,5 +111,5 @@ def test_every_named_file_exists():
 def test_every_algorithm_is_in_the_table():
     from fcco_lightning import algorithms
 
-    for name in set(algorithms.__all__) - {"Algorithm"}:
+    for name in set(algorithms.__all__) - {"Algorithm", "Estimation"}:  # from which the others derive
         assert f"`{name}`" in README, name

@@ -160,6 +160,8 @@ class Engine:
         Raises:
             NonFiniteError: before any row or weight has changed.
         """
+        if not self.params:
+            raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
         self.optimizer, self.last_batch = optimizer, last_batch
         self.clear_gradient()  # before the forwards: their activations then have that memory
         try:
@@ -285,7 +287,7 @@ class Engine:
         """Remembered rows (b, k) of a reading, with what has been proposed for them, and which were ever visited."""
         rows, seen = reading.term.read(reading)
         for proposal in self._proposals:
-            if proposal.term is reading.term:
+            if proposal.term is reading.term and len(proposal.rows):
                 rows, seen = _overlay(rows, seen, reading.index, proposal)
         return rows, seen
 

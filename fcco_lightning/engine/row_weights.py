@@ -7,9 +7,9 @@ all n rows (Horvitz and Thompson), however rare a row is.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,13 @@ class Arrival(NamedTuple):
 
 class RowWeights(nn.Module, ABC):
     """Weights of the rows of a batch in the mean over all rows of a term."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in kept.items():  # probabilities need their digits, whatever the module's precision
+            setattr(self, name, buffer.to(self.get_buffer(name).device))
+        return self
 
     @abstractmethod
     def forward(self, arrival: Arrival) -> Tensor | float:
@@ -146,12 +153,6 @@ class EstimatedWeights(RowWeights):
         """Take note that a batch has spoken of the rows ``index``."""
         self.counts.index_add_(0, index, self.counts.new_ones(len(index)))
         self.counts[-1] += 1
-
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        kept = self.counts
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.counts = kept.to(self.counts.device)  # counts need their digits, whatever the module's precision
-        return self
 
 
 def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:

@@ -115,11 +115,10 @@ def test_short_names_overrides_and_composition(tmp_path):
 
 def test_a_composition_without_a_name(tmp_path):
     parts = {
-        "class_path": "fcco_lightning.Algorithm",
+        "class_path": "SingleLoop",
         "init_args": {
             "estimator": {"class_path": "CorrectedEMA", "init_args": {"gamma": 0.5, "gamma_prime": "theory"}},
             "smoothing": {"class_path": "MoreauSmoothing", "init_args": {"lam": 0.1}},
-            "step": {"class_path": "Storm", "init_args": {"b": 0.5}},
         },
     }
     own = tmp_path / "own.yaml"

@@ -14,6 +14,7 @@ import pytest
 import rich
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
+from fcco_lightning import Splits
 from tests.conftest import make_data
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -54,7 +55,7 @@ def terminal(monkeypatch):
 def test_one_line_with_three_figures(bar, held_out, monkeypatch, make_module, make_trainer):
     trainer = make_trainer(max_epochs=3, enable_progress_bar=True, callbacks=[bar()], log_every_n_steps=1)
     with terminal(monkeypatch) as pieces:
-        trainer.fit(make_module(), make_data(val_fraction=held_out))
+        trainer.fit(make_module(), make_data(splits=Splits(val_fraction=held_out)))
     logged = {name: float(value) for name, value in trainer.progress_bar_metrics.items()}
     shown = [piece for piece in pieces if piece.strip()]
     assert max(map(len, shown)) <= 80
