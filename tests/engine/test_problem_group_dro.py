@@ -13,10 +13,8 @@ from fcco_lightning import (
     ChiSquareGroupDRO,
     CVaRGroupDRO,
     Engine,
-    InnerFunctions,
     MultiLabelLoss,
     MultiTaskGroupDRO,
-    Problem,
 )
 from tests.distributed import pool as pools
 
@@ -26,8 +24,8 @@ GROUPS, STEPS, SIZE = 5, 6, 24
 
 ALGORITHMS = {
     "SONEX": (lambda: SONEX(0.8, 0.1, lam=0.1), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
-    "ALEXR": (lambda: ALEXR(1.0, 0.5), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
-    "ALEXR2": (lambda: ALEXR2(K=2, eta=0.05, nu=0.5), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
+    "ALEXR": (lambda: ALEXR(1.0, 0.5, jacobian="old"), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
+    "ALEXR2": (lambda: ALEXR2(K=2, eta=0.05, nu=0.5, jacobian="reuse"), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
     "MSVR": (lambda: MSVR(0.5, 0.1, b=0.3), lambda: ChiSquareGroupDRO(0.5, num_groups=GROUPS)),
     "OOA": (lambda: OOA(0.2), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
     "tasks": (lambda: SONEX(0.8, 0.1, lam=0.1), lambda: MultiTaskGroupDRO(3, MultiLabelLoss(), num_groups=GROUPS)),
@@ -44,14 +42,14 @@ def batches(tasks):
 
 def train(processes, name):
     make, objective = (build() for build in ALGORITHMS[name])
-    objective = (objective.max_form() if make.max_form else objective).double()
+    objective = objective.double()
     generator = torch.Generator().manual_seed(1)
     network = nn.Linear(4, 3 if name == "tasks" else 1).double()
     with torch.no_grad():
         for p in network.parameters():
             p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
-    problem = Problem(objective, [], None, make, SIZE, dtype=torch.float64, processes=processes)
-    engine = Engine(InnerFunctions(network, objective, []), problem)
+    problem = make.pose(objective, num_samples=SIZE, dtype=torch.float64, processes=processes)
+    engine = Engine(network, problem, make)
     optimizer = torch.optim.SGD(engine.params, lr=0.3)
     for batch in batches(name == "tasks"):
         bounds = [0, 7, 16, SIZE] if processes.size == 3 else [r * SIZE // processes.size for r in range(3)]

@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from fcco_lightning.problem import other_columns, outputs_of
-from fcco_lightning.problem.parts import part, parts_of
 from torch import nn
 
 from fcco_lightning import (
@@ -14,13 +12,14 @@ from fcco_lightning import (
     BatchNetwork,
     Engine,
     HingePenalty,
-    InnerFunctions,
     LogisticLoss,
     MeanAtMost,
-    Problem,
     SoftRate,
 )
+from fcco_lightning.engine import Samples, as_batch, other_columns, outputs_of, outputs_of_columns
+from fcco_lightning.engine.parts import part_name
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.records import TARGET
 
 
 def columns(n, seed):
@@ -35,7 +34,7 @@ class Sums(BatchNetwork):
     inputs = ("x", "weight")
 
     def forward(self, batch):
-        return {name: own["x"].sum(1) for name, own in batch.items()} if parts_of(batch) else batch["x"].sum(1)
+        return {name: own["x"].sum(1) for name, own in batch.items()}
 
 
 def test_a_plain_network_sees_all_parts_at_once():
@@ -56,10 +55,15 @@ class Split(nn.Module):
 
 
 def test_a_network_of_batches_is_given_the_batch():
-    for batch in (BATCH, BATCH["first"]):
-        found = outputs_of(Sums(), batch)
-        first = found["first"] if batch is BATCH else found
-        assert torch.equal(first, BATCH["first"]["x"].sum(1))
+    outputs = outputs_of(Sums(), BATCH)
+    assert list(outputs) == ["first", "second"]
+    assert torch.equal(outputs["first"], BATCH["first"]["x"].sum(1))
+    assert torch.equal(outputs_of_columns(Sums(), BATCH["second"]), BATCH["second"]["x"].sum(1))
+
+
+def test_the_columns_of_one_loader_are_the_part_target():
+    assert as_batch(BATCH) is BATCH
+    assert as_batch(BATCH["first"]) == {TARGET: BATCH["first"]}
 
 
 def test_inputs_are_nobody_elses():
@@ -69,12 +73,40 @@ def test_inputs_are_nobody_elses():
 
 
 def test_a_term_is_measured_on_its_part():
-    outputs = {"first": 1, "second": 2}
-    assert part(outputs, BATCH, None) == (1, BATCH["first"])
-    assert part(outputs, BATCH, "second") == (2, BATCH["second"])
-    assert part(5, BATCH["first"], "second") == (5, BATCH["first"])  # evaluation goes through one split at a time
+    assert part_name(BATCH, None) == "first"
+    assert part_name(BATCH, "second") == "second"
     with pytest.raises(ConfigError, match=r"the part 'third' of a batch, the loaders give \['first', 'second'\]"):
-        part(outputs, BATCH, "third")
+        part_name(BATCH, "third")
+
+
+def seen():
+    return Samples(outputs_of(Sums(), BATCH), {name: other_columns(Sums(), own) for name, own in BATCH.items()})
+
+
+def test_halves_are_of_every_part_and_hold_every_sample_once():
+    first, second = seen().halves()
+    assert [len(first.outputs[n]) for n in BATCH] == [len(second.outputs[n]) for n in BATCH] == [3, 2]
+    for name, own in BATCH.items():
+        assert torch.equal(torch.cat([half.outputs[name] for half in (first, second)]), own["x"].sum(1))
+        assert torch.equal(torch.cat([half.batch[name]["index"] for half in (first, second)]), own["index"])
+    with pytest.raises(ConfigError, match="the part 'first' of a batch holds 1 sample, two half-batches need two"):
+        first.part("first").halves()[0].halves()
+
+
+def test_one_part_alone():
+    second = seen().part("second")
+    assert list(second.outputs) == list(second.batch) == ["second"]
+    with pytest.raises(ConfigError, match="the part 'third'"):
+        seen().part("third")
+
+
+def test_the_dual_part_stands_for_the_first_and_others_for_their_own():
+    parts = {"target": 1, "other": 2, "dual": 3, "dual_other": 4}
+    dual = Samples(parts, {name: {"y": torch.tensor([i])} for name, i in parts.items()}).dual_part()
+    assert dual.outputs == {"target": 3, "other": 4}
+    assert {name: own["y"].item() for name, own in dual.batch.items()} == {"target": 3, "other": 4}
+    with pytest.raises(ConfigError, match=r"the part 'dual' of a batch; the loaders give \['first', 'second'\]"):
+        seen().dual_part()
 
 
 def test_a_step_uses_the_objective_of_the_first_and_constraints_of_their_own():
@@ -84,8 +116,9 @@ def test_a_step_uses_the_objective_of_the_first_and_constraints_of_their_own():
         MeanAtMost(SoftRate(), 0.1, part="second"),
         MeanAtMost(LogisticLoss(), 0.2, {"y": 1}),
     ]
-    problem = Problem(AUC(), limits, HingePenalty(3.0), SONEX(lam=0.05), 6, torch.float64)
-    engine = Engine(InnerFunctions(network, AUC(), problem.constraints), problem)
+    algorithm = SONEX(lam=0.05)
+    problem = algorithm.pose(AUC(), limits, HingePenalty(3.0), num_samples=6, dtype=torch.float64)
+    engine = Engine(network, problem, algorithm)
     engine.train_batch(BATCH, torch.optim.SGD(engine.params, lr=0.0))
 
     first, second = twin(BATCH["first"]["x"]), twin(BATCH["second"]["x"])

@@ -90,7 +90,6 @@ def test_marks_are_left_out_exactly_where_every_row_read_was_written(restore):
     assert state.read(torch.tensor([0, 1])).seen is None
     if restore == "by hand":
         state.rows.copy_(earlier["rows"])
-        state.rewritten()
     else:
         state.load_state_dict(earlier)
     assert state.read(torch.tensor([0, 1])).seen.tolist() == [False, True]

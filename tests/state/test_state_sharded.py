@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fcco_lightning.engine.union import KnownRows
 from fcco_lightning.state import SHARDED_FROM, DualState, merge_duplicates, shard_of
 from tests.distributed import pool as pools
 from tests.distributed.pool import Failure, attempt
@@ -159,7 +160,6 @@ def test_reading_is_as_from_one_table(pool, size, num_rows, dtype):
 def exchange_bits(processes, values, index):
     state = DualState(len(values), values.shape[1], values.dtype, processes, "sharded")
     state.rows.copy_(values[state.first : state.first + len(state.rows)])
-    state.rewritten()
     parts = processes.gather([state.read_own(torch.arange(len(state.rows)) + state.first)])
     return state.read(index).values, parts.tensors[0]
 
@@ -188,88 +188,13 @@ def test_scaling_reaches_the_rows_of_all_processes(pool):
 # ---- rows that came with the batch
 
 
-def bring_and_read(processes):
-    state, counter, log = filled(processes), count_sums(processes), []
-
-    def read(*index):
-        before = counter.sums
-        values = state.read(torch.tensor(index, dtype=torch.int64)).values.tolist()
-        log.append((values, counter.sums - before))
-
-    def bring():
-        state.bring(torch.tensor([6, 0, 3, 0]), torch.tensor([[60.0, 1], [10, 2], [30, 3], [10, 2]]).double())
-
-    read(6, 0)
-    bring()
-    read(0, 6, 6)
-    read(3)
-    read()
-    read(0, 1)  # one of them was not brought
-    read(7 - 1, 0, 3)
-    state.write(torch.tensor([0]), torch.tensor([[5.0, 5.0]], dtype=torch.float64))
-    read(6, 0)
-    bring()
-    state.scale_(2.0)
-    read(6)
-    bring()
-    state.rewritten()
-    read(6)
-    bring()
-    state.load_state_dict(state.state_dict())
-    read(6)
-    return log
-
-
-def test_brought_rows_are_read_without_a_collective_until_a_write(pool):
-    expected = [
-        ([[6.25, -6], [0.25, 0]], 1),
-        ([[10, 2], [60, 1], [60, 1]], 0),
-        ([[30, 3]], 0),
-        ([], 0),
-        ([[0.25, 0], [1.25, -1]], 1),
-        ([[60, 1], [10, 2], [30, 3]], 0),
-        ([[6.25, -6], [5, 5]], 1),
-        ([[12.5, -12]], 1),
-        ([[12.5, -12]], 1),
-        ([[12.5, -12]], 1),
-    ]
-    assert pool.values(bring_and_read, 3) == [expected] * 3
-
-
-def bring_seldom_used_index(processes, dtype):
-    state = filled(processes)
-    counter = count_sums(processes)
-    index = torch.tensor([4, 1], dtype=dtype)
-    state.bring(index, torch.tensor([[40.0, 4], [10, 1]]).double())
-    return state.read(index).values.tolist(), counter.sums
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
-def test_every_whole_number_dtype_can_be_brought(pool, dtype):
-    assert pool.values(bring_seldom_used_index, 2, dtype) == [([[40, 4], [10, 1]], 0)] * 2
-
-
-def own_rows(processes):
-    state = filled(processes)
-    counter = count_sums(processes)
-    own = torch.arange(state.first, state.first + len(state.rows)).flip(0)
-    log = [attempt(state.read_own, index) for index in (own, own[:0], torch.tensor([0]), torch.tensor([7]))]
-    return own, log, [state.owns(own), state.owns(own[:0]), state.owns(torch.tensor([0, 6]))], counter.sums
-
-
-def test_only_own_rows_are_read_without_the_others(pool):
-    ((_, (expected, *_), *_),) = pool.values(own_rows, 1)
-    for rank, (own, (values, nothing, first, outside), owns, sums) in enumerate(pool.values(own_rows, 3)):
-        assert same_bits(values, expected.flip(0)[own])
-        assert nothing.shape == (0, 2)
-        assert isinstance(first, Failure) == (rank > 0)
-        if rank:
-            last = own.max() if len(own) else own
-            assert first.kind == "StateIndexError"
-            assert f"process {rank} holds rows {3 * rank}..{last}, got indices 0..0" in first.message
-        assert "got index 7 at batch position 0" in outside.message
-        assert owns == [True, True, False]
-        assert sums == 0
+def test_rows_that_came_along_are_found_by_their_index():
+    known = KnownRows(torch.tensor([6, 0, 3, 0]), torch.tensor([[60.0, 1], [10, 2], [30, 3], [10, 2]]))
+    assert known.select(torch.tensor([0, 6, 6])).tolist() == [[10, 2], [60, 1], [60, 1]]
+    assert known.select(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
+    assert known.select(torch.tensor([0, 1])) is None  # one of them did not come along
+    assert known.select(torch.tensor([7])) is None
+    assert KnownRows(torch.tensor([], dtype=torch.int64), torch.zeros(0, 2)).select(torch.tensor([0])) is None
 
 
 # ---- errors
@@ -371,21 +296,21 @@ def walk(processes, shape, steps, seed, layout):
             state.scale_(0.9)
             continue
         index, values = draws.batch(processes.rank, action, spoiler)
-        before = counter.sums
+        before, known = counter.sums, None
         if action == "own":
-            index, values, brought = processes.gather([index, values, state.read_own(index)]).tensors
-            if state.divided:
-                state.bring(index, brought)
+            index, values, along = processes.gather([index, values, state.read_own(index)]).tensors
+            known = KnownRows(index, along)
         else:
             index, values = processes.gather([index, values]).tensors
-        outcome = attempt(visit, state, *merge_duplicates(index, values))
+        outcome = attempt(visit, state, *merge_duplicates(index, values), known)
         log.append(outcome.kind if isinstance(outcome, Failure) else outcome)
         own_sums += (counter.sums - before) * (action == "own" and len(index) > 0)
     return log, state.rows, own_sums
 
 
-def visit(state, index, fresh):
-    rows, seen = state.read(index)
+def visit(state, index, fresh, known):
+    along = None if known is None else known.select(index)
+    rows, seen = state.read(index) if along is None else state.marked(along)
     state.write(index, averaged(rows, torch.ones(len(index), dtype=torch.bool) if seen is None else seen, fresh))
     return rows
 
