@@ -430,7 +430,11 @@ class Engine:
             bad = (~torch.isfinite(reading.values)).any(1)
             if bool(bad.any()):
                 return f"the inner value of row {int(reading.index[bad][0])} of the {reading.term.name}"
-        return "a sum of finite values, or an inner value at the previous weights,"
+        for proposal in self._proposals:  # on samples whose values are not in the surrogate
+            bad = (~torch.isfinite(proposal.rows)).any(1)
+            if bool(bad.any()):
+                return f"the new value of row {int(proposal.place.index[bad][0])} of the {proposal.term.name}"
+        return "a sum of finite values, or a value at the previous weights,"
 
 
 def _state(term: Term) -> DualState:

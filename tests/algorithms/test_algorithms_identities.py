@@ -78,23 +78,6 @@ def full_gradient(algorithm, network, objective, constraints, batch):
     return out
 
 
-def exact_value(w, batch):
-    """F by hand: hinges of the margins, of the differences of rates, and of the mean."""
-    direct, (margins, rates, cap) = measure(w, batch)
-    objective = torch.stack([RHO * (g - KAPPA).clamp(min=0) for g in margins.values()]).mean()
-    fair = torch.stack([PENALTY * ((g[0] - g[1]).abs() - ROC_KAPPA).clamp(min=0) for g in rates.values()]).mean()
-    return direct + objective + SHARES[1] * fair + SHARES[2] * PENALTY * (cap[0] - CAP).clamp(min=0).sum()
-
-
-@pytest.mark.parametrize("algorithm", [BSGD(), SOAP(1.0), SOX(1.0), SONEX(1.0, 0.0, lam=1e-12)], ids=lambda a: a.name)
-def test_full_batch_gradient_is_exact_with_gamma_one(algorithm):
-    (batch,) = make_batches(1, size=N)
-    network = make_network()
-    w = flat(network.parameters()).requires_grad_()
-    (expected,) = torch.autograd.grad(exact_value(w, batch), w)
-    assert torch.allclose(full_gradient(algorithm, network, None, None, batch), expected, **SAME)
-
-
 class Wide(Objective):
     """Inner values of width 2 under any outer function, kept in (0.5, 1.5)."""
 

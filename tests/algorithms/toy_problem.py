@@ -193,9 +193,10 @@ class Average:
         self.gamma, self.correction, self.fresh, self.lam = gamma, correction, fresh, lam
         self.rows: Values = [{}, {}, {}]
 
-    def amount(self, term: int, sampled: int) -> float:
+    def amount(self, inverse: float) -> float:
+        """The correction of a row that is in a batch with probability 1/inverse."""
         if self.correction == "theory":
-            return 1 - self.gamma + (ROWS[term] - sampled) / (sampled * (1 - self.gamma))
+            return 1 - self.gamma + (inverse - 1) / (1 - self.gamma)
         return self.correction
 
     def weights(self, now: Values, before: Values | None) -> Values:
@@ -207,7 +208,7 @@ class Average:
                 new = g
                 if u is not None:
                     back = g if before is None else before[term][i].detach()
-                    new = (1 - self.gamma) * u + self.gamma * g + self.amount(term, len(values)) * (g - back)
+                    new = (1 - self.gamma) * u + self.gamma * g + self.amount(ROWS[term] * weight(term, i, len(values))) * (g - back)
                 old = g if u is None else u
                 out[term][i] = slope(term, new if self.fresh else old, self.lam)
                 self.rows[term][i] = new
@@ -230,7 +231,7 @@ class Scaled(Average):
             for i, value in values.items():
                 g = value.detach()
                 if i in known:
-                    g = (1 - self.gamma) * known[i] + self.gamma * ROWS[term] / len(values) * g
+                    g = (1 - self.gamma) * known[i] + self.gamma * ROWS[term] * weight(term, i, len(values)) * g
                 self.rows[term][i] = g
                 out[term][i] = slope(term, g, self.lam)
         return out
@@ -244,12 +245,9 @@ class Dual(Average):
     def weights(self, now, before):
         for term, values in enumerate(now):
             for i, value in values.items():
-                g, y = value.detach(), self.rows[term].get(i)
-                if y is None:
-                    self.rows[term][i] = dual_step(term, torch.zeros_like(g), g, self.tau)
-                else:
-                    back = g if before is None else before[term][i].detach()
-                    self.rows[term][i] = dual_step(term, y, g + self.theta * (g - back), self.tau)
+                g = value.detach()
+                y, back = self.rows[term].get(i, torch.zeros_like(g)), g if before is None else before[term][i].detach()
+                self.rows[term][i] = dual_step(term, y, g + self.theta * (g - back), self.tau)
         return [{i: self.rows[term][i] for i in values} for term, values in enumerate(now)]
 
 
@@ -279,8 +277,8 @@ def hand_storm(tracker, b, batches, *, lr=0.05, beta=0.3):
     previous, z, v = None, None, None
     for batch in batches:
         now = measure(w, batch)[1]
-        old = tracker.old_weights(now)
         before = None if previous is None else measure(previous, batch)[1]
+        old = tracker.old_weights(now if before is None else before)
         g = gradient(w, batch, tracker.weights(now, before))
         z = g if previous is None else g + (1 - b) * (z - gradient(previous, batch, old))
         v = z if v is None else (1 - beta) * v + beta * z

@@ -17,9 +17,7 @@ from fcco_lightning import (
     HeavyBall,
     HingePenalty,
     InfoNCE,
-    InnerFunctions,
     NonForgetting,
-    Problem,
     SquaredHingePenalty,
 )
 from fcco_lightning.distributed import Processes
@@ -47,8 +45,9 @@ class Towers(BatchNetwork):
                 p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
 
     def forward(self, batch):
-        if "x" not in batch:
-            return {name: self(part) for name, part in batch.items()}
+        return {name: self.outputs(columns) for name, columns in batch.items()}
+
+    def outputs(self, batch):
         image = normalize(self.image(batch["x"]), dim=1)
         if "text" in batch:
             return Embeddings(image, normalize(self.words(batch["text"]), dim=1))
@@ -76,8 +75,9 @@ STEPS = [  # pairs and their division, tasks of the protected samples and theirs
 
 def train(processes, objective, algorithm, penalty, layout, dtype, alone):
     network, goal, limit = Towers(dtype), objective().to(dtype), NonForgetting(names=["a", "b", "c"])
-    problem = Problem(goal, [limit], penalty(2.0), algorithm(), N, torch.float32, processes, layout)
-    engine = Engine(InnerFunctions(network, goal, problem.constraints), problem)
+    method = algorithm()
+    problem = method.pose(goal, [limit], penalty(2.0), num_samples=N, processes=processes, layout=layout)
+    engine = Engine(network, problem, method)
     optimizer = HeavyBall(engine.params, lr=0.02, beta=0.5)
     gradients, logged = [], []
     for t, (index, sizes, tasks, task_sizes) in enumerate(STEPS):

@@ -8,58 +8,37 @@ import torch
 from torch import nn
 
 from fcco_lightning import (
-    ALEXR,
     ALEXR2,
     AUC,
     BSGD,
     MOAP,
     MSVR,
-    SGD,
-    SOAP,
     SONEX,
-    SONX,
     SOX,
     Engine,
     HeavyBall,
     Hinge,
     HingePenalty,
-    InnerFunctions,
     MeanAtMost,
     Objective,
-    Problem,
     ROCFairness,
     SoftRate,
-    SOXBoost,
 )
 from fcco_lightning.data.loader import RankBatches
 from fcco_lightning.data.plans import OwnerBatches, UniformBatches
 from fcco_lightning.distributed import Processes
+from fcco_lightning.objectives import RowDomain
 from fcco_lightning.records import Inner
 from tests.distributed import pool as pools
 from tests.distributed.pool import Failure, attempt
 
 pool = pools.pool  # the fixture
 
-# those of tests/training/test_resume.py; a stage of SOXBoost ends within the test
-ALL_ALGORITHMS = [
-    SGD, BSGD, SOAP, MOAP, SOX, MSVR, SONX, SONEX, ALEXR, partial(ALEXR2, K=2), partial(SOXBoost, first_stage=3)
-]  # fmt: skip
 N = 11
 
 
 def name_of(algorithm):
     return getattr(algorithm, "__name__", getattr(algorithm, "func", algorithm))
-
-
-def all_algorithms(*combinations):
-    """Every algorithm with every combination of a problem and a layout that it takes."""
-    cases = [
-        pytest.param(algorithm, problem, layout, id=f"{name_of(algorithm)}-{problem}-{layout}")
-        for problem, layout in combinations
-        for algorithm in ALL_ALGORITHMS
-        if layout == "replicated" or not algorithm().keeps_rows
-    ]
-    return pytest.mark.parametrize(("algorithm", "problem", "layout"), cases)
 
 
 class Margin(Objective):
@@ -111,8 +90,8 @@ class Groups(Margin):
 
     distinct = True
 
-    def num_rows(self, num_samples):
-        return 2
+    def row_domain(self, num_samples, columns):
+        return RowDomain(2)
 
     def inner(self, outputs, batch):
         groups = [g for g in (0, 1) if bool((batch["group"] == g).any())]
@@ -156,8 +135,10 @@ class Training:
         objective, limits = PROBLEMS[problem][0]().to(dtype), PROBLEMS[problem][1]()
         network = (ScoresAndFeatures(self.network) if problem == "pairs" else self.network).to(dtype)
         self.processes, self.dtype = processes, dtype
-        self.problem = Problem(objective, limits, HingePenalty(3.0), algorithm(), num_samples, dtype, processes, layout)
-        self.engine = Engine(InnerFunctions(network, objective, self.problem.constraints), self.problem)
+        method = algorithm()
+        options = {"num_samples": num_samples, "dtype": dtype, "processes": processes, "layout": layout}
+        self.problem = method.pose(objective, limits, HingePenalty(3.0), **options)
+        self.engine = Engine(network, self.problem, method)
         self.optimizer = HeavyBall(self.engine.params, lr=0.05, beta=0.3)
         self.forwards, self.break_at = 0, 0
 
@@ -262,26 +243,9 @@ def assert_same_training(results, expected, tolerance=1e-12):
         assert divided[0] or all(same(held[:1], [copy]) for copy in held)
 
 
-@all_algorithms(
-    ("AUC and constraints", "replicated"),
-    ("margins", "replicated"),
-    ("margins", "sharded"),
-    ("margins and constraints", "sharded"),
-)
-def test_processes_with_parts_of_a_batch_equal_one_with_all_of_it(pool, algorithm, problem, layout):
-    for size in (2, 3):
-        batches, options = make_epoch(size), (problem, algorithm, layout)
-        results = pool.values(train, size, batches, *options)
-        expected = train_alone(batches, *options)
-        assert_same_training(results, expected)
-        assert {divided for _, divided in results[0][1][:1]} <= {layout == "sharded"}
-        start = Training(Processes(), *options).result()[0]
-        assert (expected[0] - start).abs().max() > 0.01
-
-
 @pytest.mark.parametrize("algorithm", [SOX, SONEX, MSVR, partial(ALEXR2, K=2)], ids=name_of)
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
-@pytest.mark.parametrize("problem", ["temperature", "pairs", "groups"])
+@pytest.mark.parametrize("problem", ["temperature", "pairs", "groups", "AUC and constraints"])
 def test_other_objectives(pool, algorithm, problem, layout):
     """A parameter of the objective gets its full gradient; outputs may be nested; rows need not be samples."""
     for size in (2, 3):
@@ -329,10 +293,10 @@ def train_with_plan(processes, kind, size, *options):
     return (*training.result(), estimates), counter.rows
 
 
-@all_algorithms(("margins", "sharded"))
+@pytest.mark.parametrize("algorithm", [BSGD, MOAP, MSVR, SONEX, partial(ALEXR2, K=2)], ids=name_of)
 @pytest.mark.parametrize("size", [2, 3])
-def test_no_row_travels_where_processes_are_given_their_own(pool, algorithm, problem, layout, size):
-    options = size, problem, algorithm, layout
+def test_no_row_travels_where_processes_are_given_their_own(pool, algorithm, size):
+    options = size, "margins", algorithm, "sharded"
     for kind in (OwnerBatches, UniformBatches):
         results, exchanges = zip(*pool.values(train_with_plan, size, kind, *options), strict=True)
         expected, _ = train_with_plan(Processes(), kind, *options)
@@ -399,7 +363,15 @@ def broken_on_two(training, batch):
         training.break_at = training.forwards + 1
 
 
-@all_algorithms(("AUC and constraints", "replicated"), ("margins", "replicated"), ("margins", "sharded"))
+@pytest.mark.parametrize(
+    ("algorithm", "problem", "layout"),
+    [
+        (SOX, "AUC and constraints", "replicated"),
+        (MSVR, "margins", "replicated"),
+        (SONEX, "margins", "sharded"),
+        (partial(ALEXR2, K=2), "margins", "sharded"),
+    ],
+)
 def test_a_nan_on_one_process_stops_all_before_anything_moves(pool, algorithm, problem, layout):
     options = problem, algorithm, layout
     control = pool.values(train_around, 3, None, *options)
