@@ -302,7 +302,7 @@ def test_no_row_travels_where_processes_are_given_their_own(pool, algorithm, siz
         expected, _ = train_with_plan(Processes(), kind, *options)
         assert_same_training(results, expected)
         steps = 2 * make_plan(kind, size).num_batches
-        reads = 2 if name_of(algorithm) == "ALEXR2" else int(bool(expected[1]))  # two half-batches are read apart
+        reads = 2 if name_of(algorithm) is ALEXR2 else int(bool(expected[1]))  # two half-batches are read apart
         assert exchanges == (reads * steps if kind is UniformBatches else 0,) * size
 
 
