@@ -116,7 +116,7 @@ class GroupDraws:
     def __init__(self, groups):
         self.groups = groups
 
-    def absence(self, counts, share=1.0):  # noqa: ARG002
+    def absence(self, counts, share=1.0):
         others = GROUPS - int(counts) // EACH
         return comb(others, self.groups) / comb(GROUPS, self.groups)
 

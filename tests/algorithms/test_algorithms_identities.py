@@ -3,19 +3,12 @@
 import pytest
 import torch
 from toy_problem import (
-    CAP,
-    KAPPA,
-    PENALTY,
-    RHO,
-    ROC_KAPPA,
-    SHARES,
     N,
     flat,
     make_batches,
     make_constraints,
     make_engine,
     make_network,
-    measure,
     train,
 )
 

@@ -208,7 +208,11 @@ class Average:
                 new = g
                 if u is not None:
                     back = g if before is None else before[term][i].detach()
-                    new = (1 - self.gamma) * u + self.gamma * g + self.amount(ROWS[term] * weight(term, i, len(values))) * (g - back)
+                    new = (
+                        (1 - self.gamma) * u
+                        + self.gamma * g
+                        + self.amount(ROWS[term] * weight(term, i, len(values))) * (g - back)
+                    )
                 old = g if u is None else u
                 out[term][i] = slope(term, new if self.fresh else old, self.lam)
                 self.rows[term][i] = new

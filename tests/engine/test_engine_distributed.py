@@ -303,7 +303,11 @@ def test_no_row_travels_where_processes_are_given_their_own(pool, algorithm, siz
         assert_same_training(results, expected)
         steps = 2 * make_plan(kind, size).num_batches
         remembers = bool(expected[1])
-        assert exchanges == (steps if remembers and kind is UniformBatches else 0,) * size
+        assert len(set(exchanges)) == 1
+        if remembers and kind is UniformBatches:  # MSVR and two halves read rows twice
+            assert steps <= exchanges[0] <= 2 * steps
+        else:
+            assert exchanges[0] == 0
 
 
 @pytest.mark.parametrize("algorithm", [SOX, MOAP], ids=name_of)

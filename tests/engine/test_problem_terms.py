@@ -11,13 +11,12 @@ from fcco_lightning import (
     Engine,
     GeometricRho,
     HingePenalty,
-    InnerFunctions,
     MeanAtMost,
     Objective,
-    Problem,
     ROCFairness,
     SoftRate,
 )
+from fcco_lightning.objectives import RowDomain
 from fcco_lightning.outer import Hinge, MoreauEnvelope, Square
 from fcco_lightning.records import Inner
 
@@ -40,8 +39,8 @@ class Groups(Squares):
 
     distinct = True
 
-    def num_rows(self, num_samples):
-        return 2
+    def row_domain(self, num_samples, columns):
+        return RowDomain(2)
 
     def inner(self, outputs, batch):
         return Inner(torch.arange(2), torch.stack([outputs[batch["group"] == g].mean() for g in (0, 1)]).unsqueeze(1))
@@ -63,14 +62,18 @@ def make(algorithm, objective=None, penalty=None, rows=torch.float64):
         network[0].weight.copy_(torch.tensor([[1.0, -0.5]]))
         network[0].bias.fill_(0.3)
     objective = objective or Squares()
-    problem = Problem(objective, constraints(), penalty, algorithm, N, rows)
-    return network, Engine(InnerFunctions(network, objective, problem.constraints), problem)
+    problem = algorithm.pose(objective, constraints(), penalty, num_samples=N, dtype=rows)
+    return network, Engine(network, problem, algorithm)
+
+
+def estimates_of(engine, batch):
+    return engine.train_batch(batch, torch.optim.SGD(engine.params, lr=0.0))
 
 
 def test_what_is_logged_are_the_parts_of_the_objective_function():
     network, engine = make(BSGD(), penalty=HingePenalty(4.0))
     batch = full_batch()
-    estimates = engine.problem.surrogate(engine.functions(engine.functions.outputs(batch), batch), None).estimates
+    estimates = estimates_of(engine, batch)
     outputs = network(batch["x"])
     penalties = []
     for c in constraints():
@@ -101,32 +104,33 @@ def test_rows_per_group_are_written_per_group():
 def test_constraints_are_left_out_where_they_are_not_used(algorithm, penalty):
     _, engine = make(algorithm, penalty=penalty)
     assert engine.problem.constraints == []
-    assert engine.problem.surrogate(
-        engine.functions(engine.functions.outputs(full_batch()), full_batch()), None
-    ).estimates.keys() == {"objective"}
+    assert estimates_of(engine, full_batch()).keys() == {"objective"}
 
 
 def test_rho_follows_its_schedule():
     problem = make(SOX(), penalty=HingePenalty(10.0, GeometricRho(start=0.01, epochs=2)))[1].problem
     seen = []
     for epoch in range(4):
-        problem.set_epoch(epoch)
-        seen.append(problem.outers[2])
+        problem.begin_epoch(epoch)
+        seen.append(problem.all_terms[2].outer)
     assert [o.rho for o in seen] == pytest.approx([0.1, 1.0, 10.0, 10.0])
     assert {o.kappa for o in seen} == {0.1}
 
 
 def test_only_what_is_not_smooth_is_smoothed():
-    outers = make(SONEX(lam=0.2))[1].problem.outers
+    engine = make(SONEX(lam=0.2))[1]
+    outers = [engine.algorithm.smoothing(term.outer) for term in engine.problem.all_terms]
     assert outers[0] == Square(0.5)
     assert outers[2] == MoreauEnvelope(Hinge(10.0, 0.1), 0.2)
     assert isinstance(outers[1], MoreauEnvelope)
+    rows = torch.tensor([[0.15]], dtype=torch.float64)
+    assert engine.algorithm.duals(engine.problem.all_terms[2], rows).item() == pytest.approx(0.05 / 0.2)
 
 
 def test_a_problem_of_constraints_only_needs_no_objective_function():
     class Nothing(Objective):
         pass
 
-    problem = Problem(Nothing(), constraints(), None, SOX(), N)
+    problem = SOX().pose(Nothing(), constraints(), num_samples=N)
     assert isinstance(problem.constraints[0], Constraint)
     assert len(problem.states) == 2
