@@ -139,6 +139,7 @@ class Engine:
         self._surrogates: list[Tensor] = []
         self._gradients: list[Tensor] = []
         self._readings: list[Reading] = []
+        self._stored: list[tuple[Place, Tensor, Tensor | None]] = []
         self._row_step: RowStep | None = None
         self._estimates: Estimates = Estimates(None)
         algorithm.start(self)
@@ -285,10 +286,21 @@ class Engine:
 
     def rows(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
         """Remembered rows (b, k) of a reading, with what has been proposed for them, and which were ever visited."""
-        rows, seen = reading.term.read(reading)
+        rows, seen = self._read_once(reading)
         for proposal in self._proposals:
             if proposal.term is reading.term and len(proposal.rows):
                 rows, seen = _overlay(rows, seen, reading.index, proposal)
+        return rows, seen
+
+    def _read_once(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
+        """Rows as they are stored; a second reading of the same ones in an iteration costs no second exchange."""
+        if reading.place is None:
+            return reading.term.read(reading)
+        for place, rows, seen in self._stored:
+            if place is reading.place:
+                return rows, seen
+        rows, seen = reading.term.read(reading)
+        self._stored.append((reading.place, rows, seen))
         return rows, seen
 
     def propose(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
@@ -407,7 +419,7 @@ class Engine:
 
     def _clear(self) -> None:
         self._proposals, self._surrogates, self._gradients, self._readings = [], [], [], []
-        self._row_step = None
+        self._stored, self._row_step = [], None
 
     def _refuse(self) -> None:
         """Name the first part that is not finite.

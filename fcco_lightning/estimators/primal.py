@@ -88,7 +88,7 @@ class ScaledEMA(Estimator):
         outer: OuterFunction,
         sampling: Sampling,
     ) -> Tracked:
-        new = torch.lerp(rows, inner * sampling.inverse, self.gamma)
+        new = torch.lerp(rows, (inner * sampling.inverse).to(rows.dtype), self.gamma)
         new = fill(new, sampling.seen, inner)
         return Tracked(new, outer.subgradient(new), new)
 

@@ -20,6 +20,7 @@ from fcco_lightning.checkpoint_tools import convert, describe, read_checkpoint
 from fcco_lightning.distributed import Processes
 from fcco_lightning.state import DualState
 from fcco_lightning.state.row_files import CHUNK_BYTES
+from fcco_lightning.training.module import CHECKPOINT_VERSION
 from fcco_lightning.training.row_checkpoints import save
 from tests import jobs
 from tests.launch import launch, values
@@ -57,7 +58,7 @@ def copied(fits, tmp_path):
 def handmade(path, states, **weights):
     """A checkpoint of one process, as a Trainer would write it."""
     module = SimpleNamespace(processes=Processes(), dual_states=lambda: states)
-    own = {"version": 2, "world_size": 1, "algorithm": "SOX", "num_samples": 5, "skipped_batches": 3}
+    own = {"version": CHECKPOINT_VERSION, "world_size": 1, "algorithm": "SOX", "num_samples": 5, "skipped_batches": 3}
     rows = {f"{name}.rows": state.rows for name, state in states.items()}
     checkpoint = {"epoch": 1, "global_step": 7, "state_dict": {**weights, **rows}}
     checkpoint["fcco"] = own | {"optimizer": {"class": "Adam", "typed": []}}
@@ -90,7 +91,7 @@ def test_what_inspect_says(fits, fitted):
     said = describe(path)
     size = 3 if fitted is fits["three"] else 1
     assert said["checkpoint"] == str(path)
-    expected = {"algorithm": "SONEX", "version": 2, "world_size": size, "epoch": 0, "global_step": 4}
+    expected = {"algorithm": "SONEX", "version": 3, "world_size": size, "epoch": 0, "global_step": 4}
     expected |= {"num_samples": 203, "optimizer": "HeavyBall", "skipped_batches": 0}
     assert {k: said[k] for k in expected} == expected
     numbers = sum(w.numel() for w in weights.values())

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 from jsonargparse import ArgumentParser
-from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from PIL import Image
 
@@ -245,13 +244,6 @@ def test_shares_of_processes_are_the_union_batch(make):
         for name in "target", "protected":
             index = torch.cat([left[name]["index"], right[name]["index"]])
             assert torch.equal(index, both[name]["index"])
-
-
-def test_limits_of_the_trainer_reach_both_loaders(make):
-    module = make(num_batches=10)
-    module.trainer = Trainer(limit_train_batches=0.4, logger=False, enable_checkpointing=False)
-    for loader in module.train_dataloader().flattened:
-        assert loader._epoch_length == 4
 
 
 # -------------------------------------------------------------------------------------------------------------- splits

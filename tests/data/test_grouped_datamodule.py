@@ -18,6 +18,7 @@ from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.grouping import GroupBy
 from fcco_lightning.data.plans import GroupBatches, UniformBatches
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
+from fcco_lightning.training.progress import LoopProgress
 from tests.components import TABLE, composed
 from tests.conftest import DATA_FOLDER
 
@@ -65,6 +66,9 @@ class Plain(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def configure_callbacks(self):
+        return [LoopProgress()]  # which an FCCOModule brings along
 
 
 class Processes:

@@ -24,8 +24,8 @@ GROUPS, STEPS, SIZE = 5, 6, 24
 
 ALGORITHMS = {
     "SONEX": (lambda: SONEX(0.8, 0.1, lam=0.1), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
-    "ALEXR": (lambda: ALEXR(1.0, 0.5, jacobian="old"), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
-    "ALEXR2": (lambda: ALEXR2(K=2, eta=0.05, nu=0.5, jacobian="reuse"), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
+    "ALEXR": (lambda: ALEXR(1.0, 0.5), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
+    "ALEXR2": (lambda: ALEXR2(K=2, eta=0.05, nu=0.5), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
     "MSVR": (lambda: MSVR(0.5, 0.1, b=0.3), lambda: ChiSquareGroupDRO(0.5, num_groups=GROUPS)),
     "OOA": (lambda: OOA(0.2), lambda: CVaRGroupDRO(0.4, num_groups=GROUPS)),
     "tasks": (lambda: SONEX(0.8, 0.1, lam=0.1), lambda: MultiTaskGroupDRO(3, MultiLabelLoss(), num_groups=GROUPS)),
@@ -42,13 +42,12 @@ def batches(tasks):
 
 def train(processes, name):
     make, objective = (build() for build in ALGORITHMS[name])
-    objective = objective.double()
     generator = torch.Generator().manual_seed(1)
     network = nn.Linear(4, 3 if name == "tasks" else 1).double()
     with torch.no_grad():
         for p in network.parameters():
             p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
-    problem = make.pose(objective, num_samples=SIZE, dtype=torch.float64, processes=processes)
+    problem = make.pose(objective.double(), num_samples=SIZE, dtype=torch.float64, processes=processes)
     engine = Engine(network, problem, make)
     optimizer = torch.optim.SGD(engine.params, lr=0.3)
     for batch in batches(name == "tasks"):

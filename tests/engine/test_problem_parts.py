@@ -19,7 +19,6 @@ from fcco_lightning import (
 from fcco_lightning.engine import Samples, as_batch, other_columns, outputs_of, outputs_of_columns
 from fcco_lightning.engine.parts import part_name
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.records import TARGET
 
 
 def columns(n, seed):
@@ -34,7 +33,7 @@ class Sums(BatchNetwork):
     inputs = ("x", "weight")
 
     def forward(self, batch):
-        return {name: own["x"].sum(1) for name, own in batch.items()}
+        return {name: columns["x"].sum(1) for name, columns in batch.items()}
 
 
 def test_a_plain_network_sees_all_parts_at_once():
@@ -54,16 +53,14 @@ class Split(nn.Module):
         return {"scores": x[:, 0], "both": (x,)}
 
 
-def test_a_network_of_batches_is_given_the_batch():
-    outputs = outputs_of(Sums(), BATCH)
-    assert list(outputs) == ["first", "second"]
-    assert torch.equal(outputs["first"], BATCH["first"]["x"].sum(1))
-    assert torch.equal(outputs_of_columns(Sums(), BATCH["second"]), BATCH["second"]["x"].sum(1))
+def test_a_network_of_batches_is_given_the_parts_by_name():
+    assert torch.equal(outputs_of(Sums(), BATCH)["second"], BATCH["second"]["x"].sum(1))
+    assert torch.equal(outputs_of_columns(Sums(), BATCH["first"]), BATCH["first"]["x"].sum(1))
 
 
 def test_the_columns_of_one_loader_are_the_part_target():
+    assert as_batch(BATCH["first"]) == {"target": BATCH["first"]}
     assert as_batch(BATCH) is BATCH
-    assert as_batch(BATCH["first"]) == {TARGET: BATCH["first"]}
 
 
 def test_inputs_are_nobody_elses():
@@ -79,34 +76,23 @@ def test_a_term_is_measured_on_its_part():
         part_name(BATCH, "third")
 
 
-def seen():
-    return Samples(outputs_of(Sums(), BATCH), {name: other_columns(Sums(), own) for name, own in BATCH.items()})
+def test_halves_are_of_every_part():
+    samples = Samples({"first": torch.arange(6), "second": (torch.arange(4),)}, BATCH)
+    first, second = samples.halves()
+    assert first.outputs["first"].tolist() == [0, 1, 2]
+    assert second.outputs["second"][0].tolist() == [2, 3]
+    assert second.batch["first"]["index"].tolist() == [3, 4, 5]
+    one = Samples({"only": torch.zeros(1)}, {"only": {"y": torch.zeros(1)}})
+    with pytest.raises(ConfigError, match="the part 'only' of a batch holds 1 sample, two half-batches need two"):
+        one.halves()
 
 
-def test_halves_are_of_every_part_and_hold_every_sample_once():
-    first, second = seen().halves()
-    assert [len(first.outputs[n]) for n in BATCH] == [len(second.outputs[n]) for n in BATCH] == [3, 2]
-    for name, own in BATCH.items():
-        assert torch.equal(torch.cat([half.outputs[name] for half in (first, second)]), own["x"].sum(1))
-        assert torch.equal(torch.cat([half.batch[name]["index"] for half in (first, second)]), own["index"])
-    with pytest.raises(ConfigError, match="the part 'first' of a batch holds 1 sample, two half-batches need two"):
-        first.part("first").halves()[0].halves()
-
-
-def test_one_part_alone():
-    second = seen().part("second")
-    assert list(second.outputs) == list(second.batch) == ["second"]
-    with pytest.raises(ConfigError, match="the part 'third'"):
-        seen().part("third")
-
-
-def test_the_dual_part_stands_for_the_first_and_others_for_their_own():
-    parts = {"target": 1, "other": 2, "dual": 3, "dual_other": 4}
-    dual = Samples(parts, {name: {"y": torch.tensor([i])} for name, i in parts.items()}).dual_part()
-    assert dual.outputs == {"target": 3, "other": 4}
-    assert {name: own["y"].item() for name, own in dual.batch.items()} == {"target": 3, "other": 4}
-    with pytest.raises(ConfigError, match=r"the part 'dual' of a batch; the loaders give \['first', 'second'\]"):
-        seen().dual_part()
+def test_the_dual_part_stands_for_the_first_one():
+    batch = {"target": BATCH["first"], "dual": BATCH["second"]}
+    samples = Samples({"target": 1, "dual": 2}, batch)
+    assert samples.dual_part() == ({"target": 2}, {"target": BATCH["second"]})
+    with pytest.raises(ConfigError, match="Wrap the datamodule's `batches` in TwoDraws"):
+        Samples({"first": 1, "second": 2}, BATCH).dual_part()
 
 
 def test_a_step_uses_the_objective_of_the_first_and_constraints_of_their_own():

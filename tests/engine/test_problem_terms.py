@@ -14,9 +14,9 @@ from fcco_lightning import (
     MeanAtMost,
     Objective,
     ROCFairness,
+    RowDomain,
     SoftRate,
 )
-from fcco_lightning.objectives import RowDomain
 from fcco_lightning.outer import Hinge, MoreauEnvelope, Square
 from fcco_lightning.records import Inner
 
@@ -66,14 +66,14 @@ def make(algorithm, objective=None, penalty=None, rows=torch.float64):
     return network, Engine(network, problem, algorithm)
 
 
-def estimates_of(engine, batch):
-    return engine.train_batch(batch, torch.optim.SGD(engine.params, lr=0.0))
+def one_step(network, engine):
+    return engine.train_batch(full_batch(), torch.optim.SGD(network.parameters(), lr=1e-300))
 
 
 def test_what_is_logged_are_the_parts_of_the_objective_function():
     network, engine = make(BSGD(), penalty=HingePenalty(4.0))
     batch = full_batch()
-    estimates = estimates_of(engine, batch)
+    estimates = one_step(network, engine)
     outputs = network(batch["x"])
     penalties = []
     for c in constraints():
@@ -102,9 +102,9 @@ def test_rows_per_group_are_written_per_group():
 
 @pytest.mark.parametrize(("algorithm", "penalty"), [(SGD(), None), (SOX(), HingePenalty(0.0))], ids=["SGD", "rho=0"])
 def test_constraints_are_left_out_where_they_are_not_used(algorithm, penalty):
-    _, engine = make(algorithm, penalty=penalty)
+    network, engine = make(algorithm, penalty=penalty)
     assert engine.problem.constraints == []
-    assert estimates_of(engine, full_batch()).keys() == {"objective"}
+    assert one_step(network, engine).keys() == {"objective"}
 
 
 def test_rho_follows_its_schedule():
@@ -118,13 +118,11 @@ def test_rho_follows_its_schedule():
 
 
 def test_only_what_is_not_smooth_is_smoothed():
-    engine = make(SONEX(lam=0.2))[1]
-    outers = [engine.algorithm.smoothing(term.outer) for term in engine.problem.all_terms]
+    algorithm = SONEX(lam=0.2)
+    outers = [algorithm.smoothing(term.outer) for term in make(algorithm)[1].problem.all_terms]
     assert outers[0] == Square(0.5)
     assert outers[2] == MoreauEnvelope(Hinge(10.0, 0.1), 0.2)
     assert isinstance(outers[1], MoreauEnvelope)
-    rows = torch.tensor([[0.15]], dtype=torch.float64)
-    assert engine.algorithm.duals(engine.problem.all_terms[2], rows).item() == pytest.approx(0.05 / 0.2)
 
 
 def test_a_problem_of_constraints_only_needs_no_objective_function():

@@ -188,13 +188,35 @@ def test_scaling_reaches_the_rows_of_all_processes(pool):
 # ---- rows that came with the batch
 
 
-def test_rows_that_came_along_are_found_by_their_index():
+def test_known_rows_are_those_that_came_along():
     known = KnownRows(torch.tensor([6, 0, 3, 0]), torch.tensor([[60.0, 1], [10, 2], [30, 3], [10, 2]]))
     assert known.select(torch.tensor([0, 6, 6])).tolist() == [[10, 2], [60, 1], [60, 1]]
-    assert known.select(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
-    assert known.select(torch.tensor([0, 1])) is None  # one of them did not come along
-    assert known.select(torch.tensor([7])) is None
+    assert known.select(torch.tensor([], dtype=torch.int64)).tolist() == []
+    assert known.select(torch.tensor([0, 1])) is None  # one of them did not come
     assert KnownRows(torch.tensor([], dtype=torch.int64), torch.zeros(0, 2)).select(torch.tensor([0])) is None
+
+
+def own_rows(processes):
+    state = filled(processes)
+    counter = count_sums(processes)
+    own = torch.arange(state.first, state.first + len(state.rows)).flip(0)
+    log = [attempt(state.read_own, index) for index in (own, own[:0], torch.tensor([0]), torch.tensor([7]))]
+    return own, log, [state.owns(own), state.owns(own[:0]), state.owns(torch.tensor([0, 6]))], counter.sums
+
+
+def test_only_own_rows_are_read_without_the_others(pool):
+    ((_, (expected, *_), *_),) = pool.values(own_rows, 1)
+    for rank, (own, (values, nothing, first, outside), owns, sums) in enumerate(pool.values(own_rows, 3)):
+        assert same_bits(values, expected.flip(0)[own])
+        assert nothing.shape == (0, 2)
+        assert isinstance(first, Failure) == (rank > 0)
+        if rank:
+            last = own.max() if len(own) else own
+            assert first.kind == "StateIndexError"
+            assert f"process {rank} holds rows {3 * rank}..{last}, got indices 0..0" in first.message
+        assert "got index 7 at batch position 0" in outside.message
+        assert owns == [True, True, False]
+        assert sums == 0
 
 
 # ---- errors
@@ -296,12 +318,13 @@ def walk(processes, shape, steps, seed, layout):
             state.scale_(0.9)
             continue
         index, values = draws.batch(processes.rank, action, spoiler)
-        before, known = counter.sums, None
+        before = counter.sums
         if action == "own":
-            index, values, along = processes.gather([index, values, state.read_own(index)]).tensors
-            known = KnownRows(index, along)
+            index, values, rows = processes.gather([index, values, state.read_own(index)]).tensors
+            known = KnownRows(index, rows) if state.divided else None
         else:
             index, values = processes.gather([index, values]).tensors
+            known = None
         outcome = attempt(visit, state, *merge_duplicates(index, values), known)
         log.append(outcome.kind if isinstance(outcome, Failure) else outcome)
         own_sums += (counter.sums - before) * (action == "own" and len(index) > 0)

@@ -73,7 +73,7 @@ def test_resume_equals_uninterrupted(algorithm, batch, make_module, make_trainer
         module = make_module(
             algorithm=algorithm(),
             optimizer=lambda p: HeavyBall(p, lr=0.05),
-            scheduler=None if algorithm().sets_step_sizes else lambda o: LambdaLR(o, lambda k: 1 / (1 + k)),
+            scheduler=None if isinstance(algorithm(), SOXBoost) else lambda o: LambdaLR(o, lambda k: 1 / (1 + k)),
             scheduler_interval="step",
         )
         trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))

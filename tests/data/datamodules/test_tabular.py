@@ -13,6 +13,7 @@ from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import DataError
+from fcco_lightning.training.progress import LoopProgress
 from tests.components import TABLE, composed
 
 DATA = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[3].parent / "shared/data"))
@@ -57,6 +58,9 @@ class Plain(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def configure_callbacks(self):
+        return [LoopProgress()]  # which an FCCOModule brings along
 
 
 def make_trainer(tmp_path, **arguments):
