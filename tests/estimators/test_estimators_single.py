@@ -51,7 +51,7 @@ def conjugate_bregman_argmax(f_star, slope, y_old, ahead, tau, bounds):
         (SquaredHinge(1.5), lambda y: y * y / (2 * 1.5), (0, 50)),
         (SMOOTHED, lambda y: LAM * y * y / 2, (0, RHO)),
     ],
-    ids=repr,
+    ids=["square", "softplus", "squared hinge", "smoothed hinge"],
 )
 def test_mirror_form_is_the_argmax_of_its_definition(outer, f_star, bounds, tau):
     theta, u, g, before = 0.5, 0.4, 0.9, 0.5
