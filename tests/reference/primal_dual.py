@@ -123,7 +123,7 @@ class ALEXR(PrimalDual):
 
 
 class ALEXR2(PrimalDual):
-    """SONEX paper, Alg. 2: K inner iterations of ALEXR around the centre w, one batch each, then one step of the centre.
+    """SONEX paper, Alg. 2: K inner iterations of ALEXR around the centre w, one batch each, then one step of w.
 
     Inner: ``z <- (nu z + eta w - eta nu G) / (eta + nu)`` from ``z_0 = z_{-1} = w``.  Outer: ``(w - z_K)/nu`` goes to
     the optimizer.  ``w`` is the centre, ``z`` the inner point (equal to w between rounds), ``inner_step`` counts to K,
