@@ -21,7 +21,8 @@ from typing import Any
 from runs import CONFIGS, Job, run_all, seconds, table, value
 
 METHODS = ("finetune", "sox", "sonex", "sonx", "alexr2")
-GRIDS = {  # around the least values of the grids of 004 F.3, above which little is learnt; as many for each
+# around the least values of the grids of F.3 of the SONEX paper, above which little is learnt; as many for each
+GRIDS = {
     "sox": [1.0, 2.0, 5.0, 20.0],
     "sonex": [0.1, 0.25, 0.5, 1.0],
     "sonx": [0.1, 0.25, 0.5, 1.0],

@@ -3,13 +3,14 @@
 Every run goes through ``fcco fit`` and a config, so it is the run that a user gets::
 
     uv run python examples/benchmarks/group_dro.py --data adult --train adult_train.csv --test adult_test.csv --tune
-    uv run python examples/benchmarks/group_dro.py --data adult ... --alpha 0.1        # 000 Table 2
+    uv run python examples/benchmarks/group_dro.py --data adult ... --alpha 0.1        # ALEXR paper, Table 2
     uv run python examples/benchmarks/group_dro.py --data celeba_attributes --train celeba_attributes.parquet
 
 A row reports mean +- standard deviation over seeds.  ``--tune`` runs a grid of 9 per method, one seed, and picks by
-the validation split, never by the test split: on Adult the highest accuracy on the worst groups, as 000 Table 2 reports
-it, on CelebA the least CVaR of the losses, as in 004 Fig. 1.  Its picks are kept in the output folder and used later.
-Beside the JSON file and the table a picture shows the CVaR of the training losses after every epoch.
+the validation split, never by the test split: on Adult the highest accuracy on the worst groups, as Table 2 of the
+ALEXR paper reports it, on CelebA the least CVaR of the losses, as in Fig. 1 of the SONEX paper.  Its picks are kept in
+the output folder and used later. Beside the JSON file and the table a picture shows the CVaR of the training losses
+after every epoch.
 """
 
 import argparse
@@ -25,7 +26,7 @@ METHODS = {
     "adult": ("sgd", "sgd_uw", "ooa", "bsgd", "sox", "msvr", "sonx", "alexr", "sonex", "alexr2"),
     "celeba_attributes": ("sgd", "ooa", "sonx", "sonex"),
 }
-PAPER = {  # 000 Table 2, Adult: alpha -> method -> accuracy on the worst groups, in percent
+PAPER = {  # ALEXR paper, Table 2, Adult: alpha -> method -> accuracy on the worst groups, in percent
     0.1: {"sgd": 0.71, "sgd_uw": 23.70, "ooa": 51.46, "bsgd": 55.81, "sox": 56.34, "msvr": 47.78, "alexr": 56.58},
     0.15: {"sgd": 1.87, "sgd_uw": 26.26, "ooa": 54.12, "bsgd": 58.58, "sox": 58.36, "msvr": 49.49, "alexr": 58.52},
 }
@@ -43,7 +44,7 @@ GRIDS: dict[str, dict[str, list[Any]]] = {  # beside the learning rates, so 9 ru
     "sonex": {"model.algorithm.lam": [0.001, 0.003, 0.01]},  # lam = eps / C_f with C_f = 1/alpha
     "alexr2": {"model.algorithm.lam": [0.001, 0.003, 0.01]},
 }
-OWN_GRIDS = {("sonex", "celeba_attributes"): {"model.algorithm.lam": [0.01, 0.1, 1.0]}}  # 004 F.1
+OWN_GRIDS = {("sonex", "celeba_attributes"): {"model.algorithm.lam": [0.01, 0.1, 1.0]}}  # SONEX paper, F.1
 SCORES: dict[str, Callable[[Job], float]] = {
     "adult": lambda r: value(r, "val.tail_accuracy"),
     "celeba_attributes": lambda r: -value(r, "val.cvar_loss"),

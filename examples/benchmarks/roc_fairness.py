@@ -5,8 +5,8 @@ Every run goes through the product's own command line and configs, so it is the 
     uv run python examples/benchmarks/roc_fairness.py --data adult --train adult_train.csv --test adult_test.csv
     uv run python examples/benchmarks/roc_fairness.py --data compas --train compas.csv --seeds 5 --jobs 2
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --tune          # the grids, one seed each
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation beta  # 004 Table 3
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation type  # 004 Table 5
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation beta  # SONEX paper, Table 3
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation type  # SONEX paper, Table 5
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation pareto  # cannot be gamed
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation quantile  # methods in that form
 
@@ -27,7 +27,7 @@ METHODS = ("alexr2", "sonex", "sox_squared_hinge", "sonx", "sgd")
 TOLERANCE = 0.005
 COLUMNS = ("train.auc", "train.worst_violation", "train.roc_gap", "test.auc", "test.worst_violation", "test.roc_gap")
 
-# The same budget for every method: 12 runs.  Values from the grids of 004 F.2.
+# The same budget for every method: 12 runs.  Values from the grids of F.2 of the SONEX paper.
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "alexr2": {
         "model.penalty.rho": [4, 10, 40],

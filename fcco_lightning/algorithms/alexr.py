@@ -9,7 +9,7 @@ from fcco_lightning.records import Batch
 
 
 class ALEXR(TwoDraws):
-    r"""Extrapolated dual step, then a primal step with the updated y_i (000 Alg. 1); for convex f.
+    r"""Extrapolated dual step, then a primal step with the updated y_i (ALEXR paper, Alg. 1); for convex f.
 
     ``g~_i = g_i(w_t; B_i) + theta (g_i(w_t; B_i) - g_i(w_{t-1}; B_i))``,
     ``y_i <- argmax <y, g~_i> - f_i*(y) - tau U_psi(y, y_i)``, and, on an independent draw B~_i,
@@ -18,7 +18,7 @@ class ALEXR(TwoDraws):
 
     Args:
         tau: inverse dual step size, > 0.
-        theta: extrapolation, in [0, 1] (000: .1, 1); 0 saves the second forward pass.
+        theta: extrapolation, in [0, 1] (ALEXR paper: .1, 1); 0 saves the second forward pass.
         mirror: psi = f* for smooth f (u-form, eq. (3)) instead of psi = |.|^2/2 (y-form).  At theta = 0 the mirror form
             on the same samples is SOAP with gamma = 1/(1 + tau).
         jacobian: where the samples come from on which the Jacobian is taken, independent of those that move y:

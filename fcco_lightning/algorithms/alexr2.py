@@ -8,12 +8,14 @@ from fcco_lightning.outer import MoreauSmoothing
 
 
 class ALEXR2(DoubleLoop):
-    r"""Double loop on the nested-smoothed objective ``min_z F_lam(z) + |z - w|^2/(2 nu)`` (004 Alg. 2); for convex f.
+    r"""Double loop on the nested-smoothed objective ``min_z F_lam(z) + |z - w|^2/(2 nu)``; for convex f.
+
+    Source: SONEX paper, Alg. 2.
 
     Inner iteration, one batch each: ``u_i <- (1-gamma) u_i + gamma g_i(z_k) + gamma' (g_i(z_k) - g_i(z_{k-1}))`` on one
     draw of samples, ``y_i = grad f_{i,lam}(u_i)`` with the NEW u_i, ``G`` with the Jacobian on an independent draw, and
     ``z <- (nu z + eta w - eta nu G) / (eta + nu)``.  After K of them the user's optimizer follows ``(w - z_K)/nu``
-    (erratum E-004-1).  Rows are kept from one outer step to the next.  Momentum type: ``optimizer: HeavyBall``; Adam
+    (erratum SONEX-1).  Rows are kept from one outer step to the next.  Momentum type: ``optimizer: HeavyBall``; Adam
     type: ``optimizer: AdamType``; its learning rate is alpha.  Weight decay acts on w, outside the envelope.
 
     Args:
@@ -21,8 +23,8 @@ class ALEXR2(DoubleLoop):
         eta: inner step size, > 0.
         nu: smoothing of the whole objective, > 0.
         lam: outer smoothing, > 0.
-        gamma: weight of the new value (the paper's gamma-hat), in (0, 1] (004 F.2: .8).
-        gamma_prime: gamma-hat theta, >= 0 (004 F.2: .1); 0 saves the second forward pass.
+        gamma: weight of the new value (the paper's gamma-hat), in (0, 1] (SONEX paper, F.2: .8).
+        gamma_prime: gamma-hat theta, >= 0 (SONEX paper, F.2: .1); 0 saves the second forward pass.
         recovery_steps: inner iterations of the recovery step after training (Cor. 4.11); 0 for none.
         objective_gamma: gamma for an objective whose own f is not convex (a contrastive loss): it is averaged as SONEX
             does, without a dual step, which the theory does not cover.  None takes convex f only.

@@ -7,7 +7,7 @@ from fcco_lightning.estimators import Minibatch
 class BSGD(SingleLoop):
     r"""``G = (1/B1) sum_i Jac g_i(w; B_i)^T grad f_i(g_i(w; B_i))``; nothing is remembered, so G is biased.
 
-    Source: 001 section 2.1.  Equals SOAP with gamma = 1.  A non-smooth f is used through a subgradient.
+    Source: SOX paper, section 2.1.  Equals SOAP with gamma = 1.  A non-smooth f is used through a subgradient.
     """
 
     def __init__(self) -> None:

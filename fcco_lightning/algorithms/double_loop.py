@@ -22,9 +22,9 @@ class DoubleLoop(TwoDraws):
     r"""K inner iterations z around w, then the outer gradient ``G_t = (w - z_K) / nu`` for the user's optimizer.
 
     One batch is one inner iteration.  ``G_t`` is the gradient of the nested-smoothed objective
-    ``F_{lam,nu}(w) = min_z F_lam(z) + |z - w|^2 / (2 nu)`` (004 eq. (5); erratum E-004-1 for the missing beta).  The
-    last batch of an epoch closes the inner loop, so K_t is shorter there and every epoch ends with an update of w.  The
-    parameters hold w whenever anyone else looks: z is kept here.
+    ``F_{lam,nu}(w) = min_z F_lam(z) + |z - w|^2 / (2 nu)`` (SONEX paper, eq. (5); erratum SONEX-1 for the missing
+    beta).  The last batch of an epoch closes the inner loop, so K_t is shorter there and every epoch ends with an
+    update of w.  The parameters hold w whenever anyone else looks: z is kept here.
 
     What acts where: the optimizer's weight decay acts on w in the outer step, outside the envelope, and the inner
     iterations know nothing of it.  Gradient clipping acts on what ``clip`` names.
@@ -34,11 +34,11 @@ class DoubleLoop(TwoDraws):
         smoothing: map on non-smooth outer functions; None for none.
         objective_estimator: for the objective's inner functions, if other than ``estimator``.
         jacobian: where the samples of the Jacobian come from, see :class:`TwoDraws`.
-        K: inner iterations per update of w, >= 1 (004 F.2: 5, 10).
-        eta: inner step size, > 0 (004 F.2: 1e-3, 1e-2, .1, 1).
-        nu: smoothing of the whole objective, > 0 (004 F.2: .1, .01).
-        recovery_steps: inner iterations of the recovery step of 004 Cor. 4.11: after training, the inner loop runs once
-            more around the final w and its z is the output; 0 for none.
+        K: inner iterations per update of w, >= 1 (SONEX paper, F.2: 5, 10).
+        eta: inner step size, > 0 (SONEX paper, F.2: 1e-3, 1e-2, .1, 1).
+        nu: smoothing of the whole objective, > 0 (SONEX paper, F.2: .1, .01).
+        recovery_steps: inner iterations of the recovery step of Cor. 4.11 of the SONEX paper: after training, the inner
+            loop runs once more around the final w and its z is the output; 0 for none.
         clip: whether gradient clipping acts on the gradient of the "inner" iterations, on the "outer" gradient, or on
             "both".
     """
@@ -82,7 +82,7 @@ class DoubleLoop(TwoDraws):
         engine.update(gradient, clip=self.clip in ("outer", "both"))
 
     def finish(self, engine: Engine, batches: Iterator[Batch]) -> bool:
-        """The recovery step (004 Cor. 4.11): one more inner loop around w, whose z becomes the weights."""
+        """The recovery step (SONEX paper, Cor. 4.11): one more inner loop around w, whose z becomes the weights."""
         if not self.recovery_steps:
             return False
         self._previous.forget()

@@ -19,7 +19,7 @@ class Estimation(Algorithm):
     Args:
         estimator: for the constraints, and for the objective unless it has its own.
         smoothing: map on non-smooth outer functions; None for none.
-        objective_estimator: for the objective's inner functions, if other than ``estimator`` (004 F.3).
+        objective_estimator: for the objective's inner functions, if other than ``estimator`` (SONEX paper, F.3).
     """
 
     def __init__(

@@ -11,7 +11,7 @@ class MOAP(SingleLoop):
 
     Args:
         gamma: weight of the new value, in (0, 1].
-    Source: 001 eq. (3); the text leaves the step to "the same adaptation of NASA".
+    Source: SOX paper, eq. (3); the text leaves the step to "the same adaptation of NASA".
     """
 
     def __init__(self, gamma: float = 0.9) -> None:

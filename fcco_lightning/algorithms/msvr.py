@@ -21,10 +21,10 @@ class MSVR(Estimation):
     ``grad F(w_t) - grad F(w_{t-1})``.
 
     Args:
-        gamma: weight of the new value, in (0, 1) (000: .1, .5, .9).
+        gamma: weight of the new value, in (0, 1) (ALEXR paper: .1, .5, .9).
         gamma_prime: weight of the correction, or ``theory``: ``(n - B1)/(B1 (1-gamma)) + 1 - gamma``.
         b: weight of the plain gradient in v, in (0, 1].
-    Source: described in 000 section 3.2 and 004 section 4.1.
+    Source: described in section 3.2 of the ALEXR paper and section 4.1 of the SONEX paper.
     """
 
     def __init__(self, gamma: float = 0.5, gamma_prime: float | Literal["theory"] = "theory", b: float = 0.1) -> None:

@@ -35,7 +35,7 @@ class OOA(Algorithm):
     Args:
         eta_dual: dual step size, > 0.
         geometry: "kl", or "euclidean" for ``q <- P_Q(q + eta_dual h)``.
-    Source: 000 section 5.1 and App. F; the scaling of the primal step is this project's.
+    Source: ALEXR paper, section 5.1 and App. F; the scaling of the primal step is this project's.
     """
 
     def __init__(self, eta_dual: float = 0.1, geometry: Geometry = "kl") -> None:
@@ -93,7 +93,7 @@ class SMD(OOA):
     Args:
         eta_dual: dual step size, > 0.
         geometry: D is "kl" or "euclidean".
-    Source: 000 App. F.
+    Source: ALEXR paper, App. F.
     """
 
     def check(self, sampled: int, n: int) -> None:

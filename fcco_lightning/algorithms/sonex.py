@@ -8,10 +8,10 @@ from fcco_lightning.outer import MoreauSmoothing
 
 
 class SONEX(SingleLoop):
-    r"""Smoothed outer functions, corrected averages, one loop (004 Alg. 1; constraints: eq. (40)).
+    r"""Smoothed outer functions, corrected averages, one loop (SONEX paper, Alg. 1; constraints: eq. (40)).
 
     ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples,
-    ``G = grad g_0 + (1/B1) sum_i Jac g_i(w_t)^T grad f_{i,lam}(u_i)`` with the OLD u_i (erratum E-004-4).
+    ``G = grad g_0 + (1/B1) sum_i Jac g_i(w_t)^T grad f_{i,lam}(u_i)`` with the OLD u_i (erratum SONEX-4).
     Momentum type: ``optimizer: HeavyBall``; Adam type (App. E): ``optimizer: AdamType`` or ``torch.optim.AdamW``.
     At gamma' = 0 and lam -> 0 it is SOX.
 
@@ -20,7 +20,8 @@ class SONEX(SingleLoop):
         gamma_prime: weight of the correction, >= 0, or ``theory`` (Thm 4.7); 0 saves the second forward pass.
         lam: outer smoothing, > 0.
         fresh: take the outer gradient at the new u_i instead.
-        objective_gamma: gamma for an objective with inner functions of its own (004 F.3); as ``gamma`` if None.
+        objective_gamma: gamma for an objective with inner functions of its own (SONEX paper, F.3); as ``gamma`` if
+            None.
         objective_gamma_prime: gamma' for it; as ``gamma_prime`` if None.
     """
 

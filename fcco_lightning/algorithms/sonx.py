@@ -12,9 +12,9 @@ class SONX(SingleLoop):
     Plain SGD (``optimizer: HeavyBall`` with beta 1).  At a kink of the hinge the subgradient is 0.
 
     Args:
-        gamma: weight of the new value, in (0, 1] (004 F.2: .8).
-        gamma_prime: weight of the correction, or ``theory`` (004 F.2: .1).
-    Source: 004 Table 1, section 6, F.2.
+        gamma: weight of the new value, in (0, 1] (SONEX paper, F.2: .8).
+        gamma_prime: weight of the correction, or ``theory`` (SONEX paper, F.2: .1).
+    Source: SONEX paper, Table 1, section 6, F.2.
     """
 
     def __init__(self, gamma: float = 0.8, gamma_prime: float | Literal["theory"] = 0.1) -> None:

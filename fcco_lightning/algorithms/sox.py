@@ -7,11 +7,12 @@ from fcco_lightning.estimators import EMA
 class SOX(SingleLoop):
     r"""``u_i <- (1 - gamma) u_i + gamma g_i``, ``G = (1/B1) sum_i Jac g_i^T grad f_i(u_i)`` with the OLD u_i.
 
-    With ``optimizer: HeavyBall`` (beta in the paper's notation) it is 001 Alg. 1; with ``ProximalSGD`` the convex
-    case of Thm 3; with a ``SquaredHingePenalty`` the baseline of 004 section 6; with ``GlobalContrastive`` SogCLR.
+    With ``optimizer: HeavyBall`` (beta in the paper's notation) it is Alg. 1 of the SOX paper; with ``ProximalSGD`` the
+    convex case of Thm 3; with a ``SquaredHingePenalty`` the baseline of section 6 of the SONEX paper; with
+    ``GlobalContrastive`` SogCLR.
 
     Args:
-        gamma: weight of the new value, in (0, 1] (001: .1 for CIFAR-10, .5 for CIFAR-100).
+        gamma: weight of the new value, in (0, 1] (SOX paper: .1 for CIFAR-10, .5 for CIFAR-100).
         objective_gamma: gamma for an objective with inner functions of its own; as ``gamma`` if None.
     """
 

@@ -17,9 +17,9 @@ from fcco_lightning.state import DualState
 
 
 class SOXBoost(SingleLoop):
-    r"""SOX in stages (001 Alg. 2): every stage halves step size, beta and gamma and doubles its length.
+    r"""SOX in stages (SOX paper, Alg. 2): every stage halves step size, beta and gamma and doubles its length.
 
-    A stage hands on a uniformly random iterate (w, u, v) of its own (erratum E-001-8).  Halving instead of the
+    A stage hands on a uniformly random iterate (w, u, v) of its own (erratum SOX-8).  Halving instead of the
     constants of Thm 2 is what one does in practice.  beta is halved through the optimizer's momentum
     (``optimizer: HeavyBall``).
 

@@ -20,7 +20,7 @@ class CappedSimplex(AmbiguitySet):
 
     Args:
         alpha: share of the groups, in [1/n, 1].
-    Source: 000 section 5.1, 004 F.1.
+    Source: ALEXR paper, section 5.1; SONEX paper, F.1.
     """
 
     alpha: float

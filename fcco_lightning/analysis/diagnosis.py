@@ -23,7 +23,7 @@ def diagnose(
       ``gram_network``: over the network's alone;
     - ``duals``: the :class:`Duals` at the exact g_i (``exact``) and of the rows that the algorithm keeps
       (``remembered``).  ``worst_case`` is n C_f^2/2, inf where C_f is not known.  For a CVaR there are also ``alpha_n``
-      and ``predicted`` = n/(2 alpha), which omega is near at an optimum (000 Remark F.1);
+      and ``predicted`` = n/(2 alpha), which omega is near at an optimum (ALEXR paper, Remark F.1);
     - ``stationarity``: the :class:`Stationarity` ``at`` the smoothing lam if it is known, and the ``best`` one on the
       ``grid`` of lam = 0 and :data:`GRID`.  Smooth f and max forms need no smoothing, so for them lam = 0 only.
 

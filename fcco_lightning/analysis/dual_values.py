@@ -21,7 +21,7 @@ class Duals(NamedTuple):
     Attributes:
         rows: The number of rows.
         active: The number of rows with ``|y_i| > 1e-6 max_j |y_j|``; for monotone f those with y_i > 0.
-        omega: The size ``sum_i |y_i|^2 / 2`` (Omega_y^0 of 000).
+        omega: The size ``sum_i |y_i|^2 / 2`` (Omega_y^0 of the ALEXR paper).
     """
 
     rows: int

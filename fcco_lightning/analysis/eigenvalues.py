@@ -40,7 +40,8 @@ def gram(rows: Tensor) -> Tensor:
 def spectrum(matrix: Tensor) -> Spectrum:
     r"""Compute the extreme eigenvalues of a Gram matrix.
 
-    The smallest one is the delta of 004 Assumption 4.3, ``lambda_min(J J^T) >= delta > 0``; see also Table 6 there.
+    The smallest one is the delta of Assumption 4.3 of the SONEX paper, ``lambda_min(J J^T) >= delta > 0``; see also
+    Table 6 there.
 
     Args:
         matrix: The Gram matrix, shape (m, m), float64.

@@ -15,7 +15,7 @@ GRID = tuple(10 ** (k / 10 - 4) for k in range(51))
 
 
 class Stationarity(NamedTuple):
-    """How nearly stationary w is with the t_i and y_i of one smoothing (004 Def. 4.1).
+    """How nearly stationary w is with the t_i and y_i of one smoothing (SONEX paper, Def. 4.1).
 
     Attributes:
         lam: The smoothing; 0 for t_i = g_i.
@@ -31,7 +31,7 @@ class Stationarity(NamedTuple):
 
 
 def stationarity(objective: Objective, jacobian: Jacobian, lams: Sequence[float]) -> list[Stationarity]:
-    r"""Compute the eps of 004 Def. 4.1 with ``t_i = prox_{lam f}(g_i)`` and ``y_i = grad f_lam(g_i)``.
+    r"""Compute the eps of Def. 4.1 of the SONEX paper with ``t_i = prox_{lam f}(g_i)`` and ``y_i = grad f_lam(g_i)``.
 
     This is the choice in the proof of Thm 4.2: y_i is in the subdifferential of f at t_i, and the gradient is that of
     ``g_0 + F_lam``.  For lam = 0, t_i = g_i.  The definition lacks g_0; here its gradient is added.  Where f itself

@@ -22,9 +22,10 @@ from fcco_lightning.training import FCCOModule
 class Diagnostics(Callback):
     r"""Measures, on a whole split, what the analysis of a group objective is about.
 
-    The least eigenvalue of the Gram matrix of the exact inner functions' gradients (004 Assumption 4.3 and Table 6),
-    how many dual values are active and how large they are (Omega_y^0, 000 Remark F.1), and the eps for which the
-    solution is approximately eps-stationary (004 Def. 4.1); see :func:`fcco_lightning.analysis.diagnose`.
+    The least eigenvalue of the Gram matrix of the exact inner functions' gradients (SONEX paper, Assumption 4.3 and
+    Table 6), how many dual values are active and how large they are (Omega_y^0, ALEXR paper, Remark F.1), and the eps
+    for which the solution is approximately eps-stationary (SONEX paper, Def. 4.1); see
+    :func:`fcco_lightning.analysis.diagnose`.
 
     It runs at the end of ``fit``, and of ``test`` and ``validate`` on a checkpoint (``fcco test --config C --ckpt_path
     P --diagnostics.enabled true``), where the rows that the algorithm keeps are not known.  Writes

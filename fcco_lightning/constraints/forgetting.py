@@ -15,7 +15,7 @@ from fcco_lightning.records import Columns, Inner
 
 
 class NonForgetting(Constraint):
-    r"""``h_k(w) = L_k(w; D_k) - L_k(w_old; D_k) <= 0`` for every protected task k (004 F.3).
+    r"""``h_k(w) = L_k(w; D_k) - L_k(w_old; D_k) <= 0`` for every protected task k (SONEX paper, F.3).
 
     L_k is the mean of a loss over the samples of task k, w_old the weights from which training starts.  The old model's
     loss of every sample is measured once, before the first step, and kept with the checkpoint; a batch estimates h_k by
@@ -27,7 +27,7 @@ class NonForgetting(Constraint):
     and ``protected_loss``, the old model's.  A task that a batch lacks leaves its row untouched.
 
     Args:
-        loss: of a sample; cross-entropy over the classes by default (004 F.3: the logistic loss).
+        loss: of a sample; cross-entropy over the classes by default (SONEX paper, F.3: the logistic loss).
         kappa: how much worse than the old model a task may become, in units of the loss; 0 for not at all, < 0 for a
             margin.
         names: of the tasks; None takes them from the datamodule.

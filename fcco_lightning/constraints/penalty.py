@@ -57,14 +57,17 @@ class Penalty(ABC):
 
 
 class HingePenalty(Penalty):
-    r"""``rho [t - kappa]_+``: exact penalty (004 eq. (8)); SONX uses its subgradient, SONEX and ALEXR2 smooth it."""
+    r"""``rho [t - kappa]_+``: exact penalty; SONX uses its subgradient, SONEX and ALEXR2 smooth it.
+
+    Source: SONEX paper, eq. (8).
+    """
 
     def outer(self, rho: float, kappa: float) -> OuterFunction:
         return Hinge(rho=rho, kappa=kappa)
 
 
 class SmoothedHingePenalty(Penalty):
-    r"""Moreau envelope of the hinge (004 eq. (9)), for algorithms that do not smooth themselves.
+    r"""Moreau envelope of the hinge (SONEX paper, eq. (9)), for algorithms that do not smooth themselves.
 
     Args:
         rho: weight, >= 0.
@@ -81,7 +84,7 @@ class SmoothedHingePenalty(Penalty):
 
 
 class SquaredHingePenalty(Penalty):
-    r"""``(rho/2) [t - kappa]_+^2``: the penalty of the SOX baseline (004 section 6)."""
+    r"""``(rho/2) [t - kappa]_+^2``: the penalty of the SOX baseline (SONEX paper, section 6)."""
 
     def outer(self, rho: float, kappa: float) -> OuterFunction:
         return SquaredHinge(rho=rho, kappa=kappa)

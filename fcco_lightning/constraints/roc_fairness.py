@@ -98,9 +98,9 @@ class ROCFairness(Constraint):
     r"""``h_tau^{+-}(w) = |mean_favoured sigma((s - tau)/T) - mean_other sigma((s - tau)/T)| - kappa <= 0``.
 
     One row of width 2 (rate of the favoured group, rate of the other) per threshold over the positives (true positive
-    rates, rows 0..|thresholds|-1) and per threshold over the negatives (false positive rates, the rest): 004 F.2, with
-    T = 1, raw scores and thresholds -3..3 there.  A class that one of the groups lacks in a batch leaves its rows
-    untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
+    rates, rows 0..|thresholds|-1) and per threshold over the negatives (false positive rates, the rest): SONEX paper,
+    F.2, with T = 1, raw scores and thresholds -3..3 there.  A class that one of the groups lacks in a batch leaves its
+    rows untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
 
     Warning: on raw scores the constraints can be met without any fairness, because an AUC objective does not change
     when all scores are shifted out of the thresholds' window or shrunk; :meth:`vacuous` says when.  ``QuantileScores``

@@ -14,7 +14,7 @@ from fcco_lightning.records import Tracked
 
 @dataclass(frozen=True)
 class DualProx(Estimator):
-    r"""Extrapolated dual step in y-form, ``psi = |.|^2 / 2`` (000 Alg. 1).
+    r"""Extrapolated dual step in y-form, ``psi = |.|^2 / 2`` (ALEXR paper, Alg. 1).
 
     ``g~_i = g_i(w_t) + theta (g_i(w_t) - g_i(w_{t-1}))`` and
     ``y_i <- argmax_y <y, g~_i> - f*(y) - (tau/2) |y - y_i|^2 = prox_{f*/tau}(y_i + g~_i / tau)``.
@@ -66,9 +66,9 @@ class DualProx(Estimator):
 class DualMirror(CorrectedEMA):
     r"""Extrapolated dual step in u-form, ``psi = f*``: ``u_i <- (tau u_i + g~_i) / (1 + tau)``, ``y_i = grad f(u_i)``.
 
-    000 eq. (3) and 004 section 4.2: an average with ``gamma = 1/(1 + tau)`` and ``gamma' = gamma theta``, the outer
-    gradient taken at the new u_i.  For hinges it carries u_i outside [kappa, kappa + lam rho], which the y-form
-    forgets (erratum E-004-7).
+    ALEXR paper, eq. (3) and section 4.2 of the SONEX paper: an average with ``gamma = 1/(1 + tau)`` and ``gamma' =
+    gamma theta``, the outer gradient taken at the new u_i.  For hinges it carries u_i outside [kappa, kappa + lam rho],
+    which the y-form forgets (erratum SONEX-7).
 
     Args:
         gamma: 1/(1 + tau), in (0, 1].

@@ -15,7 +15,7 @@ from fcco_lightning.records import Tracked
 
 @dataclass(frozen=True)
 class Minibatch(Estimator):
-    r"""``u_i = g_i(w; batch)``: nothing is remembered, so the gradient is biased (BSGD, 001 section 2.1)."""
+    r"""``u_i = g_i(w; batch)``: nothing is remembered, so the gradient is biased (BSGD, SOX paper, section 2.1)."""
 
     remembers = False
 
@@ -69,7 +69,7 @@ class ScaledEMA(Estimator):
 
     Args:
         gamma: weight of the new value, in (0, 1].
-    Source: 001 eq. (3).
+    Source: SOX paper, eq. (3).
     """
 
     gamma: float = 0.9
@@ -97,16 +97,17 @@ class ScaledEMA(Estimator):
 class CorrectedEMA(Estimator):
     r"""``u_i <- (1 - gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples.
 
-    The u-update of MSVR, SONX, SONEX (004 Alg. 1 line 7) and, with ``fresh=True`` and ``gamma' = gamma theta``, of
-    ALEXR2 (004 section 4.2).  The correction can carry a row out of the interval in which g_i lies (a mean of
-    exponentials that includes the pair itself is never below 1/n); it is then projected back.
+    The u-update of MSVR, SONX, SONEX (SONEX paper, Alg. 1 line 7) and, with ``fresh=True`` and ``gamma' = gamma
+    theta``, of ALEXR2 (SONEX paper, section 4.2).  The correction can carry a row out of the interval in which g_i lies
+    (a mean of exponentials that includes the pair itself is never below 1/n); it is then projected back.
 
     Args:
         gamma: weight of the new value, in (0, 1].
         gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of
-            004 Thm 4.7, with 1/p_i for n/B1 where rows are not drawn alike.  At 0 the second forward pass is not made.
-        fresh: whether the outer gradient is taken at the new u_i instead of the u_i before this step (004 Alg. 1
-            line 9).
+            Thm 4.7 of the SONEX paper, with 1/p_i for n/B1 where rows are not drawn alike.  At 0 the second forward
+            pass is not made.
+        fresh: whether the outer gradient is taken at the new u_i instead of the u_i before this step (SONEX paper, Alg.
+            1 line 9).
     """
 
     gamma: float = 0.8

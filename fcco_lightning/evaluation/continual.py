@@ -45,7 +45,7 @@ class ContinualEvaluation(Evaluation):
     Accuracies lie in [0, 1] and losses are in nats.  ``report.json`` contains a table ``tasks``: first the target, then
     the protected tasks, the one with the worst change first.
 
-    Source: 004 Section 6 and F.3; Figures 3 to 5 draw ``delta_target`` and the negated ``change/NAME``.
+    Source: SONEX paper, Section 6 and F.3; Figures 3 to 5 draw ``delta_target`` and the negated ``change/NAME``.
 
     Args:
         tolerance: The loss of accuracy that a protected task may suffer and still counts as satisfied, >= 0.

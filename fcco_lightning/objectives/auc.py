@@ -10,7 +10,7 @@ from fcco_lightning.records import Columns
 
 
 class AUC(Objective):
-    r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (004 F.2).
+    r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (SONEX paper, F.2).
 
     No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes,
     as balanced batches do.  A batch without one of the classes says nothing, value 0 and gradient 0; where the plan of

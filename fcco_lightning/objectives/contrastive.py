@@ -39,7 +39,9 @@ class Temperature(nn.Module):
 
 
 class GlobalContrastive(Objective):
-    r"""The two-way global contrastive loss (004 F.3, E-004-13): every pair against all n, not those of a batch.
+    r"""The two-way global contrastive loss: every pair against all n, not those of a batch.
+
+    Source: SONEX paper, F.3, erratum SONEX-13.
 
     With unit embeddings I_i, T_i of image and text i, ``s_ij = <I_i, T_j>``:
 
@@ -60,7 +62,7 @@ class GlobalContrastive(Objective):
     and trained row by row by projected gradient descent.
 
     Args:
-        tau: temperature, >= 0.004 (004 F.3: 0.05); the one to start from if it is learnt.
+        tau: temperature, >= 0.004 (SONEX paper, F.3: 0.05); the one to start from if it is learnt.
         learn: "no", "global" for one temperature of all pairs, or "per_sample".
         rho: margin of a learnt temperature, > 0.
         tau_min: lower bound of a learnt temperature, >= 0.004.

@@ -153,13 +153,15 @@ class _ShiftedGroupObjective(GroupObjective):
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):
-    r"""Mean of the worst ``alpha n`` risks: ``min_s s + (1/n) sum_i (1/alpha) [R_i - s]_+`` (004 eq. (10), 000 F.1).
+    r"""Mean of the worst ``alpha n`` risks: ``min_s s + (1/n) sum_i (1/alpha) [R_i - s]_+``.
+
+    Source: SONEX paper, eq. (10), ALEXR paper, F.1.
 
     s is trained with the network, without weight decay; ``--model.objective_lr`` sets its own step size.  Primal-dual
     methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 
     Args:
-        alpha: share of the groups, in [1/n, 1] (000: .1, .15; r = .15 in 004).
+        alpha: share of the groups, in [1/n, 1] (ALEXR paper: .1, .15; r = .15 in the SONEX paper).
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
         threshold: s to start from.
@@ -193,7 +195,7 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
 
 
 class WorstGroupDRO(_ShiftedGroupObjective):
-    r"""``max_i R_i``: :class:`CVaRGroupDRO` with ``alpha = 1/n`` (Sagawa et al., 2020; 000 section 5.1).
+    r"""``max_i R_i``: :class:`CVaRGroupDRO` with ``alpha = 1/n`` (Sagawa et al., 2020; ALEXR paper, section 5.1).
 
     Args:
         loss: l; cross-entropy by default.
@@ -221,7 +223,7 @@ class WorstGroupDRO(_ShiftedGroupObjective):
 class ChiSquareGroupDRO(_ShiftedGroupObjective):
     r"""``max_q <q, R> - (lam0/n) sum_i phi(n q_i)``, as ``min_c c + (1/n) sum_i lam0 phi*((R_i - c)/lam0)``.
 
-    ``half=True``: phi(t) = (t-1)^2/2; ``half=False``: (t-1)^2 (000 section 5.1 and F.2; erratum E-000-3).
+    ``half=True``: phi(t) = (t-1)^2/2; ``half=False``: (t-1)^2 (ALEXR paper, section 5.1 and F.2; erratum ALEXR-3).
 
     Args:
         lam0: weight of the divergence, > 0: small is close to the worst group, large to the mean.
@@ -252,7 +254,7 @@ class ChiSquareGroupDRO(_ShiftedGroupObjective):
 class KLGroupDRO(_ShiftedGroupObjective):
     r"""``max_q <q, R> - lam0 KL(q, 1/n) = lam0 log mean_i exp(R_i/lam0)``.
 
-    As ``min_c c + (1/n) sum_i lam0 (exp((R_i - c)/lam0) - 1)``, phi(t) = t log t - t + 1 in 000 eq. (8).
+    As ``min_c c + (1/n) sum_i lam0 (exp((R_i - c)/lam0) - 1)``, phi(t) = t log t - t + 1 in eq. (8) of the ALEXR paper.
 
     Args:
         lam0: weight of the divergence, > 0: small is close to the worst group, large to the mean.
@@ -314,7 +316,7 @@ class GroupMaxForm(GroupObjective):
 
 
 class MultiTaskGroupDRO(GroupObjective):
-    r"""``(1/n) sum_i max_j R_ij(w)`` over n tasks i and m groups j, or with a soft maximum (000 App. B).
+    r"""``(1/n) sum_i max_j R_ij(w)`` over n tasks i and m groups j, or with a soft maximum (ALEXR paper, App. B).
 
     ``R_ij = E[l_i(w; z) | group j]``.  A task's row has width m and needs all groups: a task of which a batch lacks a
     group is left out of that batch, so let the sampler draw every group.

@@ -20,7 +20,9 @@ class PairLoss(ABC):
 
 @dataclass(frozen=True)
 class SigmoidPair(PairLoss):
-    r"""``l(d) = sigmoid(-d / scale)``: the mean over pairs is 1 - (smoothed AUC), 004 F.2 up to the constant 1.
+    r"""``l(d) = sigmoid(-d / scale)``: the mean over pairs is 1 - (smoothed AUC).
+
+    It is the surrogate of the SONEX paper, F.2, up to the constant 1.
 
     Args:
         scale: unit of the difference, > 0.

@@ -98,7 +98,7 @@ class OuterFunction(ABC):
 
     @in_float64
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        r"""``grad f_lam(u) = (u - prox_{lam f}(u)) / lam``: (B, k) -> (B, k).  Source: 004 eq. (2).
+        r"""``grad f_lam(u) = (u - prox_{lam f}(u)) / lam``: (B, k) -> (B, k).  Source: SONEX paper, eq. (2).
 
         For smooth f it is the gradient of f at the prox, which is the same number without the cancellation.
         """

@@ -13,10 +13,10 @@ from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_out
 
 @dataclass(frozen=True)
 class ChiSquare(OuterFunction):
-    r"""``f(u) = lam0 phi*(u)`` of the chi-square divergence, u = (loss - c) / lam0 (000 section 5.1, F.2).
+    r"""``f(u) = lam0 phi*(u)`` of the chi-square divergence, u = (loss - c) / lam0 (ALEXR paper, section 5.1, F.2).
 
     ``half=True``: phi(t) = (t-1)^2/2, ``phi*(u) = [u+1]_+^2/2 - 1/2``; ``half=False``: phi(t) = (t-1)^2,
-    ``phi*(u) = [u+2]_+^2/4 - 1``.  The paper prints phi of the first with phi* of the second (erratum E-000-3).
+    ``phi*(u) = [u+2]_+^2/4 - 1``.  The paper prints phi of the first with phi* of the second (erratum ALEXR-3).
 
     Args:
         lam0: weight of the divergence, > 0.
@@ -96,7 +96,7 @@ class KullbackLeibler(OuterFunction):
 
 @dataclass(frozen=True)
 class Maximum(OuterFunction):
-    r"""``f(u) = max_j u_j`` over the k coordinates of a row: multi-task group DRO (000 App. B).
+    r"""``f(u) = max_j u_j`` over the k coordinates of a row: multi-task group DRO (ALEXR paper, App. B).
 
     The subgradient puts weight one on the first maximal coordinate.
     """

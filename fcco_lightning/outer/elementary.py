@@ -12,7 +12,7 @@ from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_out
 
 @dataclass(frozen=True)
 class Square(OuterFunction):
-    r"""``f(u) = c sum_j u_j^2`` (Bellman residual, 000 App. B).
+    r"""``f(u) = c sum_j u_j^2`` (Bellman residual, ALEXR paper, App. B).
 
     Args:
         c: weight, > 0.
@@ -45,10 +45,10 @@ class Square(OuterFunction):
 
 @dataclass(frozen=True)
 class Hinge(OuterFunction):
-    r"""``f(u) = rho sum_j [u_j - kappa]_+``: the exact penalty of ``u <= kappa`` (004 eq. (8)).
+    r"""``f(u) = rho sum_j [u_j - kappa]_+``: the exact penalty of ``u <= kappa`` (SONEX paper, eq. (8)).
 
-    With ``rho = 1/r`` it is the CVaR outer function (000 F.1, 004 eq. (10)).  Its Moreau envelope is the smoothed hinge
-    of 004 eq. (9).  The subgradient at the kink is 0.
+    With ``rho = 1/r`` it is the CVaR outer function (ALEXR paper, F.1; SONEX paper, eq. (10)).  Its Moreau envelope is
+    the smoothed hinge of eq. (9) of the SONEX paper.  The subgradient at the kink is 0.
 
     Args:
         rho: penalty weight, > 0; also the largest dual value.
@@ -101,8 +101,8 @@ def cvar(r: float) -> Hinge:
 class SquaredHinge(OuterFunction):
     r"""``f(u) = (rho/2) sum_j [u_j - kappa]_+^2``, so that ``f'(u) = rho [u - kappa]_+``.
 
-    The penalty that SOX minimises in the baseline of 004 section 6; the papers do not print whether the factor 1/2 is
-    there, this project has it.
+    The penalty that SOX minimises in the baseline of section 6 of the SONEX paper; the papers do not print whether the
+    factor 1/2 is there, this project has it.
 
     Args:
         rho: penalty weight, > 0.
@@ -140,7 +140,7 @@ class SquaredHinge(OuterFunction):
 
 @dataclass(frozen=True)
 class AbsoluteDifference(OuterFunction):
-    r"""``f(u) = phi(|u_1 - u_2|)`` for rows of width 2: penalises two rates that differ (004 F.2).
+    r"""``f(u) = phi(|u_1 - u_2|)`` for rows of width 2: penalises two rates that differ (SONEX paper, F.2).
 
     With ``phi = Hinge(rho, kappa)`` it is the fairness function ``rho [|u_1 - u_2| - kappa]_+``.  Convex because phi
     is convex and has slope 0 at 0, hence does not fall after it; not monotone.  With d = u_1 - u_2 all maps reduce to

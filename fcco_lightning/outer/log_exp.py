@@ -23,7 +23,9 @@ _ROOT = 1e-4  # relative residual of a root that float32 reaches with room to sp
 
 @dataclass(frozen=True)
 class Log(OuterFunction):
-    r"""``f(u) = tau sum_j log u_j`` for u > 0: global contrastive loss, ListNet, Cox, softmax (001, 004 F.3).
+    r"""``f(u) = tau sum_j log u_j`` for u > 0: global contrastive loss, ListNet, Cox, softmax.
+
+    Source: SOX paper; SONEX paper, F.3.
 
     Concave and ``tau / u_min^2``-weakly convex; the inner values are bounded below by ``floor``, where the function
     counts as smooth.
@@ -120,7 +122,9 @@ class LogWithTemperature(OuterFunction):
 
 @dataclass(frozen=True)
 class NegativeLog(OuterFunction):
-    r"""``f(u) = -tau sum_j log u_j`` for u > 0, ``inf`` elsewhere: convex and decreasing (latent variable models, 001).
+    r"""``f(u) = -tau sum_j log u_j`` for u > 0, ``inf`` elsewhere: convex and decreasing.
+
+    Source: latent variable models, SOX paper.
 
     Args:
         tau: weight, > 0.
@@ -157,7 +161,7 @@ class NegativeLog(OuterFunction):
 
 @dataclass(frozen=True)
 class Power(OuterFunction):
-    r"""``f(u) = sum_j [u_j]_+^p`` with p > 1: the p-norm push (000 App. B, 001 section 4.2).
+    r"""``f(u) = sum_j [u_j]_+^p`` with p > 1: the p-norm push (ALEXR paper, App. B; SOX paper, section 4.2).
 
     Args:
         p: exponent, > 1.
@@ -200,7 +204,7 @@ class Power(OuterFunction):
 
 @dataclass(frozen=True)
 class Softplus(OuterFunction):
-    r"""``f(u) = sum_j log(1 + exp(b u_j))``: robust logistic regression (000 App. B).
+    r"""``f(u) = sum_j log(1 + exp(b u_j))``: robust logistic regression (ALEXR paper, App. B).
 
     Args:
         b: slope, not 0; its sign is minus the label.  Non-decreasing only for b > 0.
@@ -242,7 +246,7 @@ class Softplus(OuterFunction):
 
 @dataclass(frozen=True)
 class Ratio(OuterFunction):
-    r"""``f(u) = -u_1 / u_2`` for rows of width 2 with u_2 > 0: average precision and NCA (001 (7), (8)).
+    r"""``f(u) = -u_1 / u_2`` for rows of width 2 with u_2 > 0: average precision and NCA (SOX paper, (7), (8)).
 
     Not convex; smooth where u_2 is bounded away from 0.
 
@@ -288,8 +292,8 @@ class Ratio(OuterFunction):
 class LogSumExp(OuterFunction):
     r"""``f(u) = theta log( c sum_j exp(u_j / theta) )``: soft maximum over the k coordinates of a row.
 
-    With ``mean=False`` (c = 1) it is the multi-task objective of 000 App. B; with ``mean=True`` (c = 1/k) it is the
-    value of KL-regularised DRO, ``max_q <q, u> - theta KL(q, 1/k)`` (003 section 2).
+    With ``mean=False`` (c = 1) it is the multi-task objective of App. B of the ALEXR paper; with ``mean=True`` (c =
+    1/k) it is the value of KL-regularised DRO, ``max_q <q, u> - theta KL(q, 1/k)`` (PG-SMD paper, section 2).
 
     Args:
         theta: temperature, > 0.

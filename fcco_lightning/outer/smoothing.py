@@ -13,7 +13,8 @@ from fcco_lightning.outer.base import OuterFunction
 class MoreauEnvelope(OuterFunction):
     r"""``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``, itself an outer function.
 
-    ``f_lam <= f <= f_lam + lam C_f^2 / 2`` for convex f (004 Prop. A.2), its gradient is ``1/lam``-Lipschitz, and
+    ``f_lam <= f <= f_lam + lam C_f^2 / 2`` for convex f (SONEX paper, Prop. A.2), its gradient is ``1/lam``-Lipschitz,
+    and
     ``(f_lam)* = f* + lam |.|^2 / 2``.
 
     Args:
@@ -91,7 +92,7 @@ class MoreauSmoothing(Smoothing):
     """Replace a non-smooth f by its Moreau envelope.
 
     Args:
-        lam: smoothing, > 0 (004 F.1: 1, .1, .01; F.2: 2e-2, 2e-3, 2e-4).
+        lam: smoothing, > 0 (SONEX paper, F.1: 1, .1, .01; F.2: 2e-2, 2e-3, 2e-4).
     """
 
     lam: float

@@ -14,7 +14,7 @@ Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
 class HeavyBall(SGD):
-    r"""Momentum type: ``v <- (1 - beta) v + beta G``, ``w <- w - lr v`` (001 Alg. 1, 004 Alg. 1).
+    r"""Momentum type: ``v <- (1 - beta) v + beta G``, ``w <- w - lr v`` (SOX paper, Alg. 1; SONEX paper, Alg. 1).
 
     ``torch.optim.SGD`` with momentum and dampening ``1 - beta``.  v starts at the first gradient; with ``zero_start``
     it starts at 0, as the papers have it, so that the first step is only beta times the gradient.
@@ -60,11 +60,11 @@ class HeavyBall(SGD):
 
 
 class AdamType(Adam):
-    r"""Adam type (004 App. E): ``w <- w - lr v / (sqrt(s) + eps)``.
+    r"""Adam type (SONEX paper, App. E): ``w <- w - lr v / (sqrt(s) + eps)``.
 
     ``v <- (1 - beta) v + beta G``, ``s <- (1 - beta') s + beta' G^2``:
     ``torch.optim.Adam`` with ``betas = (1 - beta, 1 - beta')``.  The paper prints neither beta', eps nor a bias
-    correction; torch's is kept (erratum E-004-26).
+    correction; torch's is kept (erratum SONEX-26).
 
     Weight decay acts on the weights themselves, as in AdamW: every step first multiplies w by ``1 - lr weight_decay``.
     It enters neither v nor s, so it is not divided by ``sqrt(s) + eps``.
@@ -111,7 +111,7 @@ class ProximalSGD(Optimizer):
         lr: step size, > 0.
         mu: strong convexity of r, >= 0.
         radius: of X, > 0; None for the whole space.
-    Source: 000 Alg. 1, 001 section 3.4.
+    Source: ALEXR paper, Alg. 1; SOX paper, section 3.4.
     """
 
     def __init__(self, params: Params, lr: float = 0.01, mu: float = 0.0, radius: float | None = None) -> None:

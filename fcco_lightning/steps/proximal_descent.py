@@ -10,7 +10,9 @@ from fcco_lightning.checks import positive
 
 
 class ProximalDescent(Optimizer):
-    r"""Inner iteration ``z <- (nu z + eta w - eta nu G) / (eta + nu)`` around the centre w (004 Alg. 2 line 11).
+    r"""Inner iteration ``z <- (nu z + eta w - eta nu G) / (eta + nu)`` around the centre w.
+
+    Source: SONEX paper, Alg. 2 line 11.
 
     It is the minimiser over v of ``<G, v> + |v - w|^2 / (2 nu) + |v - z|^2 / (2 eta)``.
 

@@ -13,7 +13,8 @@ class Storm:
 
     Args:
         b: weight of the plain gradient, in (0, 1]; 1 is no variance reduction.
-    Source: the papers name STORM (000 section 3.2, 004 section 4.1); the formula is general knowledge.
+    Source: the papers name STORM (ALEXR paper, section 3.2; SONEX paper, section 4.1); the formula is general
+    knowledge.
     """
 
     def __init__(self, b: float = 0.1) -> None:

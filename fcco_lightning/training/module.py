@@ -373,7 +373,7 @@ class FCCOModule(LightningModule):
             self.backend.step_schedulers("epoch", plateau=True)
 
     def on_train_end(self) -> None:
-        """What the algorithm does at the end, such as the recovery step of ALEXR2 (004 Cor. 4.11)."""
+        """What the algorithm does at the end, such as the recovery step of ALEXR2 (SONEX paper, Cor. 4.11)."""
         if self.trainer.interrupted:
             return
         with self.trainer.precision_plugin.train_step_context():

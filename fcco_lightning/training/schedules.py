@@ -14,8 +14,8 @@ from fcco_lightning.errors import ConfigError
 class StepAtFractions(LRScheduler):
     r"""Multiply the learning rate by ``factor`` when a fraction of the training has passed.
 
-    The papers decay by 10 at 50% and 75% (001 section 5, 004 F.2).  The length comes from the Trainer, so it
-    follows ``--trainer.max_epochs``, on a resume too: none of the arguments is kept in checkpoints.
+    The papers decay by 10 at 50% and 75% (SOX paper, section 5; SONEX paper, F.2).  The length comes from the Trainer,
+    so it follows ``--trainer.max_epochs``, on a resume too: none of the arguments is kept in checkpoints.
 
     Args:
         optimizer: whose learning rate it is.

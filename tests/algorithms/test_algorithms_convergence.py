@@ -110,7 +110,7 @@ def test_constrained_quadratic(name, qp_optimum):
 
 @pytest.mark.parametrize("eps", [1e-1, 1e-2, 1e-3])
 def test_stationary_points_of_the_smoothed_penalty_are_nearly_kkt(eps):
-    # 004 Proposition 5.2: with lam = eps/rho a stationary point has max g <= eps and |nu_i g_i| = O(eps)
+    # SONEX paper, Proposition 5.2: with lam = eps/rho a stationary point has max g <= eps and |nu_i g_i| = O(eps)
     lam = eps / PENALTY
     w = quadratic_program(SONEX(1.0, 0.0, lam=lam, fresh=True), 1500, 30 * lam, beta=0.05, last=1.0)
     g = A @ w - B

@@ -32,7 +32,7 @@ def test_alexr_in_mirror_form_without_extrapolation_is_soap_and_not_sox():
     tau = 1.5
     alexr = train(ALEXR(tau, theta=0.0, mirror=True, jacobian="reuse"), BATCHES)
     assert same(alexr, train(SOAP(1 / (1 + tau)), BATCHES))
-    assert not torch.allclose(alexr[0], train(SOX(1 / (1 + tau)), BATCHES)[0], atol=1e-3)  # erratum E-000-13
+    assert not torch.allclose(alexr[0], train(SOX(1 / (1 + tau)), BATCHES)[0], atol=1e-3)  # erratum ALEXR-13
 
 
 def test_sonex_without_correction_and_smoothing_is_sox():

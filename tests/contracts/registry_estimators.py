@@ -50,7 +50,7 @@ class Member(NamedTuple):
 
 
 def average(gamma: float, correction: float | None = 0.0, fresh: bool = False) -> Formula:
-    """``correction`` None is that of 004 Thm 4.7."""
+    """``correction`` None is that of Thm 4.7 of the SONEX paper."""
 
     def step(rows: Array, now: Array, before: Array, seen: Marks, inverse: Array) -> Step:
         amount = 1 - gamma + (inverse - 1) / (1 - gamma) if correction is None else correction

@@ -126,7 +126,9 @@ def test_a_correction_does_not_carry_an_average_out_of_its_range(name):
 
 @every
 def test_bias_and_variance_at_fixed_weights(member):
-    """An average of ``g + noise`` has the mean ``g + (1 - gamma)^t (u_0 - g)``, the variance of 004 Lemma B.3."""
+    """An average of ``g + noise`` has the mean ``g + (1 - gamma)^t (u_0 - g)``, the variance of Lemma B.3 of the SONEX
+    paper.
+    """
     estimator, gamma, g, start, noise, copies, steps = member.make(), member.gamma, 0.5, 2.0, 0.7, 40_000, 6
     rows = torch.full((copies, 1), start, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)

@@ -60,7 +60,7 @@ class WorstSamples(Objective):
 
 
 class DRAGO(Algorithm):
-    r"""``min_w max_q <q, l(w)> - nu KL(q, 1/n) + mu/2 |w|^2`` by blocks (002 Alg. 1; errata E-002-6 to 10).
+    r"""``min_w max_q <q, l(w)> - nu KL(q, 1/n) + mu/2 |w|^2`` by blocks (DRAGO paper, Alg. 1; errata DRAGO-6 to 10).
 
     Rows are l-hat.  A batch has the part ``K``, the block whose tables are renewed, and the blocks ``J`` and ``I``,
     drawn at random, that correct the dual and the next primal step.  The tables of gradients times q need one vector a
@@ -179,7 +179,9 @@ class Squares(Quantity):
 
 
 class PGSVRG(Algorithm):
-    r"""``min_w max_q sum_i q_i R_i(w) - theta KL(q, 1/n)`` around a centre, with snapshots (003 Alg. 3 and 4).
+    r"""``min_w max_q sum_i q_i R_i(w) - theta KL(q, 1/n)`` around a centre, with snapshots.
+
+    Source: PG-SMD paper, Alg. 3 and 4.
 
     Epochs alternate: one passes through the data and sums up the gradient at the snapshot, the next makes inner steps
     with ``g = g_full - g_B(snapshot) + g_B(now)``, of w around the centre and of q.  After ``epochs`` of the latter the

@@ -79,7 +79,7 @@ def test_u_form_equals_y_form_where_the_smoothed_hinge_is_curved(u):
 @pytest.mark.parametrize("u", [-1.0, -0.3, LAM * RHO + 0.5])
 def test_u_form_differs_from_y_form_where_it_is_flat_or_linear(u):
     mirror, y_form = hinge_steps(u, g=0.5 if u < 0 else 0.1)
-    assert abs(mirror - y_form) > 0.1  # erratum E-004-7
+    assert abs(mirror - y_form) > 0.1  # erratum SONEX-7
 
 
 def test_dual_prox_of_a_non_smooth_hinge_starts_at_zero():

@@ -142,7 +142,7 @@ class BSGD(SingleLoop):
 
 
 class SOX(SingleLoop):
-    """``u_i <- (1 - gamma) u_i + gamma g_i``; G uses u_i from before (001 Alg. 1)."""
+    """``u_i <- (1 - gamma) u_i + gamma g_i``; G uses u_i from before (SOX paper, Alg. 1)."""
 
     fresh = False
 
@@ -181,8 +181,8 @@ class MOAP(SOX):
 class SONX(SOX):
     """``u_i <- (1 - gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))``, both values with the same batch.
 
-    G uses u_i from before, or the new ones with ``fresh=True``.  ``correction`` is gamma', a number or "theory".  004
-    runs SONX with subgradients and plain SGD.
+    G uses u_i from before, or the new ones with ``fresh=True``.  ``correction`` is gamma', a number or "theory".  SONEX
+    paper runs SONX with subgradients and plain SGD.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class SONX(SOX):
 
 
 class SONEX(SONX):
-    """As SONX, for problems whose outer functions carry ``lam > 0``; 004 runs it with a heavy ball (Alg. 1)."""
+    """As SONX, for problems whose outer functions carry ``lam > 0``; SONEX paper runs it with a heavy ball (Alg. 1)."""
 
 
 class MSVR(SONX):

@@ -109,7 +109,7 @@ class PrimalDual(Method):
 
 
 class ALEXR(PrimalDual):
-    """000 Alg. 1: the dual step, then the optimizer; ``PlainSGD(lr, mu)`` is the proximal step of ``mu/2 |w|^2``."""
+    """ALEXR paper, Alg. 1: the dual step, then the optimizer; ``PlainSGD(lr, mu)`` is proximal for ``mu/2 |w|^2``."""
 
     def __init__(self, problem: Problem, w: Array, optimizer: Optimizer, **options: object) -> None:
         super().__init__(problem, w, optimizer, **options)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class ALEXR(PrimalDual):
 
 
 class ALEXR2(PrimalDual):
-    """004 Alg. 2: K inner iterations of ALEXR around the centre w, one batch each, then one step of the centre.
+    """SONEX paper, Alg. 2: K inner iterations of ALEXR around the centre w, one batch each, then one step of w.
 
     Inner: ``z <- (nu z + eta w - eta nu G) / (eta + nu)`` from ``z_0 = z_{-1} = w``.  Outer: ``(w - z_K)/nu`` goes to
     the optimizer.  ``w`` is the centre, ``z`` the inner point (equal to w between rounds), ``inner_step`` counts to K,
@@ -171,8 +171,8 @@ class ALEXR2(PrimalDual):
 class SOXBoost(SOX):
     """SOX in stages: in stage k lr, beta and gamma are halved k times and the number of steps doubled k times.
 
-    ``picks[k]`` in 0..T_k - 1 names the iterate (w, rows, v) of stage k that is handed on (001 Alg. 2: drawn uniformly;
-    T_k - 1 is the last one).
+    ``picks[k]`` in 0..T_k - 1 names the iterate (w, rows, v) of stage k that is handed on (SOX paper, Alg. 2: drawn
+    uniformly; T_k - 1 is the last one).
     """
 
     optimizer: HeavyBall
@@ -215,7 +215,7 @@ def project_capped_kl(p: Array, cap: float) -> Array:
 
 
 class OOA(Method):
-    """Group DRO by dual ascent on ``{q: sum q = 1, q_i <= 1/(alpha n)}`` (000 sec. 5.1, extended to CVaR).
+    """Group DRO by dual ascent on ``{q: sum q = 1, q_i <= 1/(alpha n)}`` (ALEXR paper sec. 5.1, extended to CVaR).
 
     ``h_i = R_i(batch)/p_i`` for groups present, 0 for others; ``q <- P_KL(q exp(eta_q h))``; then
     ``G = grad g_0 + sum_present (q_i/p_i) grad R_i`` with the new q (``fresh=False``: the q from before).  The one part
