@@ -42,9 +42,8 @@ class Drawn(NamedTuple):
     plan: Uniform
 
 
-def arrival(index, samples=None, **columns):
-    index = torch.tensor(index)
-    return Arrival(index, index if samples is None else torch.tensor(samples), columns)
+def arrival(rows, samples=None, **columns):
+    return Arrival(torch.tensor(rows), torch.tensor(rows if samples is None else samples), columns)
 
 
 def test_samples_weigh_alike_or_as_their_column_says():
