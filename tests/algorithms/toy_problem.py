@@ -208,11 +208,8 @@ class Average:
                 new = g
                 if u is not None:
                     back = g if before is None else before[term][i].detach()
-                    new = (
-                        (1 - self.gamma) * u
-                        + self.gamma * g
-                        + self.amount(ROWS[term] * weight(term, i, len(values))) * (g - back)
-                    )
+                    amount = self.amount(ROWS[term] * weight(term, i, len(values)))
+                    new = (1 - self.gamma) * u + self.gamma * g + amount * (g - back)
                 old = g if u is None else u
                 out[term][i] = slope(term, new if self.fresh else old, self.lam)
                 self.rows[term][i] = new
@@ -250,7 +247,8 @@ class Dual(Average):
         for term, values in enumerate(now):
             for i, value in values.items():
                 g = value.detach()
-                y, back = self.rows[term].get(i, torch.zeros_like(g)), g if before is None else before[term][i].detach()
+                back = g if before is None else before[term][i].detach()
+                y = self.rows[term].get(i, torch.zeros_like(g))
                 self.rows[term][i] = dual_step(term, y, g + self.theta * (g - back), self.tau)
         return [{i: self.rows[term][i] for i in values} for term, values in enumerate(now)]
 
