@@ -23,6 +23,7 @@ class RowsOf(BatchPlan):
         num_rows: number of rows of the table; None for no more than ``rows`` names.
 
     Example:
+        >>> from fcco_lightning.data.plans import UniformBatches
         >>> plan = RowsOf(UniformBatches(2, batch_size=2), torch.tensor([40, 70]))
         >>> sorted(next(plan.batches(epoch=0)).tolist())
         [40, 70]
