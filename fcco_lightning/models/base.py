@@ -23,8 +23,7 @@ class ParameterGroup(NamedTuple):
 class BatchNetwork(nn.Module, ABC):
     """A network that reads several columns of a batch, or several parts of it at once (CLIP's two towers).
 
-    A batch is a mapping of columns, or, where several loaders contribute, a mapping of parts, each of them a mapping of
-    columns.
+    A batch is always a mapping of parts by name, each of them a mapping of columns; a single loader gives one part.
 
     Attributes:
         inputs: columns that only the network reads: objectives, constraints and metrics do not see them.
@@ -37,7 +36,7 @@ class BatchNetwork(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Any) -> Any:
-        """Outputs for a batch of columns; for a batch of parts a dict of the outputs of each."""
+        """Outputs by part, for a batch of parts."""
 
     def adapt(self, datamodule: Any) -> None:
         """Take from the datamodule (or None) what must be known of the data before the first batch."""
