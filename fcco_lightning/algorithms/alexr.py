@@ -1,14 +1,13 @@
 """ALEXR."""
 
+from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.algorithms.two_draws import Jacobian, TwoDraws
 from fcco_lightning.checks import positive
-from fcco_lightning.engine import Engine
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import DualMirror, DualProx
-from fcco_lightning.records import Batch
 
 
-class ALEXR(TwoDraws):
+class ALEXR(TwoDraws, SingleLoop):
     r"""Extrapolated dual step, then a primal step with the updated y_i (ALEXR paper, Alg. 1); for convex f.
 
     ``g~_i = g_i(w_t; B_i) + theta (g_i(w_t; B_i) - g_i(w_{t-1}; B_i))``,
@@ -34,10 +33,3 @@ class ALEXR(TwoDraws):
             raise ConfigError(f"theta must lie in [0, 1], got {theta!r}.")
         gamma = 1 / (1 + tau)
         super().__init__(DualMirror(gamma, gamma * theta) if mirror else DualProx(tau, theta), jacobian=jacobian)
-
-    def iteration(self, engine: Engine, batch: Batch) -> None:
-        engine.descend(self.surrogate(engine, batch))
-        engine.commit()
-        if self.needs_previous:
-            self._previous.remember(engine.params)
-        engine.update()

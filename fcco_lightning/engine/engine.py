@@ -132,7 +132,6 @@ class Engine:
         self.params = list(self.functions.trainable().values())
         self.has_schedule = False  # of the learning rate
         self.last_batch = False  # of an epoch
-        self.updates = 0  # of w, by this engine
         self.stop_asked = False  # of this process
         self.stop_agreed = False  # of any; all processes know it in the same step
         self._proposals: list[Proposal] = []
@@ -402,7 +401,6 @@ class Engine:
         if gradient is not None:
             self.replace_gradient(gradient)
         self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
-        self.updates += 1
 
     # ------------------------------------------------------------------------------------------------------- details
 

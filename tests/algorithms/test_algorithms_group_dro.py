@@ -12,10 +12,14 @@ from torch import nn
 from fcco_lightning import (
     ALEXR,
     ALEXR2,
+    BSGD,
+    MOAP,
     MSVR,
     OOA,
     SMD,
+    SOAP,
     SONEX,
+    SONX,
     SOX,
     ChiSquareGroupDRO,
     CVaRGroupDRO,
@@ -30,7 +34,8 @@ from fcco_lightning import (
     WorstGroupDRO,
 )
 
-GAP = 3e-3  # relative gap of F asked of every method
+GAP = 1e-3  # relative gap of F asked of every method
+QUICK = 3e-3  # the same of a third of the steps
 GROUPS, EACH, ALPHA, RIDGE = 12, 15, 0.3, 0.1
 RANDOM = np.random.default_rng(3)
 CENTRES = RANDOM.normal(size=(GROUPS, 3))
@@ -173,7 +178,33 @@ def test_every_method_reaches_the_least_cvar(name, best):
     make, steps, lr, groups, options = METHODS[name]
     w, average = train(make(), CVaRGroupDRO(ALPHA, RidgeLogistic(), GROUPS), steps, lr, groups, **options)
     gap = min(cvar(w), cvar(average)) / best[cvar] - 1
-    assert -1e-6 <= gap <= GAP
+    assert -1e-6 <= gap <= QUICK
+
+
+LONG = {
+    "SONEX": (lambda: SONEX(0.8, 0.1, lam=0.003), 3000, 0.1, 6, {"beta": 0.3}),
+    "SONX": (lambda: SONX(0.8, 0.1), 3000, 0.2, 6, {"beta": 1.0}),
+    "ALEXR": (lambda: ALEXR(1.0, 0.1, jacobian="old"), 3000, 0.1, 6, {"optimizer_class": ProximalSGD}),
+    "ALEXR, psi = f*": (lambda: ALEXR(0.25, 0.1, mirror=True, jacobian="old"), 3000, 0.2, 6, {"beta": 1.0}),
+    "ALEXR2": (METHODS["ALEXR2"][0], 4000, 0.5, 12, {"beta": 1.0, "last": 1e-2}),
+    "SOX": (lambda: SOX(0.9), 3000, 0.2, 6, {"beta": 0.3}),
+    "SOAP": (lambda: SOAP(0.9), 3000, 0.2, 6, {"beta": 1.0}),
+    "MSVR": (lambda: MSVR(0.9, 0.1, b=0.5), 3000, 0.2, 12, {"beta": 1.0}),
+    "MOAP, all groups": (lambda: MOAP(0.9), 3000, 0.2, 12, {"beta": 0.3}),
+    "BSGD": (BSGD, 3000, 0.2, 6, {"beta": 1.0}),
+    "OOA": (lambda: OOA(0.03), 9000, 0.1, 11, {"beta": 1.0, "last": 1.0}),
+    "OOA, Euclidean": (lambda: OOA(0.004, "euclidean"), 9000, 0.1, 11, {"beta": 1.0, "last": 1.0}),
+    "SMD": (lambda: SMD(0.5), 2000, 0.5, 12, {"beta": 1.0}),
+    "SMD, Euclidean": (lambda: SMD(0.05, "euclidean"), 2000, 0.5, 12, {"beta": 1.0}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_every_method_reaches_the_least_cvar_closely(name, best):
+    make, steps, lr, groups, options = LONG[name]
+    w, average = train(make(), CVaRGroupDRO(ALPHA, RidgeLogistic(), GROUPS), steps, lr, groups, **options)
+    assert -1e-6 <= min(cvar(w), cvar(average)) / best[cvar] - 1 <= GAP
 
 
 def test_the_mean_is_not_the_least_cvar(best):

@@ -147,7 +147,7 @@ def by_sample(batch):
     return np.asarray(batch).reshape(3, 8).T.reshape(-1)
 
 
-def compare(one, algorithm, reference, *, share=1.0, rows=True, others=None, closing=()):
+def compare(one, algorithm, reference, *, rows=True, others=None):
     """Train both on the same batches; weights and rows must agree after every one of them."""
     engine = one.engine(algorithm)
     optimizer = HeavyBall(one.params, lr=LR, beta=BETA)
