@@ -1,48 +1,52 @@
 """Finite-sum coupled compositional optimization and constrained training on PyTorch Lightning.
 
-The public names are imported on first use, so that ``import fcco_lightning`` costs nothing.
+The public names are those of the folders below.  They are imported on first use, so that ``import fcco_lightning``
+costs nothing.
 """
 
+import ast
+import functools
 import importlib
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "algorithms": "ALEXR ALEXR2 BSGD DoubleLoop MOAP MSVR OOA SGD SMD SOAP SONEX SONX SOX SOXBoost Algorithm "
-    "SingleLoop TwoDraws",
-    "ambiguity": "AmbiguitySet CappedSimplex",
-    "constraints": "Constraint GeometricRho HingePenalty MeanAtMost MeanDifferenceAtMost NonForgetting "
-    "Penalty QuantileScores RawScores ROCFairness SmoothedHingePenalty SquaredHingePenalty StandardScores",
-    "data": "BalancedSampling Columns Encoding GroupBy GroupSampling Groups ImageTransform OwnerSampling Sampling "
-    "Splits TensorTable TwoDraws UniformSampling",
-    "data.datamodules": "Classes ContinualCLIPDataModule DigitImages DigitsCLIPDataModule GroupedImageDataModule "
-    "GroupedTabularDataModule ImageSplits LabelledImages Pairs SyntheticDataModule TabularDataModule",
-    "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
-    "estimators": "EMA CorrectedEMA DualMirror DualProx Estimator Minibatch Range ScaledEMA",
-    "evaluation": "BinaryEvaluation ContinualEvaluation Evaluation GroupEvaluation TaskEvaluation default_evaluation",
-    "models": "BatchNetwork CLIPModel ParameterGroup TabularMLP TimmModel",
-    "objectives": "AUC ChiSquareGroupDRO CrossEntropy CrossEntropyLoss CVaRGroupDRO GlobalContrastive GroupObjective "
-    "InfoNCE KLGroupDRO LogisticLoss LogisticPair MultiLabelLoss MultiTaskGroupDRO Objective PairLoss Quantity "
-    "RowDomain "
-    "SigmoidPair SoftRate "
-    "SquaredHingePair SquaredLoss SquaredPair WorstGroupDRO",
-    "outer": "Hinge MoreauEnvelope MoreauSmoothing NoSmoothing OuterFunction Smoothing",
+_WHOLE = (  # every class that these folders export is public; of two with one name the later
+    "ambiguity estimators steps outer models objectives constraints algorithms evaluation data data.datamodules"
+).split()
+_SELECTED = {
     "engine": "Engine InnerFunctions Problem Surrogate",
+    "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
+    "evaluation": "default_evaluation",
     "state": "DualState",
-    "steps": "AdamType HeavyBall ProximalSGD",
     "training": "FCCOModule StepAtFractions",
 }
-_MODULE_OF = {name: f"{__name__}.{module}" for module, names in _HOME.items() for name in names.split()}
 
-__all__ = ["__version__", *sorted(_MODULE_OF)]  # noqa: PLE0604
+
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Public name -> module that exports it, read from the sources without importing them."""
+    homes = {name: module for module in _WHOLE for name in _exported(module) if name[0].isupper()}
+    homes |= {name: module for module, names in _SELECTED.items() for name in names.split()}
+    return {name: f"{__name__}.{module}" for name, module in homes.items()}
+
+
+def _exported(module: str) -> list[str]:
+    source = Path(__file__).parent.joinpath(*module.split("."), "__init__.py").read_text(encoding="utf-8")
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", None) == "__all__":
+            return list(ast.literal_eval(statement.value))
+    return []
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name == "__all__":
+        return ["__version__", *sorted(_modules())]
+    if not name.startswith("_") and name in _modules():
+        return getattr(importlib.import_module(_modules()[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return [*_modules()]
