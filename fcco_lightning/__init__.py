@@ -12,9 +12,10 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_WHOLE = (  # every class that these folders export is public; of two with one name the later
-    "ambiguity estimators steps outer models objectives constraints algorithms evaluation data data.datamodules"
-).split()
+_WHOLE = [  # every class that these folders export is public; of two with one name the later
+    *("ambiguity", "estimators", "steps", "outer", "models", "objectives", "constraints", "algorithms", "evaluation"),
+    *("data", "data.datamodules"),
+]
 _SELECTED = {
     "engine": "Engine InnerFunctions Problem Surrogate",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
