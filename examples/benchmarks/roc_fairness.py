@@ -1,136 +1,208 @@
-"""AUC under ROC-fairness constraints: methods x seeds on one data set, as a JSON file, a table and a picture.
+"""AUC under ROC-fairness constraints: methods x optimizers x seeds on one data set, as JSON, a table and a picture.
 
 Every run goes through the product's own command line and configs, so it is the run that a user gets::
 
-    uv run python examples/benchmarks/roc_fairness.py --data adult --train adult_train.csv --test adult_test.csv
+    uv run python examples/benchmarks/roc_fairness.py --data adult --train adult_train.csv --test adult_test.csv --tune
+    uv run python examples/benchmarks/roc_fairness.py --data adult ...                  # SONEX paper, Fig. 2
     uv run python examples/benchmarks/roc_fairness.py --data compas --train compas.csv --seeds 5 --jobs 2
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --tune          # the grids, one seed each
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --front --tune   # in the form that cannot be
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --front          # gamed: gap against AUC
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation beta  # SONEX paper, Table 3
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation type  # SONEX paper, Table 5
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation pareto  # cannot be gamed
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation quantile  # methods in that form
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation jacobian
 
-A row reports mean +- standard deviation over seeds.  Tuning holds out a fifth of the training split and takes the run
-with the highest AUC there among those whose worst training violation is at most 0.005; every method gets the same
-number of runs, and the test split is not looked at.
+Results are over seeds 0, 1, ...  Tuning has seeds of its own and holds out a fifth of the training split: every method
+starts with the same grid of 9 points, which grows until the pick does not lie on its edge, and the run counts with its
+AUC there if its worst training violation is at most 0.005, and otherwise with minus that violation.  The test split is
+not looked at.  Picks are kept in the output folder and used by the runs that follow.
 """
 
 import argparse
-import itertools
+import functools
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
-from runs import run_all, seconds, table
+from runs import SEEDS, Job, Tuning, run_all, run_searches, seconds, table, value
 
-METHODS = ("alexr2", "sonex", "sox_squared_hinge", "sonx", "sgd")
+METHODS = {
+    "alexr2": "ALEXR2",
+    "sonex": "SONEX",
+    "sox_squared_hinge": "SOX, squared hinge",
+    "sonx": "SONX",
+    "sgd": "none",
+}
+OPTIMIZERS = {  # settings, learning rates that the grid starts with
+    "Adam": ({"model.optimizer": "AdamType", "model.optimizer.beta": 0.1}, [1e-3, 3e-3, 1e-2]),
+    "momentum": ({"model.optimizer": "HeavyBall", "model.optimizer.beta": 0.1}, [0.03, 0.1, 0.3]),
+}
+RHO = {"alexr2": [4, 12, 36], "sonex": [4, 12, 36], "sonx": [4, 12, 36], "sox_squared_hinge": [30, 100, 300]}
 TOLERANCE = 0.005
 COLUMNS = ("train.auc", "train.worst_violation", "train.roc_gap", "test.auc", "test.worst_violation", "test.roc_gap")
+HELD_OUT = {"data.splits.val_fraction": 0.2}
+CHEAP = {"baseline.enabled": "false", "report.pictures": "false"}
 
-# The same budget for every method: 12 runs.  Values from the grids of F.2 of the SONEX paper.
-GRIDS: dict[str, dict[str, list[Any]]] = {
-    "alexr2": {
-        "model.penalty.rho": [4, 10, 40],
-        "model.optimizer.lr": [1e-3, 1e-2],
-        "model.algorithm.eta+nu": [(0.1, 0.1), (0.01, 0.01)],
-    },
-    "sonex": {
-        "model.penalty.rho": [4, 10, 40],
-        "model.optimizer.lr": [1e-3, 1e-2],
-        "model.algorithm.lam": [2e-2, 2e-3],
-    },
-    "sox_squared_hinge": {
-        "model.penalty.rho": [10, 100, 400, 1000],
-        "model.optimizer.lr": [1e-2, 1e-3, 1e-4],
-    },
-    "sonx": {
-        "model.penalty.rho": [4, 10, 40],
-        "model.optimizer.lr": [0.1, 1e-2, 1e-3, 1e-4],
-    },
-}
 # Quantile thresholds alone; the config has standardised scores beside them.
 QUANTILE = {
     "model.constraints": "[{class_path: ROCFairness, init_args: {thresholds: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, "
     "0.85, 0.9, 0.95], kappa: 0.005, temperature: 0.1, scale: QuantileScores}}]"
 }
+# The front: rho from lenient to strict; a learning rate is judged by the whole front that it gives.
+FRONT = QUANTILE | OPTIMIZERS["Adam"][0] | {"trainer.max_epochs": 20, "model.algorithm.gamma": 0.2}
+FRONT_RHO = {
+    "alexr2": [0.5, 1, 2, 4],
+    "sonex": [0.5, 1, 2, 4],
+    "sonx": [0.5, 1, 2, 4],
+    "sox_squared_hinge": [5, 15, 50, 150],
+}
+CORNER = (0.3, 0.8)  # gap and AUC that a point of the front must better to count
+COLLAPSED = 0.7  # of the AUC: the scores are nearly constant
 ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "beta": {f"beta={b}": ("alexr2", {"model.optimizer.beta": b}) for b in (0.1, 0.3, 0.5, 1.0)},
-    "type": {
-        "Adam": ("alexr2", {}),
-        **{
-            f"momentum lr={lr}": ("alexr2", {"model.optimizer": "HeavyBall", "model.optimizer.lr": lr})
-            for lr in (1.0, 0.1, 0.01)
-        },
-    },
-    "pareto": {
-        **{f"rho={rho}": ("ungameable", {"model.penalty.rho": rho}) for rho in (2, 3, 5)},
-        **{
-            f"quantiles alone rho={rho}": ("ungameable", QUANTILE | {"model.penalty.rho": rho})
-            for rho in (0.5, 1, 2, 3, 5, 8)
-        },
-    },
-    "quantile": {
-        **{f"SONEX rho={rho}": ("ungameable", QUANTILE | {"model.penalty.rho": rho}) for rho in (1, 3)},
-        **{
-            f"ALEXR2 rho={rho}": (
-                "ungameable",
-                QUANTILE
-                | {"model.penalty.rho": rho, "model.algorithm": "ALEXR2", "model.algorithm.gamma": 0.2}
-                | {"model.algorithm.lam": 0.002, "model.optimizer.lr": 1e-2},
-            )
-            for rho in (3, 10)
-        },
-        **{
-            f"SOX, squared hinge rho={rho}": (
-                "ungameable",
-                QUANTILE
-                | {"model.penalty": "SquaredHingePenalty", "model.penalty.rho": rho, "model.algorithm": "SOX"}
-                | {"model.algorithm.gamma": 0.2},
-            )
-            for rho in (30, 100)
-        },
-        **{
-            f"SONX rho={rho}": (
-                "ungameable",
-                QUANTILE
-                | {"model.penalty.rho": rho, "model.algorithm": "SONX", "model.algorithm.gamma": 0.2}
-                | {"model.optimizer": "HeavyBall", "model.optimizer.beta": 1.0, "model.optimizer.lr": 0.1},
-            )
-            for rho in (1, 3)
-        },
+    "jacobian": {
+        j: ("alexr2", QUANTILE | {"model.penalty.rho": 3, "trainer.max_epochs": 20, "model.algorithm.jacobian": j})
+        for j in ("old", "halves", "reuse")
     },
 }
 
 
-def picked(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The tuned run: highest validation AUC among those feasible in training, else the least violation."""
-    finished = [r for r in results if "train" in r]
-    feasible = [r for r in finished if r["train"]["worst_violation"] <= TOLERANCE]
-    if feasible:
-        return max(feasible, key=lambda r: r["val"]["auc"])
-    return min(finished, key=lambda r: r["train"]["worst_violation"])
+def score(run: Job) -> float:
+    """Of a tuning run: AUC on the held-out part if it is feasible in training, else minus the violation."""
+    violation = value(run, "train.worst_violation")
+    return value(run, "val.auc") if violation <= TOLERANCE or run["method"] == "sgd" else -violation
 
 
-def vacuous(runs: list[dict[str, Any]]) -> str:
+def hypervolume(runs: list[Job]) -> float:
+    """Area of gaps and AUCs on the held-out part that a run of the front dominates."""
+    area, gap_before = 0.0, CORNER[0]
+    best: list[tuple[float, float]] = sorted((value(r, "val.roc_gap"), value(r, "val.auc")) for r in runs)
+    for i in reversed(range(len(best))):
+        gap = best[i][0]
+        if gap < gap_before:
+            area += (gap_before - gap) * max(0.0, max(auc for _, auc in best[: i + 1]) - CORNER[1])
+            gap_before = gap
+    return area
+
+
+def front_learning_rate(runs: list[Job]) -> dict[str, Any]:
+    """The learning rate with the largest mean area over the tuning seeds."""
+    areas = {}
+    seeds = {r["seed"] for r in runs}
+    for lr in {r["overrides"]["model.optimizer.lr"] for r in runs}:
+        of_lr = [r for r in runs if r["overrides"]["model.optimizer.lr"] == lr and "failed" not in r]
+        areas[lr] = statistics.fmean(hypervolume([r for r in of_lr if r["seed"] == s]) for s in seeds)
+    return {"model.optimizer.lr": max(areas, key=lambda lr: areas[lr]), "areas": areas}
+
+
+def vacuous(runs: list[Job]) -> str:
     """In how many runs the constraints had become vacuous."""
     return f"{sum(bool(r['train']['vacuous']) for r in runs)}/{len(runs)}"
 
 
-def picture(results: list[dict[str, Any]], path: Path, x: str) -> None:
-    """Test AUC against ``x`` on the test split, one colour per label, one dot per seed."""
+def collapsed(runs: list[Job]) -> str:
+    """In how many runs the scores had become nearly constant."""
+    return f"{sum(value(r, 'test.auc') < COLLAPSED for r in runs)}/{len(runs)}"
+
+
+def median(column: str) -> Any:
+    """A table's cell: the median over runs."""
+    return lambda runs: f"{statistics.median(value(r, column) for r in runs):.4f}"
+
+
+def picture(results: list[Job], path: Path, x: str) -> None:
+    """Test AUC against ``x`` on the test split, one colour per method, one dot per seed, medians joined."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for label in dict.fromkeys(r["label"] for r in results):
-        runs = [r for r in results if r["label"] == label and "test" in r]
-        axes.scatter([r["test"][x] for r in runs], [r["test"]["auc"] for r in runs], label=label, s=28)
+    names = [METHODS.get(r["method"], r["method"]) for r in results]
+    for i, name in enumerate(dict.fromkeys(names)):
+        of_method = [r for r, n in zip(results, names, strict=True) if n == name and "test" in r]
+        runs = [r for r in of_method if value(r, "test.auc") >= COLLAPSED]
+        axes.scatter([value(r, f"test.{x}") for r in runs], [value(r, "test.auc") for r in runs], s=14, color=f"C{i}")
+        middle = []
+        for label in dict.fromkeys(r["label"] for r in runs):
+            mine = [r for r in runs if r["label"] == label]
+            middle.append([statistics.median(value(r, c) for r in mine) for c in (f"test.{x}", "test.auc")])
+        axes.plot(*zip(*middle, strict=True), "D-", ms=5, color=f"C{i}", label=name)
     axes.set_xlabel({"worst_violation": "worst violation max h (test)", "roc_gap": "hard ROC gap (test)"}[x])
     axes.set_ylabel("AUC (test)")
     axes.grid(alpha=0.3)
     axes.legend()
     FigureCanvasAgg(figure).print_figure(path, dpi=130)
+
+
+class Benchmark:
+    """The jobs of what is asked for on the command line."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.common = CHEAP | {"data.train": given.train} | ({"data.test": given.test} if given.test else {})
+        self.kept = given.out / f"roc_fairness_{given.data}_picks.json"
+        self.picks = json.loads(self.kept.read_text()) if self.kept.exists() else {}
+        self.methods = {
+            f"{METHODS[m]} ({name})": (m, *OPTIMIZERS[name]) for m in given.methods for name in given.optimizers
+        }
+        self.fronts = [m for m in given.methods if m in FRONT_RHO]
+
+    def job(self, label: str, method: str, seed: int, overrides: dict[str, Any]) -> Job:
+        """One run."""
+        given = self.given
+        overrides = self.common | overrides | ({"trainer.max_epochs": given.epochs} if given.epochs else {})
+        config = f"roc_fairness/{given.data}_{method}"
+        return {"label": label, "method": method, "config": config, "seed": seed, "overrides": overrides}
+
+    def tune(self) -> None:
+        """Search for learning rates and rho."""
+        tunings = {}
+        for label, (method, settings, rates) in self.methods.items():
+            axes = {"model.optimizer.lr": rates} | ({"model.penalty.rho": RHO[method]} if method in RHO else {})
+            make = functools.partial(self.tuning_job, label, method, settings)
+            tunings[label] = Tuning(axes, make, score)
+        run_searches(tunings, self.given.jobs, ["train.auc", "train.worst_violation", "val.auc"])
+        for label, tuning in tunings.items():
+            self.picks[label] = tuning.summary
+            print(f"picked {label}: {tuning.summary}")
+
+    def tuning_job(
+        self, label: str, method: str, settings: dict[str, Any], overrides: dict[str, Any], seed: int
+    ) -> Job:
+        """A run of the search, which holds out a fifth of the training split."""
+        return self.job(label, method, seed, settings | HELD_OUT | overrides)
+
+    def tune_fronts(self) -> None:
+        """Search for the learning rate of every method's front."""
+        for m in self.fronts:
+            jobs = [
+                self.job(m, m, seed, FRONT | HELD_OUT | {"model.penalty.rho": rho, "model.optimizer.lr": lr})
+                for lr in OPTIMIZERS["Adam"][1]
+                for rho in FRONT_RHO[m]
+                for seed in SEEDS
+            ]
+            runs = run_all(jobs, self.given.jobs, ["train.auc", "train.worst_violation", "val.auc", "val.roc_gap"])
+            self.picks[f"front {m}"] = front_learning_rate(runs)
+            print(f"picked front {m}: {self.picks[f'front {m}']}", flush=True)
+
+    def results(self) -> list[Job]:
+        """The jobs of a table."""
+        seeds, picks = range(self.given.seeds), self.picks
+        if self.given.ablation:
+            runs = ABLATIONS[self.given.ablation].items()
+            return [self.job(label, m, s, o) for label, (m, o) in runs for s in seeds]
+        if self.given.front:
+            return [
+                self.job(f"{METHODS[m]} rho={rho}", m, s, FRONT | {"model.penalty.rho": rho, "model.optimizer.lr": lr})
+                for m in self.fronts
+                for lr in [picks.get(f"front {m}", {"model.optimizer.lr": 1e-3})["model.optimizer.lr"]]
+                for rho in FRONT_RHO[m]
+                for s in seeds
+            ]
+        return [
+            self.job(label, m, s, settings | picks.get(label, {"picked": {}})["picked"])
+            for label, (m, settings, _) in self.methods.items()
+            for s in seeds
+        ]
 
 
 def main() -> None:
@@ -140,52 +212,29 @@ def main() -> None:
     parser.add_argument("--train", required=True, help="training table")
     parser.add_argument("--test", help="test table (Adult)")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="as in the configs by default")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
-    parser.add_argument("--tune", action="store_true", help="the grids with one seed, then the picked run of each")
+    parser.add_argument("--tune", action="store_true", help="the search, whose picks are kept")
+    parser.add_argument("--front", action="store_true", help="gap against AUC in the form that cannot be gamed")
     parser.add_argument("--ablation", choices=sorted(ABLATIONS))
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
-
-    common = {"data.train": given.train} | ({"data.test": given.test} if given.test else {})
-    if given.epochs:
-        common["trainer.max_epochs"] = given.epochs
-
-    def job(label: str, config: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "label": label,
-            "config": f"roc_fairness/{given.data}_{config}",
-            "seed": seed,
-            "overrides": common | overrides,
-        }
-
-    if given.ablation:
-        runs = ABLATIONS[given.ablation].items()
-        jobs = [job(label, config, s, o) for label, (config, o) in runs for s in range(given.seeds)]
-    elif given.tune:
-        jobs = [
-            job(m, m, 0, {"data.splits.val_fraction": 0.2} | dict(zip(GRIDS[m], values, strict=True)))
-            for m in given.methods
-            if m in GRIDS
-            for values in itertools.product(*GRIDS[m].values())
-        ]
-    else:
-        jobs = [job(m, m, s, {}) for m in given.methods for s in range(given.seeds)]
-    results = run_all(jobs, given.jobs, ["train.auc", "train.worst_violation", "train.roc_gap"])
-
     given.out.mkdir(parents=True, exist_ok=True)
-    name = f"roc_fairness_{given.data}_{'tune' if given.tune else given.ablation or 'methods'}"
-    (given.out / f"{name}.json").write_text(json.dumps(results, indent=1))
+    benchmark = Benchmark(given)
     if given.tune:
-        for m in dict.fromkeys(r["label"] for r in results):
-            best = picked([r for r in results if r["label"] == m])
-            print(f"picked {m}: {best['overrides']} train {best['train']} val {best['val']}")
+        benchmark.tune_fronts() if given.front else benchmark.tune()
+        benchmark.kept.write_text(json.dumps(benchmark.picks, indent=1))
         return
-    print("\n" + table(results, COLUMNS, {"vacuous": vacuous, "seconds": seconds}))
-    picture(
-        results, given.out / f"{name}.png", "roc_gap" if given.ablation in ("pareto", "quantile") else "worst_violation"
-    )
+    results = run_all(benchmark.results(), given.jobs, ["train.auc", "train.worst_violation", "train.roc_gap"])
+    what = given.ablation or ("front" if given.front else "methods")
+    name = f"roc_fairness_{given.data}_{what}"
+    (given.out / f"{name}.json").write_text(json.dumps(results, indent=1))
+    extra = {"vacuous": vacuous, "collapsed": collapsed, "seconds": seconds}
+    medians = {f"median {c}": median(c) for c in COLUMNS[3:]}
+    print("\n" + table(results, COLUMNS, medians | extra))
+    picture(results, given.out / f"{name}.png", "worst_violation" if what == "methods" else "roc_gap")
     print(f"\n{given.out / name}.json, .png")
 
 

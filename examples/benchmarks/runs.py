@@ -1,12 +1,15 @@
 """Runs of ``fcco fit`` in processes of their own: what the benchmarks of whole trainings share."""
 
+import contextlib
 import csv
+import itertools
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,121 @@ def run_all(jobs: list[Job], workers: int, shown: Sequence[str]) -> list[Job]:
                 f"{done['label']} seed {done['seed']} {done['overrides']}: {figures} {done.get('seconds')}s", flush=True
             )
     return results
+
+
+Axes = dict[str, list[Any]]  # hyperparameter -> its values, in order
+Search = Generator[list[Job], list[Job], None]  # gives jobs, takes their results
+SEEDS = (100, 101, 102)  # of tuning; results have other seeds
+LONGEST = 4  # values by which an axis may grow on a side
+
+
+class Tuning:
+    """A grid that grows until the best run does not lie on its edge, as a generator of jobs.
+
+    All points of the grid run with the first seed.  While the best lies at the end of an axis, that axis grows by a
+    value (in the ratio of the last two; not beyond ``bounds``) along the line through the best.  The three best points
+    then run with the other seeds, and the best mean wins; if that one lies on an edge, the search goes on from it.
+
+    Args:
+        axes: values of every hyperparameter, positive numbers in increasing order.
+        make: (overrides, seed) -> job.
+        score: of a finished run, to be maximised; a run that failed has minus infinity.
+        bounds: largest value of a hyperparameter, where there is one.
+    """
+
+    def __init__(
+        self,
+        axes: Axes,
+        make: Callable[[dict[str, Any], int], Job],
+        score: Callable[[Job], float],
+        bounds: dict[str, float] | None = None,
+    ) -> None:
+        self.axes = {name: list(values) for name, values in axes.items()}
+        self.make, self.score, self.bounds = make, score, bounds or {}
+        self.room = {(name, end): LONGEST for name in axes for end in (0, -1)}
+        self.runs: dict[tuple[Any, ...], list[Job]] = {}
+
+    def search(self) -> Search:
+        """Give jobs until the pick is inside."""
+        yield from self._run(list(itertools.product(*self.axes.values())), SEEDS[:1])
+        while True:
+            while new := self._beyond(self._best(1)[0]):
+                yield from self._run(new, SEEDS[:1])
+            yield from self._run(self._best(3), SEEDS[1:])
+            new = self._beyond(self._pick())
+            if not new:
+                return
+            yield from self._run(new, SEEDS[:1])
+
+    @property
+    def picked(self) -> dict[str, Any]:
+        """The best hyperparameters."""
+        return dict(zip(self.axes, self._pick(), strict=True))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The pick, what it reached, the number of runs and the axes as they were in the end."""
+        point, edges = self._pick(), [name for name, i in self._ends(self._pick())]
+        return {
+            "picked": self.picked,
+            "scores": [round(self.score(run), 4) for run in self.runs[point]],
+            "runs": sum(map(len, self.runs.values())),
+            "axes": self.axes,
+            "on an edge that could not be moved": edges,
+        }
+
+    def _run(self, points: Iterable[tuple[Any, ...]], seeds: Sequence[int]) -> Search:
+        known = {(point, run["seed"]) for point, runs in self.runs.items() for run in runs}
+        wanted = [pair for pair in itertools.product(points, seeds) if pair not in known]
+        results = yield [self.make(dict(zip(self.axes, point, strict=True)), seed) for point, seed in wanted]
+        for (point, _), result in zip(wanted, results, strict=True):
+            self.runs.setdefault(point, []).append(result)
+
+    def _best(self, number: int) -> list[tuple[Any, ...]]:
+        return sorted(self.runs, key=lambda p: self._value(self.runs[p][0]), reverse=True)[:number]
+
+    def _pick(self) -> tuple[Any, ...]:
+        most = max(len(runs) for runs in self.runs.values())
+        complete = [point for point, runs in self.runs.items() if len(runs) == most]
+        return max(complete, key=lambda p: statistics.fmean(self._value(r) for r in self.runs[p]))
+
+    def _value(self, run: Job) -> float:
+        return -math.inf if "failed" in run else self.score(run)
+
+    def _ends(self, point: tuple[Any, ...]) -> list[tuple[str, int]]:
+        """Axes of several values at an end of which the point lies, 0 the lower one."""
+        ends = []
+        for (name, values), v in zip(self.axes.items(), point, strict=True):
+            if len(values) > 1 and v in (values[0], values[-1]) and v != self.bounds.get(name):
+                ends.append((name, 0 if v == values[0] else -1))
+        return ends
+
+    def _beyond(self, point: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """The point's neighbours outside the axes at whose ends it lies; the axes grow."""
+        new = []
+        for name, end in self._ends(point):
+            values = self.axes[name]
+            if not self.room[name, end]:
+                continue
+            ratio = values[0] / values[1] if end == 0 else values[-1] / values[-2]
+            further = min(float(f"{values[end] * ratio:.3g}"), self.bounds.get(name, math.inf))
+            values.insert(0 if end == 0 else len(values), further)
+            self.room[name, end] -= 1
+            new.append(tuple(further if n == name else v for n, v in zip(self.axes, point, strict=True)))
+        return new
+
+
+def run_searches(tunings: dict[str, Tuning], workers: int, shown: Sequence[str]) -> None:
+    """All searches side by side, so that no worker waits for the end of a small grid."""
+    open_searches = {label: tuning.search() for label, tuning in tunings.items()}
+    wanted = {label: next(search) for label, search in open_searches.items()}
+    while wanted:
+        results = iter(run_all([job for jobs in wanted.values() for job in jobs], workers, shown))
+        following = {}
+        for label, jobs in wanted.items():
+            with contextlib.suppress(StopIteration):
+                following[label] = open_searches[label].send([next(results) for _ in jobs])
+        wanted = following
 
 
 def value(job: Job, column: str) -> float:

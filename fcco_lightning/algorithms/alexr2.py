@@ -13,7 +13,7 @@ class ALEXR2(DoubleLoop):
     Source: SONEX paper, Alg. 2.
 
     Inner iteration, one batch each: ``u_i <- (1-gamma) u_i + gamma g_i(z_k) + gamma' (g_i(z_k) - g_i(z_{k-1}))`` on one
-    draw of samples, ``y_i = grad f_{i,lam}(u_i)`` with the NEW u_i, ``G`` with the Jacobian on an independent draw, and
+    draw of samples, ``y_i = grad f_{i,lam}(u_i)``, ``G`` with the Jacobian on samples that are independent of y_i, and
     ``z <- (nu z + eta w - eta nu G) / (eta + nu)``.  After K of them the user's optimizer follows ``(w - z_K)/nu``
     (erratum SONEX-1).  Rows are kept from one outer step to the next.  Momentum type: ``optimizer: HeavyBall``; Adam
     type: ``optimizer: AdamType``; its learning rate is alpha.  Weight decay acts on w, outside the envelope.
@@ -29,9 +29,10 @@ class ALEXR2(DoubleLoop):
         objective_gamma: gamma for an objective whose own f is not convex (a contrastive loss): it is averaged as SONEX
             does, without a dual step, which the theory does not cover.  None takes convex f only.
         objective_gamma_prime: gamma' for it; as ``gamma_prime`` if None.
-        jacobian: where the samples come from on which the Jacobian is taken, independent of those that move y:
-            "halves" of the batch, a "part" of its own, or the "old" y; "reuse" takes the same samples, which is biased
-            by ``Cov(y_i, grad g_i)``.  See :class:`~fcco_lightning.algorithms.two_draws.TwoDraws`.
+        jacobian: what keeps the Jacobian's samples independent of those that moved y: the "old" y, which is one inner
+            iteration behind the paper's and makes use of the whole batch; "halves" of the batch, or a "part" of its
+            own, as the paper has it; "reuse" takes the same samples, which is biased by ``Cov(y_i, grad g_i)``.  See
+            :class:`~fcco_lightning.algorithms.two_draws.TwoDraws`.
         clip: whether gradient clipping acts on the "inner" iterations' gradient, on the "outer" one, or on "both".
     """
 
@@ -46,7 +47,7 @@ class ALEXR2(DoubleLoop):
         recovery_steps: int = 0,
         objective_gamma: float | None = None,
         objective_gamma_prime: float | None = None,
-        jacobian: Jacobian = "halves",
+        jacobian: Jacobian = "old",
         clip: Clipped = "inner",
     ) -> None:
         own = None
