@@ -1,7 +1,9 @@
 """The benchmark scripts run, and count what they claim to count."""
 
+import contextlib
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -142,9 +144,11 @@ def test_roc_fairness_writes_table_json_and_picture(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(sys, "argv", ["roc_fairness.py", *map(str, arguments), "--epochs", "1", "--out", str(out)])
     monkeypatch.setattr(module, "run_all", in_this_process)
     module.main()
-    assert "| sonex | 1 |" in capsys.readouterr().out
+    assert "| SONEX (Adam) | 1 |" in capsys.readouterr().out
     results = json.loads((out / "roc_fairness_compas_methods.json").read_text())
-    assert [r["label"] for r in results] == ["sonex", "sgd"]
+    assert [r["label"] for r in results] == [
+        f"{method} ({optimizer})" for method in ("SONEX", "no constraints") for optimizer in ("Adam", "momentum")
+    ]
     assert (out / "roc_fairness_compas_methods.png").stat().st_size > 5000
 
 
@@ -192,9 +196,46 @@ def test_dual_state_measures_memory_steps_files_and_training(tmp_path, monkeypat
     assert module.trainer_table(2, 3, batches=[64], repeats=1)["2 x 64"]["us per sample"] > 0
 
 
-def test_tuning_picks_the_best_feasible_run():
+def test_a_feasible_run_beats_one_that_is_not():
     module = script("roc_fairness")
-    runs = [{"train": {"worst_violation": v}, "val": {"auc": a}} for v, a in [(0.2, 0.95), (0.004, 0.9), (0.001, 0.8)]]
-    assert module.picked(runs)["val"]["auc"] == 0.9
-    assert module.picked(runs[:1])["val"]["auc"] == 0.95
+    runs = [
+        {"method": "sonex", "train": {"worst_violation": v}, "val": {"auc": a}}
+        for v, a in [(0.004, 0.9), (0.001, 0.8), (0.02, 0.95), (0.2, 0.99)]
+    ]
+    scores = [module.score(run) for run in runs]
+    assert scores == sorted(scores, reverse=True)
+    assert module.score(runs[-1] | {"method": "sgd"}) == 0.99
     assert script("runs").expand({"a.b+c": (1, 2), "d": 3}) == {"a.b": 1, "a.c": 2, "d": 3}
+
+
+def test_the_area_of_a_front_is_what_its_points_dominate():
+    module = script("roc_fairness")
+    points = [(0.1, 0.85), (0.2, 0.9), (0.25, 0.82), (0.4, 0.95), (0.05, 0.7)]
+    area = module.hypervolume([{"val": {"roc_gap": g, "auc": a}} for g, a in points])
+    grid = [((i + 0.5) / 1000 * 0.3, 0.8 + (j + 0.5) / 100 * 0.2) for i in range(1000) for j in range(100)]
+    inside = sum(any(g <= x and a >= y for g, a in points) for x, y in grid)
+    assert area == pytest.approx(0.06 * inside / len(grid), rel=0.01)
+
+
+@pytest.mark.parametrize(("best", "bound"), [((300.0, 0.01), None), ((3.0, 30.0), 1.0)])
+def test_a_search_leaves_the_edge_of_its_grid(best, bound):
+    runs = script("runs")
+
+    def make(overrides, seed):
+        return {"overrides": overrides, "seed": seed}
+
+    def score(run):
+        distance = [math.log(run["overrides"][name] / at) ** 2 for name, at in zip("ab", best, strict=True)]
+        return -sum(distance) + 1e-3 * (run["seed"] % 2)
+
+    tuning = runs.Tuning({"a": [1.0, 3.0, 9.0], "b": [0.1, 1.0]}, make, score, {"b": bound} if bound else None)
+    search = tuning.search()
+    jobs, count = next(search), 0
+    with contextlib.suppress(StopIteration):
+        while True:
+            count += len(jobs)
+            jobs = search.send(jobs)
+    assert tuning.picked == {"a": 243.0 if bound is None else 3.0, "b": 0.01 if bound is None else 1.0}
+    assert tuning.summary["runs"] == count
+    assert len(tuning.summary["scores"]) == len(runs.SEEDS)
+    assert tuning.summary["on an edge that could not be moved"] == []

@@ -91,9 +91,9 @@ LONGEST = 4  # values by which an axis may grow on a side
 class Tuning:
     """A grid that grows until the best run does not lie on its edge, as a generator of jobs.
 
-    All points of the grid run with the first seed.  While the best lies at the end of an axis, that axis grows by a
-    value (in the ratio of the last two; not beyond ``bounds``) along the line through the best.  The three best points
-    then run with the other seeds, and the best mean wins; if that one lies on an edge, the search goes on from it.
+    All points of the grid run with the first seed.  While a neighbour of the best one is missing it is run; at the end
+    of an axis, that axis grows by a value (in the ratio of the last two; not beyond ``bounds``).  The three best points
+    then run with the other seeds, and the best mean wins; if neighbours of that one are missing, the search goes on.
 
     Args:
         axes: values of every hyperparameter, positive numbers in increasing order.
@@ -134,7 +134,9 @@ class Tuning:
     @property
     def summary(self) -> dict[str, Any]:
         """The pick, what it reached, the number of runs and the axes as they were in the end."""
-        point, edges = self._pick(), [name for name, i in self._ends(self._pick())]
+        point = self._pick()
+        ends = [n for n, v in zip(self.axes, point, strict=True) if v in (self.axes[n][0], self.axes[n][-1])]
+        edges = [n for n in ends if len(self.axes[n]) > 1 and self.picked[n] != self.bounds.get(n)]
         return {
             "picked": self.picked,
             "scores": [round(self.score(run), 4) for run in self.runs[point]],
@@ -161,27 +163,28 @@ class Tuning:
     def _value(self, run: Job) -> float:
         return -math.inf if "failed" in run else self.score(run)
 
-    def _ends(self, point: tuple[Any, ...]) -> list[tuple[str, int]]:
-        """Axes of several values at an end of which the point lies, 0 the lower one."""
-        ends = []
-        for (name, values), v in zip(self.axes.items(), point, strict=True):
-            if len(values) > 1 and v in (values[0], values[-1]) and v != self.bounds.get(name):
-                ends.append((name, 0 if v == values[0] else -1))
-        return ends
-
     def _beyond(self, point: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """The point's neighbours outside the axes at whose ends it lies; the axes grow."""
-        new = []
-        for name, end in self._ends(point):
+        """The point's neighbours that have not run; an axis grows if the point lies at its end."""
+        neighbours = []
+        for name, v in zip(self.axes, point, strict=True):
             values = self.axes[name]
-            if not self.room[name, end]:
-                continue
-            ratio = values[0] / values[1] if end == 0 else values[-1] / values[-2]
-            further = min(float(f"{values[end] * ratio:.3g}"), self.bounds.get(name, math.inf))
-            values.insert(0 if end == 0 else len(values), further)
-            self.room[name, end] -= 1
-            new.append(tuple(further if n == name else v for n, v in zip(self.axes, point, strict=True)))
-        return new
+            for end in (0, -1) if len(values) > 1 else ():
+                if v == values[end]:
+                    self._grow(name, end)
+                i = values.index(v) + (-1 if end == 0 else 1)
+                if 0 <= i < len(values):
+                    neighbours.append(
+                        tuple(values[i] if n == name else w for n, w in zip(self.axes, point, strict=True))
+                    )
+        return [p for p in neighbours if p not in self.runs]
+
+    def _grow(self, name: str, end: int) -> None:
+        values, most = self.axes[name], self.bounds.get(name, math.inf)
+        if not self.room[name, end] or (end == -1 and values[-1] >= most):
+            return
+        ratio = values[0] / values[1] if end == 0 else values[-1] / values[-2]
+        values.insert(0 if end == 0 else len(values), min(float(f"{values[end] * ratio:.3g}"), most))
+        self.room[name, end] -= 1
 
 
 def run_searches(tunings: dict[str, Tuning], workers: int, shown: Sequence[str]) -> None:
