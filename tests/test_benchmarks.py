@@ -161,21 +161,26 @@ def test_group_dro_tunes_and_writes_table_json_and_picture(tmp_path, monkeypatch
     small = {"data.groups.min_size": 1, "data.groups.by": groups}
     monkeypatch.setattr(module, "GRIDS", module.GRIDS | {"alexr": {"model.algorithm.tau": [1.0]}})
     monkeypatch.setattr(module, "LEARNING_RATES", {"adult": [0.1, 0.3]})
-    monkeypatch.setattr(
-        module,
-        "run_all",
-        lambda jobs, *rest: in_this_process([{**j, "overrides": small | j["overrides"]} for j in jobs], *rest),
-    )
+    runs = sys.modules["runs"]
+    monkeypatch.setattr(runs, "LONGEST", 0)
+    monkeypatch.setattr(runs, "SEEDS", (100,))
+
+    def small_runs(jobs, *rest):
+        return in_this_process([{**j, "overrides": small | j["overrides"]} for j in jobs], *rest)
+
+    for where in (module, runs):
+        monkeypatch.setattr(where, "run_all", small_runs)
     arguments = ["--data", "adult", "--train", tmp_path / "a.csv", "--test", tmp_path / "b.csv", "--epochs", 2]
     for more in (["--methods", "alexr", "--tune"], ["--methods", "alexr", "sgd", "--alpha", 0.25, "--seeds", 1]):
         command = ["group_dro.py", *map(str, [*arguments, *more]), "--out", str(out)]
         monkeypatch.setattr(sys, "argv", command)
         module.main()
     picks = json.loads((out / "group_dro_adult_picks.json").read_text())
-    assert picks["alexr"]["model.optimizer.lr"] in (0.1, 0.3)
+    picked = picks["alexr"]["picked"]
+    assert picked["model.optimizer.lr"] in (0.1, 0.3)
     results = json.loads((out / "group_dro_adult_0.25.json").read_text())
     assert [r["label"] for r in results] == ["alexr", "sgd"]
-    assert results[0]["overrides"]["model.optimizer.lr"] == picks["alexr"]["model.optimizer.lr"]
+    assert results[0]["overrides"]["model.optimizer.lr"] == picked["model.optimizer.lr"]
     assert len(results[0]["curves"]["train_cvar_loss"]) == 2
     assert "| alexr | 1 |" in capsys.readouterr().out
     assert (out / "group_dro_adult_0.25.png").stat().st_size > 5000
