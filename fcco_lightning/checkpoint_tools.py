@@ -125,16 +125,16 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a foreign file leads to
         raise CheckpointError(f"{_foreign(path)} ({type(error).__name__})") from error
-    own = content.get("fcco") if isinstance(content, dict) else None
-    if not isinstance(own, dict) or "tables" not in own:
+    header = content.get("fcco") if isinstance(content, dict) else None
+    if not isinstance(header, dict) or "tables" not in header:
         raise CheckpointError(_foreign(path))
-    if own["version"] != CHECKPOINT_VERSION:
+    if header["version"] != CHECKPOINT_VERSION:
         raise CheckpointError(
-            f"checkpoint {path}: it has format {own['version']}, this version reads {CHECKPOINT_VERSION}. Use the "
+            f"checkpoint {path}: it has format {header['version']}, this version reads {CHECKPOINT_VERSION}. Use the "
             "version of fcco_lightning that wrote it."
         )
-    names = sorted(own["tables"], key=lambda name: (len(name), name))  # terms.2 before terms.10
-    states = [_rows(path, name, own["tables"][name], content) for name in names]
+    names = sorted(header["tables"], key=lambda name: (len(name), name))  # terms.2 before terms.10
+    states = [_rows(path, name, header["tables"][name], content) for name in names]
     rows = {f"{state.name}.{part}" for state in states for part in ("rows", "_extra_state")}
     weights = {k: v for k, v in content["state_dict"].items() if isinstance(v, Tensor) and k not in rows}
     return Checkpoint(path, content, weights, states)
@@ -175,17 +175,17 @@ def describe(path: str | Path) -> dict[str, Any]:
         CheckpointError: if it is missing, damaged, or not written by ``fcco fit``.
     """
     checkpoint = read_checkpoint(path)
-    own, weights = checkpoint.content["fcco"], checkpoint.weights.values()
+    header, weights = checkpoint.content["fcco"], checkpoint.weights.values()
     return {
         "checkpoint": str(path),
-        "algorithm": own["algorithm"],
-        "version": own["version"],
-        "world_size": own["world_size"],
+        "algorithm": header["algorithm"],
+        "version": header["version"],
+        "world_size": header["world_size"],
         "epoch": checkpoint.content["epoch"],
         "global_step": checkpoint.content["global_step"],
-        "num_samples": own["num_samples"],
-        "optimizer": own["optimizer"]["class"],
-        "skipped_batches": own["skipped_batches"],
+        "num_samples": header["num_samples"],
+        "optimizer": header["optimizer"]["class"],
+        "skipped_batches": header["skipped_batches"],
         "weights": {
             "tensors": len(weights),
             "values": sum(w.numel() for w in weights),

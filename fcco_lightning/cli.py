@@ -104,11 +104,11 @@ class FCCOCLI(LightningCLI):
             raise CheckpointError(f"fcco {command} needs --ckpt_path: without it the weights would be random.")
         if path in ("last", "auto"):
             folders = checkpoint_folders(self.config[command])
-            found = newest_checkpoint(*folders)
-            if found is None and path == "last":
+            newest = newest_checkpoint(*folders)
+            if newest is None and path == "last":
                 looked = " or ".join(str(folder.resolve()) for folder in folders)
                 raise CheckpointError(f"--ckpt_path last: no last.ckpt below {looked}. Give the path.")
-            path = self.config[command]["ckpt_path"] = None if found is None else str(found)
+            path = self.config[command]["ckpt_path"] = None if newest is None else str(newest)
             rank_zero_info(f"--ckpt_path auto: {path or 'nothing to continue, starting afresh'}")
         if path is not None:
             check_checkpoint(Path(path))
@@ -165,8 +165,8 @@ def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
 
 def newest_checkpoint(*folders: Path) -> Path | None:
     """The ``last.ckpt`` or ``interrupted.ckpt`` below the folders that was written last; None if there is none."""
-    found = [path for folder in folders for name in ("last.ckpt", INTERRUPTED) for path in folder.rglob(name)]
-    return max(found, key=lambda p: p.stat().st_mtime, default=None)
+    newest = [path for folder in folders for name in ("last.ckpt", INTERRUPTED) for path in folder.rglob(name)]
+    return max(newest, key=lambda p: p.stat().st_mtime, default=None)
 
 
 def run(args: Sequence[str] | None = None) -> int:

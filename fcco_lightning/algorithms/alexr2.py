@@ -50,15 +50,17 @@ class ALEXR2(DoubleLoop):
         jacobian: Jacobian = "old",
         clip: Clipped = "inner",
     ) -> None:
-        own = None
+        averaging = None
         if objective_gamma is not None:
-            own = CorrectedEMA(objective_gamma, gamma_prime if objective_gamma_prime is None else objective_gamma_prime)
+            averaging = CorrectedEMA(
+                objective_gamma, gamma_prime if objective_gamma_prime is None else objective_gamma_prime
+            )
         elif objective_gamma_prime is not None:
             raise ConfigError(f"objective_gamma_prime={objective_gamma_prime} goes with objective_gamma. Set both.")
         super().__init__(
             DualMirror(gamma, gamma_prime),
             MoreauSmoothing(lam),
-            own,
+            averaging,
             jacobian,
             K=K,
             eta=eta,

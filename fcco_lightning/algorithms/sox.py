@@ -17,5 +17,5 @@ class SOX(SingleLoop):
     """
 
     def __init__(self, gamma: float = 0.5, objective_gamma: float | None = None) -> None:
-        own = EMA(gamma if objective_gamma is None else objective_gamma)
-        super().__init__(EMA(gamma), objective_estimator=own)
+        averaging = EMA(gamma if objective_gamma is None else objective_gamma)
+        super().__init__(EMA(gamma), objective_estimator=averaging)

@@ -83,7 +83,7 @@ class SOXBoost(SingleLoop):
         self._keep_at = int(torch.randint(1, self.length + 1, (), generator=self._generator))
 
     def state_dict(self) -> dict[str, Any]:
-        own = {
+        boost = {
             "stage": self.stage,
             "updates": self.updates,
             "length": self.length,
@@ -91,14 +91,14 @@ class SOXBoost(SingleLoop):
             "kept": dict(self._kept),
             "generator": self._generator.get_state(),
         }
-        return {**super().state_dict(), "boost": own}
+        return {**super().state_dict(), "boost": boost}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        own = state["boost"]
-        self.stage, self.updates, self.length = own["stage"], own["updates"], own["length"]
-        self._keep_at, self._kept = own["keep_at"], {k: t.clone() for k, t in own["kept"].items()}
-        self._generator.set_state(own["generator"])
+        boost = state["boost"]
+        self.stage, self.updates, self.length = boost["stage"], boost["updates"], boost["length"]
+        self._keep_at, self._kept = boost["keep_at"], {k: t.clone() for k, t in boost["kept"].items()}
+        self._generator.set_state(boost["generator"])
 
 
 def _iterate(optimizer: Optimizer, states: Sequence[DualState]) -> dict[str, Tensor]:

@@ -145,8 +145,8 @@ def _means(objective: Objective, outputs: Any, part: Columns) -> Iterator[tuple[
             yield task * k + group, len(column), column.mean()
         return
     for task in torch.unique(part["task"]).tolist():
-        own = losses[part["task"] == task]
-        yield task * k + group, len(own), own.mean()
+        losses_of_task = losses[part["task"] == task]
+        yield task * k + group, len(losses_of_task), losses_of_task.mean()
 
 
 def _gradient(value: Tensor, weights: Sequence[Tensor]) -> Tensor:

@@ -111,8 +111,8 @@ class Baseline(Callback):
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Follow the learning rate of the coming update."""
         if self._optimizer is not None and self.network is not None:
-            for own, other in zip(self._optimizer.param_groups, trainer.optimizers[0].param_groups, strict=True):
-                own["lr"] = other["lr"]
+            for group, other in zip(self._optimizer.param_groups, trainer.optimizers[0].param_groups, strict=True):
+                group["lr"] = other["lr"]
 
     def on_train_batch_end(
         self,

@@ -55,7 +55,7 @@ class Diagnostics(Callback):
         self.enabled, self.split, self.folder = enabled, split, folder
         self.lam = None if lam is None else positive("lam", lam)
         self.max_values = positive("max_values", max_values)
-        self.found: dict[str, Any] = {}
+        self.diagnosis: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out now, not after hours, what is not possible."""
@@ -100,13 +100,13 @@ class Diagnostics(Callback):
         loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
         if loaders is None:
             raise ConfigError("diagnostics need a datamodule with evaluation_loaders(), as those of this package.")
-        found: dict[str, DataLoader[Any]] = loaders()
-        if self.split not in found:
+        diagnosis: dict[str, DataLoader[Any]] = loaders()
+        if self.split not in diagnosis:
             raise ConfigError(
-                f"diagnostics.split {self.split!r} is not evaluated, only {sorted(found)}. Choose one of them; for "
+                f"diagnostics.split {self.split!r} is not evaluated, only {sorted(diagnosis)}. Choose one of them; for "
                 "images --data.eval_train true adds train."
             )
-        return found[self.split]
+        return diagnosis[self.split]
 
     def _functions(self, module: FCCOModule) -> InnerFunctions:
         return InnerFunctions(module.network, module.objective, [])
@@ -122,15 +122,15 @@ class Diagnostics(Callback):
             return
         smoothing = getattr(module.algorithm, "smoothing", None)
         own = smoothing.lam if isinstance(smoothing, MoreauSmoothing) else None
-        self.found = {"split": self.split} | diagnose(
+        self.diagnosis = {"split": self.split} | diagnose(
             module.objective, jacobian_of_all, own if self.lam is None else self.lam, remembered
         )
-        path = write_report(self.found, folder / "diagnostics.json")
-        values = {f"diagnostics/{name}": value for name, value in _scalars(self.found).items()}
+        path = write_report(self.diagnosis, folder / "diagnostics.json")
+        values = {f"diagnostics/{name}": value for name, value in _scalars(self.diagnosis).items()}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=max(0, trainer.global_step - 1))
             logger.save()
-        _print(self.found)
+        _print(self.diagnosis)
         rank_zero_info(f"Diagnostics: {path}")
 
 
@@ -139,10 +139,10 @@ def _moved(module: FCCOModule, loader: DataLoader[Any]) -> Iterator[dict[str, Te
         yield module.transfer_batch_to_device(batch, module.device, 0)
 
 
-def _scalars(found: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def _scalars(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """All numbers, by the path to them; of stationarity not the grid."""
     values: dict[str, float] = {}
-    for name, value in found.items():
+    for name, value in diagnosis.items():
         if isinstance(value, Mapping):
             values |= _scalars(value, f"{prefix}{name}/")
         elif isinstance(value, int | float):
@@ -150,11 +150,11 @@ def _scalars(found: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return values
 
 
-def _print(found: Mapping[str, Any]) -> None:
+def _print(diagnosis: Mapping[str, Any]) -> None:
     from rich.console import Console  # noqa: PLC0415 - only where a table is printed
 
-    table = Table("figure", title=f"Diagnostics ({found['split']})")
+    table = Table("figure", title=f"Diagnostics ({diagnosis['split']})")
     table.add_column("value", justify="right")
-    for name, value in _scalars(found).items():
+    for name, value in _scalars(diagnosis).items():
         table.add_row(name.replace("/", ": ").replace("_", " "), f"{value:.6g}")
     Console().print(table)

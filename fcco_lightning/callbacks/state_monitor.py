@@ -51,14 +51,14 @@ class Look(NamedTuple):
 
     def figures(self, width: int) -> dict[str, float]:
         """What is logged of it, as far as it is known."""
-        found = {"seen": self.written / self.rows} if self.rows else {}
+        figures = {"seen": self.written / self.rows} if self.rows else {}
         if self.written:
-            found["rms"] = math.sqrt(self.squares / (self.written * width))
+            figures["rms"] = math.sqrt(self.squares / (self.written * width))
         if self.aged:
-            found |= {"age_mean": self.age / self.aged, "age_max": self.oldest}
+            figures |= {"age_mean": self.age / self.aged, "age_max": self.oldest}
         if self.compared:
-            found["drift"] = self.moved / self.compared
-        return found
+            figures["drift"] = self.moved / self.compared
+        return figures
 
 
 def together(looks: Sequence[Look]) -> Look:
@@ -209,13 +209,13 @@ class StateMonitor(Callback):
         looks = [watch.look(step) for watch in self._watches]
         shares: list[dict[str, float]] = [{}] * len(looks)
         if whole:
-            own = [(look, count) for look, count in zip(looks, _written(self._watches), strict=True)]
-            parts = _of_all(self._watches, own, module.processes)
+            of_this_process = [(look, count) for look, count in zip(looks, _written(self._watches), strict=True)]
+            parts = _of_all(self._watches, of_this_process, module.processes)
             looks = [together([look for look, _ in part]) for part in parts]
             shares = [{"seen": share} for share in _shares(self._watches, parts)]
         for watch, look, share in zip(self._watches, looks, shares, strict=True):
-            found = look.figures(watch.state.width) | share | {"bytes": float(watch.state.rows.nbytes)}
-            values |= {f"algo/{watch.name}/{name}": value for name, value in found.items()}
+            figures = look.figures(watch.state.width) | share | {"bytes": float(watch.state.rows.nbytes)}
+            values |= {f"algo/{watch.name}/{name}": value for name, value in figures.items()}
         for logger in trainer.loggers:  # as FCCOModule does: the x-axis is updates
             logger.log_metrics(values, step=step - 1)
         self._start_from(step)
@@ -229,8 +229,10 @@ class StateMonitor(Callback):
         if not watched or not self.picture or trainer.interrupted or not isinstance(pl_module, FCCOModule):
             return
         sampled = [watch.sampled() for watch in watched]
-        own = [(rows[~rows[:, 0].isnan()].flatten(), n) for rows, n in zip(sampled, _written(watched), strict=True)]
-        parts = _of_all(watched, own, pl_module.processes)
+        of_this_process = [
+            (rows[~rows[:, 0].isnan()].flatten(), n) for rows, n in zip(sampled, _written(watched), strict=True)
+        ]
+        parts = _of_all(watched, of_this_process, pl_module.processes)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if trainer.is_global_zero:
             states = [
@@ -260,12 +262,12 @@ def _written(watched: Sequence[Watch]) -> list[int]:
     return [int(watch.state.seen.sum()) for watch in watched]
 
 
-def _of_all(watched: Sequence[Watch], own: Sequence[T], processes: Processes) -> list[list[T]]:
+def _of_all(watched: Sequence[Watch], of_this_process: Sequence[T], processes: Processes) -> list[list[T]]:
     """For every state what each process says about the rows it holds; of replicas, one speaks."""
     if not any(watch.state.divided for watch in watched):
-        return [[value] for value in own]
-    everyone = processes.everyone(own)
-    return [[of[k] for of in everyone] if w.state.divided else [own[k]] for k, w in enumerate(watched)]
+        return [[value] for value in of_this_process]
+    everyone = processes.everyone(of_this_process)
+    return [[of[k] for of in everyone] if w.state.divided else [of_this_process[k]] for k, w in enumerate(watched)]
 
 
 def _shares(watched: Sequence[Watch], parts: Sequence[Sequence[tuple[Any, int]]]) -> list[float]:

@@ -22,8 +22,8 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
         >>> verdict({"train": train, "test": test, "unconstrained": {"test": {"auc": 0.88}}}, ["auc"])
         'Both constraints hold on the training split (largest h -0.003); test AUC 0.861 against 0.880 unconstrained.'
     """
-    found = {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS}
-    splits = [name for name, part in found.items() if part.get("constraints")]
+    results = {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS}
+    splits = [name for name, part in results.items() if part.get("constraints")]
     if not splits:
         return None
     checked = "train" if "train" in splits else splits[0]
@@ -33,8 +33,8 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     return f"{held}; {shown} {compared}." if compared else f"{held}."
 
 
-def _held(found: Mapping[str, Any], split: str) -> str:
-    values: Mapping[str, float] = found["constraints"]
+def _held(results: Mapping[str, Any], split: str) -> str:
+    values: Mapping[str, float] = results["constraints"]
     broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
     count = f"{len(values)} constraint" + ("s" if len(values) > 1 else "")
     if broken:
@@ -44,16 +44,16 @@ def _held(found: Mapping[str, Any], split: str) -> str:
             f"{len(broken)} of {count} {verb} not hold on the {split} split (largest h {broken[worst]:+.3f}, {worst})"
         )
     subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
-    emptily = ", but they say nothing there" if found.get("vacuous") else ""
+    emptily = ", but they say nothing there" if results.get("vacuous") else ""
     return f"{subject} on the {split} split (largest h {max(values.values()):+.3f}){emptily}"
 
 
-def _comparison(found: Mapping[str, Any], other: Mapping[str, Any], figures: Sequence[str]) -> str:
+def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: Sequence[str]) -> str:
     parts: list[str] = []
     for name in figures:
-        if name in found:
+        if name in results:
             title = TITLES.get(name, name.replace("_", " "))
             against = f" against {other[name]:.3f}" if name in other else ""
             word = " unconstrained" if against and not any("against" in p for p in parts) else ""
-            parts.append(f"{title} {found[name]:.3f}{against}{word}")
+            parts.append(f"{title} {results[name]:.3f}{against}{word}")
     return ", ".join(parts)

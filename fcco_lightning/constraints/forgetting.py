@@ -41,10 +41,10 @@ class NonForgetting(Constraint):
         self.names = list(names or ())
 
     def adapt(self, datamodule: Any) -> None:
-        found = list(getattr(datamodule, "task_names", None) or ())
-        if self.names and found and self.names != found:
-            raise ConfigError(f"names={self.names} of NonForgetting, but the data protects {found}. Leave names out.")
-        self.names = self.names or found
+        known = list(getattr(datamodule, "task_names", None) or ())
+        if self.names and known and self.names != known:
+            raise ConfigError(f"names={self.names} of NonForgetting, but the data protects {known}. Leave names out.")
+        self.names = self.names or known
         if not self.names:
             raise ConfigError(
                 "NonForgetting has no task to protect: name them in the data (classes.protected), or leave the "

@@ -72,8 +72,8 @@ def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0) -> dict[s
         wanted = torch.arange(sizes[name]) % len(NAMES)
         chosen = torch.empty_like(wanted)
         for label in range(len(NAMES)):
-            own, slots = rows[labels[rows] == label], (wanted == label).nonzero().flatten()
-            chosen[slots] = own[torch.randint(len(own), (len(slots),), generator=generator)]
+            of_label, slots = rows[labels[rows] == label], (wanted == label).nonzero().flatten()
+            chosen[slots] = of_label[torch.randint(len(of_label), (len(slots),), generator=generator)]
         made[name] = Digits(_varied(shapes[chosen], generator), wanted)
     return made
 

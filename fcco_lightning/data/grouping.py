@@ -109,12 +109,12 @@ class GroupBy:
 
     def require_values(self, frame: pd.DataFrame, where: str) -> None:
         """Raise :class:`DataError` if no cell of ``frame`` has a value that ``values`` mentions: it may be misspelt."""
-        found = set(text_of(frame[self.column]))
-        absent = sorted(self._parts().keys() - found)
+        values = set(text_of(frame[self.column]))
+        absent = sorted(self._parts().keys() - values)
         if absent:
             raise DataError(
                 f"values of group_by={self.column!r} mentions {absent}, which {where} does not hold. "
-                f"Its values are {listed(found)}."
+                f"Its values are {listed(values)}."
             )
 
     def _parts(self) -> dict[str, str]:

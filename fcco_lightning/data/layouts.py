@@ -237,15 +237,15 @@ def _celeba_list(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _require_announced(path: Path, found: int) -> None:
+def _require_announced(path: Path, listed_images: int) -> None:
     if path.suffix != ".txt":
         return
     with path.open() as lines:
         announced = lines.readline().strip()
-    if announced != str(found):
+    if announced != str(listed_images):
         raise DataError(
-            f"'{path}' announces {announced!r} images in its first line and lists {found}: it is damaged, or not "
-            f"{_CELEBA}."
+            f"'{path}' announces {announced!r} images in its first line and lists {listed_images}: it is damaged, or "
+            f"not {_CELEBA}."
         )
 
 

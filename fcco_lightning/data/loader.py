@@ -102,8 +102,8 @@ class ResumableLoader(DataLoader[Any]):
         options.setdefault("collate_fn", collate)
         # An own generator: without one every epoch would draw its workers' seed from the global random state, and a
         # resumed run would differ from an uninterrupted one in whatever is drawn next (dropout).
-        own = torch.Generator()
-        super().__init__(dataset, batch_sampler=share, num_workers=num_workers, generator=own, **options)
+        worker_seeds = torch.Generator()
+        super().__init__(dataset, batch_sampler=share, num_workers=num_workers, generator=worker_seeds, **options)
         # torch forbids `sampler` beside `batch_sampler`, but `.sampler` is where Lightning looks for set_epoch and for
         # a DistributedSampler that it must not replace.
         self.__dict__["sampler"] = share

@@ -265,7 +265,9 @@ def _from_folder(folder: Path, metadata: str, image: str | None, caption: str | 
     frame = layouts.folder(folder, metadata, image or "file_name")
     if "split" in frame and not (folder / metadata).is_file():
         frame = frame[frame["split"] == "train"]
-    name = _found(list(frame.columns.drop("file")), caption, _CAPTION_NAMES, "caption_column", f"'{folder / metadata}'")
+    name = _resolved_column(
+        list(frame.columns.drop("file")), caption, _CAPTION_NAMES, "caption_column", f"'{folder / metadata}'"
+    )
     return [folder / file for file in frame["file"]], _cells(frame[name])
 
 
@@ -305,8 +307,8 @@ def _from_shards(
     fields = sample.get("json")
     values = {f"json.{key}": value for key, value in fields.items()} if isinstance(fields, dict) else {}
     where = f"pairs={_short(source)}"
-    image = _found(list(sample), image, _IMAGE_NAMES, "image_column", where)
-    caption = _found([*sample, *values], caption, _CAPTION_NAMES, "caption_column", where)
+    image = _resolved_column(list(sample), image, _IMAGE_NAMES, "image_column", where)
+    caption = _resolved_column([*sample, *values], caption, _CAPTION_NAMES, "caption_column", where)
     text: Any = datasets.Value("string")
     if isinstance(values.get(caption), list):
         text = [text]
@@ -346,8 +348,8 @@ def _from_csv(path: Path, image: str | None, caption: str | None) -> tuple[list[
     except (OSError, ValueError) as error:
         raise DataError(f"pairs: '{path}' cannot be read: {error}.") from error
     columns = [str(name) for name in frame.columns]
-    images = _found(columns, image, _IMAGE_NAMES, "image_column", f"'{path}'")
-    captions = _found(columns, caption, _CAPTION_NAMES, "caption_column", f"'{path}'")
+    images = _resolved_column(columns, image, _IMAGE_NAMES, "image_column", f"'{path}'")
+    captions = _resolved_column(columns, caption, _CAPTION_NAMES, "caption_column", f"'{path}'")
     if frame[images].isna().any():
         raise DataError(f"pairs: '{path}' must name a file in every row of {images!r}.")
     return [path.parent / str(file) for file in frame[images]], _cells(frame[captions])
@@ -368,8 +370,8 @@ def _from_dataset(dataset: Any, image: str | None, caption: str | None, source: 
     if image is None and len(pictures) == 1:
         image = pictures[0]
     fields = [f"{name}.{field}" for name in names for field in _fields(dataset, name)]
-    images = _found(names, image, _IMAGE_NAMES, "image_column", where)
-    captions = _found(names + fields, caption, _CAPTION_NAMES, "caption_column", where)
+    images = _resolved_column(names, image, _IMAGE_NAMES, "image_column", where)
+    captions = _resolved_column(names + fields, caption, _CAPTION_NAMES, "caption_column", where)
     return ImageColumn(dataset, images), CaptionColumn(dataset, captions)
 
 
@@ -382,7 +384,7 @@ def _fields(dataset: Any, name: str) -> list[str]:
     return list(first) if isinstance(first, Mapping) else []
 
 
-def _found(columns: Sequence[str], given: str | None, known: Iterable[str], argument: str, where: str) -> str:
+def _resolved_column(columns: Sequence[str], given: str | None, known: Iterable[str], argument: str, where: str) -> str:
     """Return the column that is meant; of several known names the first in the order of ``known``."""
     if given is not None:
         require_columns(pd.DataFrame(columns=list(columns)), {argument: [given]}, where)

@@ -66,7 +66,7 @@ class Processes:
         self.seconds, self.bytes = 0.0, 0
         self._on_gpu = running and "gloo" not in dist.get_backend(group)
         self._capacity = 0
-        self._told: BaseException | None = None  # the failure here that the others know of
+        self._announced: BaseException | None = None  # the failure here that the others know of
 
     @classmethod
     def apart(cls) -> "Processes":
@@ -125,9 +125,9 @@ class Processes:
             error: what went wrong here.
             timeout: seconds to wait for the others; None for the group's.
         """
-        if self.size == 1 or any(e is self._told or isinstance(e, PeerError) for e in _causes(error)):
+        if self.size == 1 or any(e is self._announced or isinstance(e, PeerError) for e in _causes(error)):
             return
-        self._told = error
+        self._announced = error
         # if the others are gone, the own error matters, not that they could not be told
         with suppress(Exception):
             self._exchange([], [1, 0, 0, 0, 0, 0], timeout)

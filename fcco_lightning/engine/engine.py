@@ -346,8 +346,8 @@ class Engine:
         self._surrogates.append(value)
         if not value.requires_grad:  # the batch said nothing
             return [torch.zeros_like(w) for w in weights]
-        found = self.backend.gradients(value, weights)
-        gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
+        computed = self.backend.gradients(value, weights)
+        gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, computed, strict=True)]
         self.processes.average_(gradients)
         self._gradients += gradients
         return gradients

@@ -26,7 +26,7 @@ class Estimates(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
-        values = [share * outer.value(u).mean() for own, share, outer, u in self._parts if own == name]
+        values = [share * outer.value(u).mean() for part, share, outer, u in self._parts if part == name]
         if name == "objective" and self.direct is not None:
             values.append(self.direct)
         if not values:

@@ -100,8 +100,8 @@ class Problem(nn.Module):
     def begin_epoch(self, epoch: int) -> None:
         """Let rho follow its schedule."""
         rho = self.penalty.weight(epoch)
-        own = len(self.all_terms) - len(self.constraints)
-        for constraint, term in zip(self.constraints, self.all_terms[own:], strict=True):
+        compositional = len(self.all_terms) - len(self.constraints)
+        for constraint, term in zip(self.constraints, self.all_terms[compositional:], strict=True):
             term.outer = constraint.outer(self.penalty.outer(rho, constraint.kappa))
 
     def _objective_term(self, num_samples: int, layout: Layout, of_batch: float) -> Term:

@@ -82,8 +82,8 @@ def concatenate(
         if not parts:
             raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
         names = list(parts[0][1])
-        own = [torch.cat([o for o, _ in parts]), *(torch.cat([c[name] for _, c in parts]) for name in names)]
-    outputs, *columns = processes.gather(own).tensors
+        tensors = [torch.cat([o for o, _ in parts]), *(torch.cat([c[name] for _, c in parts]) for name in names)]
+    outputs, *columns = processes.gather(tensors).tensors
     together = dict(zip(names, columns, strict=True))
     if processes.size > 1 and "index" in together and torch.unique(together["index"]).numel() < len(outputs):
         # Lightning's own sampler repeats samples so that all processes have equally many.

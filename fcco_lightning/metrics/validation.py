@@ -19,9 +19,9 @@ def checked_pair(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     same_rows(scores=scores, labels=labels)
     scores, positive = _finite(scores), _binary("labels", labels)
     if positive.all() or not positive.any():
-        found, missing = (1, 0) if positive.all() else (0, 1)
+        present, missing = (1, 0) if positive.all() else (0, 1)
         raise DataError(
-            f"labels must hold both classes, got {len(labels)} samples of class {found} and none of class {missing}. "
+            f"labels must hold both classes, got {len(labels)} samples of class {present} and none of class {missing}. "
             "Compute ranking metrics over a whole split, not over a batch."
         )
     return scores, positive

@@ -48,12 +48,12 @@ class GroupObjective(Objective):
             self._set_num_groups(at_least("num_groups", num_groups, 1))
 
     def adapt(self, datamodule: Any) -> None:
-        found = getattr(datamodule, "num_groups", None)
-        if self.num_groups is None and found is not None:
-            self._set_num_groups(int(found))
-        elif None not in (self.num_groups, found) and self.num_groups != found:
+        known = getattr(datamodule, "num_groups", None)
+        if self.num_groups is None and known is not None:
+            self._set_num_groups(int(known))
+        elif None not in (self.num_groups, known) and self.num_groups != known:
             raise ConfigError(
-                f"num_groups={self.num_groups} of {type(self).__name__}, but the data has {found} groups. Leave "
+                f"num_groups={self.num_groups} of {type(self).__name__}, but the data has {known} groups. Leave "
                 "num_groups out."
             )
 

@@ -80,9 +80,9 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
     Returns:
         The file written, or None if that split has no constraint values.
     """
-    own = _records_with_constraints(history, split)
-    keys = dict.fromkeys(key for record in own for key in record if key.startswith(CONSTRAINT_PREFIX))
-    lines = {key: line for key in keys if (line := line_of(own, key)).values}
+    with_constraints = _records_with_constraints(history, split)
+    keys = dict.fromkeys(key for record in with_constraints for key in record if key.startswith(CONSTRAINT_PREFIX))
+    lines = {key: line for key in keys if (line := line_of(with_constraints, key)).values}
     if not lines:
         return None
     figure = new_figure(8.4, 4.4)
@@ -94,7 +94,9 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
         alone = marker if len(line.values) == 1 else None  # one epoch draws no line
         axes.plot(*line, dashes, color=color, marker=alone, label=constraint.label, linewidth=1.5)
     _mark_feasible(axes, label="_unlisted")  # an odd entry would push the legend's two columns out of step
-    label_epochs(axes, "constraint value $h_i$ (feasible: at most 0)", f"Constraint values ({own[0]['split']})")
+    label_epochs(
+        axes, "constraint value $h_i$ (feasible: at most 0)", f"Constraint values ({with_constraints[0]['split']})"
+    )
     # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, ncols=1 + (len(lines) > 10), fontsize=9)
     return save(figure, path)
@@ -108,8 +110,8 @@ def _records_with_constraints(history: History, split: str | None) -> History:
 
 
 def _parse(key: str) -> _Constraint:
-    found = re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.removeprefix(CONSTRAINT_PREFIX))
-    return _Constraint(key, found[1].lower(), float(found[2])) if found else _Constraint(key, "", None)
+    match = re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.removeprefix(CONSTRAINT_PREFIX))
+    return _Constraint(key, match[1].lower(), float(match[2])) if match else _Constraint(key, "", None)
 
 
 def _sequential_colors(constraints: Sequence[_Constraint]) -> list[Any]:

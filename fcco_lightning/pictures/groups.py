@@ -60,8 +60,8 @@ def plot_group_curves(history: History, path: str | Path) -> Path | None:
 
 
 def _draw_line(axes: "Axes", history: History, key: str, label: str, color: str, scale: float) -> None:
-    found = lines_by_split(history, key)
-    for split, (epochs, values) in found.items():
+    by_split = lines_by_split(history, key)
+    for split, (epochs, values) in by_split.items():
         marker = SPLIT_STYLES.get(split, OTHER_SPLIT)[1]
         axes.plot(
             epochs,

@@ -55,8 +55,8 @@ def merge_duplicates(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     Returns: the distinct indices, shape (c,), and the means, shape (c, k); in increasing order, or as given if none
     repeats.
     """
-    found = repeats(index)
-    return (index, values) if found is None else (found.index, found.mean(values))
+    repeated = repeats(index)
+    return (index, values) if repeated is None else (repeated.index, repeated.mean(values))
 
 
 def _all_different(index: Tensor) -> bool:

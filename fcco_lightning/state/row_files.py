@@ -115,8 +115,8 @@ def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        found = path.read_bytes()
-        content = json.loads(found)
+        content_read = path.read_bytes()
+        content = json.loads(content_read)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"`{path}` is missing: the save was interrupted, or the folder is not one. Resume from another checkpoint."
@@ -131,7 +131,7 @@ def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
             f"`{path}` has format version {version!r}, this installation reads version {FORMAT_VERSION}. "
             "Load it with the version of fcco_lightning that wrote it."
         )
-    if _manifest_bytes(content) != found:
+    if _manifest_bytes(content) != content_read:
         raise _damaged(path, "it does not match its digest")
     if save_id is not None and content["save_id"] != save_id:
         raise _damaged(path, f"it is of save {content['save_id']!r}, the checkpoint of save {save_id!r}")
@@ -340,9 +340,9 @@ def _read_part(path: Path, part: Part, header: bytes, start: int, into: Tensor) 
 
 def _checked_sums(path: Path, file: BufferedReader, part: Part, header: bytes, chunks: int) -> list[int]:
     """Checksums of the chunks of a part file, if it is the file that the manifest means."""
-    size, found = os.fstat(file.fileno()).st_size, file.read(len(header))
-    if found != header[:size]:
-        raise _damaged(path, f"its header is {found[:500]!r}, must be {header.rstrip()!r}")
+    size, content_read = os.fstat(file.fileno()).st_size, file.read(len(header))
+    if content_read != header[:size]:
+        raise _damaged(path, f"its header is {content_read[:500]!r}, must be {header.rstrip()!r}")
     if size != part.size:
         raise _damaged(path, f"it has {size} bytes, must have {part.size}")
     file.seek(size - 8 * chunks)

@@ -53,9 +53,9 @@ class References(NamedTuple):
         columns: dict[str, dict[str, Tensor]] = {}
         for split, loader in datamodule.evaluation_loaders().items():
             outputs, given = evaluate(loader)
-            found = {name: c for part in parts for name, c in part.reference(outputs, given).items()}
+            measured = {name: c for part in parts for name, c in part.reference(outputs, given).items()}
             size = len(datamodule.tables[split])
-            columns[split] = {name: in_order(c, given["index"], size) for name, c in found.items()}
+            columns[split] = {name: in_order(c, given["index"], size) for name, c in measured.items()}
         return cls(of, columns)
 
     def tell(self, datamodule: Any, of: Mapping[str, str]) -> None:
@@ -65,8 +65,8 @@ class References(NamedTuple):
             CheckpointError: if they belong to other data, or were measured otherwise than ``of`` says.
         """
         self.check(of)
-        for split, found in self.columns.items():
-            datamodule.add_columns(split, found)
+        for split, measured in self.columns.items():
+            datamodule.add_columns(split, measured)
 
     def check(self, of: Mapping[str, str]) -> None:
         """Raise unless the columns are of these data, measured this way.
@@ -74,12 +74,12 @@ class References(NamedTuple):
         Raises:
             CheckpointError: naming the split, or the loss, and both identities.
         """
-        for name, own in self.of.items():
-            if of.get(name) == own:
+        for name, identity in self.of.items():
+            if of.get(name) == identity:
                 continue
             what = "with another loss: it" if name == "loss" else f"on other tasks or data: its {name} split"
             raise CheckpointError(
-                f"the checkpoint (or the fit before) remembers the old model's losses {what} is {own}, this run's "
+                f"the checkpoint (or the fit before) remembers the old model's losses {what} is {identity}, this run's "
                 f"{of.get(name, 'absent')}. Use the same data, classes, protected tasks and loss, or start afresh from "
                 "the checkpoint's weights (CLIPModel's `pretrained`) with a new FCCOModule."
             )

@@ -31,15 +31,15 @@ def build_optimizer(
         groups = network.parameter_groups()
     else:
         groups = [ParameterGroup([p for p in network.parameters() if p.requires_grad])]
-    own = [p for p in objective.parameters() if p.requires_grad]
-    if own:
-        groups = [*groups, ParameterGroup(own, decay=False)]
+    of_objective = [p for p in objective.parameters() if p.requires_grad]
+    if of_objective:
+        groups = [*groups, ParameterGroup(of_objective, decay=False)]
     optimizer = make([{"params": g.params} for g in groups])
     if type(optimizer).__name__ == "LBFGS":
         raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["lr"] *= wanted.lr_scale
         group.update({name: 0.0 for name in _DECAYS if name in group and not wanted.decay})
-    if own and objective_lr is not None:
+    if of_objective and objective_lr is not None:
         optimizer.param_groups[-1]["lr"] = objective_lr
     return optimizer

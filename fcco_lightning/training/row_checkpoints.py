@@ -160,18 +160,18 @@ def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, wr
     for name in large:
         for key in (f"{name}.rows", f"{name}._extra_state"):
             checkpoint["state_dict"].pop(key, None)
-    own: dict[str, Any] = checkpoint.get("fcco", {})
-    own["tables"] = {name: _described(s, checksum(s.rows, 0)) for name, s in states.items() if name not in large}
+    header: dict[str, Any] = checkpoint.get("fcco", {})
+    header["tables"] = {name: _described(s, checksum(s.rows, 0)) for name, s in states.items() if name not in large}
     if not large or "fcco" not in checkpoint:  # small rows are in the state_dict; weights alone need none
         with processes.together():
             write()
         return
     folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
-    own["save_id"], done = folder.name, False
+    header["save_id"], done = folder.name, False
     try:
         parts = _write_parts(large, folder, processes)
         for name, s in large.items():
-            own["tables"][name] = _described(s, sum(p.checksum for p in parts if p.table == name) % 2**64)
+            header["tables"][name] = _described(s, sum(p.checksum for p in parts if p.table == name) % 2**64)
         with processes.together():
             if processes.rank == 0:
                 write_manifest(folder, folder.name, {name: s.num_rows for name, s in large.items()}, parts)
@@ -206,13 +206,13 @@ def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes:
         CheckpointError: if rows are missing, damaged, of another save, or of another problem; on all processes.
         PeerError: on the other processes.
     """
-    own, weights = checkpoint["fcco"], checkpoint["state_dict"]
+    header, weights = checkpoint["fcco"], checkpoint["state_dict"]
     with processes.together():
         for name, state in states.items():
-            key, described = f"{name}.rows", own["tables"].get(name)
+            key, described = f"{name}.rows", header["tables"].get(name)
             if described is None:
                 raise CheckpointError(
-                    f"the checkpoint has no dual state `{name}`, only {sorted(own['tables'])}. It was trained with "
+                    f"the checkpoint has no dual state `{name}`, only {sorted(header['tables'])}. It was trained with "
                     "another objective or set of constraints: use the same ones, or start without --ckpt_path."
                 )
             _require_same_shape(name, state, described)
@@ -220,8 +220,8 @@ def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes:
                 _require_checksum(name, checksum(weights[key], 0), described)
                 state.rows.copy_(weights[key][state.first : state.first + len(state.rows)])
             else:
-                folder = Path(own[FOLDER]) / own["save_id"]
-                manifest = read_manifest(folder, own["save_id"])
+                folder = Path(header[FOLDER]) / header["save_id"]
+                manifest = read_manifest(folder, header["save_id"])
                 read_rows(folder, manifest, name, state.first, state.rows, state.num_rows)
             weights[key], weights[f"{name}._extra_state"] = state.rows, state.get_extra_state()
 

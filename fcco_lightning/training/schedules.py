@@ -43,8 +43,8 @@ class StepAtFractions(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Position and base rates; the arguments are the running program's."""
-        own = ("fractions", "factor", "total")
-        return {k: v for k, v in super().state_dict().items() if k not in own}
+        constants = ("fractions", "factor", "total")
+        return {k: v for k, v in super().state_dict().items() if k not in constants}
 
     def refresh(self) -> None:
         """Set the learning rates to what position and arguments say."""

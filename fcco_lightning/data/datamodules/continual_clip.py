@@ -210,7 +210,7 @@ class ContinualCLIPDataModule(SplitDataModule):
             return [str(files[row]) for row in rows.tolist()]
         return [_identity(files[int(row)]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
 
-    def _own_pairs(self, y: Tensor) -> Tensor:
+    def _pairs_of_classes(self, y: Tensor) -> Tensor:
         """Return which training images become pairs, given their classes ``y`` (n,)."""
         targets = torch.tensor([self._class_names.index(name) for name in self.target_names], dtype=torch.int64)
         return torch.isin(y, targets).nonzero().flatten() if self.pairs.of_target else torch.empty(0, dtype=torch.int64)
@@ -268,12 +268,12 @@ class ContinualCLIPDataModule(SplitDataModule):
             drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.splits.seed))
             rows = drawn[: self.pairs.limit].sort().values
             images, captions = images.take(rows), captions.take(rows)
-        own = self._own_pairs(train.columns["y"])
+        chosen = self._pairs_of_classes(train.columns["y"])
         of_class = [
             [t.replace("{}", self.classes.word(name)) for t in self.classes.captions] for name in self._class_names
         ]
-        images = Joined([images, Joined([train.images], own)])
-        captions = Joined([captions, [of_class[y] for y in train.columns["y"][own].tolist()]])
+        images = Joined([images, Joined([train.images], chosen)])
+        captions = Joined([captions, [of_class[y] for y in train.columns["y"][chosen].tolist()]])
         order = self.batches.row_order(len(images))
         if order is not None:
             images, captions = images.take(order), captions.take(order)

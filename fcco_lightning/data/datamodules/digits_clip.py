@@ -119,12 +119,12 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
     def _image_names(self, images: Any, rows: Tensor) -> list[str]:  # noqa: ARG002  (all made from one seed)
         return [str(self.digits)]
 
-    def _own_pairs(self, y: Tensor) -> Tensor:
+    def _pairs_of_classes(self, y: Tensor) -> Tensor:
         shares = (self.rare, 1.0) if self.stage == "pretrain" else (1.0, self.general)
         rows = []
         for label, name in enumerate(self._class_names):
-            own = (y == label).nonzero().flatten()
-            rows.append(own[: round(shares[name not in self.target_names] * len(own))])
+            of_label = (y == label).nonzero().flatten()
+            rows.append(of_label[: round(shares[name not in self.target_names] * len(of_label))])
         return torch.cat(rows).sort().values
 
 
