@@ -1,4 +1,4 @@
-"""What the README shows runs as shown."""
+"""What the README and the guides show runs as shown, and what they name is there."""
 
 import io
 import re
@@ -14,17 +14,20 @@ from PIL import Image
 from fcco_lightning.cli import run
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (ROOT / "README.md", *ROOT.glob("examples/*/*.md"), ROOT / "configs/README.md")
+}
 
 
 def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+    return [block for page in PAGES.values() for block in re.findall(rf"```{language}\n(.*?)```", page, flags=re.S)]
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_python_example(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
+    (code,) = [b for b in blocks("python") if "trainer.fit(module, data)" in b]
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102
     gap = float(capsys.readouterr().out.strip().splitlines()[-1])
     assert gap < 0.2  # "about 0.1; a model without constraints has 0.6"
@@ -102,14 +105,31 @@ def test_clip_example(tmp_path, monkeypatch):
     assert Path("out/continual.png").exists()
 
 
-def test_every_named_file_exists():
-    named = re.findall(r"(?:configs|tests|examples)/[\w/]+\.(?:yaml|py)", README)
-    assert named
-    assert [n for n in named if not (ROOT / n).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_every_named_file_and_linked_page_exists(page):
+    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.S)
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+    named = re.findall(r"(?:configs|tests|examples|fcco_lightning)/[\w/]+\.(?:yaml|py|md)", PAGES[page])
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_guide_is_linked_from_the_readme():
+    for page in PAGES:
+        assert page == "README.md" or f"({page})" in PAGES["README.md"], page
+
+
+def test_every_config_is_listed():
+    configs = {f"({path.relative_to(ROOT / 'configs')})" for path in ROOT.glob("configs/*/*.yaml")}
+    assert {link for link in configs if link not in PAGES["configs/README.md"]} == set()
 
 
 def test_every_algorithm_is_in_the_table():
     from fcco_lightning import algorithms
 
     for name in set(algorithms.__all__) - {"Algorithm", "Estimation"}:  # from which the others derive
-        assert f"`{name}`" in README, name
+        assert f"`{name}`" in PAGES["examples/guides/algorithms.md"], name
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 160
