@@ -16,8 +16,8 @@ from fcco_lightning.data.splits import Splits, require_all_cells, stratified_spl
 class TabularDataModule(TableDataModule):
     """A table with a label, and perhaps two groups and further columns, split, encoded and loaded.
 
-    Batches are dicts with ``x`` (B, d) float32, ``y`` (B,) int64 (float32 if the label is a number), ``group`` (B,)
-    int64 in {0, 1} if there is a sensitive column, further columns by their names, and ``index`` (B,) int64: the
+    Batches are dicts with ``x`` (B, d) float32, ``y`` (B,) int64 (float32 if the label is a number, (B, T) int64 if
+    there are T label columns, which also name the network's outputs), ``group`` (B,) int64 in {0, 1} if there is a sensitive column, further columns by their names, and ``index`` (B,) int64: the
     position of the sample within its own split.  Everything learnt for encoding comes from the training split.
 
     Args:
@@ -67,6 +67,16 @@ class TabularDataModule(TableDataModule):
     def group_names(self) -> list[str]:
         """What the groups 0 and 1 are called in the table; empty without a sensitive column."""
         return self.labels.group_names
+
+    @property
+    def label_names(self) -> list[str]:
+        """The columns of several labels; empty if there is one."""
+        return self.columns.several
+
+    @property
+    def num_labels(self) -> int | None:
+        """Number T of labels of a sample, None if there is one."""
+        return len(self.label_names) or None
 
     def _group_names(self) -> list[str]:
         return self.group_names
