@@ -1,5 +1,8 @@
 """Objectives that rank positives above negatives: identities, bad input, and training with every algorithm."""
 
+import math
+from itertools import combinations, product
+
 import pytest
 import torch
 from torch import nn
@@ -23,12 +26,15 @@ from fcco_lightning import (
     Engine,
     HeavyBall,
     KLPartialAUC,
+    LabelBatches,
     MeanAveragePrecision,
     PNormPush,
     UniformBatches,
 )
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
+from tests.contracts.registry_objectives_ranking import average_precision
+from tests.contracts.sampled import Bench, Case
 
 N, POSITIVES = 60, 12
 Y = (torch.arange(N) % (N // POSITIVES) == 0).long()
@@ -147,6 +153,58 @@ def test_exponential_pairs_stay_finite():
     (slope,) = torch.autograd.grad(values.sum(), d)
     assert slope.isfinite().all()
     assert (slope < 0).all()
+
+
+# --------------------------------------------------------------------------------------------------- batches of labels
+
+TASK = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2])  # of pairs of a sample and a label
+VALUE = torch.tensor([1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1])
+POSITIVES_OF, NEGATIVES_OF = ([(0, 1, 2), (4, 6), (9, 10)], [(3,), (5, 7), (8,)])
+
+
+def drawn_batches(labels):
+    """All batches of two positives and one negative of each of some labels."""
+    for chosen in combinations(range(3), labels):
+        parts = [product(combinations(POSITIVES_OF[t], 2), NEGATIVES_OF[t]) for t in chosen]
+        one = [[(*pair, negative) for pair, negative in part] for part in parts]
+        batches = [sum(rows, ()) for rows in product(*one)]
+        for batch in batches:
+            yield 1 / len(batches) / math.comb(3, labels), list(batch)
+
+
+def label_formula(s, columns):
+    every = []
+    for t in range(3):
+        rows = [i for i in range(len(s)) if columns["task"][i] == t]
+        every.append(average_precision([s[i][t] for i in rows], [columns["y"][i] for i in rows]))
+    return sum(every) / 3
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3])
+def test_mean_average_precision_is_right_on_average_over_batches_of_labels(labels):
+    """With exact rows; labels have different numbers of pairs, as where some are not known."""
+    outputs = torch.randn(len(TASK), 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    bench = Bench(Case(MeanAveragePrecision, outputs, {"task": TASK, "y": VALUE}, label_formula))
+    plan = LabelBatches(TASK, VALUE, labels, 2, 1)
+    weights = torch.ones(len(TASK)) if plan.weights() is None else plan.weights()
+
+    def gradient(rows):
+        batch = bench.batch(rows)
+        batch["target"]["weight"] = weights[rows].double()
+        return bench.gradient(batch)
+
+    found = sum(chance * gradient(rows) for chance, rows in drawn_batches(labels))
+    torch.testing.assert_close(found, bench.brute()[1], rtol=1e-6, atol=1e-7)  # weights are float32
+
+
+def test_a_lonely_positive_of_a_label_is_refused():
+    objective = MeanAveragePrecision()
+    columns = {"y": VALUE, "task": TASK, "index": torch.arange(len(TASK))}
+    SOX(0.5).pose(
+        objective, num_samples=len(TASK), sampling={"target": Drawn(columns, LabelBatches(TASK, VALUE, 1, 1, 1))}
+    )
+    with pytest.raises(DataError, match="a batch holds one positive of label 0, which has 3"):
+        objective.inner(torch.zeros(2, 3), {name: column[[0, 3]] for name, column in columns.items()})
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input

@@ -137,7 +137,7 @@ class TableDataModule(SplitDataModule):
         columns = {name: column for name, column in self._table("train").columns.items() if name != "x"}
         names = self._group_names()
         return {
-            **fingerprint(columns, [*self.feature_names, *self.class_names, *names]),
+            **fingerprint(columns, [*self.feature_names, *self.class_names, *self.columns.several, *names]),
             "features": self.num_features,
             "classes": len(self.class_names),
             "groups": len(names),
