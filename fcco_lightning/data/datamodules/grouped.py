@@ -210,7 +210,7 @@ class GroupedTabularDataModule(TableDataModule):
 
 
 def refuse_other_roles(columns: Columns) -> None:
-    """Raise :class:`ConfigError` if ``columns`` names a sensitive column, where groups.by defines them, or several labels."""
+    """Raise :class:`ConfigError` if ``columns`` names several labels, or two groups beside those of groups.by."""
     if columns.several:
         raise ConfigError(
             f"columns.label={columns.several!r} names several labels, but batches of groups are made for one. Use "
