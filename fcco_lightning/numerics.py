@@ -47,6 +47,11 @@ def increasing_root(h: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) ->
     return (low + high) / 2
 
 
+def exp_with_tangent(x: Tensor, start: float) -> Tensor:
+    """``exp(x)`` up to ``start`` and its tangent there beyond: convex, increasing, and finite where exp overflows."""
+    return x.clamp(max=start).exp() * (1 + (x - start).clamp(min=0))
+
+
 @torch.no_grad()
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no value of the tensors, of which there is one, is NaN or infinite; reads each once, and waits once.

@@ -10,6 +10,7 @@ from fcco_lightning.data.plans import (
     BatchPlan,
     Drawn,
     GroupBatches,
+    LabelBatches,
     OwnerBatches,
     RowsOf,
     UniformBatches,
@@ -18,6 +19,7 @@ from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import (
     BalancedSampling,
     GroupSampling,
+    LabelSampling,
     OwnerSampling,
     Sampling,
     TwoDraws,
@@ -25,7 +27,7 @@ from fcco_lightning.data.sampling import (
 )
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.synthetic import GaussianGroups
-from fcco_lightning.data.table import TensorTable
+from fcco_lightning.data.table import LabelTable, TensorTable
 
 __all__ = [
     "BalancedBatches",
@@ -40,6 +42,9 @@ __all__ = [
     "GroupSampling",
     "Groups",
     "ImageTransform",
+    "LabelBatches",
+    "LabelSampling",
+    "LabelTable",
     "OwnerBatches",
     "OwnerSampling",
     "PairTable",

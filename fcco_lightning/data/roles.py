@@ -23,9 +23,9 @@ class Columns:
     """What the columns of a table mean.
 
     Args:
-        label: column of the labels.
+        label: column of the labels; a list of T columns gives every sample T labels of two classes, y (n, T).
         positive: value of a ``label`` with two classes that becomes y = 1; None numbers the classes 0..C-1 in sorted
-            order.
+            order.  Several label columns need it.
         target: "class" if the label is one of several classes (y int64); "number" if it is a number to be predicted
             (y float32).
         sensitive: column that defines two groups; None for none.
@@ -37,11 +37,11 @@ class Columns:
             other numbers float32.
 
     Raises:
-        ConfigError: if ``positive`` is given for numbers, ``sensitive`` and ``favoured`` are not given together, or a
-            further column takes a name that batches use.
+        ConfigError: if ``positive`` is given for numbers or missing for several labels, ``sensitive`` and ``favoured``
+            are not given together, or a further column takes a name that batches use.
     """
 
-    label: str
+    label: str | list[str]
     positive: Value | None = None
     target: Literal["class", "number"] = "class"
     sensitive: str | None = None
@@ -58,6 +58,14 @@ class Columns:
                 f"columns.positive={self.positive!r} is a class, but target='number' makes the label a number. Leave "
                 "one of them out."
             )
+        if isinstance(self.label, list):
+            if not self.label or self.positive is None or self.target != "class":
+                raise ConfigError(
+                    f"columns.label={self.label!r} must name at least one column, and columns.positive the value that "
+                    f"becomes 1 in all of them, got positive={self.positive!r} and target={self.target!r}."
+                )
+            if len(set(self.label)) < len(self.label):
+                raise ConfigError(f"columns.label={self.label!r} names a column twice. Leave one out.")
         if (self.sensitive is None) != (self.favoured is None):
             raise ConfigError(
                 f"columns.sensitive={self.sensitive!r} and columns.favoured={self.favoured!r} go together: the column "
@@ -76,16 +84,26 @@ class Columns:
         return dict(self.extra) if isinstance(self.extra, Mapping) else {name: name for name in self.extra}
 
     @property
+    def several(self) -> list[str]:
+        """The columns of several labels; empty if there is one label."""
+        return list(self.label) if isinstance(self.label, list) else []
+
+    @property
+    def label_columns(self) -> list[str]:
+        """All columns of labels."""
+        return [self.label] if isinstance(self.label, str) else list(self.label)
+
+    @property
     def wanted(self) -> dict[str, list[str]]:
         """Argument -> columns that a table must have."""
-        wanted = {"label": [self.label], "drop": list(self.drop), "extra": list(self.extras.values())}
+        wanted = {"label": self.label_columns, "drop": list(self.drop), "extra": list(self.extras.values())}
         return wanted | ({} if self.sensitive is None else {"sensitive": [self.sensitive]})
 
     @property
     def unused(self) -> set[str]:
         """Columns that are not features."""
         hidden = {self.sensitive} if self.sensitive is not None and not self.use_sensitive else set()
-        return {self.label, *self.drop, *self.extras.values(), *hidden}
+        return {*self.label_columns, *self.drop, *self.extras.values(), *hidden}
 
 
 @dataclass(frozen=True)
@@ -111,7 +129,7 @@ class Labels:
         columns: what the columns mean.
 
     Attributes:
-        class_names: what the labels 0..C-1 are called in the table; empty for numbers.
+        class_names: what the labels 0..C-1 are called in the table; empty for numbers and for several labels.
         group_names: what the two groups of ``sensitive`` are called in the table; empty without them.
     """
 
@@ -128,7 +146,10 @@ class Labels:
         """
         self.require(frame, where)
         columns = self.columns
-        if columns.target == "class":
+        if isinstance(columns.label, list):
+            for name in columns.label:
+                class_names(frame[name], columns.positive, where)
+        elif columns.target == "class":
             self.class_names = class_names(frame[columns.label], columns.positive, where)
         if columns.sensitive is not None and columns.favoured is not None:
             cells = frame[columns.sensitive]
@@ -137,19 +158,26 @@ class Labels:
     def require(self, frame: pd.DataFrame, where: str) -> None:
         """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels and groups filled."""
         require_columns(frame, self.columns.wanted, where)
-        require_filled(frame[self.columns.label], "label", where)
+        for name in self.columns.label_columns:
+            require_filled(frame[name], "label", where)
         if self.columns.sensitive is not None:
             require_filled(frame[self.columns.sensitive], "sensitive", where)
 
     def read(self, frame: pd.DataFrame, where: str) -> dict[str, Tensor]:
-        """Return ``y``, ``group`` (if there are sensitive groups) and the further columns of ``frame``, each (n,).
+        """Return ``y``, ``group`` (if there are sensitive groups) and the further columns of ``frame``.
+
+        Each has shape (n,), except for y (n, T) of several labels.
 
         Raises:
             DataError: if a column is absent or has missing cells, or a class is not one of the training table's.
         """
         self.require(frame, where)
         columns = self.columns
-        found = {"y": self._labels(frame[columns.label], where)}
+        if isinstance(columns.label, list):
+            every = [indicator(frame[name], columns.positive, "positive", where) for name in columns.label]
+            found = {"y": torch.stack(every, dim=1)}
+        else:
+            found = {"y": self._labels(frame[columns.label], where)}
         if columns.sensitive is not None and columns.favoured is not None:
             found["group"] = indicator(frame[columns.sensitive], columns.favoured, "favoured", where)
         return found | {name: _numbers(frame[column], "extra", where) for name, column in columns.extras.items()}

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
-from fcco_lightning.data.plans import BalancedBatches, BatchPlan, GroupBatches, OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import (
+    BalancedBatches,
+    BatchPlan,
+    GroupBatches,
+    LabelBatches,
+    OwnerBatches,
+    UniformBatches,
+)
+from fcco_lightning.data.table import LabelTable, TensorTable
 from fcco_lightning.errors import ConfigError
 
 
@@ -34,6 +42,10 @@ class Sampling(ABC):
     def draws(self) -> int:
         """Number of independent draws in a batch."""
         return 1
+
+    def table(self, table: TensorTable) -> TensorTable | LabelTable:
+        """Return the table whose rows are drawn: that of the training split, unless another view of it is needed."""
+        return table
 
     def row_order(self, size: int) -> Tensor | None:  # noqa: ARG002
         """Return the order in which the ``size`` rows of the training table are to lie, (size,); None for any."""
@@ -147,6 +159,53 @@ class GroupSampling(Sampling):
 
 
 @dataclass(frozen=True)
+class LabelSampling(Sampling):
+    """Every batch holds positives and negatives of a few of several labels: :class:`LabelBatches`, by ``y`` (n, T).
+
+    Training batches then have one label of every sample: ``task`` (B,) names it, ``y`` (B,) is its value.
+
+    Args:
+        labels_per_batch: number of labels in a training batch, the same labels on all processes; None for all.
+        positives_per_label: number of positives of each of them in a training batch of one process.
+        negatives_per_label: number of negatives of each of them in a training batch of one process.
+        num_batches: number of batches of an epoch; None for as many as hold, on average, every positive once.
+        missing: value of ``y`` for labels that are not known, such as -1; None if all are.
+
+    Raises:
+        ConfigError: if a number is out of range.
+    """
+
+    labels_per_batch: int | None = 4
+    positives_per_label: int = 4
+    negatives_per_label: int = 12
+    num_batches: int | None = None
+    missing: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least_or_none("labels_per_batch", self.labels_per_batch)
+        at_least("positives_per_label", self.positives_per_label, 1)
+        at_least("negatives_per_label", self.negatives_per_label, 1)
+        _at_least_or_none("num_batches", self.num_batches)
+
+    def table(self, table: TensorTable) -> LabelTable:
+        """Return one row for every sample and label."""
+        return LabelTable(table, self.missing)
+
+    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> LabelBatches:
+        """Return union batches of ``labels_per_batch`` labels with as many rows of each process."""
+        task = _required(columns, "task", "labels")
+        return LabelBatches(
+            task,
+            _required(columns, "y", "labels"),
+            int(task.max()) + 1 if self.labels_per_batch is None else self.labels_per_batch,
+            self.positives_per_label * world_size,
+            self.negatives_per_label * world_size,
+            seed,
+            num_batches=self.num_batches,
+        )
+
+
+@dataclass(frozen=True)
 class OwnerSampling(Sampling):
     """Every process is handed only samples whose rows of a sharded dual state it holds: :class:`OwnerBatches`.
 
@@ -209,6 +268,10 @@ class TwoDraws(Sampling):
     def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
         """Return the first draw; the other one is its :meth:`~BatchPlan.second_draw`."""
         return self.batches.plan(columns, seed, world_size)
+
+    def table(self, table: TensorTable) -> TensorTable | LabelTable:
+        """Return what the single draws are drawn from."""
+        return self.batches.table(table)
 
     def row_order(self, size: int) -> Tensor | None:
         """Return what the single draws ask for."""

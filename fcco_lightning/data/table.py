@@ -86,6 +86,59 @@ class AnnotatedTable(Dataset[dict[str, Tensor]]):
             self.table.set_epoch(epoch)
 
 
+class LabelTable(Dataset[dict[str, Tensor]]):
+    """A table with several labels as one row for every sample and label, for batches of single labels.
+
+    Row r is a sample with one of its labels: ``task`` is the label's number, ``y`` its value, and ``index`` is r.  All
+    other columns are those of the sample.
+
+    Args:
+        table: with a column ``y`` (n, T).
+        missing: value of ``y`` for labels that are not known, which have no row; None if all are.
+
+    Raises:
+        DataError: if ``y`` is missing or not (n, T).
+
+    Example:
+        >>> table = LabelTable(TensorTable({"y": torch.tensor([[1, 0], [0, 1]])}))
+        >>> table.__getitems__([3, 1])
+        {'y': tensor([1, 0]), 'index': tensor([3, 1]), 'task': tensor([1, 1])}
+    """
+
+    def __init__(self, table: TensorTable, missing: float | None = None) -> None:
+        y = table.columns.get("y")
+        if y is None or y.dim() != 2:
+            got = "no column y" if y is None else f"y of shape {tuple(y.shape)}"
+            raise DataError(
+                f"Batches of labels need y of shape (n, T), but the training table has {got}. Name several label "
+                "columns (columns.label: [a, b, c])."
+            )
+        self.table = table
+        known = torch.ones_like(y, dtype=torch.bool) if missing is None else y != missing
+        self._sample, self._task = known.nonzero(as_tuple=True)
+
+    def __len__(self) -> int:
+        return len(self._task)
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """All columns but the network's input, each with first dimension N."""
+        own = {"y": self.table.columns["y"][self._sample, self._task], "task": self._task}
+        others = {n: c[self._sample] for n, c in self.table.columns.items() if n not in ("x", "y", "text", "index")}
+        return {**others, **own, "index": torch.arange(len(self))}
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        """Return row ``i``: every column without its first dimension."""
+        return {name: column[0] for name, column in self.__getitems__([i]).items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Return the batch of the B rows ``indices``."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        batch, task = self.table.__getitems__(self._sample[rows].tolist()), self._task[rows]
+        y = batch["y"].gather(1, task.unsqueeze(1)).squeeze(1)
+        return {**batch, "y": y, "index": rows, "task": task}
+
+
 def collate(batch: Any) -> Any:
     """Pass a batch that is already a mapping through; collate a list of samples as torch does."""
     return batch if isinstance(batch, Mapping) else default_collate(batch)

@@ -16,6 +16,7 @@ from fcco_lightning.engine.row_weights import (
     SampleWeights,
     SubsetWeights,
     can_know,
+    company,
     presence,
     warn_of_rare_rows,
 )
@@ -109,10 +110,10 @@ class Problem(nn.Module):
         assert outer is not None  # noqa: S101 - the caller has seen to it
         drawn = self._drawn(objective.part)
         domain = objective.row_domain(num_samples, None if drawn is None else drawn.columns)
-        row_map = None if domain.owners is None else RowMap(domain.owners)
+        row_map = None if domain.owners is None else RowMap(domain.owners.flatten())
         weights: RowWeights
         if domain.per_sample:
-            weights = SampleWeights(1.0 if row_map is None else row_map.num_samples / row_map.num_rows)
+            weights = self._sample_weights(objective, domain, row_map, of_batch)
         else:
             weights = self._subset_weights(objective, domain, of_batch)
         return Term(
@@ -131,6 +132,18 @@ class Problem(nn.Module):
             processes=self.processes,
             layout=layout if domain.per_sample else "auto",
         )
+
+    def _sample_weights(
+        self, objective: Objective, domain: RowDomain, row_map: RowMap | None, of_batch: float
+    ) -> SampleWeights:
+        owners, partners = domain.owners, domain.partners
+        if owners is None or row_map is None:
+            return SampleWeights()
+        drawn = self._drawn(objective.part)
+        together: torch.Tensor | float = 1.0
+        if drawn is not None and partners is not None:
+            together = company(owners, partners, drawn, type(objective).__name__, of_batch)
+        return SampleWeights(len(owners) / row_map.num_rows, owners[0].numel(), together)
 
     def _constraint_term(self, constraint: Constraint, share: float, of_batch: float) -> Term:
         return Term(

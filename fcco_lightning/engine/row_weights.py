@@ -48,7 +48,8 @@ class Arrival(NamedTuple):
 
     Attributes:
         index: rows, shape (b,), all different.
-        samples: for terms with a row per sample: the samples that own these rows, shape (b,).
+        samples: for terms with a row per sample: the samples that own these rows, shape (b,); where a sample may own
+            one for each of T labels, ``T sample + label``.
         columns: of the part of the batch.
     """
 
@@ -80,17 +81,35 @@ class SampleWeights(RowWeights):
     only, whose number differs from batch to batch: what a batch says of a row may depend on that number (in average
     precision it does), and a mean over them would then be biased.
 
+    Where a batch speaks of a row only if it also holds another kind of sample, the weight is divided by the probability
+    of that, given that it holds the owner.
+
     Args:
-        samples_per_row: n_samples / n_rows, >= 1.
+        samples_per_row: n_samples / n_rows, > 0.
+        rows_per_sample: T, where a sample may own a row for each of T labels.
+        company: probability that a batch which holds the owner of row i speaks of it, shape (n_rows,) in (0, 1], or one
+            number for all rows.
     """
 
-    def __init__(self, samples_per_row: float = 1.0) -> None:
+    company: Tensor | None
+
+    def __init__(self, samples_per_row: float = 1.0, rows_per_sample: int = 1, company: Tensor | float = 1.0) -> None:
         super().__init__()
-        self.samples_per_row = samples_per_row
+        self.samples_per_row, self.rows_per_sample = samples_per_row, rows_per_sample
+        self._company = company if isinstance(company, float) else 1.0
+        self.register_buffer("company", company if isinstance(company, Tensor) else None, persistent=False)
 
     def forward(self, arrival: Arrival) -> Tensor | float:
+        weight = self._alone(arrival)
+        if self.company is not None:
+            return weight / self.company.index_select(0, arrival.index)
+        return weight / self._company
+
+    def _alone(self, arrival: Arrival) -> Tensor | float:
+        """The weights where a batch speaks of every row whose owner it holds."""
         columns = arrival.columns
-        if "index" not in columns or (self.samples_per_row == 1 and "weight" not in columns):
+        every = self.samples_per_row == 1 and self.rows_per_sample == 1
+        if "index" not in columns or (every and "weight" not in columns):
             return 1 / len(arrival.index)
         index, order = columns["index"].sort()
         first = torch.ones_like(index, dtype=torch.bool)
@@ -98,7 +117,8 @@ class SampleWeights(RowWeights):
         if "weight" not in columns:
             return self.samples_per_row / int(first.sum())
         sorted_weight = columns["weight"][order]
-        at = torch.searchsorted(index, arrival.samples).clamp(max=len(index) - 1)
+        samples = arrival.samples // self.rows_per_sample
+        at = torch.searchsorted(index, samples).clamp(max=len(index) - 1)
         return self.samples_per_row * sorted_weight[at] / sorted_weight[first].sum()
 
 
@@ -193,6 +213,41 @@ def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str
         cache[id(subsets)] = min(1.0, max(0.0, 1 - absent))
         probability.append(cache[id(subsets)])
     return torch.tensor(probability, dtype=torch.float64)
+
+
+def company(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
+    """Probability that a batch which holds an owner holds a partner too: one number, or (n_rows,) where it differs.
+
+    Args:
+        owners: the samples that own rows, shape (n_samples,), bool.
+        partners: those of which a batch must hold one, likewise; none of them is an owner.
+        drawn: the training samples and how batches are drawn.
+        name: of the term, for messages.
+        share: part of a batch that the gradient is taken on.
+
+    Raises:
+        DataError: if no batch holds both.
+    """
+    strata = drawn.plan.strata
+    strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
+    size = int(strata.max()) + 1
+    others, of_owners = torch.bincount(strata[partners], minlength=size), strata[owners]
+    without = drawn.plan.absence(others, share)
+    given = torch.ones(size, dtype=torch.float64)
+    for stratum in torch.unique(of_owners).tolist():
+        one = torch.zeros(size, dtype=torch.int64)
+        one[stratum] = 1
+        lonely, neither = drawn.plan.absence(one, share), drawn.plan.absence(others + one, share)
+        given[stratum] = max(0.0, (1 - lonely - without + neither) / (1 - lonely)) if lonely < 1 else 0.0
+    least = float(given[of_owners].min())
+    if least < 1e-6:  # 0 up to rounding
+        raise DataError(
+            f"{name} compares samples of two kinds, but some never come in a batch with one of the other kind. Draw "
+            "batches of both classes, with BalancedSampling, or larger batches."
+        )
+    warn_of_rare_rows(torch.tensor([least]), [f"{name}, which needs samples of both classes"])
+    found = given[of_owners]
+    return float(found[0]) if bool((found == found[0]).all()) else found
 
 
 def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:

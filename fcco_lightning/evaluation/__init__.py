@@ -5,6 +5,7 @@ from fcco_lightning.evaluation.binary import BinaryEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.default import default_evaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.ranking import RankingEvaluation
 from fcco_lightning.evaluation.split import concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.tasks import TaskEvaluation
 
@@ -13,6 +14,7 @@ __all__ = [
     "ContinualEvaluation",
     "Evaluation",
     "GroupEvaluation",
+    "RankingEvaluation",
     "TaskEvaluation",
     "concatenate",
     "constraint_values",

@@ -18,10 +18,12 @@ class Evaluation(ABC):
     Attributes:
         bar: The figures that the progress bar shows.
         group_names: The names of the groups 0, 1, ...; :class:`FCCOModule` takes them from the datamodule.
+        label_names: The names of several labels of a sample, likewise.
     """
 
     bar: tuple[str, ...] = ()
     group_names: Sequence[str] = ()
+    label_names: Sequence[str] = ()
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
@@ -83,6 +85,10 @@ class Evaluation(ABC):
     def group_name(self, group: int) -> str:
         """Return the name of a group, or its number where no name is known."""
         return str(self.group_names[group]) if group < len(self.group_names) else str(group)
+
+    def label_name(self, label: int) -> str:
+        """Return the name of one of several labels, or its number where no name is known."""
+        return str(self.label_names[label]) if label < len(self.label_names) else str(label)
 
 
 def written(*paths: Path | None) -> list[Path]:

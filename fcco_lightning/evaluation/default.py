@@ -8,8 +8,20 @@ from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.binary import BinaryEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.ranking import RankingEvaluation
 from fcco_lightning.evaluation.tasks import TaskEvaluation
-from fcco_lightning.objectives import GlobalContrastive, GroupObjective, InfoNCE, MultiTaskGroupDRO, Objective
+from fcco_lightning.objectives import (
+    AUCMargin,
+    CVaRPartialAUC,
+    GlobalContrastive,
+    GroupObjective,
+    InfoNCE,
+    MeanAveragePrecision,
+    MultiTaskGroupDRO,
+    Objective,
+    RankingObjective,
+    RecallAtK,
+)
 
 
 @singledispatch
@@ -53,6 +65,30 @@ def _(objective: GroupObjective) -> Evaluation:  # noqa: ARG001
 @default_evaluation.register
 def _(objective: MultiTaskGroupDRO) -> Evaluation:  # noqa: ARG001
     return TaskEvaluation()
+
+
+@default_evaluation.register(RankingObjective)
+@default_evaluation.register(AUCMargin)
+def _(objective: Objective) -> Evaluation:  # noqa: ARG001
+    return RankingEvaluation()
+
+
+@default_evaluation.register
+def _(objective: RecallAtK) -> Evaluation:
+    return RankingEvaluation(top=[objective.k])
+
+
+@default_evaluation.register
+def _(objective: CVaRPartialAUC) -> Evaluation:
+    """The same region; where the objective leaves a side open, the usual one."""
+    usual = RankingEvaluation()
+    max_fpr = objective.max_fpr if objective.max_fpr < 1 else usual.max_fpr
+    return RankingEvaluation(max_fpr, objective.min_tpr or usual.min_tpr)
+
+
+@default_evaluation.register
+def _(objective: MeanAveragePrecision) -> Evaluation:
+    return RankingEvaluation(missing=objective.missing)
 
 
 @default_evaluation.register(GlobalContrastive)

@@ -10,14 +10,24 @@ from fcco_lightning.metrics.group_accuracy import (
     worst_fraction,
     worst_group,
 )
+from fcco_lightning.metrics.ranking import (
+    average_precision,
+    partial_auc,
+    precision_recall_at,
+    precision_recall_curve,
+)
 
 __all__ = [
     "auc",
+    "average_precision",
     "cvar",
     "cvar_weights",
     "group_means",
     "group_rates",
     "num_worst",
+    "partial_auc",
+    "precision_recall_at",
+    "precision_recall_curve",
     "roc_curve",
     "roc_gap",
     "split_roc",

@@ -1,6 +1,8 @@
 """Objectives: what is measured of the network's outputs."""
 
 from fcco_lightning.objectives.auc import AUC
+from fcco_lightning.objectives.auc_margin import AUCMargin
+from fcco_lightning.objectives.average_precision import AveragePrecision, MeanAveragePrecision
 from fcco_lightning.objectives.base import (
     Objective,
     RowDomain,
@@ -20,7 +22,16 @@ from fcco_lightning.objectives.group_dro import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
-from fcco_lightning.objectives.pairwise import LogisticPair, PairLoss, SigmoidPair, SquaredHingePair, SquaredPair
+from fcco_lightning.objectives.p_norm_push import PNormPush
+from fcco_lightning.objectives.pairwise import (
+    ExponentialPair,
+    LogisticPair,
+    PairLoss,
+    SigmoidPair,
+    SquaredHingePair,
+    SquaredPair,
+)
+from fcco_lightning.objectives.partial_auc import CVaRPartialAUC, KLPartialAUC
 from fcco_lightning.objectives.quantities import (
     CrossEntropyLoss,
     LogisticLoss,
@@ -29,25 +40,36 @@ from fcco_lightning.objectives.quantities import (
     SoftRate,
     SquaredLoss,
 )
+from fcco_lightning.objectives.ranking import RankingObjective
+from fcco_lightning.objectives.recall_at_k import RecallAtK
 
 __all__ = [
     "AUC",
+    "AUCMargin",
+    "AveragePrecision",
     "CVaRGroupDRO",
+    "CVaRPartialAUC",
     "ChiSquareGroupDRO",
     "CrossEntropy",
     "CrossEntropyLoss",
+    "ExponentialPair",
     "GlobalContrastive",
     "GroupMaxForm",
     "GroupObjective",
     "InfoNCE",
     "KLGroupDRO",
+    "KLPartialAUC",
     "LogisticLoss",
     "LogisticPair",
+    "MeanAveragePrecision",
     "MultiLabelLoss",
     "MultiTaskGroupDRO",
     "Objective",
+    "PNormPush",
     "PairLoss",
     "Quantity",
+    "RankingObjective",
+    "RecallAtK",
     "RowDomain",
     "SampleParameters",
     "SigmoidPair",

@@ -41,14 +41,18 @@ class RowDomain(NamedTuple):
         per_sample: whether single samples own the rows (and not groups, tasks or constraints).
         owners: with ``per_sample``: which training samples own a row, shape (num_samples,), bool; None for all.  The
             rows are numbered 0, 1, ... in the order of their owners, but :meth:`Objective.inner` names them by the
-            samples' ``index``.
+            samples' ``index``.  Where a sample owns a row for each of some of T labels, shape (num_samples, T), and a
+            row is named by ``T index + label``.
         range: the interval in which the inner values are known to lie, whatever the weights.
+        partners: with ``owners``: samples of which a batch must hold one to speak of any row, shape (num_samples,),
+            bool, none of them an owner; None if a batch speaks of the row of every owner that it holds.
     """
 
     num_rows: int
     per_sample: bool = False
     owners: Tensor | None = None
     range: Range = Range()
+    partners: Tensor | None = None
 
 
 class Objective(nn.Module, ABC):

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fcco_lightning.checks import positive
+from fcco_lightning.numerics import exp_with_tangent
 
 
 class PairLoss(ABC):
@@ -69,3 +70,20 @@ class LogisticPair(PairLoss):
 
     def __call__(self, d: Tensor) -> Tensor:
         return softplus(-d)
+
+
+@dataclass(frozen=True)
+class ExponentialPair(PairLoss):
+    r"""``l(d) = exp(-d / scale)``, continued by its tangent where the exponent exceeds 50, so that it stays finite.
+
+    Args:
+        scale: unit of the difference, > 0.
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("scale", self.scale)
+
+    def __call__(self, d: Tensor) -> Tensor:
+        return exp_with_tangent(d / -self.scale, 50.0)

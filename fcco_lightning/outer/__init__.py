@@ -2,8 +2,17 @@
 
 from fcco_lightning.outer.base import OuterFunction
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum
-from fcco_lightning.outer.elementary import AbsoluteDifference, Hinge, Square, SquaredHinge, cvar
-from fcco_lightning.outer.log_exp import Log, LogSumExp, LogWithTemperature, NegativeLog, Power, Ratio, Softplus
+from fcco_lightning.outer.elementary import AbsoluteDifference, Difference, Hinge, Square, SquaredHinge, cvar
+from fcco_lightning.outer.log_exp import (
+    KullbackLeiblerOfLog,
+    Log,
+    LogSumExp,
+    LogWithTemperature,
+    NegativeLog,
+    Power,
+    Ratio,
+    Softplus,
+)
 from fcco_lightning.outer.shifted import Shifted
 from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
 from fcco_lightning.outer.worst_case import WorstCase
@@ -11,8 +20,10 @@ from fcco_lightning.outer.worst_case import WorstCase
 __all__ = [
     "AbsoluteDifference",
     "ChiSquare",
+    "Difference",
     "Hinge",
     "KullbackLeibler",
+    "KullbackLeiblerOfLog",
     "Log",
     "LogSumExp",
     "LogWithTemperature",

@@ -186,19 +186,19 @@ class AbsoluteDifference(OuterFunction):
 
     def subgradient(self, u: Tensor) -> Tensor:
         d = self._difference(u)
-        return self._spread(d.sign() * self.phi.subgradient(d.abs()))
+        return _opposite(d.sign() * self.phi.subgradient(d.abs()))
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         d = self._difference(u)
         e = d.sign() * self.phi.prox(d.abs(), 2 * lam)
-        return u + self._spread((e - d) / 2)
+        return u + _opposite((e - d) / 2)
 
     def envelope(self, u: Tensor, lam: float) -> Tensor:
         return self.phi.envelope(self._difference(u).abs(), 2 * positive("lam", lam))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
         d = self._difference(u)
-        return self._spread(d.sign() * self.phi.envelope_gradient(d.abs(), 2 * positive("lam", lam)))
+        return _opposite(d.sign() * self.phi.envelope_gradient(d.abs(), 2 * positive("lam", lam)))
 
     def conjugate(self, y: Tensor) -> Tensor:
         on_line = (y[..., :1] == -y[..., 1:]).all(-1)
@@ -208,6 +208,62 @@ class AbsoluteDifference(OuterFunction):
     def _difference(u: Tensor) -> Tensor:
         return u[..., :1] - u[..., 1:]
 
-    @staticmethod
-    def _spread(a: Tensor) -> Tensor:
-        return torch.cat([a, -a], dim=-1)
+
+@dataclass(frozen=True)
+class Difference(OuterFunction):
+    r"""``f(u) = phi(u_1 - u_2)`` for rows of width 2: a loss of the distance of two means.
+
+    Convex if phi is, not monotone.  With d = u_1 - u_2 all maps reduce to one variable:
+    ``prox_{lam f}(u) = u + (e - d)/2 (1, -1)`` where ``e = prox_{2 lam phi}(d)``.
+
+    Args:
+        phi: function of one variable.
+    """
+
+    phi: OuterFunction
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """As phi."""
+        return self.phi.convex
+
+    @property
+    def smooth(self) -> bool:  # type: ignore[override]
+        """As phi."""
+        return self.phi.smooth
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = sqrt(2) C_phi."""
+        return 2**0.5 * self.phi.lipschitz
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.phi.parameters()
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        phi = self.phi.take(positions)
+        return self if phi is self.phi else Difference(phi)
+
+    def value(self, u: Tensor) -> Tensor:
+        return self.phi.value(u[..., :1] - u[..., 1:])
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return _opposite(self.phi.subgradient(u[..., :1] - u[..., 1:]))
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        d = u[..., :1] - u[..., 1:]
+        return u + _opposite((self.phi.prox(d, 2 * lam) - d) / 2)
+
+    def envelope(self, u: Tensor, lam: float) -> Tensor:
+        return self.phi.envelope(u[..., :1] - u[..., 1:], 2 * positive("lam", lam))
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        return _opposite(self.phi.envelope_gradient(u[..., :1] - u[..., 1:], 2 * positive("lam", lam)))
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        on_line = (y[..., :1] == -y[..., 1:]).all(-1)
+        return infinite_outside(self.phi.conjugate(y[..., :1]), on_line)
+
+
+def _opposite(a: Tensor) -> Tensor:
+    return torch.cat([a, -a], dim=-1)

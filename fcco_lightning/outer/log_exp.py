@@ -18,6 +18,7 @@ from fcco_lightning.outer.base import (
 )
 
 _NEWTON_STEPS = 50  # the roots below are simple and start close; float64 is reached in fewer than 10
+_MOST_EXPONENT = 500.0  # of an exponential in float64, which overflows at 709
 _ROOT = 1e-4  # relative residual of a root that float32 reaches with room to spare
 
 
@@ -118,6 +119,64 @@ class LogWithTemperature(OuterFunction):
 
     def subgradient(self, u: Tensor) -> Tensor:
         return known_at(self.tau, u).detach() / u.clamp(min=self.floor)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KullbackLeiblerOfLog(OuterFunction):
+    r"""``f(u) = tau (exp((lam log u - c) / tau) - 1) = tau (u^(lam/tau) exp(-c/tau) - 1)``, summed over coordinates.
+
+    With u_i = mean_j exp(l_ij / lam) the minimum over c of ``c + mean_i f(u_i)`` is ``tau log mean_i exp(L_i / tau)``
+    with L_i = lam log u_i: a worst case over i of worst cases over j, both softened by a KL divergence.
+
+    :meth:`value` can be differentiated with respect to c, at its present value.  Convex for lam >= tau only, so it
+    counts as not convex; smooth for u above ``floor``.  Exponents above 500 are continued by a tangent.
+
+    Args:
+        lam: weight of the divergence within the logarithm, > 0.
+        tau: weight of the outer divergence, > 0.
+        c: the parameter of the dual form, a scalar tensor or rows of shape (B, k); it may require a gradient.
+        floor: inner values below it count as ``floor``, > 0.
+
+    Raises:
+        ConfigError: if ``c`` is not such a tensor, or another argument is not a positive number.
+    """
+
+    lam: float
+    tau: float
+    c: Tensor
+    floor: float = 1e-12
+    convex = False
+    monotone = True
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("lam", self.lam)
+        positive("tau", self.tau)
+        positive("floor", self.floor)
+        require_known("c", self.c)
+
+    def __repr__(self) -> str:
+        shape = tuple(self.c.shape)
+        return f"KullbackLeiblerOfLog(lam={self.lam!r}, tau={self.tau!r}, c of shape {shape}, floor={self.floor!r})"
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.c,)
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        c = known_rows(self.c, positions)
+        return self if c is self.c else KullbackLeiblerOfLog(self.lam, self.tau, c, self.floor)
+
+    def value(self, u: Tensor) -> Tensor:
+        x = self._exponent(u, known_at(self.c, u))
+        small = x.clamp(max=_MOST_EXPONENT)  # expm1 keeps the digits of values near 0
+        return self.tau * (small.expm1() + (x - small) * small.exp()).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        x = self._exponent(u, known_at(self.c, u).detach())
+        return self.lam / u.clamp(min=self.floor) * x.clamp(max=_MOST_EXPONENT).exp()
+
+    def _exponent(self, u: Tensor, c: Tensor) -> Tensor:
+        return (self.lam * u.clamp(min=self.floor).log() - c) / self.tau
 
 
 @dataclass(frozen=True)

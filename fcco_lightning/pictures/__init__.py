@@ -3,6 +3,7 @@
 from fcco_lightning.pictures.constraints import plot_constraints, plot_objective_and_violation
 from fcco_lightning.pictures.continual import plot_continual
 from fcco_lightning.pictures.groups import plot_group_curves, plot_groups
+from fcco_lightning.pictures.ranking import plot_ranking
 from fcco_lightning.pictures.roc import plot_roc_by_group
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "plot_group_curves",
     "plot_groups",
     "plot_objective_and_violation",
+    "plot_ranking",
     "plot_roc_by_group",
 ]

@@ -151,7 +151,8 @@ class FCCOModule(LightningModule):
             self.processes = Processes.apart()
         install(self.trainer)
         datamodule = getattr(self.trainer, "datamodule", None)
-        self.evaluation.group_names = getattr(datamodule, "group_names", self.evaluation.group_names)
+        for names in ("group_names", "label_names"):
+            setattr(self.evaluation, names, getattr(datamodule, names, getattr(self.evaluation, names)))
         with self.processes.together():
             if isinstance(self.network, BatchNetwork):
                 self.network.adapt(datamodule)

@@ -15,8 +15,9 @@ from fcco_lightning import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
-from fcco_lightning.objectives import GroupMaxForm, GroupObjective, LogisticPair, Objective
+from fcco_lightning.objectives import GroupMaxForm, GroupObjective, LogisticPair, Objective, RankingObjective
 from fcco_lightning.records import Embeddings
+from tests.contracts import registry_objectives_ranking
 from tests.contracts.sampled import (
     GROUP,
     Case,
@@ -28,7 +29,7 @@ from tests.contracts.sampled import (
     table_columns,
 )
 
-BASES = (Objective, GroupObjective)
+BASES = (Objective, GroupObjective, RankingObjective)
 
 
 def risks(s, columns):
@@ -202,3 +203,5 @@ CASES = {
         lambda: InfoNCE(0.2, learn=True, tau_min=0.01), contrastive(learnt=0.01, mini_batch=True), ()
     ),
 }
+
+CASES |= registry_objectives_ranking.CASES

@@ -11,6 +11,7 @@ from fcco_lightning.data.plans import (
     BalancedBatches,
     BatchPlan,
     GroupBatches,
+    LabelBatches,
     OwnerBatches,
     RowsOf,
     UniformBatches,
@@ -58,6 +59,13 @@ TINY_LABELS = torch.tensor([0, 1, 0, 0, 1, 0])
 TINY_GROUPS = torch.tensor([0, 1, 1, 0, 2, 2, 2])
 MEMBERS = [(0, 3), (1, 2), (4, 5, 6)]
 ROWS = torch.tensor([30, 4, 17, 8, 9, 25, 11, 2, 13, 7])
+
+
+TASKS = torch.arange(48) % 3
+VALUES = torch.tensor([1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1] * 3)[:48]
+TINY_TASKS = torch.tensor([0, 1, 0, 1, 0, 1, 1, 0])
+TINY_VALUES = torch.tensor([1, 0, 0, 1, 1, 1, 1, 0])
+CLASSES = {0: ((0, 4), (2, 7)), 1: ((3, 5, 6), (1,))}  # label -> its positives and negatives
 
 
 def pairs_of(members):
@@ -118,6 +126,16 @@ PLANS = {
         GroupBatches(TINY_GROUPS, 1, 2),
         of_groups(MEMBERS, 1, pairs_of),
         unbiased=False,
+    ),
+    "labels": PlanCase(
+        lambda seed: LabelBatches(TASKS, VALUES, 2, 2, 3, seed),
+        LabelBatches(TINY_TASKS, TINY_VALUES, 1, 2, 1),
+        of_groups(CLASSES.values(), 1, lambda c: both(pairs_of(c[0]), equally_likely((i,) for i in c[1]))),
+    ),
+    "labels, all of them": PlanCase(
+        lambda seed: LabelBatches(TASKS, VALUES, 3, 1, 2, seed, num_batches=7),
+        LabelBatches(TINY_TASKS, TINY_VALUES, 2, 1, 1),
+        both(*(equally_likely((i,) for i in rows) for c in CLASSES.values() for rows in c)),
     ),
     "rows of a table": PlanCase(
         lambda seed: RowsOf(BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4), ROWS, 40),

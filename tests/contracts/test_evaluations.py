@@ -11,12 +11,26 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, recall_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    log_loss,
+    recall_score,
+    roc_auc_score,
+)
+from sklearn.metrics import roc_curve as sklearn_roc_curve
 from torch import Tensor
 from torchmetrics.functional.classification import binary_accuracy
 
 import fcco_lightning.evaluation
-from fcco_lightning import BinaryEvaluation, ContinualEvaluation, Evaluation, GroupEvaluation, TaskEvaluation
+from fcco_lightning import (
+    BinaryEvaluation,
+    ContinualEvaluation,
+    Evaluation,
+    GroupEvaluation,
+    RankingEvaluation,
+    TaskEvaluation,
+)
 from tests.evaluation.reference import by_group, group_figures, probabilities, split
 
 SINGLE = 1e-5  # some figures are computed in float32
@@ -125,9 +139,55 @@ def learnt_and_forgotten(outputs, batch):
     }
 
 
+def ranking():
+    """Two labels of which some are not known, with equal scores among them."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (200, 2), generator=generator)
+    outputs = (y + torch.randn(200, 2, generator=generator)).mul(4).round() / 4
+    y[:30, 0] = -1
+    evaluation = RankingEvaluation(max_fpr=0.4, min_tpr=0.3, top=[20], missing=-1)
+    evaluation.label_names = ["first", "second"]
+    return Case(evaluation, outputs, {"y": y}, ranked)
+
+
+def ranked(outputs, batch):
+    every = []
+    for t in range(2):
+        known = batch["y"][:, t] != -1
+        s, y = outputs[known, t].numpy(), batch["y"][known, t].numpy()
+        grid = np.linspace(0, 1, 400_001)
+        fpr, tpr, _ = sklearn_roc_curve(y, s)
+        curve = np.interp(grid, fpr, tpr)
+        areas = []
+        for most, least in ((1.0, 0.3), (0.4, 0.3)):
+            inside = grid <= most
+            ours, chance = (np.clip(c[inside] - least, 0, None).sum() / 400_001 for c in (curve, grid))
+            areas.append((1 + (ours - chance) / (most * (1 - least) - chance)) / 2)
+        order = np.argsort(-s, kind="stable")
+        cut = s[order[19]]
+        tied = y[s == cut]
+        hits = y[s > cut].sum() + (20 - (s > cut).sum()) * tied.mean()
+        every.append(
+            {
+                "average_precision": average_precision_score(y, s),
+                "auc": roc_auc_score(y, s),
+                "partial_auc": roc_auc_score(y, s, max_fpr=0.4),
+                "partial_auc_tpr": areas[0],
+                "two_way_partial_auc": areas[1],
+                "precision_at_20": hits / 20,
+                "recall_at_20": hits / y.sum(),
+            }
+        )
+    figures = {name: (every[0][name] + every[1][name]) / 2 for name in every[0]}
+    for name, one in zip(("first", "second"), every, strict=True):
+        figures |= {f"{figure}/{name}": one[figure] for figure in ("average_precision", "auc")}
+    return figures
+
+
 CASES = {
     BinaryEvaluation: binary,
     GroupEvaluation: groups,
+    RankingEvaluation: ranking,
     TaskEvaluation: tasks,
     ContinualEvaluation: continual,
 }

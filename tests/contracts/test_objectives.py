@@ -5,11 +5,10 @@ from itertools import combinations
 import pytest
 import torch
 
-from fcco_lightning import MOAP, MSVR, CVaRGroupDRO, Engine, MeanAtMost
+from fcco_lightning import MOAP, MSVR, AveragePrecision, CVaRGroupDRO, Engine, MeanAtMost
 from fcco_lightning.constraints import HingePenalty
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.objectives import LogisticLoss, Objective
-from tests.contracts.average_precision import AveragePrecision, formula
 from tests.contracts.completeness import concrete_classes, unregistered
 from tests.contracts.registry_objectives import BASES, CASES
 from tests.contracts.sampled import (
@@ -24,19 +23,15 @@ from tests.contracts.sampled import (
     Way,
     balanced,
     scores,
-    table_columns,
     united,
 )
 from tests.reference.probabilities import Uniform
 
 EXACT = 1e-9  # relative; sums of at most a few hundred float64 numbers of order one
-AP = Case(
-    AveragePrecision, scores(), table_columns(), formula, unbiased=("uniform", "balanced"), missing="y",
-    bad_outputs=scores(N, 2),
-)  # fmt: skip
-EVERY = {**CASES, "average precision": AP}
-WITH_ROWS = [name for name, case in EVERY.items() if case.make().outer is not None]
-GROUP_ROWS = [name for name, case in CASES.items() if name in WITH_ROWS and not name.startswith("contrastive")]
+AP = CASES["average precision"]
+WITH_ROWS = [name for name, case in CASES.items() if case.make().outer is not None]
+GROUP_ROWS = [name for name in WITH_ROWS if CASES[name].missing == "group"]
+SAMPLE_ROWS = [name for name in WITH_ROWS if not CASES[name].make().distinct]
 BIASED = [(name, way) for name, case in CASES.items() for way in ("uniform", "balanced") if way not in case.unbiased]
 
 
@@ -58,9 +53,9 @@ def test_an_objective_that_nobody_registered_is_noticed():
     assert unregistered([Forgotten, _Private, CVaRGroupDRO], CASES.values(), BASES) == ["Forgotten"]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", CASES)
 def test_value_over_the_whole_data_is_the_formula(name):
-    bench = Bench(EVERY[name])
+    bench = Bench(CASES[name])
     seen = bench.engine.measure(bench.batch(range(N)))
     value = torch.zeros(()) if seen.direct is None else seen.direct
     for reading in seen.readings:
@@ -68,13 +63,13 @@ def test_value_over_the_whole_data_is_the_formula(name):
         if bench.case.coupled:
             value = value + bench.objective.outer.ambiguity.worst_case(reading.values[:, 0]) @ reading.values[:, 0]
         else:
-            value = value + reading.outer.value(reading.values).mean()
+            value = value + reading.total(reading.outer.value(reading.values))
     assert value.item() == pytest.approx(bench.brute()[0].item(), rel=EXACT)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", CASES)
 def test_gradient_at_exact_rows_is_that_of_the_formula(name):
-    bench = Bench(EVERY[name])
+    bench = Bench(CASES[name])
     _, expected = bench.brute()
     torch.testing.assert_close(bench.gradient(bench.batch(range(N))), expected, rtol=EXACT, atol=EXACT)
     with torch.no_grad():  # and the formula's gradient is the slope of its value
@@ -87,9 +82,9 @@ def test_gradient_at_exact_rows_is_that_of_the_formula(name):
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(expected[0].item(), abs=1e-7)
 
 
-@pytest.mark.parametrize(("name", "way"), [(name, way) for name, case in EVERY.items() for way in case.unbiased])
+@pytest.mark.parametrize(("name", "way"), [(name, way) for name, case in CASES.items() for way in case.unbiased])
 def test_gradient_is_right_on_average_over_all_batches(name, way):
-    bench = Bench(EVERY[name], WAYS[way]())
+    bench = Bench(CASES[name], WAYS[way]())
     assert error(bench.mean_gradient(), bench.brute()[1]) < EXACT
 
 
@@ -117,9 +112,9 @@ def test_ratio_estimates_become_exact_as_batches_grow():
     assert errors[2] < EXACT
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", CASES)
 def test_the_order_of_a_batch_does_not_matter(name):
-    bench, index = Bench(EVERY[name], WAYS["balanced"]()), torch.tensor([0, 1, 2, 6, 7, 8])
+    bench, index = Bench(CASES[name], WAYS["balanced"]()), torch.tensor([0, 1, 2, 6, 7, 8])
     expected = bench.gradient(bench.batch(index))
     for seed in range(3):
         order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
@@ -127,25 +122,28 @@ def test_the_order_of_a_batch_does_not_matter(name):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [n for n in EVERY if n in WITH_ROWS and n not in GROUP_ROWS] + ["average precision"])
+@pytest.mark.parametrize("name", SAMPLE_ROWS)
 def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
-    bench = Bench(EVERY[name])
-    (reading,) = bench.engine.measure(bench.batch([0, 3, 0, 5, 5, 1])).readings
-    inner = bench.objective.inner(*_outputs(bench, [0, 3, 0, 5, 5, 1]))
+    bench = Bench(CASES[name])
+    (reading,) = bench.engine.measure(bench.batch([0, 3, 0, 5, 5, 1, 3])).readings
+    inner = bench.objective.inner(*_outputs(bench, [0, 3, 0, 5, 5, 1, 3]))
     owners = inner.index.unique()
     rows = owners if reading.term.row_map is None else reading.term.row_map.rows(owners)
     assert reading.index.tolist() == rows.tolist()
     for sample, values in zip(owners, reading.values, strict=True):
         torch.testing.assert_close(values, inner.values[inner.index == sample].mean(0), rtol=1e-12, atol=0)
     weight = reading.weight * torch.ones(len(rows), dtype=torch.float64)
-    each = 1 / 4 if reading.term.row_map is None else N / 3 / 4  # 4 different samples
-    torch.testing.assert_close(weight, torch.full_like(weight, each))
+    each = torch.full_like(weight, N / reading.term.num_rows / 4)  # 4 different samples
+    if inner.relevance is not None:
+        each *= torch.stack([inner.relevance[inner.index == sample].mean() for sample in owners])
+    torch.testing.assert_close(weight, each)
 
 
 def _outputs(bench, index):
     columns = bench.batch(index)[bench.name]
-    if bench.objective.sample_parameters is not None:
-        columns = {**columns, "tau": torch.full((len(index), 2), bench.objective.tau, dtype=torch.float64)}
+    own = bench.objective.sample_parameters
+    if own is not None:
+        columns[own.name] = torch.full((len(index), own.width), own.start, dtype=torch.float64)
     return bench.network(columns["x"]), columns
 
 
@@ -158,15 +156,15 @@ def test_a_weight_of_two_is_a_sample_drawn_twice(name):
     assert error(bench.gradient(bench.batch([0, 1, 2, 6, 8])), expected) > 0.01
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", CASES)
 def test_two_processes_give_the_gradient_of_one(name):
-    bench = Bench(EVERY[name])
+    bench = Bench(CASES[name])
     whole = bench.gradient(bench.batch([0, 1, 2, 6, 7, 8]))
     found = united(bench, bench.batch([0, 1]), bench.batch([2, 6, 7, 8]))
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [n for n in GROUP_ROWS if n in CASES])
+@pytest.mark.parametrize("name", GROUP_ROWS)
 def test_subsets_say_of_what_a_batch_speaks(name):
     bench = Bench(CASES[name])
     subsets = bench.objective.subsets(bench.columns)
@@ -179,10 +177,10 @@ def test_subsets_say_of_what_a_batch_speaks(name):
     assert len(spoken) > 1  # some batches miss a row
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
 def test_values_are_finite_and_in_their_range(name, size):
-    case = EVERY[name]
+    case = CASES[name]
     bench = Bench(case)
     domain = bench.objective.row_domain(N, bench.columns)
     for seed in range(3):
@@ -213,16 +211,16 @@ def test_a_missing_column_is_named(name):
         measure(outputs, columns)
 
 
-@pytest.mark.parametrize("name", [name for name, case in EVERY.items() if case.bad_outputs is not None])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.bad_outputs is not None])
 def test_outputs_of_another_shape_are_refused(name):
-    bench = Bench(EVERY[name])
+    bench = Bench(CASES[name])
     _, columns = _outputs(bench, list(range(N)))
     measure = bench.objective.direct if bench.objective.outer is None else bench.objective.inner
     with pytest.raises(FCCOError, match=r"\(B|\(9, |embeddings"):
         measure(bench.case.bad_outputs, columns)
 
 
-@pytest.mark.parametrize("name", [name for name in GROUP_ROWS if name in CASES])
+@pytest.mark.parametrize("name", GROUP_ROWS)
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_group_labels_out_of_range_are_refused(name, wrong):
     bench = Bench(CASES[name])

@@ -12,8 +12,10 @@ from torch import Tensor
 from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
+    Difference,
     Hinge,
     KullbackLeibler,
+    KullbackLeiblerOfLog,
     Log,
     LogSumExp,
     LogWithTemperature,
@@ -62,6 +64,8 @@ PLAIN = [
     Case(AbsoluteDifference(SquaredHinge(rho=2.0, kappa=0.2)), 2, kinks=((0.7, 0.5), (0.1, 0.1))),
     Case(AbsoluteDifference(MoreauEnvelope(Hinge(rho=2.0, kappa=0.1), 0.3)), 2, kinks=((0.6, 0.5),)),
     Case(AbsoluteDifference(Square(0.5)), 2, kinks=((0.2, 0.2),)),
+    Case(Difference(SquaredHinge(rho=2.0, kappa=-1.0)), 2, kinks=((0.5, 1.5),)),
+    Case(Difference(Hinge(rho=1.5, kappa=0.25)), 2, kinks=((0.75, 0.5),)),
     Case(KullbackLeibler(), dual=(0.0, np.inf)),
     Case(KullbackLeibler(0.4), low=-2.0, high=1.5, dual=(0.0, np.inf)),
     Case(ChiSquare(), kinks=((-1.0,),), dual=(0.0, np.inf)),
@@ -102,7 +106,11 @@ NOT_CONVEX = [
     *NOT_CONVEX_WITH_PROX,
     Case(LogWithTemperature(torch.tensor([[0.4, 0.7]]), rho=0.3), 2, low=0.3, kinks=((1.0, 1.0),)),
 ]
-WITHOUT_PROX += NOT_CONVEX[-1:]
+NOT_CONVEX += [
+    Case(KullbackLeiblerOfLog(1.2, 2.0, torch.tensor(0.25)), low=0.5, kinks=((1.0,),)),
+    Case(KullbackLeiblerOfLog(0.5, 2.5, torch.tensor(-0.5)), low=0.5, kinks=((1.0,),)),
+]
+WITHOUT_PROX += NOT_CONVEX[len(NOT_CONVEX_WITH_PROX) :]
 ALL_OUTER = CONVEX + NOT_CONVEX
 
 

@@ -12,8 +12,10 @@ from mpmath import exp, expm1, findroot, log, log1p, mp, mpf, sqrt
 from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
+    Difference,
     Hinge,
     KullbackLeibler,
+    KullbackLeiblerOfLog,
     Log,
     LogSumExp,
     LogWithTemperature,
@@ -226,6 +228,34 @@ class DifferenceReference(Reference):
         return [mean + half, mean - half]
 
 
+class SignedDifferenceReference(Reference):
+    def __init__(self, f: Difference) -> None:
+        self.phi = reference(f.phi)
+
+    def value(self, u: Row) -> mpf:
+        return self.phi.value([u[0] - u[1]])
+
+    def subgradient(self, u: Row) -> Row:
+        a = self.phi.subgradient([u[0] - u[1]])[0]
+        return [a, -a]
+
+    def prox(self, u: Row, lam: mpf) -> Row:
+        """The mean of the two stays, their difference moves as under phi with 2 lam."""
+        half, mean = self.phi.prox([u[0] - u[1]], 2 * lam)[0] / 2, (u[0] + u[1]) / 2
+        return [mean + half, mean - half]
+
+
+class LogDivergenceReference(Reference):
+    def __init__(self, f: KullbackLeiblerOfLog) -> None:
+        self.lam, self.tau, self.c = mpf(f.lam), mpf(f.tau), mpf(f.c.item())
+
+    def value(self, u: Row) -> mpf:
+        return sum(self.tau * expm1((self.lam * log(a) - self.c) / self.tau) for a in u)
+
+    def subgradient(self, u: Row) -> Row:
+        return [self.lam / a * exp((self.lam * log(a) - self.c) / self.tau) for a in u]
+
+
 class EnvelopeReference(Reference):
     def __init__(self, f: MoreauEnvelope) -> None:
         self.inner, self.lam = reference(f.outer), mpf(f.lam)
@@ -269,8 +299,10 @@ class ShiftedReference(Reference):
 REFERENCES: dict[type[OuterFunction], Callable[..., Reference]] = {
     AbsoluteDifference: DifferenceReference,
     ChiSquare: chi_square,
+    Difference: SignedDifferenceReference,
     Hinge: hinge,
     KullbackLeibler: kullback_leibler,
+    KullbackLeiblerOfLog: LogDivergenceReference,
     Log: lambda f: logarithm(f.tau, 1),
     LogSumExp: LogSumExpReference,
     LogWithTemperature: TemperatureReference,

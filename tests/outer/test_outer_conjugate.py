@@ -4,7 +4,17 @@ import torch
 from outer_cases import CONVEX, NOT_CONVEX, WITH_PROX, WITHOUT_PROX, case_name, minimum
 
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer import AbsoluteDifference, ChiSquare, Hinge, LogSumExp, Maximum, Shifted, Square, SquaredHinge
+from fcco_lightning.outer import (
+    AbsoluteDifference,
+    ChiSquare,
+    Difference,
+    Hinge,
+    LogSumExp,
+    Maximum,
+    Shifted,
+    Square,
+    SquaredHinge,
+)
 from fcco_lightning.outer import MoreauEnvelope as Envelope
 
 ARGMIN = 2e-6  # a minimiser is found to about the square root of the value's rounding error
@@ -87,8 +97,10 @@ def test_conjugate_prox_is_the_argmin(case, tau):
 
 
 @pytest.mark.parametrize("tau", [0.2, 2.0])
-@pytest.mark.parametrize("case", [c for c in WITH_PROX if isinstance(c.outer, AbsoluteDifference)], ids=case_name)
-def test_conjugate_prox_of_the_fairness_function_is_the_argmin_on_its_line(case, tau):
+@pytest.mark.parametrize(
+    "case", [c for c in WITH_PROX if isinstance(c.outer, AbsoluteDifference | Difference)], ids=case_name
+)
+def test_conjugate_prox_of_a_function_of_a_difference_is_the_argmin_on_its_line(case, tau):
     rho = case.outer.phi.lipschitz
     for row in case.rows(5):
 
@@ -113,7 +125,7 @@ def test_conjugate_prox_of_the_maximum_is_the_projection_on_the_simplex(case):
 
 
 def test_every_wide_function_with_a_prox_has_a_dual_step_test():
-    kinds = (AbsoluteDifference, Maximum, Shifted)
+    kinds = (AbsoluteDifference, Difference, Maximum, Shifted)
     wide = [c.outer for c in WITH_PROX if c.width > 1]
     assert all(isinstance(o, kinds) or isinstance(o.outer, kinds) for o in wide)
 

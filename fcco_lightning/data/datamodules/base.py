@@ -14,7 +14,7 @@ from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
 from fcco_lightning.data.sampling import Sampling
-from fcco_lightning.data.table import AnnotatedTable, TensorTable, collate
+from fcco_lightning.data.table import AnnotatedTable, LabelTable, TensorTable, collate
 from fcco_lightning.errors import DataError
 
 INPUTS = frozenset({"x", "text"})
@@ -51,6 +51,7 @@ class SplitDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.tables: dict[str, TensorTable] = {}
         self._expected: Mapping[str, Any] | None = None
+        self._drawn_from: tuple[TensorTable, TensorTable | LabelTable] | None = None
 
     @property
     @abstractmethod
@@ -77,14 +78,14 @@ class SplitDataModule(LightningDataModule):
     def sampling(self) -> dict[str, Drawn]:
         """Return what every part of a training batch is drawn from and how, in the order of the loaders."""
         return {
-            part: Drawn({n: c for n, c in self._table(name).columns.items() if n not in INPUTS}, plan)
+            part: Drawn({n: c for n, c in self._drawn_table(name).columns.items() if n not in INPUTS}, plan)
             for part, (name, plan) in self._plans(self._place()[1]).items()
         }
 
     def train_dataloader(self) -> ResumableLoader | CombinedLoader:
         """Return the loader of "target", or of all parts together if there are others."""
         plans = self._plans(self._place()[1])
-        loaders = {part: self._resumable(self._table(name), plan) for part, (name, plan) in plans.items()}
+        loaders = {part: self._resumable(self._drawn_table(name), plan) for part, (name, plan) in plans.items()}
         return CombinedLoader(loaders, mode="min_size") if len(loaders) > 1 else loaders["target"]
 
     def val_dataloader(self) -> dict[str, DataLoader[Any]]:
@@ -127,7 +128,7 @@ class SplitDataModule(LightningDataModule):
         if self.tables:
             self._require_expected_split()
 
-    def _resumable(self, table: TensorTable, plan: BatchPlan) -> ResumableLoader:
+    def _resumable(self, table: TensorTable | LabelTable, plan: BatchPlan) -> ResumableLoader:
         """Return a loader of this process's share of the union batches of ``plan``."""
         rank, world_size = self._place()
         weights = plan.weights()
@@ -152,6 +153,15 @@ class SplitDataModule(LightningDataModule):
     def _evaluation_table(self, name: str) -> TensorTable:
         """Return what a split is evaluated on."""
         return self._table(name)
+
+    def _drawn_table(self, name: str) -> TensorTable | LabelTable:
+        """Return what training batches are drawn from: of the training split, the rows that its batches ask for."""
+        table = self._table(name)
+        if name != "train":
+            return table
+        if self._drawn_from is None or self._drawn_from[0] is not table:
+            self._drawn_from = table, self.batches.table(table)
+        return self._drawn_from[1]
 
     def _table(self, name: str) -> TensorTable:
         if not self.tables:

@@ -81,7 +81,7 @@ class GroupedTabularDataModule(TableDataModule):
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
         )
-        refuse_sensitive(columns)
+        refuse_other_roles(columns)
         self.groups, self.grouping = groups, groups.grouping()
         self.dropped: dict[str, int] = {}
         self._announced = False
@@ -155,7 +155,7 @@ class GroupedTabularDataModule(TableDataModule):
 
     def _read_splits(self) -> dict[str, LabelledFrame]:
         splits = self._divided()
-        require_all_classes(splits["train"].columns["y"], self.class_names, self.columns.label)
+        require_all_classes(splits["train"].columns["y"], self.class_names, str(self.columns.label))
         for name, split in splits.items():
             warn_of_absent_groups(name, split.columns["group"], self.grouping.names)
         return splits
@@ -209,8 +209,13 @@ class GroupedTabularDataModule(TableDataModule):
         return split.take(rest), split.take(held)
 
 
-def refuse_sensitive(columns: Columns) -> None:
-    """Raise :class:`ConfigError` if ``columns`` names a sensitive column where groups are defined in another way."""
+def refuse_other_roles(columns: Columns) -> None:
+    """Raise :class:`ConfigError` if ``columns`` names several labels, or two groups beside those of groups.by."""
+    if columns.several:
+        raise ConfigError(
+            f"columns.label={columns.several!r} names several labels, but batches of groups are made for one. Use "
+            "TabularDataModule, or name one of them."
+        )
     if columns.sensitive is not None:
         raise ConfigError(
             f"columns.sensitive={columns.sensitive!r} defines two groups, but here groups.by defines them. Name the "

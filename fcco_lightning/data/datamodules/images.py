@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.data.columns import listed
 from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.data.datamodules.grouped import refuse_sensitive, require_all_classes, warn_of_absent_groups
+from fcco_lightning.data.datamodules.grouped import refuse_other_roles, require_all_classes, warn_of_absent_groups
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
 from fcco_lightning.data.fingerprint import fingerprint
 from fcco_lightning.data.grouping import Groups
@@ -73,7 +73,7 @@ class GroupedImageDataModule(SplitDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
-        refuse_sensitive(columns)
+        refuse_other_roles(columns)
         if images.corrupt == "skip":
             raise ConfigError(
                 "images.corrupt must be 'error' or 'blank' here, got 'skip': a batch holds a fixed number of samples "
@@ -168,7 +168,7 @@ class GroupedImageDataModule(SplitDataModule):
         """Return the rows of every split with their labels and groups."""
         frame, self._images = self.origin.read()
         splits = self._by_fractions(frame) if self.splits.by == "fractions" else self._by_column(frame)
-        require_all_classes(splits["train"].columns["y"], self.class_names, self.labels.columns.label)
+        require_all_classes(splits["train"].columns["y"], self.class_names, str(self.labels.columns.label))
         for name, split in splits.items():  # a split with none of the groups is one of other groups on purpose
             warn_of_absent_groups(name, split.columns["group"], self.grouping.names, all_absent=False)
         return splits

@@ -76,8 +76,8 @@ class TableDataModule(SplitDataModule):
 
     @property
     def num_train(self) -> int:
-        """Number of rows of the training split: the rows that a per-sample dual state needs."""
-        return len(self._table("train"))
+        """Number of rows that training batches are drawn from: those that a per-sample dual state needs."""
+        return len(self._drawn_table("train"))
 
     @property
     def num_features(self) -> int:
@@ -130,14 +130,14 @@ class TableDataModule(SplitDataModule):
             self.encoder.load_state_dict(state_dict["encoder"])
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
-        plan = self.batches.plan(self._table("train").columns, self.seed, world_size)
+        plan = self.batches.plan(self._drawn_table("train").columns, self.seed, world_size)
         return self._drawn("target", "train", self.batches, plan)
 
     def _fingerprint(self) -> dict[str, int | str]:
         columns = {name: column for name, column in self._table("train").columns.items() if name != "x"}
         names = self._group_names()
         return {
-            **fingerprint(columns, [*self.feature_names, *self.class_names, *names]),
+            **fingerprint(columns, [*self.feature_names, *self.class_names, *self.columns.several, *names]),
             "features": self.num_features,
             "classes": len(self.class_names),
             "groups": len(names),

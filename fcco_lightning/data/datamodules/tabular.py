@@ -16,16 +16,18 @@ from fcco_lightning.data.splits import Splits, require_all_cells, stratified_spl
 class TabularDataModule(TableDataModule):
     """A table with a label, and perhaps two groups and further columns, split, encoded and loaded.
 
-    Batches are dicts with ``x`` (B, d) float32, ``y`` (B,) int64 (float32 if the label is a number), ``group`` (B,)
-    int64 in {0, 1} if there is a sensitive column, further columns by their names, and ``index`` (B,) int64: the
-    position of the sample within its own split.  Everything learnt for encoding comes from the training split.
+    Batches are dicts with ``x`` (B, d) float32, ``y`` (B,) int64 (float32 if the label is a number, (B, T) int64 for T
+    label columns), ``group`` (B,) int64 in {0, 1} if there is a sensitive column, further columns by their names, and
+    ``index`` (B,) int64: the position of the sample within its own split.  With ``LabelSampling`` a training batch has
+    one label of every sample, and ``index`` numbers the pairs of both.  Everything learnt for encoding comes from the
+    training split.
 
     Args:
         train: training table: path to .csv or .parquet, folder of ``datasets.save_to_disk``, hub id "owner/name:split",
             DataFrame, ``datasets.Dataset`` or dict of columns.
         columns: what the columns of the table mean.
         test: test table, or None to hold out ``splits.test_fraction`` of ``train``.
-        splits: how rows are divided, stratified by class and group.
+        splits: how rows are divided, stratified by class and group (with several labels: by group).
         encoding: how columns become features.
         batches: how training batches are drawn; batches of groups are those of the sensitive column.
         eval_batch_size: number of rows in an evaluation batch of one process.
@@ -67,6 +69,11 @@ class TabularDataModule(TableDataModule):
     def group_names(self) -> list[str]:
         """What the groups 0 and 1 are called in the table; empty without a sensitive column."""
         return self.labels.group_names
+
+    @property
+    def label_names(self) -> list[str]:
+        """The columns of several labels; empty if there is one."""
+        return self.columns.several
 
     def _group_names(self) -> list[str]:
         return self.group_names

@@ -46,6 +46,11 @@ class BalancedBatches(BatchPlan):
         allow_repeats: bool = False,
         prevalence: Prevalence = "data",
     ) -> None:
+        if labels.ndim != 1:
+            raise DataError(
+                f"Balanced batches need one label per row, shape (n,), got {tuple(labels.shape)}. Use LabelSampling "
+                "for several labels, or uniform batches."
+            )
         super().__init__(len(labels), batch_size, seed)
         self.num_batches = enough_rows(len(labels), self.batch_size) // self.batch_size
         self.prevalence = checked_prevalence(prevalence)

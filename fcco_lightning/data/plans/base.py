@@ -176,6 +176,23 @@ def none_drawn(size: int, marked: int, drawn: int) -> float:
     return math.exp(min(log, 0.0))
 
 
+def mean_product(factors: Sequence[float], count: int) -> float:
+    r"""Return the mean over all choices of ``count`` of m numbers a_1..a_m in [0, 1] of the product of those chosen.
+
+    That is the elementary symmetric polynomial e_count(a_1..a_m) divided by its number of terms.  Divided so at every
+    step, the recurrence over the numbers is a convex combination, which neither overflows nor cancels:
+
+    .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
+    """
+    j = np.arange(count + 1)
+    ones = sum(a == 1.0 for a in factors)
+    means = (j <= ones).astype(np.float64)  # products of ones
+    for m, a in enumerate((a for a in factors if a != 1.0), start=ones + 1):
+        before = np.concatenate([[0.0], means[:-1]])
+        means = np.where(j <= m, (m - j) / m * means + j / m * a * before, 0.0)
+    return float(means[-1])
+
+
 def stratum_weights(strata: Tensor, drawn: Sequence[int]) -> Tensor | None:
     """Return the weights N_s B / (n B_s) of rows of ``strata`` (n,), of which a batch holds ``drawn`` (S,) each.
 

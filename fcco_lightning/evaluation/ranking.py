@@ -1,0 +1,175 @@
+"""Figures of how well the positives of one or several labels are ranked above the negatives."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, finite, fraction
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.metrics.functional import auc, roc_curve
+from fcco_lightning.metrics.ranking import (
+    average_precision,
+    partial_auc,
+    precision_recall_at,
+    precision_recall_curve,
+)
+from fcco_lightning.pictures import plot_constraints, plot_ranking
+from fcco_lightning.pictures.ranking import Curves
+from fcco_lightning.pictures.style import History
+from fcco_lightning.records import Columns
+
+
+class RankingEvaluation(Evaluation):
+    """Average precision, areas under the ROC curve and its parts, and precision and recall at the head of the list.
+
+    The outputs are one score per sample, shape (n,) or (n, 1), with the column ``y`` (n,) of the classes 0 and 1; or
+    one score for each of T labels, shape (n, T), with ``y`` (n, T).
+
+    - ``average_precision``, ``auc``;
+    - ``partial_auc``: the part of the ROC curve with a false positive rate of at most ``max_fpr``;
+    - ``partial_auc_tpr``: the part with a true positive rate of at least ``min_tpr``;
+    - ``two_way_partial_auc``: the part with both; all three standardised as
+      :func:`~fcco_lightning.metrics.ranking.partial_auc` describes;
+    - ``precision_at_k``, ``recall_at_k`` for every k in ``top``.
+
+    With several labels each of these is the mean over the labels that have both classes in the split, and
+    ``average_precision/NAME`` and ``auc/NAME`` are those of a single label.  ``report.json`` then contains a table
+    ``labels``, the lowest average precision first.  A figure that no label defines is NaN.
+
+    Args:
+        max_fpr: Largest false positive rate of the partial areas, in (0, 1].
+        min_tpr: Smallest true positive rate of the partial areas, in [0, 1).
+        top: Lengths k of the head of the list, whole numbers >= 1.  A list shorter than k has no figure for it.
+        missing: Value of ``y`` for labels that are not known, which are left out; None if all are.
+        most_labels: The figures of single labels are logged only if there are at most so many, >= 0.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    bar = ("average_precision", "auc")
+
+    def __init__(
+        self,
+        max_fpr: float = 0.3,
+        min_tpr: float = 0.5,
+        top: Sequence[int] = (10, 100),
+        missing: float | None = None,
+        most_labels: int = 64,
+    ) -> None:
+        self.max_fpr = fraction("max_fpr", max_fpr)
+        if not 0 <= finite("min_tpr", min_tpr) < 1:
+            raise ConfigError(f"min_tpr must lie in [0, 1), got {min_tpr!r}.")
+        self.min_tpr, self.missing = min_tpr, missing
+        self.top = [at_least("top", k, 1) for k in top]
+        self.most_labels = at_least("most_labels", most_labels, 0)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        """Compute the figures.
+
+        Raises:
+            DataError: if ``y`` is missing, does not fit the outputs, or holds other values than 0 and 1.
+        """
+        lists = self._lists(outputs, batch)
+        figures = [self._figures(*one) for one in lists]
+        summary = {name: _mean([one[name] for one in figures]) for name in figures[0]}
+        if outputs.dim() == 2 and outputs.shape[1] > 1 and len(lists) <= self.most_labels:
+            for t, one in enumerate(figures):
+                summary |= {f"{name}/{self.label_name(t)}": one[name] for name in self.bar}
+        return summary
+
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
+        """Return, of several labels, ``labels``: name, numbers of samples and positives, and figures of each."""
+        lists = self._lists(outputs, batch)
+        if len(lists) == 1:
+            return {}
+        table: list[dict[str, Any]] = []
+        for t, (scores, y) in enumerate(lists):
+            if _both(y):
+                figures = self._figures(scores, y)
+                row = {"label": self.label_name(t), "samples": len(y), "positives": int(y.sum())}
+                table.append(row | {name: figures[name] for name in ("average_precision", "auc", "partial_auc")})
+        return {"labels": sorted(table, key=lambda row: row["average_precision"])}
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
+        """Draw ``constraints.png`` and ``ranking.png``, of the test split or else the last one."""
+        paths = [plot_constraints(history, folder / "constraints.png")]
+        for split in [name for name in final if name == "test"] or [*final][-1:]:
+            lists = self._lists(*final[split])
+            curves = [
+                self._curves(self.label_name(t) if len(lists) > 1 else "", *one)
+                for t, one in enumerate(lists)
+                if _both(one[1])
+            ]
+            region = self.max_fpr, self.min_tpr
+            paths.append(plot_ranking(curves, folder / "ranking.png", region=region, split=split))
+        return written(*paths)
+
+    def _curves(self, name: str, scores: Tensor, y: Tensor) -> Curves:
+        precision, recall = precision_recall_curve(scores, y)
+        fpr, tpr = roc_curve(scores, y)
+        return Curves(
+            name,
+            precision.tolist(),
+            recall.tolist(),
+            fpr.tolist(),
+            tpr.tolist(),
+            average_precision(scores, y).item(),
+            partial_auc(scores, y, self.max_fpr, self.min_tpr).item(),
+            float(y.double().mean()),
+        )
+
+    def _figures(self, scores: Tensor, y: Tensor) -> dict[str, float]:
+        """Those of one list; NaN where a class is absent."""
+        names = ["average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc"]
+        names += [f"{of}_at_{k}" for k in self.top for of in ("precision", "recall")]
+        if not _both(y):
+            return dict.fromkeys(names, math.nan)
+        values = [
+            average_precision(scores, y),
+            auc(scores, y),
+            partial_auc(scores, y, self.max_fpr),
+            partial_auc(scores, y, min_tpr=self.min_tpr),
+            partial_auc(scores, y, self.max_fpr, self.min_tpr),
+        ]
+        for k in self.top:
+            nothing = torch.tensor(math.nan), torch.tensor(math.nan)
+            values += precision_recall_at(scores, y, k) if k <= len(y) else nothing
+        return {name: float(value) for name, value in zip(names, values, strict=True)}
+
+    def _lists(self, outputs: Tensor, batch: Columns) -> list[tuple[Tensor, Tensor]]:
+        """Scores and labels of every label, where they are known."""
+        require_columns(batch, "y", figures="ranking figures")
+        y, scores = batch["y"], outputs
+        if scores.dim() == 2 and scores.shape[1] == 1 and y.dim() == 1:
+            scores = scores.squeeze(1)
+        if scores.dim() not in (1, 2) or scores.shape != y.shape or not len(scores):
+            raise DataError(
+                f"ranking figures need outputs and y of one shape (n,) or (n, T) with n >= 1, got "
+                f"{tuple(outputs.shape)} and {tuple(y.shape)}. Use another evaluation (--model.evaluation)."
+            )
+        pairs = [(scores, y)] if y.dim() == 1 else zip(scores.unbind(1), y.unbind(1), strict=True)
+        lists = [(s, v) if self.missing is None else (s[v != self.missing], v[v != self.missing]) for s, v in pairs]
+        for t, (_, values) in enumerate(lists):
+            wrong = (values != 0) & (values != 1)
+            if bool(wrong.any()):
+                raise DataError(
+                    f"ranking figures need the labels 0 and 1, but label {t} holds {values[wrong][0].item()!r}. Map "
+                    "them, or name the value of unknown labels by `missing`."
+                )
+        return lists
+
+
+def _both(y: Tensor) -> bool:
+    return 0 < int((y == 1).sum()) < len(y)
+
+
+def _mean(values: Sequence[float]) -> float:
+    defined = [value for value in values if not math.isnan(value)]
+    return sum(defined) / len(defined) if defined else math.nan

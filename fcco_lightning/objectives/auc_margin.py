@@ -1,0 +1,79 @@
+"""The margin loss of AUC maximisation, as a composition of two means."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.checks import positive
+from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
+from fcco_lightning.objectives.ranking import both_classes
+from fcco_lightning.outer import Difference, OuterFunction, SquaredHinge
+from fcco_lightning.records import Columns, Inner
+
+
+class AUCMargin(Objective):
+    r"""``E[(s - a)^2 | y = 1] + E[(s - b)^2 | y = 0] + [margin + E[s | y = 0] - E[s | y = 1]]_+^2``.
+
+    Source: Yuan et al., Large-scale robust deep AUC maximization (2021).
+
+    At the best a and b, which are trained with the network, the first two terms are the variances of the scores s of
+    positives and negatives.  The last term is ``max over alpha >= 0 of 2 alpha (margin + u_2 - u_1) - alpha^2``, so
+    this is that paper's min-max problem without its dual variable: one row remembers the mean scores u_2 of the
+    negatives and u_1 of the positives, in this order.  With alpha of either sign it would be the mean of
+    ``(margin - (s_i - s_j))^2`` over all pairs.
+
+    Where samples are not drawn uniformly, means are weighted by the column ``weight``.
+
+    Args:
+        margin: wanted distance between the mean scores, > 0.
+
+    Raises:
+        ConfigError: if the margin is out of range.
+    """
+
+    width = 2
+    distinct = True
+
+    def __init__(self, margin: float = 1.0) -> None:
+        super().__init__()
+        self.outer: OuterFunction = Difference(SquaredHinge(rho=2.0, kappa=-positive("margin", margin)))
+        self.margin = margin
+        self.a, self.b = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row."""
+        return RowDomain(1)
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
+        """A batch speaks of the means if it holds both classes."""
+        return [self.direct_subsets(columns)]
+
+    def direct_subsets(self, columns: Columns) -> Sequence[Tensor]:
+        return both_classes(columns, self)
+
+    def direct(self, outputs: Any, batch: Columns) -> Tensor:
+        """The mean squared distances from a and b; 0 if the batch lacks a class."""
+        scores = binary_scores(outputs)
+        shares = self._shares(scores, batch)
+        if shares is None:
+            return 0.0 * scores.sum()
+        of_negatives, of_positives = shares
+        total: Tensor = of_positives @ (scores - self.a).square() + of_negatives @ (scores - self.b).square()
+        return total
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner | None:
+        """The mean scores of the negatives and of the positives; None if the batch lacks a class."""
+        scores = binary_scores(outputs)
+        shares = self._shares(scores, batch)
+        if shares is None:
+            return None
+        return Inner(torch.zeros(1, dtype=torch.int64, device=scores.device), (shares @ scores).unsqueeze(0))
+
+    def _shares(self, scores: Tensor, batch: Columns) -> Tensor | None:
+        """Weights of the samples in the means over negatives and positives, shape (2, B); None if a class is absent."""
+        is_positive = required_column(batch, "y", self) == 1
+        weight = batch["weight"].to(scores.dtype) if "weight" in batch else torch.ones_like(scores)
+        classes = torch.stack([~is_positive, is_positive])
+        return None if bool((classes.sum(1) == 0).any()) else classes * weight / (classes * weight).sum(1, keepdim=True)

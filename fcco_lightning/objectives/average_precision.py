@@ -1,0 +1,229 @@
+"""Average precision: of one label, and its mean over several."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, finite
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.estimators import Range
+from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
+from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.objectives.ranking import RankingObjective, known_labels
+from fcco_lightning.objectives.self_weights import comparison_weights
+from fcco_lightning.outer import Ratio
+from fcco_lightning.records import Columns, Inner
+
+
+class AveragePrecision(RankingObjective):
+    r"""``-(1/n_+) sum over positives i of g_i1 / g_i2``, a surrogate of minus the average precision.
+
+    Source: SOX paper, eq. (7), erratum SOX-2; SOAP (Qi et al., 2021).
+
+    With pi = n_+/n the prevalence and l the loss of a pair, ``g_i1 = pi mean over positives j of l(s_i - s_j)`` and
+    ``g_i2 = g_i1 + (1 - pi) mean over negatives j of l(s_i - s_j)``: up to n, smooth ranks of i among the positives and
+    among all samples.  The positive i itself is one of the positives, with the loss l(0) and the weight 1/n, which is
+    known: both inner values are at least ``l(0)/n``.  Row i remembers (u_i1, u_i2).
+
+    Batches may be uniform, or balanced with the column ``weight``; the estimates of both inner values are unbiased.
+    Balanced batches without weights estimate the ranks in a population with the batches' share of positives, and leave
+    i itself its weight 1/n.
+
+    Start from a network that was trained with cross-entropy: from scratch the ratio is hard to optimise.
+
+    Args:
+        loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
+        prevalence: pi.  "data" takes that of the training split, a number in (0, 1) another one, for example 0.5 if the
+            average precision is wanted on balanced data.
+
+    Raises:
+        ConfigError: if ``prevalence`` is neither, or l(0) is not positive.
+    """
+
+    width = 2
+    outer = Ratio()
+    needs_partner = False  # without a negative g_i2 has an estimate too, which is right on average
+
+    def __init__(self, loss: PairLoss | None = None, prevalence: Literal["data"] | float = "data") -> None:
+        super().__init__()
+        self.loss = loss or SquaredHingePair()
+        self.own = _loss_of_itself(self.loss)
+        if prevalence != "data" and not 0 < finite("prevalence", prevalence) < 1:
+            raise ConfigError(f"prevalence must be 'data' or lie in (0, 1), got {prevalence!r}.")
+        self.prevalence = prevalence
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
+        """Estimates for the positives of a batch, each against all of it.
+
+        Raises:
+            DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
+        """
+        scores = binary_scores(outputs)
+        positive = required_column(batch, "y", self) == 1
+        owners = positive.nonzero().squeeze(1)
+        shares = comparison_weights("dataset", owners, len(scores), self.num_samples, batch.get("weight"), scores.dtype)
+        if self.class_sizes is not None and self.prevalence != "data":
+            of_negatives, of_positives = self._changes()
+            shares = shares * torch.where(positive, of_positives, of_negatives)
+        losses = shares * self.loss(scores[owners].unsqueeze(1) - scores)
+        return Inner(batch["index"][owners], torch.stack([losses[:, positive].sum(1), losses.sum(1)], dim=1))
+
+    def _changes(self) -> tuple[float, float]:
+        """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""
+        if self.class_sizes is None or self.prevalence == "data":
+            return 1.0, 1.0
+        negatives, positives = self.class_sizes
+        n = negatives + positives
+        return (1 - self.prevalence) * n / negatives, self.prevalence * n / positives
+
+    def _range(self) -> Range:
+        """At least what the positive itself contributes."""
+        return Range(least=self._changes()[1] * self.own / sum(self.class_sizes or (1,)))
+
+
+class MeanAveragePrecision(Objective):
+    r"""The mean over T labels of :class:`AveragePrecision`: ``-(1/T) sum_t (1/n_t+) sum_i g_ti1 / g_ti2``.
+
+    A row belongs to a label t and a positive i of it; there are as many rows as labels that hold.  Inner values are
+    those of :class:`AveragePrecision` on the n_t samples of which the label is known, at least ``l(0)/n_t``.
+
+    Batches come in two forms:
+
+    - all labels of every sample: ``y`` (B, T), outputs (B, T), uniform batches or such with a column ``weight``;
+    - one label of every sample, as :class:`~fcco_lightning.data.LabelSampling` draws them: ``task`` (B,) names it and
+      ``y`` (B,) is its value.  Samples are compared within their label only, and at least two positives of it are
+      needed, of which one represents the others.
+
+    Args:
+        loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
+        missing: value of ``y`` that stands for a label that is not known, such as -1; None if all are.
+
+    Raises:
+        ConfigError: if l(0) is not positive.
+    """
+
+    width = 2
+    outer = Ratio()
+
+    known: Tensor
+    positives: Tensor
+
+    def __init__(self, loss: PairLoss | None = None, missing: float | None = None) -> None:
+        super().__init__()
+        self.loss = loss or SquaredHingePair()
+        self.own = _loss_of_itself(self.loss)
+        self.missing = missing
+        self.num_samples: int | None = None
+        self.one_label_each = False
+        for name in ("known", "positives"):  # numbers of samples of which a label is known, and has the value 1: (T,)
+            self.register_buffer(name, torch.zeros(0, dtype=torch.int64), persistent=False)
+
+    def prepare(self, num_samples: int) -> None:
+        """Take n."""
+        self.num_samples = num_samples
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row for every label that a sample has.
+
+        Raises:
+            ConfigError: if the columns are not known.
+            DataError: if ``y`` is missing or not as described above, or a label has no positive or no negative.
+        """
+        y = known_labels(columns, self, self.missing)
+        task = None if columns is None else columns.get("task")
+        if y.dim() == 1 and task is not None:
+            self.one_label_each = True
+        elif y.dim() == 2:
+            task, self.one_label_each = torch.arange(y.shape[1], device=y.device).expand(y.shape), False
+        if task is None or task.shape != y.shape:
+            raise DataError(
+                f"MeanAveragePrecision needs y of shape (n, T), or (n,) beside a column `task`, got {tuple(y.shape)} "
+                f"and the columns {sorted(columns or ())}. Name several label columns, or use AveragePrecision for one."
+            )
+        labels = int(task.max()) + 1
+        self.known = torch.bincount(
+            task[y != self.missing] if self.missing is not None else task.flatten(), minlength=labels
+        )
+        self.positives = torch.bincount(task[y == 1], minlength=labels)
+        empty = ((self.positives == 0) | (self.positives == self.known)).nonzero().flatten().tolist()
+        if empty:
+            raise DataError(
+                f"label {empty[0]} has {int(self.positives[empty[0]])} positives among {int(self.known[empty[0]])} "
+                f"known training samples, but needs both classes (so do {len(empty)} labels in all). Leave them out."
+            )
+        return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.own / int(self.known.max())))
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
+        """Estimates for all pairs of a label and a positive of it in a batch.
+
+        Raises:
+            DataError: if ``y`` or ``task`` is missing or does not fit the outputs, or if a batch has fewer than two
+                samples, or one positive of a label where two are needed.
+        """
+        y, labels = required_column(batch, "y", self), len(self.known)
+        wanted = y.shape[:1] if self.one_label_each else y.shape
+        if outputs.dim() != 2 or outputs.shape[1] != labels or outputs.shape[: len(wanted)] != wanted:
+            raise DataError(
+                f"MeanAveragePrecision needs outputs of shape (B, {labels}), one for each of {labels} labels, and y of "
+                f"shape {'(B,)' if self.one_label_each else f'(B, {labels})'}, got {tuple(outputs.shape)} and "
+                f"{tuple(y.shape)}. Give the network one output per label."
+            )
+        return (self._of_one_label_each if self.one_label_each else self._of_all_labels)(outputs, y, batch)
+
+    def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
+        size, labels = y.shape
+        owner, label = (y == 1).nonzero(as_tuple=True)
+        every = torch.arange(size, device=y.device)
+        n = at_least("num_samples", self.num_samples or 0, 1)
+        # weights of a mean over all n samples, and from them those over the samples of which the label is known
+        shares = comparison_weights("dataset", every, size, n, batch.get("weight"), outputs.dtype)[owner]
+        known = y != self.missing if self.missing is not None else torch.ones_like(y, dtype=torch.bool)
+        of_known = shares * known.T[label] * (n / self.known[label]).unsqueeze(1)
+        losses = of_known * self.loss(outputs[owner, label].unsqueeze(1) - outputs.T[label])
+        return self._rows(batch["index"][owner] * labels + label, label, losses, (y == 1).T[label])
+
+    def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
+        task = required_column(batch, "task", self)
+        scores, positive = outputs.gather(1, task.unsqueeze(1)).squeeze(1), y == 1
+        owner = positive.nonzero().squeeze(1)
+        label, known, positives = task[owner], self.known[task], self.positives[task]
+        count = torch.stack([torch.bincount(task[~positive], minlength=len(self.known)), self._held(task[positive])])
+        lonely = (positive & (count[1][task] == 1) & (positives > 1)).nonzero().flatten().tolist()
+        if lonely:
+            raise DataError(
+                f"a batch holds one positive of label {int(task[lonely[0]])}, which has {int(positives[lonely[0]])}, "
+                "so that nothing is said of the others. Set positives_per_label to 2 or more."
+            )
+        # of the mean over the n_t samples of the label: itself, each of the other positives, each of the negatives
+        others = (positives - 1) / (known * (count[1][task] - 1).clamp(min=1))
+        against = (known - positives) / (known * count[0][task].clamp(min=1))
+        shares = torch.where(positive, others, against) * (label.unsqueeze(1) == task)
+        shares.scatter_(1, owner.unsqueeze(1), (1 / known[owner]).unsqueeze(1))
+        losses = shares.to(scores.dtype) * self.loss(scores[owner].unsqueeze(1) - scores)
+        # rows weigh by their share in the batch's sum of weights, which depends on the labels that were drawn
+        total = batch["weight"].mean() if "weight" in batch else None
+        return self._rows(batch["index"][owner], label, losses, positive.expand(losses.shape), total)
+
+    def _held(self, task: Tensor) -> Tensor:
+        return torch.bincount(task, minlength=len(self.known))
+
+    def _rows(
+        self, index: Tensor, label: Tensor, losses: Tensor, positive: Tensor, factor: Tensor | None = None
+    ) -> Inner:
+        """Inner values from weighted losses (r, B), and the weight 1/(T n_t+) of a row beside that of all alike."""
+        values = torch.stack([torch.where(positive, losses, 0).sum(1), losses.sum(1)], dim=1)
+        relevance = int(self.positives.sum()) / (len(self.positives) * self.positives[label]).to(values.dtype)
+        return Inner(index, values, relevance=relevance if factor is None else factor * relevance)
+
+
+def _loss_of_itself(loss: PairLoss) -> float:
+    """l(0).
+
+    Raises:
+        ConfigError: if it is not positive.
+    """
+    own = float(loss(torch.zeros((), dtype=torch.float64)))
+    if own <= 0:
+        raise ConfigError(f"a smooth rank needs a loss with l(0) > 0, {loss!r} has {own!r}. Use SquaredHingePair.")
+    return own

@@ -1,0 +1,53 @@
+"""The p-norm push: ranking that cares for its top, or for the positives at its bottom."""
+
+from typing import Any, Literal
+
+import torch
+
+from fcco_lightning.checks import greater, one_of
+from fcco_lightning.objectives.pairwise import ExponentialPair, PairLoss
+from fcco_lightning.objectives.ranking import RankingObjective
+from fcco_lightning.outer import OuterFunction, Power
+from fcco_lightning.records import Columns, Inner
+
+
+class PNormPush(RankingObjective):
+    r"""``(1/n_-) sum over negatives j of (mean over positives i of l(s_i - s_j))^p``.
+
+    Source: Rudin, 2009; SOX paper, section 4.2, erratum SOX-3; ALEXR paper, App. B, erratum ALEXR-5.
+
+    The larger p, the more it counts how many positives the highest negatives are ranked above, and the less whatever
+    happens far down: the top of the list is pushed free of negatives.  With ``push_over="positives"``, as in the ALEXR
+    paper, the roles are exchanged, and the lowest positives are pushed up.
+
+    Where pair losses are convex in the weights, as with a linear network, the whole is convex.  Inner values are
+    remembered in float64.
+
+    Args:
+        p: exponent, > 1.
+        push_over: class whose samples own the rows.
+        loss: l, non-negative; the exponential one by default.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    dtype = torch.float64
+
+    def __init__(
+        self,
+        p: float = 4.0,
+        push_over: Literal["negatives", "positives"] = "negatives",
+        loss: PairLoss | None = None,
+    ) -> None:
+        super().__init__()
+        self.outer: OuterFunction = Power(greater("p", p, 1.0))
+        self.owner = int(one_of("push_over", push_over, ("negatives", "positives")) == "positives")
+        self.loss = loss or ExponentialPair()
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner | None:
+        """Mean losses of the samples that own rows, against those of the other class in the batch."""
+        pairs = self._pairs(outputs, batch)
+        if not pairs.complete:
+            return None
+        return Inner(batch["index"][pairs.owners], pairs.mean(self.loss(pairs.differences).double()).unsqueeze(1))

@@ -1,0 +1,140 @@
+"""What objectives share that rank the samples of one class above those of the other."""
+
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.estimators import Range
+from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
+from fcco_lightning.records import Columns
+
+
+class Pairs(NamedTuple):
+    """The pairs of a positive and a negative in a batch, seen from the samples that own rows.
+
+    Attributes:
+        owners: positions in the batch of the samples that own rows, shape (a,), int64.
+        differences: score of the positive minus score of the negative, shape (a, b), with graph: a row for every owner,
+            a column for every sample of the other class.
+        weight: of the samples of the other class, shape (b,); None where they weigh the same.
+    """
+
+    owners: Tensor
+    differences: Tensor
+    weight: Tensor | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the batch holds both classes."""
+        return self.differences.numel() > 0
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The mean over the other class of ``losses`` (a, b), shape (a,)."""
+        if self.weight is None:
+            return losses.mean(1)
+        weight = self.weight.to(losses.dtype)
+        return losses @ weight / weight.sum()
+
+
+class RankingObjective(Objective):
+    r"""A binary objective with one row for every sample of one class, compared with the samples of the other.
+
+    Batches carry ``y`` (B,) with the labels 0 and 1, the network gives one score per sample, (B,) or (B, 1).  The mean
+    over the other class is that of the batch's samples of it, weighted by the column ``weight`` where there is one.  It
+    is an unbiased estimate wherever the samples of that class are drawn alike (uniform and class-balanced batches of
+    any prevalence).  A batch that holds one class only says nothing; how often that happens follows from the plan of
+    the batches, and the rows of the other batches weigh as much more.
+
+    Attributes:
+        owner: label of the class whose samples own the rows.
+        num_samples: n, known from :meth:`prepare` on.
+        class_sizes: numbers of the negatives and of the positives, known from :meth:`row_domain` on.
+    """
+
+    owner: int = 1
+    needs_partner: ClassVar[bool] = True
+    num_samples: int | None = None
+    class_sizes: tuple[int, int] | None = None
+
+    def prepare(self, num_samples: int) -> None:
+        """Take n."""
+        self.num_samples = num_samples
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row for every sample of the class that owns them.
+
+        Raises:
+            ConfigError: if the columns are not known.
+            DataError: if ``y`` is missing, holds other values than 0 and 1, or lacks one of them.
+        """
+        positive, negative = both_classes(columns, self)
+        self.class_sizes = int(negative.sum()), int(positive.sum())
+        owners = positive if self.owner == 1 else negative
+        return RowDomain(
+            0, per_sample=True, owners=owners, range=self._range(), partners=~owners if self.needs_partner else None
+        )
+
+    def _range(self) -> Range:
+        """The interval in which the inner values lie, once :attr:`class_sizes` are known."""
+        return Range(least=0.0)
+
+    def _pairs(self, outputs: Any, batch: Columns) -> Pairs:
+        """All pairs of a batch."""
+        scores = binary_scores(outputs)
+        owns = required_column(batch, "y", self) == self.owner
+        mine, others = scores[owns].unsqueeze(1), scores[~owns]
+        weight = batch["weight"][~owns] if "weight" in batch else None
+        differences = mine - others if self.owner == 1 else others - mine
+        return Pairs(owns.nonzero().squeeze(1), differences, weight)
+
+
+def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
+    """Which training samples are positives and which negatives, as masks (n,), bool.
+
+    Raises:
+        ConfigError: if the columns are not known.
+        DataError: if ``y`` is missing or not (n,), holds other values than 0 and 1, or lacks one of them.
+    """
+    y, name = known_labels(columns, objective), type(objective).__name__
+    if y.dim() != 1:
+        raise DataError(
+            f"{name} needs one label per sample, shape (n,), the training split has y of shape {tuple(y.shape)}. Name "
+            "a single label column, or use MeanAveragePrecision for several."
+        )
+    positive = y == 1
+    if bool(positive.all()) or not bool(positive.any()):
+        raise DataError(
+            f"{name} compares positives with negatives, but the training split has {int(positive.sum())} samples with "
+            f"y = 1 and {int((~positive).sum())} with y = 0. Check which value of the label is positive."
+        )
+    return [positive, ~positive]
+
+
+def known_labels(columns: Columns | None, objective: Objective, missing: float | None = None) -> Tensor:
+    """The labels ``y`` of the training split, which say which samples own rows.
+
+    Args:
+        columns: of the training split.
+        objective: that asks.
+        missing: value that stands for a label that is not known; None if there is none.
+
+    Raises:
+        ConfigError: if the columns are not known.
+        DataError: if ``y`` is missing, or holds other values than 0 and 1.
+    """
+    name = type(objective).__name__
+    if columns is None:
+        raise ConfigError(
+            f"{name} must know the labels of the whole training split. Use a datamodule with `sampling()`, or pass "
+            "sampling={'target': Drawn(columns, plan)} to `pose`."
+        )
+    y = required_column(columns, "y", objective)
+    wrong = (y != 0) & (y != 1) & (y != missing)
+    if bool(wrong.any()):
+        where = tuple(wrong.nonzero()[0].tolist())
+        raise DataError(
+            f"{name} needs the labels 0 and 1, but y of training sample {where[0]} is {y[where].item()!r}. Map the "
+            "labels, for example -1 and 1, to 0 and 1 (`columns.positive` names the value that becomes 1)."
+        )
+    return y

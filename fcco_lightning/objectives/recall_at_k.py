@@ -1,0 +1,75 @@
+"""Recall, and thereby precision, among the k samples with the highest scores."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import Range
+from fcco_lightning.objectives.base import binary_scores, required_column
+from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.objectives.ranking import RankingObjective
+from fcco_lightning.objectives.self_weights import comparison_weights
+from fcco_lightning.outer import Hinge, OuterFunction
+from fcco_lightning.records import Columns, Inner
+
+
+class RecallAtK(RankingObjective):
+    r"""``(1/n_+) sum over positives i of [rank_i / k - 1]_+``, ``rank_i = sum over all samples j of l(s_i - s_j)``.
+
+    Source: ALEXR paper, App. B, erratum ALEXR-10.
+
+    A positive counts by how far its smooth rank lies behind position k.  Precision at k is ``n_+ / k`` times recall at
+    k, so that maximising one maximises the other, and there is no class of its own for it.  The rank contains the
+    positive itself, with the loss l(0).  Row i remembers ``rank_i / n``, which is at least ``l(0) / n``.
+
+    f is convex and non-decreasing; where the pair losses are convex in the weights, the whole is convex, as ALEXR
+    needs.
+
+    Args:
+        k: length of the head of the list, >= 1 and less than the number of training samples.
+        loss: l, non-negative, a surrogate of 1 for d < 0; the squared hinge with margin 1 by default.
+
+    Raises:
+        ConfigError: if ``k`` is out of range; where it exceeds the list, before the first batch.
+    """
+
+    needs_partner = False
+
+    def __init__(self, k: int, loss: PairLoss | None = None) -> None:
+        super().__init__()
+        self.k = at_least("k", k, 1)
+        self.loss = loss or SquaredHingePair()
+
+    @property
+    def outer(self) -> OuterFunction:  # type: ignore[override]
+        """``[n u / k - 1]_+``."""
+        n = self.num_samples or self.k + 1
+        return Hinge(rho=n / self.k, kappa=self.k / n)
+
+    def prepare(self, num_samples: int) -> None:
+        """Take n."""
+        if self.k >= num_samples:
+            raise ConfigError(
+                f"k={self.k} is not less than the number of training samples, {num_samples}: all positives are among "
+                "the first k of them. Lower k."
+            )
+        super().prepare(num_samples)
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
+        """Estimates of ``rank_i / n`` for the positives of a batch.
+
+        Raises:
+            DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
+        """
+        scores = binary_scores(outputs)
+        owners = (required_column(batch, "y", self) == 1).nonzero().squeeze(1)
+        shares = comparison_weights("dataset", owners, len(scores), self.num_samples, batch.get("weight"), scores.dtype)
+        losses: Tensor = shares * self.loss(scores[owners].unsqueeze(1) - scores)
+        return Inner(batch["index"][owners], losses.sum(1, keepdim=True))
+
+    def _range(self) -> Range:
+        """At least what the positive itself contributes."""
+        return Range(least=float(self.loss(torch.zeros((), dtype=torch.float64))) / sum(self.class_sizes or (1,)))

@@ -1,0 +1,338 @@
+"""Objectives that rank positives above negatives: identities, bad input, and training with every algorithm."""
+
+import math
+from itertools import combinations, product
+
+import pytest
+import torch
+from torch import nn
+
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    AUC,
+    BSGD,
+    MOAP,
+    MSVR,
+    SOAP,
+    SONEX,
+    SONX,
+    SOX,
+    AUCMargin,
+    AveragePrecision,
+    BalancedBatches,
+    CVaRPartialAUC,
+    Drawn,
+    Engine,
+    HeavyBall,
+    KLPartialAUC,
+    LabelBatches,
+    MeanAveragePrecision,
+    PNormPush,
+    UniformBatches,
+)
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
+from tests.contracts.registry_objectives_ranking import average_precision
+from tests.contracts.sampled import Bench, Case
+
+N, POSITIVES = 60, 12
+Y = (torch.arange(N) % (N // POSITIVES) == 0).long()
+
+
+def features(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, 3, generator=generator, dtype=torch.float64)
+    return x + 0.8 * Y.unsqueeze(1)
+
+
+def posed(objective, y=Y, algorithm=None, plan=None):
+    columns = {"y": y, "index": torch.arange(len(y))}
+    plan = plan or BalancedBatches(y, 16)
+    return (algorithm or SOX(0.5)).pose(
+        objective.double(), num_samples=len(y), sampling={"target": Drawn(columns, plan)}, dtype=torch.float64
+    )
+
+
+def exact(objective, scores, y=Y):
+    """F on all samples."""
+    problem = posed(objective, y)
+    columns = {"y": y, "index": torch.arange(len(y)), "x": torch.arange(len(y))}
+    network = nn.Embedding(len(y), 1).double()
+    network.weight.data.copy_(scores.unsqueeze(1))
+    seen = Engine(nn.Sequential(network, nn.Flatten(0)), problem, SOX(0.5)).measure({"target": columns})
+    value = 0.0 if seen.direct is None else seen.direct.item()
+    # the plan's weights are those of balanced batches: all rows weigh the same here
+    return value + sum(r.outer.value(r.values.detach()).mean().item() for r in seen.readings)
+
+
+def scores(seed=1):
+    return torch.randn(N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ---------------------------------------------------------------------------------------------------------- identities
+
+
+def test_margin_loss_is_the_maximum_over_its_dual_variable():
+    s = scores()
+    positives, negatives = s[Y == 1], s[Y == 0]
+    for margin in (0.5, 3.0):
+        objective = AUCMargin(margin).double()
+        with torch.no_grad():
+            objective.a.copy_(positives.mean())
+            objective.b.copy_(negatives.mean())
+        spread = positives.var(correction=0) + negatives.var(correction=0)
+        gap = margin + negatives.mean() - positives.mean()
+        alpha = torch.linspace(0, 10, 100_001, dtype=torch.float64)
+        best = float((2 * alpha * gap - alpha**2).max())
+        assert exact(objective, s) == pytest.approx(float(spread) + best, abs=1e-7)
+        if gap > 0:  # then alpha >= 0 does not bind, and the value is the mean squared loss of all pairs
+            assert exact(objective, s) == pytest.approx(exact(AUC(SquaredPair(margin)), s), rel=1e-9)
+
+
+@pytest.mark.parametrize(("max_fpr", "min_tpr"), [(0.25, 0.0), (1.0, 0.5), (0.25, 0.5)])
+def test_partial_auc_is_the_mean_over_the_lowest_positives_and_the_highest_negatives(max_fpr, min_tpr):
+    """At the best thresholds, found on the grid of all losses."""
+    s, loss = scores(), SquaredHingePair(2.0)
+    positives, negatives = s[Y == 1].sort().values, s[Y == 0].sort(descending=True).values
+    count_p, count_n = round((1 - min_tpr) * len(positives)), round(max_fpr * len(negatives))
+    expected = float(loss(positives[:count_p].unsqueeze(1) - negatives[:count_n]).mean())
+    losses = loss(s[Y == 1].unsqueeze(1) - s[Y == 0])
+    thresholds = losses.sort(1, descending=True).values[:, count_n - 1] * (max_fpr < 1)
+    each = (
+        thresholds + (losses - thresholds.unsqueeze(1)).clamp(min=0).mean(1) / max_fpr
+        if max_fpr < 1
+        else losses.mean(1)
+    )
+    c = float(each.sort(descending=True).values[count_p - 1]) if min_tpr else 0.0
+    objective = CVaRPartialAUC(max_fpr, min_tpr, loss, threshold=c)
+    if max_fpr == 1:
+        assert exact(objective, s) == pytest.approx(expected, rel=1e-6)
+        return
+    columns = {"y": Y, "index": torch.arange(N), "threshold": torch.zeros(N, 1, dtype=torch.float64)}
+    columns["threshold"][Y == 1] = thresholds.unsqueeze(1)
+    value = objective.direct(s, columns).item()
+    if min_tpr:
+        inner = objective.inner(s, columns)
+        value += inner.outer.value(inner.values).mean().item()
+    assert value == pytest.approx(expected, rel=1e-6)
+
+
+def test_soft_partial_auc_goes_from_the_mean_to_the_worst_negative():
+    s, loss = scores(), SquaredHingePair()
+    losses = loss(s[Y == 1].unsqueeze(1) - s[Y == 0])
+    assert exact(KLPartialAUC(1e4), s) == pytest.approx(float(losses.mean()), rel=1e-3)
+    assert exact(KLPartialAUC(0.05), s) == pytest.approx(float(losses.max(1).values.mean()), rel=0.1)
+    each = torch.log(torch.exp(losses).mean(1))
+    best = 0.7 * float(torch.log(torch.exp(each / 0.7).mean()))
+    assert exact(KLPartialAUC(1.0, tau=0.7, threshold=best), s) == pytest.approx(best, rel=1e-6)
+    assert exact(KLPartialAUC(1.0, tau=0.7, threshold=best + 0.1), s) > best
+
+
+def test_average_precision_tends_to_that_of_sklearn_for_scores_far_apart():
+    """With a sharp sigmoid-like loss the surrogate is minus a smooth average precision of the same order."""
+    from sklearn.metrics import average_precision_score
+
+    from fcco_lightning.objectives import SigmoidPair
+
+    s = 100 * scores()
+    found = -exact(AveragePrecision(SigmoidPair(0.1)), s)
+    # an anchor has the loss 1/2 of itself in place of 1
+    positives, every = s[Y == 1], s
+    ranks = [((positives > a).sum() + 0.5) / ((every > a).sum() + 0.5) for a in positives]
+    assert found == pytest.approx(float(torch.stack(ranks).mean()), rel=1e-2)
+    assert found == pytest.approx(average_precision_score(Y, s), abs=0.1)
+
+
+def test_exponential_pairs_stay_finite():
+    loss = ExponentialPair(0.5)
+    d = torch.tensor([2.0, 0.0, -3.0, -1e6], dtype=torch.float64, requires_grad=True)
+    values = loss(d)
+    assert values[:3].tolist() == pytest.approx(torch.exp(-2 * d[:3]).tolist())
+    assert values.isfinite().all()
+    (slope,) = torch.autograd.grad(values.sum(), d)
+    assert slope.isfinite().all()
+    assert (slope < 0).all()
+
+
+# --------------------------------------------------------------------------------------------------- batches of labels
+
+TASK = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2])  # of pairs of a sample and a label
+VALUE = torch.tensor([1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1])
+POSITIVES_OF, NEGATIVES_OF = ([(0, 1, 2), (4, 6), (9, 10)], [(3,), (5, 7), (8,)])
+
+
+def drawn_batches(labels):
+    """All batches of two positives and one negative of each of some labels."""
+    for chosen in combinations(range(3), labels):
+        parts = [product(combinations(POSITIVES_OF[t], 2), NEGATIVES_OF[t]) for t in chosen]
+        one = [[(*pair, negative) for pair, negative in part] for part in parts]
+        batches = [sum(rows, ()) for rows in product(*one)]
+        for batch in batches:
+            yield 1 / len(batches) / math.comb(3, labels), list(batch)
+
+
+def label_formula(s, columns):
+    every = []
+    for t in range(3):
+        rows = [i for i in range(len(s)) if columns["task"][i] == t]
+        every.append(average_precision([s[i][t] for i in rows], [columns["y"][i] for i in rows]))
+    return sum(every) / 3
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3])
+def test_mean_average_precision_is_right_on_average_over_batches_of_labels(labels):
+    """With exact rows; labels have different numbers of pairs, as where some are not known."""
+    outputs = torch.randn(len(TASK), 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    bench = Bench(Case(MeanAveragePrecision, outputs, {"task": TASK, "y": VALUE}, label_formula))
+    plan = LabelBatches(TASK, VALUE, labels, 2, 1)
+    weights = torch.ones(len(TASK)) if plan.weights() is None else plan.weights()
+
+    def gradient(rows):
+        batch = bench.batch(rows)
+        batch["target"]["weight"] = weights[rows].double()
+        return bench.gradient(batch)
+
+    found = sum(chance * gradient(rows) for chance, rows in drawn_batches(labels))
+    torch.testing.assert_close(found, bench.brute()[1], rtol=1e-6, atol=1e-7)  # weights are float32
+
+
+def test_a_lonely_positive_of_a_label_is_refused():
+    objective = MeanAveragePrecision()
+    columns = {"y": VALUE, "task": TASK, "index": torch.arange(len(TASK))}
+    SOX(0.5).pose(
+        objective, num_samples=len(TASK), sampling={"target": Drawn(columns, LabelBatches(TASK, VALUE, 1, 1, 1))}
+    )
+    with pytest.raises(DataError, match="a batch holds one positive of label 0, which has 3"):
+        objective.inner(torch.zeros(2, 3), {name: column[[0, 3]] for name, column in columns.items()})
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+MAKES = {
+    "ap": AveragePrecision,
+    "push": PNormPush,
+    "recall": lambda: RecallAtK(5),
+    "margin": AUCMargin,
+    "low fpr": lambda: CVaRPartialAUC(max_fpr=0.3),
+    "high tpr": lambda: CVaRPartialAUC(min_tpr=0.5),
+    "two-way": lambda: CVaRPartialAUC(0.3, 0.5),
+    "soft": KLPartialAUC,
+    "soft two-way": lambda: KLPartialAUC(tau=2.0, threshold=4.0),
+}
+every = pytest.mark.parametrize("name", MAKES)
+
+
+@every
+def test_labels_that_are_not_0_and_1_are_refused(name):
+    y = 2 * Y - 1
+    with pytest.raises(DataError, match=r"needs the labels 0 and 1, but y of training sample 1 is -1"):
+        posed(MAKES[name](), y, plan=UniformBatches(N, 16))
+
+
+@every
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_split_of_one_class_is_refused(name, label):
+    with pytest.raises(DataError, match=r"compares positives with negatives, but the training split has"):
+        posed(MAKES[name](), torch.full((N,), label), plan=UniformBatches(N, 16))
+
+
+@every
+def test_unknown_labels_are_refused(name):
+    if name in ("margin", "low fpr"):
+        return
+    with pytest.raises(ConfigError, match="must know the labels of the whole training split"):
+        SOX(0.5).pose(MAKES[name](), num_samples=N)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AveragePrecision(prevalence=1.5), r"prevalence must be 'data' or lie in \(0, 1\), got 1.5"),
+        (lambda: AveragePrecision(SquaredHingePair(1e-300)), r"l\(0\) > 0"),
+        (lambda: PNormPush(1.0), "p must be a finite number > 1, got 1.0"),
+        (lambda: PNormPush(push_over="all"), "push_over must be one of 'negatives', 'positives', got 'all'"),
+        (lambda: RecallAtK(0), "k must be a whole number >= 1, got 0"),
+        (lambda: posed(RecallAtK(N)), f"k={N} is not less than the number of training samples, {N}"),
+        (lambda: AUCMargin(0.0), "margin must be a finite number > 0"),
+        (lambda: CVaRPartialAUC(max_fpr=0.0), r"max_fpr must lie in \(0, 1\], got 0.0"),
+        (lambda: CVaRPartialAUC(min_tpr=1.0), r"min_tpr must lie in \[0, 1\), got 1.0"),
+        (CVaRPartialAUC, "leave nothing out"),
+        (lambda: CVaRPartialAUC(0.5, thresholds=-1.0), "thresholds must be >= 0"),
+        (lambda: KLPartialAUC(0.0), "lam must be a finite number > 0"),
+        (lambda: KLPartialAUC(1.0, tau=-1.0), "tau must be a finite number > 0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (Y, r"needs y of shape \(n, T\)"),
+        (torch.stack([Y, torch.ones(N, dtype=torch.int64)], 1), f"label 1 has {N} positives among {N} known"),
+        (torch.stack([Y, torch.full((N,), 2)], 1), r"needs the labels 0 and 1, but y of training sample 0 is 2"),
+    ],
+)
+def test_label_tables_that_do_not_fit_are_refused(y, message):
+    with pytest.raises(DataError, match=message):
+        posed(MeanAveragePrecision(), y, plan=UniformBatches(N, 16))
+
+
+def test_classes_that_never_meet_are_refused():
+    with pytest.raises(DataError, match="never come in a batch with one of the other kind"):
+        posed(PNormPush(), plan=UniformBatches(N, 1))
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+ALGORITHMS = {
+    "SOX": lambda: SOX(0.5),
+    "SOAP": lambda: SOAP(0.5),
+    "MOAP": lambda: MOAP(0.2),
+    "BSGD": BSGD,
+    "MSVR": lambda: MSVR(0.5, 0.2, b=0.3),
+    "SONX": lambda: SONX(0.5, 0.1),
+    "SONEX": lambda: SONEX(0.5, 0.1, lam=0.01),
+    "ALEXR": lambda: ALEXR(1.0, 0.0, mirror=True),
+    "ALEXR2": lambda: ALEXR2(K=3, eta=0.05, nu=0.5, lam=0.01, gamma=0.5, gamma_prime=0.0),
+}
+CONVEX = ("push", "recall", "margin", "high tpr", "two-way")
+
+
+def train(objective, algorithm, steps=60, lr=0.005):
+    problem = posed(objective, algorithm=algorithm)
+    network = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double()
+    nn.init.zeros_(network[0].weight)
+    engine = Engine(network, problem, algorithm)
+    optimizer = HeavyBall([*network.parameters(), *objective.parameters()], lr=lr, beta=0.5)
+    x, plan = features(), BalancedBatches(Y, 16)
+    weights = plan.weights().double()
+
+    def value():
+        with torch.no_grad():
+            return exact(objective, network(x))
+
+    before, step = value(), 0
+    for epoch in range(100):
+        for index in plan.batches(epoch):
+            batch = {"x": x[index], "y": Y[index], "index": index, "weight": weights[index]}
+            engine.train_batch(batch, optimizer, last_batch=False)
+            step += 1
+            if step == steps:
+                return before, value()
+    raise AssertionError
+
+
+@every
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_descends_or_refuses_by_name(name, algorithm):
+    objective, used = MAKES[name](), ALGORITHMS[algorithm]()
+    if algorithm.startswith("ALEXR") and objective.outer is not None and name not in CONVEX:
+        with pytest.raises(ConfigError, match=f"{algorithm} needs a convex outer function"):
+            train(objective, used)
+        return
+    before, after = train(objective, used)
+    assert after < before
