@@ -16,6 +16,7 @@ from fcco_lightning.cli import run
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALL_CONFIGS = sorted(CONFIGS.rglob("*.yaml"))
+QUICK = ("adult_average_precision", "adult_partial_auc_tpr", "celeba_attributes_map")  # of the ranking objectives
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The id_val split has no rows"),
@@ -164,7 +165,25 @@ def group_dro_arguments(config, folder):
     return arguments + (["--data.batches.groups_per_batch=12"] if name == "adult_smd" else [])
 
 
+RARE = [
+    "Bald", "Mustache", "Gray_Hair", "Pale_Skin", "Double_Chin", "Wearing_Hat", "Blurry", "Sideburns", "Chubby",
+    "Goatee",
+]  # fmt: skip
+
+
+def ranking_arguments(config, folder):
+    if config.stem.startswith("celeba_attributes"):
+        values = np.random.default_rng(0).random((400, 12)) < 0.3
+        pd.DataFrame(values, columns=[*RARE, "Male", "Smiling"]).to_parquet(folder / "a.parquet")
+        return [f"--data.train={folder / 'a.parquet'}"]
+    for name, rows in (("train", 1200 if config.stem == "adult_recall_at_k" else 400), ("test", 200)):
+        adult(rows).to_csv(folder / f"{name}.csv", index=False)
+    return [f"--data.train={folder / 'train.csv'}", f"--data.test={folder / 'test.csv'}"]
+
+
 def data_arguments(config, folder, request):
+    if config.parent.name == "xrisk":
+        return ranking_arguments(config, folder)
     if config.parent.name == "continual_clip":
         return continual_arguments(config, folder, request)
     if config.parent.name == "group_dro":
@@ -178,6 +197,16 @@ def data_arguments(config, folder, request):
         make(200).to_csv(folder / "test.csv", index=False)
         arguments.append(f"--data.test={folder / 'test.csv'}")
     return arguments
+
+
+every_config = pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(c, marks=[pytest.mark.slow] if c.parent.name == "xrisk" and c.stem not in QUICK else [])
+        for c in ALL_CONFIGS
+    ],
+    ids=lambda c: f"{c.parent.name}/{c.stem}",
+)
 
 
 def test_there_are_configs_for_every_method_and_data_set():
@@ -204,7 +233,7 @@ def test_there_are_configs_for_every_method_and_data_set():
     assert {f"bdd100k_{w}_{m}" for w in ("foggy", "overcast") for m in ("sox", "sonex")} <= names
 
 
-@pytest.mark.parametrize("config", ALL_CONFIGS, ids=lambda c: f"{c.parent.name}/{c.stem}")
+@every_config
 def test_trains_two_batches(config, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     arguments = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.enable_progress_bar=false"]
@@ -213,7 +242,7 @@ def test_trains_two_batches(config, tmp_path, monkeypatch, request):
     assert list(tmp_path.rglob("report.json"))
 
 
-@pytest.mark.parametrize("config", ALL_CONFIGS, ids=lambda c: f"{c.parent.name}/{c.stem}")
+@every_config
 def test_prints_a_config_that_parses_again(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:

@@ -166,7 +166,8 @@ class LabelSampling(Sampling):
 
     Args:
         labels_per_batch: number of labels in a training batch, the same labels on all processes; None for all.
-        positives_per_label: number of positives of each of them in a training batch of one process.
+        positives_per_label: number of positives of each of them in a training batch of one process; mean average
+            precision needs two or more over all processes.
         negatives_per_label: number of negatives of each of them in a training batch of one process.
         num_batches: number of batches of an epoch; None for as many as hold, on average, every positive once.
         missing: value of ``y`` for labels that are not known, such as -1; None if all are.
