@@ -34,7 +34,7 @@ METHODS = {
 }
 OPTIMIZERS = {  # settings, learning rates that the grid starts with
     "Adam": ({"model.optimizer": "AdamType", "model.optimizer.beta": 0.1}, [1e-3, 3e-3, 1e-2]),
-    "momentum": ({"model.optimizer": "HeavyBall", "model.optimizer.beta": 0.1}, [0.03, 0.1, 0.3]),
+    "momentum": ({"model.optimizer": "HeavyBall", "model.optimizer.beta": 0.1}, [0.3, 0.9, 2.7]),
 }
 RHO = {"alexr2": [4, 12, 36], "sonex": [4, 12, 36], "sonx": [4, 12, 36], "sox_squared_hinge": [30, 100, 300]}
 TOLERANCE = 0.005
