@@ -4,6 +4,17 @@ from fcco_lightning.models.base import BatchNetwork, ParameterGroup
 from fcco_lightning.models.clip_model import CLIPModel
 from fcco_lightning.models.head import HasHead, head_of, renew
 from fcco_lightning.models.mlp import TabularMLP
+from fcco_lightning.models.perturbed import GaussianPerturbation
 from fcco_lightning.models.timm_model import TimmModel
 
-__all__ = ["BatchNetwork", "CLIPModel", "HasHead", "ParameterGroup", "TabularMLP", "TimmModel", "head_of", "renew"]
+__all__ = [
+    "BatchNetwork",
+    "CLIPModel",
+    "GaussianPerturbation",
+    "HasHead",
+    "ParameterGroup",
+    "TabularMLP",
+    "TimmModel",
+    "head_of",
+    "renew",
+]

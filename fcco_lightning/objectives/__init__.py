@@ -29,6 +29,7 @@ from fcco_lightning.objectives.quantities import (
     SoftRate,
     SquaredLoss,
 )
+from fcco_lightning.objectives.robust_logistic import RobustLogistic
 
 __all__ = [
     "AUC",
@@ -48,6 +49,7 @@ __all__ = [
     "Objective",
     "PairLoss",
     "Quantity",
+    "RobustLogistic",
     "RowDomain",
     "SampleParameters",
     "SigmoidPair",

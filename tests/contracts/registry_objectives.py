@@ -17,6 +17,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.objectives import GroupMaxForm, GroupObjective, LogisticPair, Objective
 from fcco_lightning.records import Embeddings
+from tests.contracts.registry_objectives_rest import CASES as REST
 from tests.contracts.sampled import (
     GROUP,
     Case,
@@ -201,4 +202,5 @@ CASES = {
     "info nce, learnt": of_pairs(
         lambda: InfoNCE(0.2, learn=True, tau_min=0.01), contrastive(learnt=0.01, mini_batch=True), ()
     ),
+    **REST,
 }

@@ -12,6 +12,7 @@ from fcco_lightning.data.plans import (
     BatchPlan,
     GroupBatches,
     OwnerBatches,
+    RepeatedBatches,
     RowsOf,
     UniformBatches,
 )
@@ -118,6 +119,16 @@ PLANS = {
         GroupBatches(TINY_GROUPS, 1, 2),
         of_groups(MEMBERS, 1, pairs_of),
         unbiased=False,
+    ),
+    "repeated": PlanCase(
+        lambda seed: RepeatedBatches(UniformBatches(43, 8, seed), 3),
+        RepeatedBatches(UniformBatches(6, 2), 2),
+        equally_likely((a, b, a, b) for a, b in combinations(range(6), 2)),
+    ),
+    "repeated, balanced": PlanCase(
+        lambda seed: RepeatedBatches(BalancedBatches(LABELS, 8, seed), 2),
+        RepeatedBatches(BalancedBatches(TINY_LABELS, 4), 2),
+        both(equally_likely([(1, 4, 1, 4)]), equally_likely((a, b, a, b) for a, b in combinations((0, 2, 3, 5), 2))),
     ),
     "rows of a table": PlanCase(
         lambda seed: RowsOf(BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4), ROWS, 40),

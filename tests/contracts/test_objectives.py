@@ -36,7 +36,7 @@ AP = Case(
 )  # fmt: skip
 EVERY = {**CASES, "average precision": AP}
 WITH_ROWS = [name for name, case in EVERY.items() if case.make().outer is not None]
-GROUP_ROWS = [name for name, case in CASES.items() if name in WITH_ROWS and not name.startswith("contrastive")]
+GROUP_ROWS = [name for name in WITH_ROWS if not Bench(EVERY[name]).engine.problem.all_terms[0].per_sample]
 BIASED = [(name, way) for name, case in CASES.items() for way in ("uniform", "balanced") if way not in case.unbiased]
 
 

@@ -6,7 +6,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
-from torch.optim import SGD as PlainSGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from fcco_lightning import (
@@ -152,7 +151,7 @@ def test_rows_optimizer_schedules_and_rho_start_afresh(make_module, make_trainer
         )
 
     first = Pretraining(
-        2, optimizer=lambda p: PlainSGD(p, lr=1.0), scheduler=lambda o: StepAtFractions(o, fractions=[0.5])
+        2, optimizer=lambda p: torch.optim.SGD(p, lr=1.0), scheduler=lambda o: StepAtFractions(o, fractions=[0.5])
     )
     module = make_module(
         algorithm=ALEXR2(K=3),
