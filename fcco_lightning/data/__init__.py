@@ -1,6 +1,7 @@
 """Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here."""
 
 from fcco_lightning.data.encoding import Encoding
+from fcco_lightning.data.garnet import Garnet
 from fcco_lightning.data.grouping import GroupBy, Groups
 from fcco_lightning.data.images import ImageTransform
 from fcco_lightning.data.loader import ResumableLoader
@@ -36,6 +37,7 @@ __all__ = [
     "Columns",
     "Drawn",
     "Encoding",
+    "Garnet",
     "GaussianGroups",
     "GroupBatches",
     "GroupBy",

@@ -6,10 +6,21 @@ from typing import Any
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.binary import BinaryEvaluation
+from fcco_lightning.evaluation.classes import ClassEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.tasks import TaskEvaluation
-from fcco_lightning.objectives import GlobalContrastive, GroupObjective, InfoNCE, MultiTaskGroupDRO, Objective
+from fcco_lightning.evaluation.values import ValueEvaluation
+from fcco_lightning.objectives import (
+    BellmanResidual,
+    GlobalContrastive,
+    GroupObjective,
+    InfoNCE,
+    LatentVariable,
+    MultiTaskGroupDRO,
+    Objective,
+    SampledSoftmax,
+)
 
 
 @singledispatch
@@ -59,3 +70,14 @@ def _(objective: MultiTaskGroupDRO) -> Evaluation:  # noqa: ARG001
 @default_evaluation.register(InfoNCE)
 def _(objective: Objective) -> Evaluation:  # noqa: ARG001
     return ContinualEvaluation()
+
+
+@default_evaluation.register
+def _(objective: BellmanResidual) -> Evaluation:
+    return ValueEvaluation(objective.loss.discount)
+
+
+@default_evaluation.register(LatentVariable)
+@default_evaluation.register(SampledSoftmax)
+def _(objective: Objective) -> Evaluation:  # noqa: ARG001
+    return ClassEvaluation()

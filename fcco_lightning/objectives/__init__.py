@@ -9,6 +9,7 @@ from fcco_lightning.objectives.base import (
     mean_over_data,
     required_column,
 )
+from fcco_lightning.objectives.bellman import BellmanResidual, TemporalDifference
 from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
 from fcco_lightning.objectives.group_dro import (
@@ -20,6 +21,7 @@ from fcco_lightning.objectives.group_dro import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
+from fcco_lightning.objectives.latent_variable import LatentVariable
 from fcco_lightning.objectives.pairwise import LogisticPair, PairLoss, SigmoidPair, SquaredHingePair, SquaredPair
 from fcco_lightning.objectives.quantities import (
     CrossEntropyLoss,
@@ -30,9 +32,11 @@ from fcco_lightning.objectives.quantities import (
     SquaredLoss,
 )
 from fcco_lightning.objectives.robust_logistic import RobustLogistic
+from fcco_lightning.objectives.sampled_softmax import SampledSoftmax
 
 __all__ = [
     "AUC",
+    "BellmanResidual",
     "CVaRGroupDRO",
     "ChiSquareGroupDRO",
     "CrossEntropy",
@@ -42,6 +46,7 @@ __all__ = [
     "GroupObjective",
     "InfoNCE",
     "KLGroupDRO",
+    "LatentVariable",
     "LogisticLoss",
     "LogisticPair",
     "MultiLabelLoss",
@@ -52,11 +57,13 @@ __all__ = [
     "RobustLogistic",
     "RowDomain",
     "SampleParameters",
+    "SampledSoftmax",
     "SigmoidPair",
     "SoftRate",
     "SquaredHingePair",
     "SquaredLoss",
     "SquaredPair",
+    "TemporalDifference",
     "WorstGroupDRO",
     "binary_scores",
     "mean_over_data",

@@ -42,7 +42,7 @@ def signs(y: Tensor, needed_by: object) -> Tensor:
         DataError: for any other label, naming the class of ``needed_by``.
     """
     if not bool(((y == 0) | (y == 1)).all()):
-        found = y.unique()[:6].tolist()
+        found = sorted(set(y.tolist()))[:6]
         raise DataError(
             f"{type(needed_by).__name__} needs labels y in {{0, 1}}, the batch has {found}. Say which value is "
             "positive (data.columns.positive), or recode them."

@@ -3,7 +3,16 @@
 from fcco_lightning.outer.base import OuterFunction
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum
 from fcco_lightning.outer.elementary import AbsoluteDifference, Hinge, Square, SquaredHinge, cvar
-from fcco_lightning.outer.log_exp import Log, LogSumExp, LogWithTemperature, NegativeLog, Power, Ratio, Softplus
+from fcco_lightning.outer.log_exp import (
+    Log,
+    LogRatio,
+    LogSumExp,
+    LogWithTemperature,
+    NegativeLog,
+    Power,
+    Ratio,
+    Softplus,
+)
 from fcco_lightning.outer.shifted import Shifted
 from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
 from fcco_lightning.outer.worst_case import WorstCase
@@ -14,6 +23,7 @@ __all__ = [
     "Hinge",
     "KullbackLeibler",
     "Log",
+    "LogRatio",
     "LogSumExp",
     "LogWithTemperature",
     "Maximum",

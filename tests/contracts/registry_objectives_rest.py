@@ -1,15 +1,73 @@
 """Further objectives with inner functions, with their formulas written a second time."""
 
+import torch
 
-from fcco_lightning import RobustLogistic
-from tests.contracts.sampled import Case, N, logistic, mean, scores, table_columns
+from fcco_lightning import BellmanResidual, LatentVariable, RobustLogistic, SampledSoftmax
+from fcco_lightning.records import ClassVectors, LatentVectors
+from tests.contracts.sampled import GROUP, Case, N, logistic, mean, scores, table_columns
 
 
 def robust_logistic(s, columns):
     return mean([logistic(a, y) for a, y in zip(s, columns["y"], strict=True)])
 
 
+def bellman(s, columns):
+    squares = []
+    for state in range(3):
+        residuals = []
+        for (now, after), group, reward, terminal in zip(
+            s, columns["group"], columns["reward"], columns["terminal"], strict=True
+        ):
+            if group == state:
+                residuals.append(now - reward - (0 if terminal else 0.8 * after))
+        squares.append(mean(residuals) ** 2)
+    return mean(squares)
+
+
+TRANSITIONS = {
+    "group": torch.tensor(GROUP),
+    "reward": scores(N, seed=3),
+    "terminal": torch.tensor([0, 0, 1, 0, 0, 1, 0, 0, 0]),
+}
+
+
+def sampled_softmax(s, columns):
+    """A row of the table is the features and the own vector of a sample, or (twice) the vector of one of 5 classes."""
+    total = []
+    for row, y in zip(s[:N], columns["y"], strict=True):
+        features, own = row[:2], row[2:]
+
+        def logit(vector, features=features):
+            return features[0] * vector[0] + features[1] * vector[1]
+
+        others = [torch.exp(logit(s[N + k][:2]) - logit(own)) for k in range(5) if k != y]
+        total.append(torch.log((1 + sum(others)) / 5))
+    return mean(total)
+
+
+def latent_variable(s, columns):
+    """A row of the table is (e, a) of a sample, or of one of 4 values of the latent variable."""
+    total = []
+    for row, y in zip(s[:N], columns["y"], strict=True):
+        joint, prior = 0, 0
+        for z in s[N:]:
+            affinity = torch.exp(row[0] * z[0] + row[1] * z[1])
+            positive = 1 / (1 + torch.exp(-row[2] * z[2]))
+            joint = joint + affinity * (positive if y == 1 else 1 - positive)
+            prior = prior + affinity
+        total.append(-torch.log(joint / prior))
+    return mean(total)
+
+
 CASES = {
+    "bellman residual": Case(
+        lambda: BellmanResidual(0.8, num_states=3),
+        scores(N, 2),
+        TRANSITIONS,
+        bellman,
+        missing="reward",
+        bad_outputs=scores(N, 3),
+    ),
     "robust logistic": Case(
         RobustLogistic,
         scores(),
@@ -18,5 +76,27 @@ CASES = {
         unbiased=("uniform", "balanced"),
         missing="y",
         bad_outputs=scores(N, 2),
+    ),
+    "sampled softmax": Case(
+        lambda: SampledSoftmax(5),
+        scores(N + 5, 4),
+        {"y": torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 2])},
+        sampled_softmax,
+        lambda table: ClassVectors(table[:, :2], table[:, 2:]),
+        unbiased=("uniform", "balanced"),
+        missing="y",
+        bad_outputs={"target": scores(N, 2)},
+        others={"classes": 5},
+    ),
+    "latent variable": Case(
+        LatentVariable,
+        scores(N + 4, 3),
+        table_columns(),
+        latent_variable,
+        lambda table: LatentVectors(table[:, :2], table[:, 2:]),
+        unbiased=("uniform", "balanced"),
+        missing="y",
+        bad_outputs={"target": scores(N, 2)},
+        others={"latent": 4},
     ),
 }

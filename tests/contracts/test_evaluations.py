@@ -9,14 +9,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, recall_score, roc_auc_score
+from sklearn.metrics import accuracy_score, log_loss, recall_score, roc_auc_score, root_mean_squared_error
 from torch import Tensor
 from torchmetrics.functional.classification import binary_accuracy
 
 import fcco_lightning.evaluation
-from fcco_lightning import BinaryEvaluation, ContinualEvaluation, Evaluation, GroupEvaluation, TaskEvaluation
+from fcco_lightning import (
+    BinaryEvaluation,
+    ContinualEvaluation,
+    Evaluation,
+    GroupEvaluation,
+    TaskEvaluation,
+    ValueEvaluation,
+)
 from tests.evaluation.reference import by_group, group_figures, probabilities, split
 
 SINGLE = 1e-5  # some figures are computed in float32
@@ -125,11 +133,29 @@ def learnt_and_forgotten(outputs, batch):
     }
 
 
+def values():
+    generator = torch.Generator().manual_seed(0)
+    outputs, truth, reward = (torch.randn(n, generator=generator) for n in ((40, 2), (40,), (40,)))
+    batch = {"group": torch.arange(40) % 7, "reward": reward, "value": truth}
+    return Case(ValueEvaluation(0.9), outputs, batch, of_a_value_function)
+
+
+def of_a_value_function(outputs, batch):
+    first, second = outputs.numpy().T
+    table = pd.DataFrame({"state": batch["group"], "td": first - batch["reward"].numpy() - 0.9 * second})
+    return {
+        "bellman_error": root_mean_squared_error(np.zeros(7), table.groupby("state").td.mean()),
+        "td_error": root_mean_squared_error(np.zeros(40), table.td),
+        "value_error": root_mean_squared_error(batch["value"], first),
+    }
+
+
 CASES = {
     BinaryEvaluation: binary,
     GroupEvaluation: groups,
     TaskEvaluation: tasks,
     ContinualEvaluation: continual,
+    ValueEvaluation: values,
 }
 
 

@@ -143,6 +143,9 @@ def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
 
 
 def _outputs(bench, index):
+    if bench.case.others:
+        batch = bench.batch(index)
+        return bench.engine.functions.outputs(batch), batch
     columns = bench.batch(index)[bench.name]
     if bench.objective.sample_parameters is not None:
         columns = {**columns, "tau": torch.full((len(index), 2), bench.objective.tau, dtype=torch.float64)}
@@ -207,7 +210,7 @@ def _seeded(seed):
 def test_a_missing_column_is_named(name):
     bench = Bench(CASES[name])
     outputs, columns = _outputs(bench, [0, 1])
-    del columns[bench.case.missing]
+    del (columns[bench.name] if bench.case.others else columns)[bench.case.missing]
     measure = bench.objective.direct if bench.objective.outer is None else bench.objective.inner
     with pytest.raises(FCCOError, match=f"needs the column `{bench.case.missing}`"):
         measure(outputs, columns)

@@ -15,6 +15,7 @@ from fcco_lightning.outer import (
     Hinge,
     KullbackLeibler,
     Log,
+    LogRatio,
     LogSumExp,
     LogWithTemperature,
     Maximum,
@@ -97,6 +98,7 @@ CONVEX = WITH_PROX + WITHOUT_PROX
 NOT_CONVEX_WITH_PROX = [
     Case(Log(tau=0.5), low=0.5, kinks=((1.0,),)),
     Case(Ratio(), 2, low=0.5, kinks=((1.0, 1.0),)),
+    Case(LogRatio(tau=0.5), 2, low=0.5, kinks=((1.0, 1.0),)),
 ]
 NOT_CONVEX = [
     *NOT_CONVEX_WITH_PROX,

@@ -15,6 +15,7 @@ from fcco_lightning.outer import (
     Hinge,
     KullbackLeibler,
     Log,
+    LogRatio,
     LogSumExp,
     LogWithTemperature,
     Maximum,
@@ -185,6 +186,20 @@ class RatioReference(Reference):
         return [u[0] + lam / v, v]
 
 
+class LogRatioReference(Reference):
+    def __init__(self, f: LogRatio) -> None:
+        self.parts = logarithm(f.tau, -1), logarithm(f.tau, 1)
+
+    def value(self, u: Row) -> mpf:
+        return sum(part.value([a]) for part, a in zip(self.parts, u, strict=True))
+
+    def subgradient(self, u: Row) -> Row:
+        return [part.subgradient([a])[0] for part, a in zip(self.parts, u, strict=True)]
+
+    def prox(self, u: Row, lam: mpf) -> Row:
+        return [part.prox([a], lam)[0] for part, a in zip(self.parts, u, strict=True)]
+
+
 class LogSumExpReference(Reference):
     def __init__(self, f: LogSumExp) -> None:
         self.theta, self.mean = mpf(f.theta), f.mean
@@ -272,6 +287,7 @@ REFERENCES: dict[type[OuterFunction], Callable[..., Reference]] = {
     Hinge: hinge,
     KullbackLeibler: kullback_leibler,
     Log: lambda f: logarithm(f.tau, 1),
+    LogRatio: LogRatioReference,
     LogSumExp: LogSumExpReference,
     LogWithTemperature: TemperatureReference,
     Maximum: lambda _: MaximumReference(),

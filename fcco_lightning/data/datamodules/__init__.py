@@ -3,17 +3,20 @@
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
+from fcco_lightning.data.datamodules.garnet import GarnetDataModule
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
+from fcco_lightning.data.datamodules.tensors import TensorDataModule
 
 __all__ = [
     "Classes",
     "ContinualCLIPDataModule",
     "DigitImages",
     "DigitsCLIPDataModule",
+    "GarnetDataModule",
     "GroupedImageDataModule",
     "GroupedTabularDataModule",
     "ImageSplits",
@@ -21,4 +24,5 @@ __all__ = [
     "Pairs",
     "SyntheticDataModule",
     "TabularDataModule",
+    "TensorDataModule",
 ]
