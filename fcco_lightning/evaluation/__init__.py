@@ -6,6 +6,7 @@ from fcco_lightning.evaluation.classes import ClassEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.default import default_evaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
 from fcco_lightning.evaluation.split import concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.tasks import TaskEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
@@ -16,6 +17,7 @@ __all__ = [
     "ContinualEvaluation",
     "Evaluation",
     "GroupEvaluation",
+    "NeighbourEvaluation",
     "TaskEvaluation",
     "ValueEvaluation",
     "concatenate",

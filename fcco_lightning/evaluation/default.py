@@ -9,6 +9,7 @@ from fcco_lightning.evaluation.binary import BinaryEvaluation
 from fcco_lightning.evaluation.classes import ClassEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
 from fcco_lightning.evaluation.tasks import TaskEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
 from fcco_lightning.objectives import (
@@ -20,6 +21,7 @@ from fcco_lightning.objectives import (
     MultiTaskGroupDRO,
     Objective,
     SampledSoftmax,
+    ViewContrastive,
 )
 
 
@@ -81,3 +83,8 @@ def _(objective: BellmanResidual) -> Evaluation:
 @default_evaluation.register(SampledSoftmax)
 def _(objective: Objective) -> Evaluation:  # noqa: ARG001
     return ClassEvaluation()
+
+
+@default_evaluation.register
+def _(objective: ViewContrastive) -> Evaluation:  # noqa: ARG001
+    return NeighbourEvaluation()

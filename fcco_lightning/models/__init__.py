@@ -8,6 +8,7 @@ from fcco_lightning.models.latent_mixture import LatentMixture
 from fcco_lightning.models.mlp import TabularMLP
 from fcco_lightning.models.perturbed import GaussianPerturbation
 from fcco_lightning.models.timm_model import TimmModel
+from fcco_lightning.models.two_views import TwoViews
 
 __all__ = [
     "BatchNetwork",
@@ -19,6 +20,7 @@ __all__ = [
     "ParameterGroup",
     "TabularMLP",
     "TimmModel",
+    "TwoViews",
     "head_of",
     "renew",
 ]

@@ -33,6 +33,7 @@ from fcco_lightning.objectives.quantities import (
 )
 from fcco_lightning.objectives.robust_logistic import RobustLogistic
 from fcco_lightning.objectives.sampled_softmax import SampledSoftmax
+from fcco_lightning.objectives.view_contrastive import ViewContrastive
 
 __all__ = [
     "AUC",
@@ -64,6 +65,7 @@ __all__ = [
     "SquaredLoss",
     "SquaredPair",
     "TemporalDifference",
+    "ViewContrastive",
     "WorstGroupDRO",
     "binary_scores",
     "mean_over_data",

@@ -1,9 +1,10 @@
 """Further objectives with inner functions, with their formulas written a second time."""
 
 import torch
+from torch.nn.functional import normalize
 
-from fcco_lightning import BellmanResidual, LatentVariable, RobustLogistic, SampledSoftmax
-from fcco_lightning.records import ClassVectors, LatentVectors
+from fcco_lightning import BellmanResidual, LatentVariable, RobustLogistic, SampledSoftmax, ViewContrastive
+from fcco_lightning.records import ClassVectors, Embeddings, LatentVectors
 from tests.contracts.sampled import GROUP, Case, N, logistic, mean, scores, table_columns
 
 
@@ -59,7 +60,43 @@ def latent_variable(s, columns):
     return mean(total)
 
 
+def unit(vector):
+    length = sum(v * v for v in vector) ** 0.5
+    return [v / length for v in vector]
+
+
+def views(*, itself=True):
+    def formula(s, columns):
+        pairs = [(unit(row[:3]), unit(row[3:])) for row in s]
+        total = []
+        for i, pair in enumerate(pairs):
+            own = sum(x * y for x, y in zip(*pair, strict=True))
+            for view in pair:
+                terms = [torch.ones(())] if itself else []
+                for other in [v for j, both in enumerate(pairs) if j != i for v in both]:
+                    cosine = sum(x * y for x, y in zip(view, other, strict=True))
+                    terms.append(torch.exp((cosine - own) / 0.3))
+                total.append(0.3 * torch.log(mean(terms)))
+        return 2 * mean(total)
+
+    return formula
+
+
+def of_views(positive, brute, unbiased):
+    return Case(
+        lambda: ViewContrastive(0.3, positive=positive),
+        scores(N, 6),
+        {},
+        brute,
+        lambda table: Embeddings(normalize(table[:, :3], dim=1), normalize(table[:, 3:], dim=1)),
+        unbiased,
+        bad_outputs=scores(N),
+    )
+
+
 CASES = {
+    "views": of_views("dataset", views(), ("uniform", "balanced")),
+    "views without the pair": of_views("none", views(itself=False), ("uniform", "balanced")),
     "bellman residual": Case(
         lambda: BellmanResidual(0.8, num_states=3),
         scores(N, 2),

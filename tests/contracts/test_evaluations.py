@@ -12,7 +12,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, recall_score, roc_auc_score, root_mean_squared_error
+from sklearn.metrics import (
+    accuracy_score,
+    log_loss,
+    recall_score,
+    roc_auc_score,
+    root_mean_squared_error,
+    top_k_accuracy_score,
+)
+from sklearn.model_selection import LeaveOneOut, cross_val_predict
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torchmetrics.functional.classification import binary_accuracy
 
@@ -25,6 +34,7 @@ from fcco_lightning import (
     TaskEvaluation,
     ValueEvaluation,
 )
+from fcco_lightning.evaluation import ClassEvaluation, NeighbourEvaluation
 from tests.evaluation.reference import by_group, group_figures, probabilities, split
 
 SINGLE = 1e-5  # some figures are computed in float32
@@ -150,12 +160,40 @@ def of_a_value_function(outputs, batch):
     }
 
 
+def classes():
+    return Case(ClassEvaluation(), *split(2, classes=7), of_classes)
+
+
+def of_classes(outputs, batch):
+    y, p = batch["y"].numpy(), probabilities(outputs)
+    return {
+        "accuracy": accuracy_score(y, outputs.argmax(1)),
+        "top5_accuracy": top_k_accuracy_score(y, p, k=5, labels=range(7)),
+        "loss": log_loss(y, p, labels=range(7)),
+    }
+
+
+def neighbours():
+    outputs, batch = split(2, classes=3)
+    return Case(NeighbourEvaluation(3), outputs, batch, of_neighbours)
+
+
+def of_neighbours(outputs, batch):
+    x, y = outputs.numpy().astype(float), batch["y"].numpy()
+    found = cross_val_predict(KNeighborsClassifier(3, metric="cosine"), x, y, cv=LeaveOneOut())
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    spread = np.sqrt(((unit - unit.mean(0)) ** 2).sum(1).mean())
+    return {"knn_accuracy": accuracy_score(y, found), "spread": spread}
+
+
 CASES = {
     BinaryEvaluation: binary,
     GroupEvaluation: groups,
     TaskEvaluation: tasks,
     ContinualEvaluation: continual,
     ValueEvaluation: values,
+    ClassEvaluation: classes,
+    NeighbourEvaluation: neighbours,
 }
 
 
