@@ -35,6 +35,7 @@ class SCENT(SingleLoop):
         if not isinstance(outer, Log | LogWithTemperature):
             raise ConfigError(
                 f"{self.name} is for objectives whose outer function is a logarithm, "
-                f"{type(problem.objective).__name__} has {outer!r}. Use SampledSoftmax or GlobalContrastive, or another algorithm, such as SOX."
+                f"{type(problem.objective).__name__} has {outer!r}. Use SampledSoftmax or GlobalContrastive, "
+                "or another algorithm, such as SOX."
             )
         super().prepare(problem)
