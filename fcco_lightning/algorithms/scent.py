@@ -21,13 +21,14 @@ class SCENT(SingleLoop):
     Args:
         alpha: step size of nu, > 0; the weight of a new value is ``alpha u_i / (1 + alpha u_i)``.
         gamma: weight of the new value for constraints, in (0, 1].
-        fresh: whether outer gradients are taken at the new u_i, which biases G by their covariance with the Jacobian.
+        fresh: whether outer gradients are taken at the new u_i, which bounds their weights and biases G by their
+            covariance with the Jacobian; False takes the u_i from before the step, see :class:`EntropicMirror`.
 
     Raises:
         ConfigError: from ``pose`` if the objective has no logarithm of an inner function.
     """
 
-    def __init__(self, alpha: float = 1.0, gamma: float = 0.5, fresh: bool = False) -> None:
+    def __init__(self, alpha: float = 1.0, gamma: float = 0.5, fresh: bool = True) -> None:
         super().__init__(EMA(gamma), objective_estimator=EntropicMirror(alpha, fresh))
 
     def prepare(self, problem: Problem) -> None:

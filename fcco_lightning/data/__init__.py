@@ -5,6 +5,7 @@ from fcco_lightning.data.garnet import Garnet
 from fcco_lightning.data.grouping import GroupBy, Groups
 from fcco_lightning.data.images import ImageTransform
 from fcco_lightning.data.loader import ResumableLoader
+from fcco_lightning.data.mixtures import LatentChoice, ManyClasses
 from fcco_lightning.data.pairs import PairTable, read_pairs
 from fcco_lightning.data.plans import (
     BalancedBatches,
@@ -44,6 +45,8 @@ __all__ = [
     "GroupSampling",
     "Groups",
     "ImageTransform",
+    "LatentChoice",
+    "ManyClasses",
     "OwnerBatches",
     "OwnerSampling",
     "PairTable",

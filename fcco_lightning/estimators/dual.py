@@ -97,12 +97,13 @@ class EntropicMirror(Estimator):
 
     Args:
         alpha: step size in nu, > 0, in units of 1/u.
-        fresh: whether the outer gradient is taken at the new u_i.  It is then correlated with the batch's Jacobian;
-            with the u_i from before the step the gradient estimate is unbiased given exact rows.
+        fresh: whether the outer gradient is taken at the new u_i.  The weight ``g_i / u_i`` of what a batch says is
+            then at most ``1 + 1 / (alpha u_i)``, but correlated with it.  With the u_i from before the step the
+            gradient estimate is unbiased given exact rows, and the weight has no bound.
     """
 
     alpha: float = 1.0
-    fresh: bool = False
+    fresh: bool = True
 
     def __post_init__(self) -> None:
         positive("alpha", self.alpha)

@@ -115,7 +115,7 @@ ALGORITHMS: dict[str, Member] = {
     "OOA": Member(lambda: OOA(0.3), lambda: OOA(1e-12), max_form=True),
     "OOA, Euclidean": Member(lambda: OOA(0.02, "euclidean"), lambda: OOA(1e-12, "euclidean"), max_form=True),
     "SMD": Member(lambda: SMD(0.3), lambda: SMD(1e-12), max_form=True),
-    "SCENT": Member(lambda: SCENT(0.4, 0.4), lambda: SCENT(1e12, 1.0), logarithm=True),
+    "SCENT": Member(lambda: SCENT(0.4, 0.4), lambda: SCENT(1e12, 1.0), exact_rows=False, logarithm=True),
     "SingleLoop": Member(
         lambda: SingleLoop(CorrectedEMA(0.4, 0.2, fresh=True), MoreauSmoothing(0.1)),
         lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)),

@@ -121,7 +121,7 @@ ESTIMATORS: dict[str, Member] = {
     "CorrectedEMA without correction": Member(lambda: CorrectedEMA(0.3, 0.0), average(0.3), 0.3),
     "CorrectedEMA theory": Member(lambda: CorrectedEMA(0.3, "theory"), average(0.3, None), 0.3),
     "DualMirror": Member(lambda: DualMirror(0.3, 0.1), average(0.3, 0.1, fresh=True), 0.3, fresh=True),
-    "EntropicMirror": Member(lambda: EntropicMirror(3 / 7), entropic(3 / 7), 0.3, constant=False),
+    "EntropicMirror": Member(lambda: EntropicMirror(3 / 7, fresh=False), entropic(3 / 7), 0.3, constant=False),
     "EntropicMirror fresh": Member(
         lambda: EntropicMirror(3 / 7, fresh=True), entropic(3 / 7, fresh=True), 0.3, fresh=True, constant=False
     ),

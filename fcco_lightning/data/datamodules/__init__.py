@@ -7,6 +7,7 @@ from fcco_lightning.data.datamodules.garnet import GarnetDataModule
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
+from fcco_lightning.data.datamodules.mixtures import LatentChoiceDataModule, ManyClassesDataModule
 from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
@@ -21,6 +22,8 @@ __all__ = [
     "GroupedTabularDataModule",
     "ImageSplits",
     "LabelledImages",
+    "LatentChoiceDataModule",
+    "ManyClassesDataModule",
     "Pairs",
     "SyntheticDataModule",
     "TabularDataModule",
