@@ -52,7 +52,8 @@ class LatentChoice:
     r"""Responses y of 0 or 1 that depend on which of m latent values applies.
 
     ``x ~ N(0, I_d)``, ``p(z | x)`` proportional to ``exp(sharpness <x, e_z>)``, and
-    ``p(1 | z, x) = sigmoid(scale <x, a_z>)`` with random unit vectors e_z and a_z: :class:`~fcco_lightning.models.LatentMixture` with linear features is exact.
+    ``p(1 | z, x) = sigmoid(scale <x, a_z>)`` with random unit vectors e_z and a_z, so that
+    :class:`~fcco_lightning.models.LatentMixture` with linear features is exact.
 
     Args:
         num_latent: m, >= 2.
