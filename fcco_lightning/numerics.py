@@ -52,6 +52,20 @@ def exp_with_tangent(x: Tensor, start: float) -> Tensor:
     return x.clamp(max=start).exp() * (1 + (x - start).clamp(min=0))
 
 
+def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:
+    """``exp(logs)`` in float64, with values outside e^-bound to e^bound put at the nearer end.
+
+    Its derivative is its value everywhere, so that what is divided by an equally bounded average keeps its gradient.
+
+    Args:
+        logs: of any shape.
+        bound: > 0 and < 700, where float64 overflows.
+    """
+    wide = logs.double()
+    value = wide.detach().clamp(-bound, bound).exp()
+    return value * (1 + wide - wide.detach()) if logs.requires_grad else value
+
+
 @torch.no_grad()
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no value of the tensors, of which there is one, is NaN or infinite; reads each once, and waits once.

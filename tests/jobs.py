@@ -178,6 +178,7 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
         algorithm=GROUP_ALGORITHMS[name](),
         optimizer=lambda p: HeavyBall(p, lr=0.05, beta=0.5, weight_decay=0.1),
         objective_lr=0.01,
+        **job.get("module", {}),
     )
     callbacks: list[Callback] = []
     if "save" in job:

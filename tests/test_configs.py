@@ -188,6 +188,8 @@ def data_arguments(config, folder, request):
         return continual_arguments(config, folder, request)
     if config.parent.name == "group_dro":
         return group_dro_arguments(config, folder)
+    if config.stem == "synthetic_bellman_alexr":
+        return ["--data.per_state=4", "--data.per_state_test=2"]
     if config.stem.startswith("synthetic"):
         return ["--data.num_train=400", "--data.num_test=400"]
     make = {"adult": adult, "compas": compas}[config.stem.split("_")[0]]

@@ -93,6 +93,11 @@ class Baseline(Callback):
 
     def _copy(self, module: FCCOModule) -> None:
         objective = module.objective
+        if module.pretrain is not None:
+            raise ConfigError(
+                "after pretraining there is no model without constraints to compare with. Set --baseline.enabled to "
+                "false, or leave out pretrain."
+            )
         if objective.sample_parameters is not None or (objective.outer is not None and objective.outer.coupled):
             raise ConfigError(
                 f"{type(objective).__name__} with {module.algorithm.name} cannot be measured on one batch, so there is "

@@ -116,7 +116,11 @@ class Diagnostics(Callback):
             return
         batches = _moved(module, self._loader(trainer))
         jacobian_of_all = jacobian(self._functions(module), batches, module.processes, self.max_values)
-        remembered = None if module.problem is None else remembered_duals(module.algorithm, module.problem.all_terms)
+        remembered = (
+            None
+            if module.problem is None or module.pretraining
+            else remembered_duals(module.algorithm, module.problem.all_terms)
+        )
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:
             return

@@ -57,10 +57,9 @@ class Preemption(Callback):
         """Listen, in place of Lightning's handlers, which communicate or save within the handler."""
         if not self.enabled or not isinstance(pl_module, FCCOModule):
             return
-        engine = pl_module.engine
 
         def listen(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-            engine.stop_asked = True
+            pl_module.engine.stop_asked = True
 
         try:
             self._before = {number: signal.signal(number, listen) for number in self.signals}

@@ -163,6 +163,7 @@ class StateMonitor(Callback):
         self.sample, self.seed = at_least("sample", sample, 1), at_least("seed", seed, 0)
         self.enabled, self.picture, self.folder = enabled, picture, folder
         self._watches: list[Watch] | None = None  # while training is watched
+        self._problem: Problem | None = None  # whose states these are
         self._looked_at = 0  # the step of the look before
         self._seconds, self._bytes = 0.0, 0  # in exchanges of training steps since then
 
@@ -171,12 +172,15 @@ class StateMonitor(Callback):
         self._watches = None
         if not self.enabled or not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
             return
+        self._problem = pl_module.problem
         self._watches = watches(pl_module.problem, self.sample, self.seed)
         self._start_from(trainer.global_step)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Read the clock: validation and checkpoints communicate too."""
         if self._watches is not None and isinstance(pl_module, FCCOModule):
+            if self._problem is not pl_module.problem:  # a new phase has begun
+                self.on_train_start(trainer, pl_module)
             self._seconds -= pl_module.processes.seconds
             self._bytes -= pl_module.processes.bytes
 

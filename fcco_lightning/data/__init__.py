@@ -1,9 +1,11 @@
 """Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here."""
 
 from fcco_lightning.data.encoding import Encoding
+from fcco_lightning.data.garnet import Garnet
 from fcco_lightning.data.grouping import GroupBy, Groups
 from fcco_lightning.data.images import ImageTransform
 from fcco_lightning.data.loader import ResumableLoader
+from fcco_lightning.data.mixtures import LatentChoice, ManyClasses
 from fcco_lightning.data.pairs import PairTable, read_pairs
 from fcco_lightning.data.plans import (
     BalancedBatches,
@@ -12,6 +14,7 @@ from fcco_lightning.data.plans import (
     GroupBatches,
     LabelBatches,
     OwnerBatches,
+    RepeatedBatches,
     RowsOf,
     UniformBatches,
 )
@@ -21,6 +24,7 @@ from fcco_lightning.data.sampling import (
     GroupSampling,
     LabelSampling,
     OwnerSampling,
+    RepeatedSampling,
     Sampling,
     TwoDraws,
     UniformSampling,
@@ -36,6 +40,7 @@ __all__ = [
     "Columns",
     "Drawn",
     "Encoding",
+    "Garnet",
     "GaussianGroups",
     "GroupBatches",
     "GroupBy",
@@ -45,9 +50,13 @@ __all__ = [
     "LabelBatches",
     "LabelSampling",
     "LabelTable",
+    "LatentChoice",
+    "ManyClasses",
     "OwnerBatches",
     "OwnerSampling",
     "PairTable",
+    "RepeatedBatches",
+    "RepeatedSampling",
     "ResumableLoader",
     "RowsOf",
     "Sampling",

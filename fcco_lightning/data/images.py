@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data.columns import require_columns
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -49,6 +49,7 @@ class ImageTable(TensorTable):
             leaves them out of their batch, which gets shorter.  The latter two count them in :attr:`num_corrupt` and
             warn at the first.
         root: folder that relative paths start from.
+        views: 2 gives a second random view of every image, as the column ``x2``.
 
     Raises:
         ConfigError: if ``corrupt`` is none of these.
@@ -71,6 +72,7 @@ class ImageTable(TensorTable):
         seed: int | None = None,
         corrupt: Literal["error", "blank", "skip"] = "error",
         root: str | PathLike[str] = "",
+        views: Literal[1, 2] = 1,
     ) -> None:
         if corrupt not in ("error", "blank", "skip"):
             raise ConfigError(f"corrupt must be 'error', 'blank' or 'skip', got {corrupt!r}.")
@@ -82,7 +84,7 @@ class ImageTable(TensorTable):
             )
         self.images, self.transform, self.root = images, transform, Path(root)
         self.seed = None if seed is None else at_least("seed", seed, 0)
-        self.corrupt = corrupt
+        self.corrupt, self.views = corrupt, views
         # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
         self._epoch = _shared(torch.zeros((), dtype=torch.int64))
         self._corrupt = _shared(torch.zeros(len(images), dtype=torch.bool))
@@ -135,10 +137,11 @@ class ImageTable(TensorTable):
         image = self._image(i)
         if image is None:
             return None
+        names = ("x", "x2")[: self.views]
         if self.seed is None:
-            return {"x": self.transform(image), **super().__getitem__(i)}
+            return {name: self.transform(image) for name in names} | super().__getitem__(i)
         with _drawing_from(self.seed, self.epoch, i):
-            return {"x": self.transform(image), **super().__getitem__(i)}
+            return {name: self.transform(image) for name in names} | super().__getitem__(i)
 
     def _image(self, i: int) -> "Image | None":
         stored = self.images[i]
@@ -257,6 +260,11 @@ class ImageTransform:
         crop_pct: side of the centre crop as a share of the shorter side, in (0, 1].
         augment: random crops, flips and colours in training as timm makes them by default; a mapping changes arguments
             of ``timm.data.create_transform``; False trains on what is evaluated.
+        views: 2 gives training batches a second random view of every image, as the column ``x2``, for contrastive
+            losses; it needs ``augment``.
+
+    Raises:
+        ConfigError: if ``views`` is neither 1 nor 2, or is 2 without augmentation.
     """
 
     size: int = 224
@@ -264,6 +272,11 @@ class ImageTransform:
     std: list[float] | None = None
     crop_pct: float = 0.875
     augment: bool | dict[str, Any] = False
+    views: Literal[1, 2] = 1
+
+    def __post_init__(self) -> None:
+        if one_of("transform.views", self.views, (1, 2)) == 2 and self.augment is False:
+            raise ConfigError("transform.views=2 without augmentation: both views would be equal. Set augment: true.")
 
     def plain(self) -> Callable[[Any], Tensor]:
         """Return what images are evaluated with."""

@@ -24,8 +24,8 @@ class Columns:
 
     Args:
         label: column of the labels; a list of T columns gives every sample T labels of two classes, y (n, T).
-        positive: value of a ``label`` with two classes that becomes y = 1; None numbers the classes 0..C-1 in sorted
-            order.  Several label columns need it.
+        positive: value of a ``label`` with two classes that becomes y = 1, or a list of the values of any label that
+            do, all others becoming 0; None numbers the classes 0..C-1 in sorted order.  Several label columns need it.
         target: "class" if the label is one of several classes (y int64); "number" if it is a number to be predicted
             (y float32).
         sensitive: column that defines two groups; None for none.
@@ -42,7 +42,7 @@ class Columns:
     """
 
     label: str | list[str]
-    positive: Value | None = None
+    positive: Value | list[Value] | None = None
     target: Literal["class", "number"] = "class"
     sensitive: str | None = None
     favoured: Value | None = None
@@ -197,6 +197,8 @@ class Labels:
     def _labels(self, column: pd.Series, where: str) -> Tensor:
         if self.columns.target == "number":
             return _numbers(column, "label", where).float()
+        if isinstance(self.columns.positive, list):
+            return _one_of(column, self.columns.positive)
         classes = text_of(column)
         y = pd.Index(self.class_names, dtype=object).get_indexer(pd.Index(classes, dtype=object))
         if (y < 0).any():
@@ -207,17 +209,21 @@ class Labels:
         return torch.from_numpy(y.astype(np.int64))
 
 
-def class_names(column: pd.Series, positive: Value | None, where: str) -> list[str]:
+def class_names(column: pd.Series, positive: Value | list[Value] | None, where: str) -> list[str]:
     """Return the classes of a label in the order of their numbers.
 
     Args:
         column: the labels.
-        positive: the one of two classes that becomes the last; None sorts them.
+        positive: the one of two classes that becomes the last, or those of many that become it together; None sorts
+            them.
         where: what the table is, for messages.
 
     Raises:
-        DataError: if there is one class only, or more than two although ``positive`` is given.
+        DataError: if there is one class only, or more than two although one ``positive`` is given, or a positive one
+            is not there.
     """
+    if isinstance(positive, list):
+        return _merged_names(column, positive, where)
     text = text_of(column)
     classes = sorted(text.unique(), key=float if _is_number(column) else str)
     if len(classes) < 2 or (positive is not None and len(classes) != 2):
@@ -230,6 +236,25 @@ def class_names(column: pd.Series, positive: Value | None, where: str) -> list[s
     if positive is not None and indicator(text, positive, "positive", where)[int((text == classes[0]).argmax())]:
         classes.reverse()
     return classes
+
+
+def _merged_names(column: pd.Series, positive: list[Value], where: str) -> list[str]:
+    for value in positive:
+        indicator(column, value, "positive", where)  # refuses what is not there
+    marked = _one_of(column, positive)
+    if not positive or bool((marked == 1).all()):
+        raise DataError(
+            f"positive={positive!r} must be some of the classes of label={column.name!r}, and not all of them: in "
+            f"{where} these are {listed(text_of(column).unique())}."
+        )
+    name = " or ".join(str(value) for value in positive)
+    return [f"not {name}", name]
+
+
+def _one_of(column: pd.Series, values: list[Value]) -> Tensor:
+    """Mark the cells that are one of the values."""
+    wanted = set(text_of(pd.Series(values, dtype=object)))
+    return torch.from_numpy(text_of(column).isin(wanted).to_numpy().astype(np.int64))
 
 
 def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:

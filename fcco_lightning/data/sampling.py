@@ -15,6 +15,7 @@ from fcco_lightning.data.plans import (
     GroupBatches,
     LabelBatches,
     OwnerBatches,
+    RepeatedBatches,
     UniformBatches,
 )
 from fcco_lightning.data.table import LabelTable, TensorTable
@@ -239,6 +240,35 @@ class OwnerSampling(Sampling):
         if not self.shuffle_rows:
             return None
         return torch.randperm(size, generator=torch.Generator().manual_seed(self.shuffle_seed))
+
+
+@dataclass(frozen=True)
+class RepeatedSampling(Sampling):
+    """Every sample of a batch comes several times, to be perturbed anew each time: :class:`RepeatedBatches`.
+
+    Args:
+        batches: how the samples are drawn; its ``batch_size`` counts each of them once.
+        copies: how often a sample comes in its batch, >= 2.
+
+    Raises:
+        ConfigError: if ``copies`` is out of range, or ``batches`` are not single draws.
+    """
+
+    batches: Sampling
+    copies: int = 4
+
+    def __post_init__(self) -> None:
+        at_least("copies", self.copies, 2)
+        if self.batches.draws != 1:
+            raise ConfigError("RepeatedSampling takes single draws as batches, got TwoDraws. Put it inside TwoDraws.")
+
+    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> RepeatedBatches:
+        """Return the union batches of ``batches``, repeated."""
+        return RepeatedBatches(self.batches.plan(columns, seed, world_size), self.copies)
+
+    def row_order(self, size: int) -> Tensor | None:
+        """Return what the batches ask for."""
+        return self.batches.row_order(size)
 
 
 @dataclass(frozen=True)

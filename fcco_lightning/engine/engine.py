@@ -273,7 +273,7 @@ class Engine:
         for i, term in enumerate(chosen):
             one = now.inner[i]
             if one is not None:
-                columns = {} if isinstance(term.part, tuple) else seen.now.batch[part_name(seen.now.batch, term.part)]
+                columns = seen.now.batch[part_name(seen.now.batch, term.owners_part)]
                 old = None if before is None else before.inner[i]
                 reading = term.reading(one, old, columns, seen.known.get(term))
                 readings += [] if reading is None else [reading]

@@ -78,3 +78,45 @@ class DualMirror(CorrectedEMA):
 
     fresh: bool = True
     convex_only = True
+
+
+@dataclass(frozen=True)
+class EntropicMirror(Estimator):
+    r"""``u_i <- u_i (1 + alpha g_i) / (1 + alpha u_i)``: a mirror step for the logarithm nu_i = log u_i of a row.
+
+    For f = log the term is a minimum, ``log g_i = min over nu of e^-nu g_i + nu - 1``, attained at nu = log g_i.  A
+    proximal step on an estimate of g_i from a batch, with the Bregman divergence
+    ``D(nu, nu') = e^-nu - e^-nu' + e^-nu' (nu - nu')`` of the same exponential,
+
+    ``nu_i <- argmin over nu of e^-nu g_i + nu + D(nu, nu_i) / alpha``,
+
+    has the condition ``-e^-nu g_i + 1 + (e^-nu_i - e^-nu) / alpha = 0``, hence the update above, in closed form.  It is
+    an average ``(1 - gamma_i) u_i + gamma_i g_i`` whose weight ``gamma_i = alpha u_i / (1 + alpha u_i)`` is small where
+    u_i is small, and close to 1 where it is large.  In nu a row so falls by at most log(1 + alpha u_i) in a step, and
+    one large value of a batch cannot spoil a small row.  The outer gradient is ``f'(u_i) = e^-nu_i``.
+
+    Args:
+        alpha: step size in nu, > 0, in units of 1/u.
+        fresh: whether the outer gradient is taken at the new u_i.  The weight ``g_i / u_i`` of what a batch says is
+            then at most ``1 + 1 / (alpha u_i)``, but correlated with it.  With the u_i from before the step the
+            gradient estimate is unbiased given exact rows, and the weight has no bound.
+    """
+
+    alpha: float = 1.0
+    fresh: bool = True
+
+    def __post_init__(self) -> None:
+        positive("alpha", self.alpha)
+
+    def update(
+        self,
+        rows: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,  # noqa: ARG002
+        outer: OuterFunction,
+        sampling: Sampling,  # noqa: ARG002
+    ) -> Tracked:
+        step = self.alpha * rows.clamp(min=0)
+        new = rows + step / (1 + step) * (inner - rows)
+        at = new if self.fresh else rows
+        return Tracked(new, outer.subgradient(at), at)

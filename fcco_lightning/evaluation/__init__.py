@@ -2,20 +2,26 @@
 
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.binary import BinaryEvaluation
+from fcco_lightning.evaluation.classes import ClassEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.default import default_evaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
 from fcco_lightning.evaluation.ranking import RankingEvaluation
 from fcco_lightning.evaluation.split import concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.tasks import TaskEvaluation
+from fcco_lightning.evaluation.values import ValueEvaluation
 
 __all__ = [
     "BinaryEvaluation",
+    "ClassEvaluation",
     "ContinualEvaluation",
     "Evaluation",
     "GroupEvaluation",
+    "NeighbourEvaluation",
     "RankingEvaluation",
     "TaskEvaluation",
+    "ValueEvaluation",
     "concatenate",
     "constraint_values",
     "default_evaluation",

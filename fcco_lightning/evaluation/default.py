@@ -6,21 +6,28 @@ from typing import Any
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.binary import BinaryEvaluation
+from fcco_lightning.evaluation.classes import ClassEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
 from fcco_lightning.evaluation.ranking import RankingEvaluation
 from fcco_lightning.evaluation.tasks import TaskEvaluation
+from fcco_lightning.evaluation.values import ValueEvaluation
 from fcco_lightning.objectives import (
     AUCMargin,
+    BellmanResidual,
     CVaRPartialAUC,
     GlobalContrastive,
     GroupObjective,
     InfoNCE,
+    LatentVariable,
     MeanAveragePrecision,
     MultiTaskGroupDRO,
     Objective,
     RankingObjective,
     RecallAtK,
+    SampledSoftmax,
+    ViewContrastive,
 )
 
 
@@ -95,3 +102,19 @@ def _(objective: MeanAveragePrecision) -> Evaluation:
 @default_evaluation.register(InfoNCE)
 def _(objective: Objective) -> Evaluation:  # noqa: ARG001
     return ContinualEvaluation()
+
+
+@default_evaluation.register
+def _(objective: BellmanResidual) -> Evaluation:
+    return ValueEvaluation(objective.loss.discount)
+
+
+@default_evaluation.register(LatentVariable)
+@default_evaluation.register(SampledSoftmax)
+def _(objective: Objective) -> Evaluation:  # noqa: ARG001
+    return ClassEvaluation()
+
+
+@default_evaluation.register
+def _(objective: ViewContrastive) -> Evaluation:  # noqa: ARG001
+    return NeighbourEvaluation()

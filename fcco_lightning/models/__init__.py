@@ -1,8 +1,26 @@
 """Networks that the papers train: a perceptron for tables, timm's for images, CLIP."""
 
 from fcco_lightning.models.base import BatchNetwork, ParameterGroup
+from fcco_lightning.models.class_vectors import ClassVectorNetwork
 from fcco_lightning.models.clip_model import CLIPModel
+from fcco_lightning.models.head import HasHead, head_of, renew
+from fcco_lightning.models.latent_mixture import LatentMixture
 from fcco_lightning.models.mlp import TabularMLP
+from fcco_lightning.models.perturbed import GaussianPerturbation
 from fcco_lightning.models.timm_model import TimmModel
+from fcco_lightning.models.two_views import TwoViews
 
-__all__ = ["BatchNetwork", "CLIPModel", "ParameterGroup", "TabularMLP", "TimmModel"]
+__all__ = [
+    "BatchNetwork",
+    "CLIPModel",
+    "ClassVectorNetwork",
+    "GaussianPerturbation",
+    "HasHead",
+    "LatentMixture",
+    "ParameterGroup",
+    "TabularMLP",
+    "TimmModel",
+    "TwoViews",
+    "head_of",
+    "renew",
+]

@@ -46,3 +46,7 @@ class TabularMLP(nn.Module):
         """Scores of the rows of x, shape (B, in_features) -> (B,) or (B, out_features)."""
         scores: Tensor = self.layers(x)
         return scores.squeeze(1) if self.single else scores
+
+    def head(self) -> nn.Module:
+        """The last layer."""
+        return self.layers[-1]

@@ -88,6 +88,10 @@ class TimmModel(nn.Module):
                 head.train(mode)
         return self
 
+    def head(self) -> nn.Module:
+        """The classifier that timm names, or its classifiers."""
+        return nn.ModuleList(self._heads())
+
     def _heads(self) -> list[nn.Module]:
         head = self.model.get_classifier()  # type: ignore[operator]
         return list(head) if isinstance(head, tuple) else [head]

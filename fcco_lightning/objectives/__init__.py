@@ -11,6 +11,7 @@ from fcco_lightning.objectives.base import (
     mean_over_data,
     required_column,
 )
+from fcco_lightning.objectives.bellman import BellmanResidual, TemporalDifference
 from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
 from fcco_lightning.objectives.group_dro import (
@@ -22,6 +23,7 @@ from fcco_lightning.objectives.group_dro import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
+from fcco_lightning.objectives.latent_variable import LatentVariable
 from fcco_lightning.objectives.p_norm_push import PNormPush
 from fcco_lightning.objectives.pairwise import (
     ExponentialPair,
@@ -42,11 +44,15 @@ from fcco_lightning.objectives.quantities import (
 )
 from fcco_lightning.objectives.ranking import RankingObjective
 from fcco_lightning.objectives.recall_at_k import RecallAtK
+from fcco_lightning.objectives.robust_logistic import RobustLogistic
+from fcco_lightning.objectives.sampled_softmax import SampledSoftmax
+from fcco_lightning.objectives.view_contrastive import ViewContrastive
 
 __all__ = [
     "AUC",
     "AUCMargin",
     "AveragePrecision",
+    "BellmanResidual",
     "CVaRGroupDRO",
     "CVaRPartialAUC",
     "ChiSquareGroupDRO",
@@ -59,6 +65,7 @@ __all__ = [
     "InfoNCE",
     "KLGroupDRO",
     "KLPartialAUC",
+    "LatentVariable",
     "LogisticLoss",
     "LogisticPair",
     "MeanAveragePrecision",
@@ -70,13 +77,17 @@ __all__ = [
     "Quantity",
     "RankingObjective",
     "RecallAtK",
+    "RobustLogistic",
     "RowDomain",
     "SampleParameters",
+    "SampledSoftmax",
     "SigmoidPair",
     "SoftRate",
     "SquaredHingePair",
     "SquaredLoss",
     "SquaredPair",
+    "TemporalDifference",
+    "ViewContrastive",
     "WorstGroupDRO",
     "binary_scores",
     "mean_over_data",

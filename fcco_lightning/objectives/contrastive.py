@@ -133,16 +133,24 @@ class GlobalContrastive(Objective):
         Raises:
             DataError: if the outputs are not pairs, or a batch holds fewer than two.
         """
+        tau: Tensor | float = self.tau
+        if self.sample_parameters is not None:
+            tau = batch[self.sample_parameters.name]
+        elif self.temperature is not None:
+            tau = self.temperature()
+        logs = self._logs(outputs, batch, tau)
+        outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
+        return Inner(batch["index"], logs.double().exp(), outer)
+
+    def _logs(self, outputs: Any, batch: Columns, tau: Tensor | float) -> Tensor:
+        """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
         similarity = similarities(outputs)
         weights = self._log_weights(similarity, batch)
         by_text_weights = weights.T if isinstance(weights, Tensor) else weights
-        tau: Tensor | float = self.tau
-        if self.sample_parameters is not None:
-            tau = batch[self.sample_parameters.name].to(similarity.dtype)
+        tau = tau.to(similarity.dtype) if isinstance(tau, Tensor) else tau
+        if isinstance(tau, Tensor) and tau.dim():
             by_image, by_text = weights + similarity / tau[:, :1], by_text_weights + similarity / tau[:, 1]
         else:
-            if self.temperature is not None:
-                tau = self.temperature().to(similarity.dtype)
             scaled = similarity / tau
             by_image = by_text = weights + scaled
             if "weight" in batch:
@@ -150,12 +158,9 @@ class GlobalContrastive(Objective):
         # in logarithms, since exp(s_ij / tau) alone would overflow
         if self.positive != "none":  # pair i has the share weight / g_i of a softmax, one kernel where logsumexp is six
             own = weights.diagonal().unsqueeze(1) if isinstance(weights, Tensor) else weights
-            logs = own - torch.stack([_own_share(by_image, 1), _own_share(by_text, 0)], dim=1)
-        else:
-            both = torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1)
-            logs = both - similarity.diagonal().unsqueeze(1) / tau
-        outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
-        return Inner(batch["index"], logs.double().exp(), outer)
+            return own - torch.stack([_own_share(by_image, 1), _own_share(by_text, 0)], dim=1)
+        both = torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1)
+        return both - similarity.diagonal().unsqueeze(1) / tau
 
     def _log_weights(self, like: Tensor, batch: Columns) -> Tensor | float:
         """Logarithm of the weight of every negative; in uniform batches it depends on their size only."""

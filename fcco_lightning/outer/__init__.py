@@ -6,6 +6,7 @@ from fcco_lightning.outer.elementary import AbsoluteDifference, Difference, Hing
 from fcco_lightning.outer.log_exp import (
     KullbackLeiblerOfLog,
     Log,
+    LogRatio,
     LogSumExp,
     LogWithTemperature,
     NegativeLog,
@@ -25,6 +26,7 @@ __all__ = [
     "KullbackLeibler",
     "KullbackLeiblerOfLog",
     "Log",
+    "LogRatio",
     "LogSumExp",
     "LogWithTemperature",
     "Maximum",

@@ -219,6 +219,49 @@ class NegativeLog(OuterFunction):
 
 
 @dataclass(frozen=True)
+class LogRatio(OuterFunction):
+    r"""``f(u) = tau (log u_2 - log u_1)`` for rows of width 2 with u > 0: the loss of a latent variable model.
+
+    Source: SOX paper, section 1.  It is :class:`NegativeLog` of the first coordinate plus :class:`Log` of the second,
+    hence neither convex nor monotone; smooth where both are bounded away from 0.
+
+    Args:
+        tau: weight, > 0.
+        floor: inner values below it count as ``floor``, > 0.
+    """
+
+    tau: float = 1.0
+    floor: float = 1e-12
+    convex = False
+    smooth = True
+
+    def __post_init__(self) -> None:
+        positive("tau", self.tau)
+        positive("floor", self.floor)
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = sqrt(2) tau / floor."""
+        return 2**0.5 * self.tau / self.floor
+
+    def value(self, u: Tensor) -> Tensor:
+        logs = u.clamp(min=self.floor).log()
+        return self.tau * (logs[..., 1] - logs[..., 0])
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        slopes = self.tau / u.clamp(min=self.floor)
+        return torch.stack([-slopes[..., 0], slopes[..., 1]], dim=-1)
+
+    def prox(self, u: Tensor, lam: float) -> Tensor:
+        r"""Coordinate by coordinate: the minimiser of the first, the local minimiser of :class:`Log` for the second."""
+        first = NegativeLog(self.tau, self.floor).prox(u[..., :1], lam)
+        return torch.cat([first, Log(self.tau, self.floor).prox(u[..., 1:], lam)], dim=-1)
+
+    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
+        return self.subgradient(self.prox(u, positive("lam", lam)))
+
+
+@dataclass(frozen=True)
 class Power(OuterFunction):
     r"""``f(u) = sum_j [u_j]_+^p`` with p > 1: the p-norm push (ALEXR paper, App. B; SOX paper, section 4.2).
 

@@ -2,10 +2,12 @@
 
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.module import FCCOModule
+from fcco_lightning.training.pretraining import Pretraining
 from fcco_lightning.training.schedules import StepAtFractions
 
 __all__ = [
     "FCCOModule",
     "LightningBackend",
+    "Pretraining",
     "StepAtFractions",
 ]

@@ -38,6 +38,7 @@ class LightningBackend:
     ) -> None:
         self.module, self.clip_val, self.clip_algorithm = module, clip_val, clip_algorithm
         self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
+        self.idle: list[Tensor] = []  # parameters that DistributedDataParallel waits for and the present phase has not
 
     @property
     def drops_overflows(self) -> bool:
@@ -46,6 +47,8 @@ class LightningBackend:
 
     def backward(self, surrogate: Tensor) -> None:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
+        for parameter in self.idle:
+            surrogate = surrogate + 0.0 * parameter.sum()
         self.module.manual_backward(surrogate)
 
     def synchronise(self, params: Sequence[Tensor]) -> None:

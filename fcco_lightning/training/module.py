@@ -1,11 +1,13 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -22,7 +24,7 @@ from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.engine import Drawn, Engine, Problem, other_columns, outputs_of_columns
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from fcco_lightning.evaluation import Evaluation, concatenate, default_evaluation, summarise
-from fcco_lightning.models import BatchNetwork
+from fcco_lightning.models import BatchNetwork, head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
@@ -30,6 +32,7 @@ from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
+from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
@@ -66,6 +69,8 @@ class FCCOModule(LightningModule):
             dual state lie when several processes train, see :class:`DualState`.
         objective_lr: step size of the objective's own parameters (a CVaR threshold); None for the network's.  They have
             no weight decay either way.
+        pretrain: a first phase of training on another objective, such as cross-entropy before average precision; None
+            for none.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class FCCOModule(LightningModule):
         num_samples: int | None = None,
         state_layout: Layout = "auto",
         objective_lr: float | None = None,
+        pretrain: Pretraining | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -99,7 +105,12 @@ class FCCOModule(LightningModule):
         self.network, self.objective = network, self.algorithm.posed(objective or AUC(), constraints)[0]
         self.constraints, self.penalty = list(constraints), penalty
         self.objective_lr = None if objective_lr is None else positive("objective_lr", objective_lr)
-        self.optimizer, self.scheduler = optimizer, scheduler
+        self.optimizer, self.pretrain = optimizer, pretrain
+        main = Phase(MAIN, self.objective, self.constraints, self.algorithm, optimizer, scheduler)
+        self._phases = {MAIN: main} if pretrain is None else {PRETRAINING: pretrain.before(main, network), MAIN: main}
+        self._phase, self._phase_start = next(iter(self._phases.values())), 0
+        if pretrain is not None:  # its parameters are moved to the device, and saved, with all others
+            self.pretraining_objective = self._phase.objective
         self.evaluation = evaluation or default_evaluation(self.objective)
         self.backend = LightningBackend(
             self, gradient_clip_val, gradient_clip_algorithm, scheduler_interval, scheduler_monitor
@@ -150,6 +161,7 @@ class FCCOModule(LightningModule):
         if self.processes.size != self.trainer.world_size:
             self.processes = Processes.apart()
         install(self.trainer)
+        self._phase_start = min(self._phase_start, self.trainer.current_epoch)  # of an earlier fit
         datamodule = getattr(self.trainer, "datamodule", None)
         for names in ("group_names", "label_names"):
             setattr(self.evaluation, names, getattr(datamodule, names, getattr(self.evaluation, names)))
@@ -166,6 +178,16 @@ class FCCOModule(LightningModule):
         else:
             self._know_old_model()
 
+    @property
+    def pretraining(self) -> bool:
+        """Whether the first of two phases is going on."""
+        return self._phase.name == PRETRAINING
+
+    def _enter(self, phase: Phase, epoch: int) -> None:
+        """Begin a phase of training in ``epoch``, with rows of its own."""
+        self._phase, self._phase_start, self.problem = phase, epoch, None
+        self._make_problem(getattr(self.trainer, "datamodule", None))
+
     def _make_problem(self, datamodule: LightningDataModule | None) -> None:
         n = getattr(datamodule, "num_train", None) or self.num_samples
         if n is None:
@@ -176,11 +198,12 @@ class FCCOModule(LightningModule):
                 "Make a new FCCOModule for other data."
             )
         if self.problem is None:
-            self.objective.adapt(datamodule)
+            phase = self._phase
+            phase.objective.adapt(datamodule)
             self.num_samples = int(n)
-            self.problem = self.algorithm.pose(
-                self.objective,
-                self.constraints,
+            self.problem = phase.algorithm.pose(
+                phase.objective,
+                phase.constraints,
                 self.penalty,
                 num_samples=self.num_samples,
                 sampling=self._sampling(datamodule),
@@ -200,10 +223,11 @@ class FCCOModule(LightningModule):
 
     def _description(self, datamodule: LightningDataModule | None) -> dict[str, str]:
         """What must be the same on all processes."""
-        algorithm, penalty = self.algorithm, self._require(self.problem).penalty
+        penalty, parts = self._require(self.problem).penalty, self._phases.values()
         described = {
             "num_samples": str(self.num_samples),
-            "algorithm": f"{algorithm.name} {algorithm.settings()}",
+            "algorithm": "; ".join(f"{p.algorithm.name} {p.algorithm.settings()}" for p in parts),
+            "pretrain": "none" if self.pretrain is None else str(plain_values(self.pretrain)),
             "penalty": f"{type(penalty).__name__} {plain_values(penalty)}",
             "constraints": str([(type(c).__name__, c.names, c.kappa) for c in self.constraints]),
             "network": str([(name, tuple(p.shape)) for name, p in self.network.named_parameters()]),
@@ -224,11 +248,12 @@ class FCCOModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule."""
         self._take_over_accumulation()
-        optimizer = build_optimizer(self.optimizer, self.network, self.objective, self.objective_lr)
+        phase = self._phase
+        optimizer = build_optimizer(phase.optimizer, self.network, phase.objective, self.objective_lr)
         self._typed = typed_hyperparameters(optimizer)
-        if self.scheduler is None:
+        if phase.scheduler is None:
             return optimizer
-        scheduler = self.scheduler(optimizer)
+        scheduler = phase.scheduler(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and (
             self.backend.scheduler_interval == "step" or self.backend.scheduler_monitor is None
         ):
@@ -237,25 +262,36 @@ class FCCOModule(LightningModule):
                 "metric, e.g. train_auc."
             )
         if isinstance(scheduler, StepAtFractions):
-            by_step = self.backend.scheduler_interval == "step"
-            total = self.trainer.estimated_stepping_batches if by_step else self.trainer.max_epochs
-            if total is None or not 0 <= total < float("inf"):
-                raise ConfigError("StepAtFractions needs to know the end of training: set --trainer.max_epochs.")
-            scheduler.set_total(int(total))
+            scheduler.set_total(self._length_of_phase())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _length_of_phase(self) -> int:
+        """Length of the present phase, in what a learning-rate schedule counts."""
+        trainer, by_step = self.trainer, self.backend.scheduler_interval == "step"
+        total = trainer.estimated_stepping_batches if by_step else trainer.max_epochs
+        if self.pretraining and self.pretrain is not None:
+            total = self.pretrain.epochs
+        elif total is not None and self._phase_start > 0:
+            total = -1 if trainer.max_epochs is None else trainer.max_epochs - self._phase_start
+        if total is None or not 0 <= total < float("inf"):
+            raise ConfigError("StepAtFractions needs to know the end of training: set --trainer.max_epochs.")
+        if by_step and self.pretrain is not None:
+            total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return int(total)
 
     def _take_over_accumulation(self) -> None:
         """One update of w per K batches is what Lightning knows as accumulation; its counters then agree."""
-        if isinstance(self.algorithm, DoubleLoop) and self.algorithm.K > 1:
-            self.trainer.accumulate_grad_batches = self.algorithm.K
+        algorithm = self._phase.algorithm
+        if isinstance(algorithm, DoubleLoop) and algorithm.K > 1:
+            self.trainer.accumulate_grad_batches = algorithm.K
             self._own_accumulation = True
+        elif self._own_accumulation:  # of the phase before
+            self.trainer.accumulate_grad_batches = 1
 
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
-        problem = self._require(self.problem)
         self._know_old_model()
-        self._engine = Engine(self.network, problem, self.algorithm, self.backend)
-        self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
+        self._start_engine()
         if self._restored is not None:
             stored, own = self._restored["optimizer"]["class"], type(self._raw_optimizer).__name__
             if stored != own:
@@ -265,13 +301,33 @@ class FCCOModule(LightningModule):
                 )
             self.engine.load_state_dict(self._restored["engine"])
 
+    def _start_engine(self) -> None:
+        phase = self._phase
+        self._engine = Engine(self.network, self._require(self.problem), phase.algorithm, self.backend)
+        self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
+        others = [other.objective for other in self._phases.values() if other is not phase]
+        self.backend.idle = [p for objective in others for p in objective.parameters() if p.requires_grad]
+
+    def _end_pretraining(self, pretrain: Pretraining) -> None:
+        """Go over to the second phase: new rows, optimizer and schedule, and perhaps a new head."""
+        stop_asked, main = self.engine.stop_asked, self._phases[MAIN]
+        self._enter(main, self.current_epoch)
+        self._require(self.problem).to(self.device)
+        if pretrain.new_head:
+            renew(head_of(self.network, pretrain.head), self.processes.everyone(seed_of_head())[0])
+        self.trainer.strategy.setup_optimizers(self.trainer)
+        self._start_engine()
+        self.engine.stop_asked = stop_asked
+        rank_zero_info(
+            f"Pretraining is over after {self.current_epoch} epochs; from now on {type(main.objective).__name__} is "
+            f"trained by {main.algorithm.name}."
+        )
+
     def on_train_start(self) -> None:
         """Continue the random streams of the checkpoint, and let what the user changed win over it."""
         if self._restored is None:
             return
-        self._require(self.problem).begin_epoch(
-            self.current_epoch
-        )  # in the middle of an epoch its start is not repeated
+        self._begin_epoch()  # in the middle of an epoch its start is not repeated
         schedulers = [c.scheduler for c in self.trainer.lr_scheduler_configs]
         plain = [s for s in schedulers if isinstance(s, LRScheduler)]
         apply_changes(self._raw_optimizer, plain, self._typed, self._restored["optimizer"]["typed"])
@@ -323,13 +379,18 @@ class FCCOModule(LightningModule):
         return self.network(x)
 
     def on_train_epoch_start(self) -> None:
-        """Let rho follow its schedule, and the engine any change of what is frozen."""
-        self._require(self.problem).begin_epoch(self.current_epoch)
+        """Let rho follow its schedule, and the engine any change of what is frozen; end the pretraining."""
+        if self.pretraining and self.pretrain is not None and self.current_epoch >= self.pretrain.epochs:
+            self._end_pretraining(self.pretrain)
+        self._begin_epoch()
         if self.engine.follow_parameters() and self.processes.size > 1:
             raise ConfigError(
                 "layers were unfrozen during a fit with several processes: DistributedDataParallel would not average "
                 "their gradients. Fit again from a checkpoint with them unfrozen from the start."
             )
+
+    def _begin_epoch(self) -> None:
+        self._require(self.problem).begin_epoch(self.current_epoch - self._phase_start)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One batch of the algorithm."""
@@ -361,7 +422,7 @@ class FCCOModule(LightningModule):
 
     def _log_step(self, estimates: Mapping[str, Tensor]) -> None:
         # straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so
-        values = {f"train_{name}": value.item() for name, value in estimates.items()}
+        values = {f"{self._phase.prefix}_{name}": value.item() for name, value in estimates.items()}
         self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
         if self.skip_nonfinite:
             values["algo/skipped_batches"] = float(self.skipped_batches)
@@ -497,7 +558,8 @@ class FCCOModule(LightningModule):
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
-            "algorithm": self.algorithm.name,
+            "phase": {"name": self._phase.name, "epoch": self._phase_start},
+            "algorithm": self._phase.algorithm.name,
             "num_samples": self.num_samples,
             "engine": self._engine.state_dict(),
             "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": own["typed"]},
@@ -536,15 +598,29 @@ class FCCOModule(LightningModule):
             if self._trainer is not None:
                 self._know_old_model()  # before the workers of the loaders copy the data
             return
-        if stored["algorithm"] != self.algorithm.name:
+        phase = stored.get("phase", {"name": MAIN, "epoch": 0})
+        if phase["name"] not in self._phases:
             raise CheckpointError(
-                f"the checkpoint was written by {stored['algorithm']}, this run uses {self.algorithm.name}: their "
+                "the checkpoint was written while pretraining, and this run does not pretrain. Give it the same "
+                "--model.pretrain, or start without --ckpt_path."
+            )
+        if phase["name"] != self._phase.name:
+            self._enter(self._phases[phase["name"]], phase["epoch"])
+        self._phase_start, algorithm = phase["epoch"], self._phase.algorithm
+        if stored["algorithm"] != algorithm.name:
+            raise CheckpointError(
+                f"the checkpoint was written by {stored['algorithm']}, this run uses {algorithm.name}: their "
                 f"states mean different things. Use --model.algorithm {stored['algorithm']}, or start without "
                 "--ckpt_path."
             )
         load(self.dual_states(), checkpoint, self.processes)
         self.skipped_batches, self._references = stored["skipped_batches"], references
         self._restored = stored
+
+
+def seed_of_head() -> int:
+    """A seed that depends only on the one of this run, which a resume continues, whatever was drawn since."""
+    return int(np.random.SeedSequence([torch.initial_seed(), 1]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def plain_values(part: object) -> dict[str, Any]:

@@ -3,7 +3,23 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fcco_lightning import ALEXR, ALEXR2, BSGD, MOAP, MSVR, OOA, SGD, SMD, SOAP, SONEX, SONX, SOX, AdamType, HeavyBall
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    BSGD,
+    MOAP,
+    MSVR,
+    OOA,
+    SCENT,
+    SGD,
+    SMD,
+    SOAP,
+    SONEX,
+    SONX,
+    SOX,
+    AdamType,
+    HeavyBall,
+)
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, SingleLoop, SOXBoost
 from fcco_lightning.estimators import CorrectedEMA, DualMirror
 from fcco_lightning.outer import MoreauSmoothing
@@ -23,6 +39,7 @@ class Member(NamedTuple):
         exact_rows: whether G is the gradient of F on average once rows are exact and gamma is 1; otherwise only where
             inner values are exact, too.
         jacobian: where the samples of the Jacobian come from, for algorithms with two draws.
+        logarithm: whether the outer function of the objective has to be a logarithm.
         gamma_one: the same algorithm with gamma = 1 and no correction, as the test of its expectation takes it.
     """
 
@@ -36,6 +53,7 @@ class Member(NamedTuple):
     rows: bool = True
     exact_rows: bool = True
     jacobian: str | None = None
+    logarithm: bool = False
 
 
 def alexr(jacobian: Any) -> Member:
@@ -97,6 +115,7 @@ ALGORITHMS: dict[str, Member] = {
     "OOA": Member(lambda: OOA(0.3), lambda: OOA(1e-12), max_form=True),
     "OOA, Euclidean": Member(lambda: OOA(0.02, "euclidean"), lambda: OOA(1e-12, "euclidean"), max_form=True),
     "SMD": Member(lambda: SMD(0.3), lambda: SMD(1e-12), max_form=True),
+    "SCENT": Member(lambda: SCENT(0.4, 0.4), lambda: SCENT(1e12, 1.0), exact_rows=False, logarithm=True),
     "SingleLoop": Member(
         lambda: SingleLoop(CorrectedEMA(0.4, 0.2, fresh=True), MoreauSmoothing(0.1)),
         lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)),

@@ -6,7 +6,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Estimator, Minibatch, ScaledEMA
+from fcco_lightning.estimators import (
+    EMA,
+    CorrectedEMA,
+    DualMirror,
+    DualProx,
+    EntropicMirror,
+    Estimator,
+    Minibatch,
+    ScaledEMA,
+)
 
 Array = NDArray[np.float64]
 N, BATCH = 7, 3  # rows of the term, rows in a batch
@@ -40,6 +49,7 @@ class Member(NamedTuple):
         gamma: with ``f(u) = u^2/2`` and all rows in every batch every estimator is an average with this weight.
         averages: whether its rows are averages of inner values, which stay in the range of these.
         fresh: whether the outer gradient is taken at the new row.
+        constant: whether gamma is the same for all rows; otherwise it is that of the row 1.
     """
 
     make: Callable[[], Estimator]
@@ -47,6 +57,7 @@ class Member(NamedTuple):
     gamma: float
     averages: bool = True
     fresh: bool = False
+    constant: bool = True
 
 
 def average(gamma: float, correction: float | None = 0.0, fresh: bool = False) -> Formula:
@@ -84,6 +95,19 @@ def minibatch(rows: Array, now: Array, before: Array, seen: Marks, inverse: Arra
     return Step(now, slope(now))
 
 
+def entropic(alpha: float, fresh: bool = False) -> Formula:
+    """In nu = log u; a row that is not positive stays."""
+
+    def step(rows: Array, now: Array, before: Array, seen: Marks, inverse: Array) -> Step:
+        u = np.where(seen[:, None], rows, now)
+        nu = np.log(np.where(u > 0, u, 1))
+        moved = (alpha * now + 1) / (alpha + np.exp(-nu))
+        new = np.where(seen[:, None], np.where(u > 0, moved, u), now)
+        return Step(new, slope(new if fresh else u))
+
+    return step
+
+
 ESTIMATORS: dict[str, Member] = {
     "Minibatch": Member(Minibatch, minibatch, 1.0, fresh=True),
     "EMA": Member(lambda: EMA(0.3), average(0.3), 0.3),
@@ -97,6 +121,10 @@ ESTIMATORS: dict[str, Member] = {
     "CorrectedEMA without correction": Member(lambda: CorrectedEMA(0.3, 0.0), average(0.3), 0.3),
     "CorrectedEMA theory": Member(lambda: CorrectedEMA(0.3, "theory"), average(0.3, None), 0.3),
     "DualMirror": Member(lambda: DualMirror(0.3, 0.1), average(0.3, 0.1, fresh=True), 0.3, fresh=True),
+    "EntropicMirror": Member(lambda: EntropicMirror(3 / 7, fresh=False), entropic(3 / 7), 0.3, constant=False),
+    "EntropicMirror fresh": Member(
+        lambda: EntropicMirror(3 / 7, fresh=True), entropic(3 / 7, fresh=True), 0.3, fresh=True, constant=False
+    ),
     "DualProx": Member(lambda: DualProx(2.0, 0.5), proximal(2.0, 0.5), 1 / 3, averages=False, fresh=True),
     "DualProx theta 0": Member(lambda: DualProx(0.4, 0.0), proximal(0.4, 0.0), 1 / 1.4, averages=False, fresh=True),
 }

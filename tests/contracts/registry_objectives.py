@@ -17,7 +17,8 @@ from fcco_lightning import (
 )
 from fcco_lightning.objectives import GroupMaxForm, GroupObjective, LogisticPair, Objective, RankingObjective
 from fcco_lightning.records import Embeddings
-from tests.contracts import registry_objectives_ranking
+from tests.contracts.registry_objectives_ranking import CASES as RANKING
+from tests.contracts.registry_objectives_rest import CASES as REST
 from tests.contracts.sampled import (
     GROUP,
     Case,
@@ -202,6 +203,6 @@ CASES = {
     "info nce, learnt": of_pairs(
         lambda: InfoNCE(0.2, learn=True, tau_min=0.01), contrastive(learnt=0.01, mini_batch=True), ()
     ),
+    **REST,
+    **RANKING,
 }
-
-CASES |= registry_objectives_ranking.CASES

@@ -13,6 +13,7 @@ from fcco_lightning.data.plans import (
     GroupBatches,
     LabelBatches,
     OwnerBatches,
+    RepeatedBatches,
     RowsOf,
     UniformBatches,
 )
@@ -136,6 +137,16 @@ PLANS = {
         lambda seed: LabelBatches(TASKS, VALUES, 3, 1, 2, seed, num_batches=7),
         LabelBatches(TINY_TASKS, TINY_VALUES, 2, 1, 1),
         both(*(equally_likely((i,) for i in rows) for c in CLASSES.values() for rows in c)),
+    ),
+    "repeated": PlanCase(
+        lambda seed: RepeatedBatches(UniformBatches(43, 8, seed), 3),
+        RepeatedBatches(UniformBatches(6, 2), 2),
+        equally_likely((a, b, a, b) for a, b in combinations(range(6), 2)),
+    ),
+    "repeated, balanced": PlanCase(
+        lambda seed: RepeatedBatches(BalancedBatches(LABELS, 8, seed), 2),
+        RepeatedBatches(BalancedBatches(TINY_LABELS, 4), 2),
+        both(equally_likely([(1, 4, 1, 4)]), equally_likely((a, b, a, b) for a, b in combinations((0, 2, 3, 5), 2))),
     ),
     "rows of a table": PlanCase(
         lambda seed: RowsOf(BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4), ROWS, 40),

@@ -6,7 +6,8 @@ gradient with respect to any weights.  Cases write F a second time, as loops ove
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +105,8 @@ class Case:
         coupled: whether f acts on all rows together.
         missing: a column without which the member raises, or None.
         bad_outputs: outputs of a shape that is refused, or None.
+        others: further parts of a batch, with the number of rows in each, whose outputs follow those of the samples;
+            two of them are drawn.
     """
 
     make: Callable[[], Any]
@@ -115,10 +118,11 @@ class Case:
     coupled: bool = False
     missing: str | None = None
     bad_outputs: Any = None
+    others: dict[str, int] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
-        return len(self.outputs)
+        return len(self.outputs) - sum(self.others.values())
 
 
 class Bench:
@@ -135,6 +139,7 @@ class Bench:
             one.adapt(None)
         algorithm = OOA() if case.coupled else SOX(gamma=0.5)
         name = getattr(part, "part", None) or "target"
+        name = name if isinstance(name, str) else name[0]
         self.name = name
         drawn = {name: Drawn(self.columns, Plan(way or Way(Uniform(case.n, case.n), None, None)))}
         problem = algorithm.pose(
@@ -148,16 +153,24 @@ class Bench:
         self.network = Lookup(case.outputs, case.wrap)
         self.algorithm, self.engine = algorithm, Engine(self.network, problem, algorithm)
         self.exact: dict[Any, Tensor] = {}
-        for reading in self.engine.measure({name: self.columns}).readings:
+        for reading in self.engine.measure(self.batch(range(case.n), weighted=False)).readings:
             assert len(reading.index) == reading.term.num_rows
             self.exact[reading.term] = reading.values.detach().double()
 
-    def batch(self, index: Any) -> dict[str, dict[str, Tensor]]:
-        chosen = torch.as_tensor(index)
+    def batch(
+        self, index: Any, others: tuple[tuple[int, ...], ...] | None = None, *, weighted: bool = True
+    ) -> dict[str, dict[str, Tensor]]:
+        """Samples, with the given rows of the other parts, or all of them."""
+        chosen, first = torch.as_tensor(index), self.case.n
+        parts = {}
+        for position, (name, size) in enumerate(self.case.others.items()):
+            rows = torch.arange(size) if others is None else torch.tensor(others[position])
+            parts[name] = {"index": rows, "x": first + rows}
+            first += size
         columns = {name: column[chosen] for name, column in self.columns.items()}
-        if self.way is not None and self.way.weight is not None:
+        if weighted and self.way is not None and self.way.weight is not None:
             columns["weight"] = self.way.weight[chosen]
-        return {self.name: columns}
+        return {self.name: columns} | parts
 
     def weighted(self, index: list[int], times: list[int]) -> dict[str, dict[str, Tensor]]:
         """A batch in which samples have weights in proportion to ``times``, of mean 1."""
@@ -209,7 +222,12 @@ class Bench:
         """Over all batches that can be drawn."""
         assert self.way is not None
         batches = self.way.sampler.batches()
-        return sum(chance * self.gradient(self.batch(list(batch))) for batch, chance in batches)
+        others = list(product(*(combinations(range(size), 2) for size in self.case.others.values())))
+        return sum(
+            chance / len(others) * self.gradient(self.batch(list(batch), drawn))
+            for batch, chance in batches
+            for drawn in others
+        )
 
     def drawn_gradients(self, count: int, seed: int) -> Iterator[Tensor]:
         assert self.way is not None
@@ -226,13 +244,14 @@ class TwoProcesses:
 
     size = 2
 
-    def __init__(self, first: list[Tensor] | None = None, second: list[Tensor] | None = None) -> None:
-        self.first, self.second, self.seen = first, second, []
+    def __init__(self, first: list[list[Tensor]] | None = None, second: list[list[Tensor]] | None = None) -> None:
+        self.first, self.second, self.seen = first, second, []  # one list of tensors for every part of a batch
         self.guard = nullcontext
 
     def gather(self, tensors: list[Tensor], mark: int = 0) -> Gathered:
-        self.seen = list(tensors)
-        parts = [*([self.first] if self.first else []), self.seen, *([self.second] if self.second else [])]
+        part = len(self.seen)
+        self.seen.append(list(tensors))
+        parts = [each[part] for each in (self.first, self.seen, self.second) if each]
         joined = [torch.cat(group) for group in zip(*parts, strict=True)]
         return Gathered(joined, [len(p[0]) for p in parts], [mark] * len(parts))
 

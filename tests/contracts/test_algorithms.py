@@ -123,7 +123,7 @@ def test_second_forwards_are_where_they_are_expected():
 # ---------------------------------------------------------------------------------------------------------- duplicates
 
 
-@every(max_form=False, compositional=True)
+@every(max_form=False, compositional=True, logarithm=False)
 def test_repeated_samples_count_once_with_the_mean_of_their_values(name):
     own, merged = (Training(ALGORITHMS[name], objective=kind(), limits=[]) for kind in (Margins, MergedMargins))
     for t, index in enumerate([[0, 1, 0, 3, 3, 4], [5, 5, 5, 1, 0, 1], [2, 7, 2, 9, 9, 9]]):
@@ -200,7 +200,7 @@ def pose(name, objective):
     return ALGORITHMS[name].make().pose(objective, num_samples=12)
 
 
-@every(max_form=False)
+@every(max_form=False, logarithm=False)
 def test_functions_that_are_not_convex(name):
     if not ALGORITHMS[name].convex:
         assert pose(name, Ratios()).all_terms[0].outer == Ratio()
@@ -209,7 +209,7 @@ def test_functions_that_are_not_convex(name):
         pose(name, Ratios())
 
 
-@every()
+@every(logarithm=False)
 def test_forms_of_an_objective(name):
     cvar = CVaRGroupDRO(0.5, num_groups=3)
     if ALGORITHMS[name].max_form:
@@ -252,3 +252,8 @@ def test_frozen_layers_stay_and_are_not_remembered(name):
     assert training.engine.follow_parameters()
     run(training, 5)
     assert all(not torch.equal(a, b) for a, b in zip(start, training.network.parameters(), strict=True))
+
+
+def test_scent_is_for_logarithms_alone():
+    with pytest.raises(ConfigError, match=r"SCENT is for objectives whose outer function is a logarithm, Ratios has"):
+        pose("SCENT", Ratios())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import (
@@ -17,8 +18,12 @@ from sklearn.metrics import (
     log_loss,
     recall_score,
     roc_auc_score,
+    root_mean_squared_error,
+    top_k_accuracy_score,
 )
 from sklearn.metrics import roc_curve as sklearn_roc_curve
+from sklearn.model_selection import LeaveOneOut, cross_val_predict
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torchmetrics.functional.classification import binary_accuracy
 
@@ -30,7 +35,9 @@ from fcco_lightning import (
     GroupEvaluation,
     RankingEvaluation,
     TaskEvaluation,
+    ValueEvaluation,
 )
+from fcco_lightning.evaluation import ClassEvaluation, NeighbourEvaluation
 from tests.evaluation.reference import by_group, group_figures, probabilities, split
 
 SINGLE = 1e-5  # some figures are computed in float32
@@ -184,12 +191,58 @@ def ranked(outputs, batch):
     return figures
 
 
+def values():
+    generator = torch.Generator().manual_seed(0)
+    outputs, truth, reward = (torch.randn(n, generator=generator) for n in ((40, 2), (40,), (40,)))
+    batch = {"group": torch.arange(40) % 7, "reward": reward, "value": truth}
+    return Case(ValueEvaluation(0.9), outputs, batch, of_a_value_function)
+
+
+def of_a_value_function(outputs, batch):
+    first, second = outputs.numpy().T
+    table = pd.DataFrame({"state": batch["group"], "td": first - batch["reward"].numpy() - 0.9 * second})
+    return {
+        "bellman_error": root_mean_squared_error(np.zeros(7), table.groupby("state").td.mean()),
+        "td_error": root_mean_squared_error(np.zeros(40), table.td),
+        "value_error": root_mean_squared_error(batch["value"], first),
+    }
+
+
+def classes():
+    return Case(ClassEvaluation(), *split(2, classes=7), of_classes)
+
+
+def of_classes(outputs, batch):
+    y, p = batch["y"].numpy(), probabilities(outputs)
+    return {
+        "accuracy": accuracy_score(y, outputs.argmax(1)),
+        "top5_accuracy": top_k_accuracy_score(y, p, k=5, labels=range(7)),
+        "loss": log_loss(y, p, labels=range(7)),
+    }
+
+
+def neighbours():
+    outputs, batch = split(2, classes=3)
+    return Case(NeighbourEvaluation(3), outputs, batch, of_neighbours)
+
+
+def of_neighbours(outputs, batch):
+    x, y = outputs.numpy().astype(float), batch["y"].numpy()
+    found = cross_val_predict(KNeighborsClassifier(3, metric="cosine"), x, y, cv=LeaveOneOut())
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    spread = np.sqrt(((unit - unit.mean(0)) ** 2).sum(1).mean())
+    return {"knn_accuracy": accuracy_score(y, found), "spread": spread}
+
+
 CASES = {
     BinaryEvaluation: binary,
     GroupEvaluation: groups,
     RankingEvaluation: ranking,
     TaskEvaluation: tasks,
     ContinualEvaluation: continual,
+    ValueEvaluation: values,
+    ClassEvaluation: classes,
+    NeighbourEvaluation: neighbours,
 }
 
 

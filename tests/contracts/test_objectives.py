@@ -30,7 +30,7 @@ from tests.reference.probabilities import Uniform
 EXACT = 1e-9  # relative; sums of at most a few hundred float64 numbers of order one
 AP = CASES["average precision"]
 WITH_ROWS = [name for name, case in CASES.items() if case.make().outer is not None]
-GROUP_ROWS = [name for name in WITH_ROWS if CASES[name].missing == "group"]
+GROUP_ROWS = [name for name in WITH_ROWS if not Bench(CASES[name]).engine.problem.all_terms[0].per_sample]
 SAMPLE_ROWS = [name for name in WITH_ROWS if not CASES[name].make().distinct]
 BIASED = [(name, way) for name, case in CASES.items() for way in ("uniform", "balanced") if way not in case.unbiased]
 
@@ -140,6 +140,9 @@ def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
 
 
 def _outputs(bench, index):
+    if bench.case.others:
+        batch = bench.batch(index)
+        return bench.engine.functions.outputs(batch), batch
     columns = bench.batch(index)[bench.name]
     own = bench.objective.sample_parameters
     if own is not None:
@@ -205,7 +208,7 @@ def _seeded(seed):
 def test_a_missing_column_is_named(name):
     bench = Bench(CASES[name])
     outputs, columns = _outputs(bench, [0, 1])
-    del columns[bench.case.missing]
+    del (columns[bench.name] if bench.case.others else columns)[bench.case.missing]
     measure = bench.objective.direct if bench.objective.outer is None else bench.objective.inner
     with pytest.raises(FCCOError, match=f"needs the column `{bench.case.missing}`"):
         measure(outputs, columns)

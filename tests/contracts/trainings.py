@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning import CVaRGroupDRO, Engine, Hinge, HingePenalty, MeanAtMost, Objective, SoftRate
+from fcco_lightning import CVaRGroupDRO, Engine, Hinge, HingePenalty, Log, MeanAtMost, Objective, SoftRate
 from fcco_lightning.objectives import RowDomain
 from fcco_lightning.records import Inner
 
@@ -28,6 +28,16 @@ class Margins(Objective):
 
     def inner(self, outputs, batch):
         return Inner(batch["index"], (1 - (2 * batch["y"] - 1) * outputs).unsqueeze(1))
+
+
+class LogMargins(Margins):
+    """``0.05 mean s^2 + (1/n) sum_i log exp(1 - (+-1) s_i)``."""
+
+    outer = Log()
+
+    def inner(self, outputs, batch):
+        index, values, *_ = super().inner(outputs, batch)
+        return Inner(index, values.exp())
 
 
 class MergedMargins(Margins):
@@ -124,6 +134,7 @@ class Training:
         self.two_parts = member.jacobian == "part"
         if objective is None:
             objective = CVaRGroupDRO(0.5, num_groups=3).double() if member.max_form else Margins()
+            objective = LogMargins() if member.logarithm else objective
         self.problem = self.algorithm.pose(
             objective,
             [rate()] if limits is None else limits,

@@ -17,6 +17,7 @@ from fcco_lightning.outer import (
     KullbackLeibler,
     KullbackLeiblerOfLog,
     Log,
+    LogRatio,
     LogSumExp,
     LogWithTemperature,
     Maximum,
@@ -101,6 +102,7 @@ CONVEX = WITH_PROX + WITHOUT_PROX
 NOT_CONVEX_WITH_PROX = [
     Case(Log(tau=0.5), low=0.5, kinks=((1.0,),)),
     Case(Ratio(), 2, low=0.5, kinks=((1.0, 1.0),)),
+    Case(LogRatio(tau=0.5), 2, low=0.5, kinks=((1.0, 1.0),)),
 ]
 NOT_CONVEX = [
     *NOT_CONVEX_WITH_PROX,

@@ -17,6 +17,7 @@ from fcco_lightning.outer import (
     KullbackLeibler,
     KullbackLeiblerOfLog,
     Log,
+    LogRatio,
     LogSumExp,
     LogWithTemperature,
     Maximum,
@@ -187,6 +188,20 @@ class RatioReference(Reference):
         return [u[0] + lam / v, v]
 
 
+class LogRatioReference(Reference):
+    def __init__(self, f: LogRatio) -> None:
+        self.parts = logarithm(f.tau, -1), logarithm(f.tau, 1)
+
+    def value(self, u: Row) -> mpf:
+        return sum(part.value([a]) for part, a in zip(self.parts, u, strict=True))
+
+    def subgradient(self, u: Row) -> Row:
+        return [part.subgradient([a])[0] for part, a in zip(self.parts, u, strict=True)]
+
+    def prox(self, u: Row, lam: mpf) -> Row:
+        return [part.prox([a], lam)[0] for part, a in zip(self.parts, u, strict=True)]
+
+
 class LogSumExpReference(Reference):
     def __init__(self, f: LogSumExp) -> None:
         self.theta, self.mean = mpf(f.theta), f.mean
@@ -304,6 +319,7 @@ REFERENCES: dict[type[OuterFunction], Callable[..., Reference]] = {
     KullbackLeibler: kullback_leibler,
     KullbackLeiblerOfLog: LogDivergenceReference,
     Log: lambda f: logarithm(f.tau, 1),
+    LogRatio: LogRatioReference,
     LogSumExp: LogSumExpReference,
     LogWithTemperature: TemperatureReference,
     Maximum: lambda _: MaximumReference(),

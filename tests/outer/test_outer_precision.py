@@ -6,7 +6,7 @@ from mpmath import mpf
 from outer_cases import ALL_OUTER, WITH_PROX, WITHOUT_PROX, Case, case_name
 from outer_reference import reference
 
-from fcco_lightning.outer import Log, MoreauEnvelope, NegativeLog, Ratio, Shifted, Softplus
+from fcco_lightning.outer import Log, LogRatio, MoreauEnvelope, NegativeLog, Ratio, Shifted, Softplus
 
 DIGITS = 1e-6  # relative; rounding a result to float32 takes 6e-8 of it
 SINGLE = torch.finfo(torch.float32)
@@ -31,6 +31,9 @@ def inside(case: Case, u: torch.Tensor, lam: float) -> torch.Tensor:
     """The rows at which a function that is not convex has a prox."""
     if isinstance(case.outer, Log):
         return u[(u >= 2.01 * (lam * case.outer.tau) ** 0.5).all(dim=1)]
+    if isinstance(case.outer, LogRatio):
+        unequal = (u[:, 1] / u[:, 0]).log().abs() > 0.1  # a difference of equal logarithms has no digits
+        return u[unequal & (u[:, 1] >= 2.01 * (lam * case.outer.tau) ** 0.5)]
     if isinstance(case.outer, Ratio):
         return u[lam * (u[:, 0] / u[:, 1] ** 3 + 1 / u[:, 1] ** 2) < 0.01]
     return u

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcco_lightning import OwnerSampling
+from fcco_lightning import OwnerSampling, Pretraining
 from fcco_lightning.callbacks.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import Ended, launch, values
@@ -62,6 +62,14 @@ def test_batch_norm_is_evaluated_with_the_statistics_of_all():
     first, second = run({"batch_norm": True}, 2)
     assert first["logged"] == second["logged"]
     torch.testing.assert_close(second["weights"], first["weights"], rtol=0, atol=0)
+
+
+def test_pretraining_and_what_follows_on_two_processes():
+    """The second objective has a threshold, which DistributedDataParallel waits for in the first phase too."""
+    job = {"epochs": 2, "module": {"pretrain": Pretraining(1, head="3")}}
+    one, two = (values(launch(jobs.fit_groups, size, job)) for size in (1, 2))
+    assert_same(two, one, **CLOSE)
+    assert one[0]["weights"]["threshold"].item() != 0
 
 
 # ----------------------------------------------------------------------------------------------------- checkpoints

@@ -3,22 +3,29 @@
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
+from fcco_lightning.data.datamodules.garnet import GarnetDataModule
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
+from fcco_lightning.data.datamodules.mixtures import LatentChoiceDataModule, ManyClassesDataModule
 from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
+from fcco_lightning.data.datamodules.tensors import TensorDataModule
 
 __all__ = [
     "Classes",
     "ContinualCLIPDataModule",
     "DigitImages",
     "DigitsCLIPDataModule",
+    "GarnetDataModule",
     "GroupedImageDataModule",
     "GroupedTabularDataModule",
     "ImageSplits",
     "LabelledImages",
+    "LatentChoiceDataModule",
+    "ManyClassesDataModule",
     "Pairs",
     "SyntheticDataModule",
     "TabularDataModule",
+    "TensorDataModule",
 ]

@@ -17,7 +17,7 @@ from fcco_lightning.data.sampling import Sampling
 from fcco_lightning.data.table import AnnotatedTable, LabelTable, TensorTable, collate
 from fcco_lightning.errors import DataError
 
-INPUTS = frozenset({"x", "text"})
+INPUTS = frozenset({"x", "x2", "text"})
 """Columns that are a network's input."""
 
 

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fcco_lightning.data.cifar import PixelImages
 from fcco_lightning.data.columns import listed
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.grouped import refuse_other_roles, require_all_classes, warn_of_absent_groups
-from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
+from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, imbalanced, parts_of
 from fcco_lightning.data.fingerprint import fingerprint
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.images import ImageColumn, ImageTable, ImageTransform
 from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
-from fcco_lightning.data.sampling import GroupSampling, Sampling
+from fcco_lightning.data.sampling import GroupSampling, RepeatedSampling, Sampling
 from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -79,12 +80,17 @@ class GroupedImageDataModule(SplitDataModule):
                 "images.corrupt must be 'error' or 'blank' here, got 'skip': a batch holds a fixed number of samples "
                 "of every group."
             )
+        if isinstance(batches, RepeatedSampling) and transform.augment is not False:
+            raise ConfigError(
+                "RepeatedSampling with transform.augment: augmentation depends on (seed, epoch, index), so all copies "
+                "of an image would be the same. Let the network perturb its input (GaussianPerturbation)."
+            )
         self.eval_workers, self.eval_train = num_workers, eval_train
         self.origin, self.splits, self.transform = images, splits, transform
         self.labels, self.groups, self.grouping = Labels(columns), groups, groups.grouping()
         self._plain, self._random = transform.plain(), transform.random()
         self.dropped: dict[str, int] = {}
-        self._images: list[str] | ImageColumn = []
+        self._images: list[str] | ImageColumn | PixelImages = []
         self._evaluated: dict[str, ImageTable] = {}
         self._unseen: list[str] = []
         self._files_digest = ""
@@ -168,6 +174,9 @@ class GroupedImageDataModule(SplitDataModule):
         """Return the rows of every split with their labels and groups."""
         frame, self._images = self.origin.read()
         splits = self._by_fractions(frame) if self.splits.by == "fractions" else self._by_column(frame)
+        if self.splits.imbalance is not None:
+            train = splits["train"]
+            splits["train"] = train.take(imbalanced(train.columns["y"], self.splits.imbalance, self.splits.seed))
         require_all_classes(splits["train"].columns["y"], self.class_names, str(self.labels.columns.label))
         for name, split in splits.items():  # a split with none of the groups is one of other groups on purpose
             warn_of_absent_groups(name, split.columns["group"], self.grouping.names, all_absent=False)
@@ -230,12 +239,13 @@ class GroupedImageDataModule(SplitDataModule):
     def _image_table(self, split: LabelledFrame, *, random: bool) -> ImageTable:
         images, rows = self._images, torch.tensor(split.features[ROW].tolist(), dtype=torch.int64)
         return ImageTable(
-            images.take(rows) if isinstance(images, ImageColumn) else [images[row] for row in rows.tolist()],
+            [images[row] for row in rows.tolist()] if isinstance(images, list) else images.take(rows),
             split.columns,
             self._random if random else self._plain,
             seed=self.seed if random else None,
             corrupt=self.origin.corrupt,
             root=self.origin.root or "",
+            views=self.transform.views if random else 1,
         )
 
     def _evaluation_table(self, name: str) -> ImageTable:

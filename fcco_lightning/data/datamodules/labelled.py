@@ -7,9 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data import layouts
+from fcco_lightning.data.cifar import PixelImages, cifar
 from fcco_lightning.data.columns import listed, require_filled, text_of
 from fcco_lightning.data.images import ImageColumn, read_image_dataset
 from fcco_lightning.data.sources import is_hub_id
@@ -19,7 +22,7 @@ ROW = "position among the images"
 """A column of every frame read here."""
 
 PARTS = ("train", "val", "id_val", "id_test", "test")
-LAYOUTS = ("folder", "celeba", "camelyon17", "bdd100k", "datasets")
+LAYOUTS = ("folder", "celeba", "camelyon17", "bdd100k", "cifar", "datasets")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class LabelledImages:
 
     Args:
         layout: "folder" (images and metadata.csv), "celeba", "camelyon17", "bdd100k" (these as distributed, see
-            :mod:`fcco_lightning.data.layouts`) or "datasets".
+            :mod:`fcco_lightning.data.layouts`), "cifar" (the binary version, see :mod:`fcco_lightning.data.cifar`) or
+            "datasets".
         root: folder of the images; for every layout but "datasets".
         source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, or
             a hub id "owner/name" or "owner/name:split".
@@ -42,7 +46,7 @@ class LabelledImages:
         ConfigError: if the layout is none of these, or has no root or source where it needs one.
     """
 
-    layout: Literal["folder", "celeba", "camelyon17", "bdd100k", "datasets"] = "folder"
+    layout: Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "datasets"] = "folder"
     root: str | None = None
     source: Any | None = None
     metadata: str = "metadata.csv"
@@ -67,13 +71,16 @@ class LabelledImages:
         if self.layout == "datasets" and is_hub_id(str(self.source).partition(":")[0]):
             read_image_dataset(self.source, self.image_column)
 
-    def read(self) -> tuple[pd.DataFrame, list[str] | ImageColumn]:
+    def read(self) -> tuple[pd.DataFrame, list[str] | ImageColumn | PixelImages]:
         """Return the columns of all samples with :data:`ROW` (their positions among the images), and the images."""
-        images: list[str] | ImageColumn
+        images: list[str] | ImageColumn | PixelImages
         if self.layout == "datasets":
             frame, images = read_image_dataset(self.source, self.image_column)
         else:
             assert self.root is not None  # noqa: S101  (__post_init__)
+            if self.layout == "cifar":
+                frame, images = cifar(self.root)
+                return frame.assign(**{ROW: np.arange(len(frame))}), images
             if self.layout == "folder":
                 frame = layouts.folder(self.root, self.metadata, self.file_column)
             else:
@@ -93,6 +100,8 @@ class ImageSplits:
         fractions: shares of training, validation (may be 0) and test, of sum 1; None for 0.8, 0.1, 0.1.
         seed: seed of the random split, a whole number >= 0.
         limit: take only the first rows (of every part of the column), for a quick try.
+        imbalance: share of positives (y = 1) that is left in the training split, in (0, 1): as many positives are taken
+            out at random (by ``seed``) as it takes; None leaves all.  The other splits stay as they are.
 
     Raises:
         ConfigError: if the shares are none, or are given although ``by`` is "column", or a number is out of range.
@@ -102,9 +111,15 @@ class ImageSplits:
     fractions: list[float] | None = None
     seed: int = 0
     limit: int | None = None
+    imbalance: float | None = None
 
     def __post_init__(self) -> None:
         checked_fractions(self.fractions, self.by)
+        if self.imbalance is not None and not 0 < self.imbalance < 1:
+            raise ConfigError(
+                f"splits.imbalance must be a share of positives in (0, 1), got {self.imbalance!r}; 0.01 leaves one "
+                "positive for 99 negatives."
+            )
         at_least("splits.seed", self.seed, 0)
         if self.limit is not None:
             at_least("splits.limit", self.limit, 1)
@@ -113,6 +128,33 @@ class ImageSplits:
     def shares(self) -> tuple[float, float, float]:
         """Shares of training, validation and test."""
         return checked_fractions(self.fractions, self.by)
+
+
+def imbalanced(y: Tensor, share: float, seed: int) -> Tensor:
+    """Return the rows, in order, that are left when positives are taken out until their share is ``share``.
+
+    Args:
+        y: labels, shape (n,).
+        share: of positives among the rows that are left, in (0, 1).
+        seed: of the choice.
+
+    Raises:
+        DataError: if the labels are not 0 and 1, if there are too few positives already, or if none would be left.
+    """
+    if not bool(((y == 0) | (y == 1)).all()):
+        raise DataError(
+            "splits.imbalance needs two classes, but the labels have more. Say which classes are positive "
+            "(columns.positive: [cat, dog])."
+        )
+    positives = (y == 1).nonzero().flatten()
+    wanted = round(share / (1 - share) * (len(y) - len(positives)))
+    if not 1 <= wanted <= len(positives):
+        raise DataError(
+            f"splits.imbalance={share!r} asks for {wanted} positives beside {len(y) - len(positives)} negatives; the "
+            f"training split has {len(positives)}. Choose a share between those of 1 and {len(positives)} positives."
+        )
+    order = torch.randperm(len(positives), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([(y == 0).nonzero().flatten(), positives[order[:wanted]]]).sort().values
 
 
 def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict[str, pd.DataFrame]:

@@ -5,6 +5,7 @@ from fcco_lightning.data.plans.base import BatchPlan, Drawn
 from fcco_lightning.data.plans.groups import GroupBatches
 from fcco_lightning.data.plans.labels import LabelBatches
 from fcco_lightning.data.plans.owner import OwnerBatches
+from fcco_lightning.data.plans.repeated import RepeatedBatches
 from fcco_lightning.data.plans.rows_of import RowsOf
 from fcco_lightning.data.plans.uniform import UniformBatches
 
@@ -15,6 +16,7 @@ __all__ = [
     "GroupBatches",
     "LabelBatches",
     "OwnerBatches",
+    "RepeatedBatches",
     "RowsOf",
     "UniformBatches",
 ]

@@ -1,0 +1,112 @@
+"""Tables of tensors in memory as a datamodule: the base of those that make their data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fcco_lightning.data.datamodules.base import INPUTS, SplitDataModule
+from fcco_lightning.data.fingerprint import fingerprint
+from fcco_lightning.data.plans import BatchPlan
+from fcco_lightning.data.sampling import Sampling, UniformSampling, with_num_batches
+from fcco_lightning.data.table import TensorTable
+from fcco_lightning.errors import ConfigError, DataError
+
+
+class TensorDataModule(SplitDataModule):
+    """Splits that are given as columns of tensors, and further tables of which a batch holds rows, too.
+
+    Training batches are dicts of the columns with ``index`` (B,).  Where there are ``others``, a batch has several such
+    parts: "target", rows of the training split, and one by each of their names (latent values, classes).
+
+    Args:
+        splits: split ("train", "test", and perhaps "val") -> its columns by name, each with first dimension n.
+        others: part of a batch -> columns of the table that it is drawn from.
+        batches: how training batches are drawn.
+        other_batches: part -> how it is drawn; its epochs are as long as those of the training split.
+        num_groups: number of groups (the column ``group``), if there are any.
+        eval_batch_size: number of rows in an evaluation batch of one process.
+        seed: seed of the training batches.
+        num_workers: number of worker processes of the training loader.
+
+    Raises:
+        ConfigError: if ``others`` and ``other_batches`` do not name the same parts.
+        DataError: if "train" or "test" is missing, or columns are not of one length.
+    """
+
+    _identifying = "data and arguments of the datamodule"
+
+    def __init__(
+        self,
+        splits: Mapping[str, Mapping[str, Tensor]],
+        others: Mapping[str, Mapping[str, Tensor]] | None = None,
+        *,
+        batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
+        other_batches: Mapping[str, Sampling] | None = None,
+        num_groups: int | None = None,
+        eval_batch_size: int = 4096,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
+        missing = {"train", "test"} - splits.keys()
+        if missing:
+            raise DataError(f"splits must hold 'train' and 'test', got {sorted(splits)}.")
+        self._columns, self._other_columns = splits, dict(others or {})
+        self.other_batches = dict(other_batches or {})
+        if self.other_batches.keys() != self._other_columns.keys():
+            raise ConfigError(
+                f"other_batches must say how each of {sorted(self._other_columns)} is drawn, got "
+                f"{sorted(self.other_batches)}."
+            )
+        self._others: dict[str, TensorTable] = {}
+        if num_groups is not None:
+            self.num_groups = num_groups
+
+    @property
+    def num_train(self) -> int:
+        """Number of rows of the training split."""
+        return len(self._columns["train"]["x"])
+
+    @property
+    def num_features(self) -> int:
+        """Size of the last dimension of ``x``."""
+        return int(self._columns["train"]["x"].shape[-1])
+
+    @property
+    def val_names(self) -> list[str]:
+        """The splits on which validation runs: "val" if there is one, else "train"."""
+        return ["val"] if "val" in self._columns else ["train"]
+
+    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (all splits are made together)
+        """Make the tables; a second call changes nothing."""
+        if self.tables:
+            return
+        train = dict(self._columns["train"])
+        order = self.batches.row_order(self.num_train)
+        if order is not None:
+            train = {name: column[order] for name, column in train.items()}
+        self.tables = {"train": TensorTable(train)}
+        self.tables |= {name: TensorTable(columns) for name, columns in self._columns.items() if name != "train"}
+        self._others = {name: TensorTable(columns) for name, columns in self._other_columns.items()}
+        self._require_expected_split()
+
+    def _table(self, name: str) -> TensorTable:
+        return self._others[name] if name in self._others else super()._table(name)
+
+    def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
+        plan = self.batches.plan(self._table("train").columns, self.seed, world_size)
+        plans = self._drawn("target", "train", self.batches, plan)
+        for number, (name, sampling) in enumerate(self.other_batches.items(), 1):
+            paced = with_num_batches(sampling, plan.num_batches)
+            # A seed of its own: from the same one the draws of two parts would not be independent.
+            other = paced.plan(self._table(name).columns, self.seed + 7919 * number, world_size)
+            plans |= self._drawn(name, name, paced, other)
+        return plans
+
+    def _batch_settings(self) -> tuple[Any, ...]:
+        return (*super()._batch_settings(), self.other_batches)
+
+    def _fingerprint(self) -> dict[str, int | str]:
+        columns = {name: c for name, c in self._table("train").columns.items() if name not in INPUTS}
+        return fingerprint(columns, [*self._columns, *self._other_columns])

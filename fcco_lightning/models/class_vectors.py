@@ -1,0 +1,86 @@
+"""A classifier whose last layer is a table of class vectors, read row by row in training."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.base import BatchNetwork
+from fcco_lightning.records import ClassVectors, Columns
+
+
+class ClassVectorNetwork(BatchNetwork):
+    r"""Logits ``<h(x), v_k> + c_k`` of C classes, where training forms those of the sampled classes only.
+
+    A batch with the parts "target" and "classes" gives :class:`~fcco_lightning.records.ClassVectors`: for samples their
+    features and the vector of their own class, for classes their vector, twice.  A batch of samples alone, as in
+    evaluation, gives all logits, shape (B, C).  The bias c_k is the last coordinate of the vectors.
+
+    Args:
+        features: makes features of shape (B, d) of ``x``; layers of unknown input width are sized from the data.
+        num_classes: C, >= 2.
+        dim: d, >= 1.
+    """
+
+    def __init__(self, features: nn.Module, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.features = features
+        self.vectors = nn.Embedding(at_least("num_classes", num_classes, 2), at_least("dim", dim, 1) + 1)
+        nn.init.normal_(self.vectors.weight, std=dim**-0.5)
+
+    def adapt(self, datamodule: Any) -> None:
+        """Size the layers of ``features`` from the number of columns of ``x``."""
+        size_from_data(self.features, datamodule)
+        found = getattr(datamodule, "num_classes", None)
+        if found and found != self.vectors.num_embeddings:
+            raise ConfigError(f"num_classes={self.vectors.num_embeddings} of the network, but the data has {found}.")
+
+    def forward(self, batch: Any) -> Any:
+        """ClassVectors by part, or all logits of a batch of samples alone."""
+        (target, columns), *others = batch.items()
+        found = self.features(columns["x"])
+        if found.dim() != 2 or found.shape[1] != self.vectors.embedding_dim - 1:
+            raise ConfigError(
+                f"features must have shape (B, {self.vectors.embedding_dim - 1}), got {tuple(found.shape)}. Set dim to "
+                "the number of features."
+            )
+        features = with_one(found)
+        if not others:
+            return {target: features @ self.vectors.weight.T}
+        classes = {name: self.vectors(_numbers(part, self.vectors.num_embeddings)) for name, part in others}
+        own = ClassVectors(features, self.vectors(_numbers(columns, self.vectors.num_embeddings, "y")))
+        return {target: own} | {name: ClassVectors(vector, vector) for name, vector in classes.items()}
+
+
+def with_one(features: Tensor) -> Tensor:
+    """Features (B, d) with a last coordinate 1, shape (B, d + 1)."""
+    return torch.cat([features, torch.ones_like(features[:, :1])], 1)
+
+
+def size_from_data(network: nn.Module, datamodule: Any) -> None:
+    """Give lazy layers their width, from the number of columns of x.
+
+    Raises:
+        ConfigError: if that is not known.
+    """
+    if not any(is_lazy(p) for p in network.parameters()):
+        return
+    width = getattr(datamodule, "num_features", None)
+    if width is None:
+        raise ConfigError("the network's input width is not known: set in_features, or use a datamodule.")
+    training = network.training
+    with torch.no_grad():
+        network.eval()(torch.zeros(1, width))
+    network.train(training)
+
+
+def _numbers(columns: Columns, count: int, name: str = "index") -> Tensor:
+    if name not in columns:
+        raise DataError(f"ClassVectorNetwork needs the column `{name}`, the batch has {sorted(columns)}.")
+    found = columns[name]
+    if found.numel() and (int(found.min()) < 0 or int(found.max()) >= count):
+        raise DataError(f"`{name}` must lie in 0..{count - 1}, got {int(found.min())}..{int(found.max())}.")
+    return found

@@ -1,0 +1,60 @@
+"""A mixture over the values of a latent variable."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.models.base import BatchNetwork
+from fcco_lightning.models.class_vectors import size_from_data, with_one
+from fcco_lightning.records import LatentVectors
+
+
+class LatentMixture(BatchNetwork):
+    r"""``p(1 | x) = sum_z p(z | x) sigmoid(<a_x, a_z>)``, ``p(z | x)`` proportional to ``exp(<e_x, e_z>)``.
+
+    A batch with the parts "target" and "latent" gives :class:`~fcco_lightning.records.LatentVectors` of its samples and
+    of the values z whose numbers are the column ``index`` of the second part.  A batch of samples alone, as in
+    evaluation, gives the log-odds of p(1 | x), shape (B,), with the sum over all values.
+
+    Args:
+        features: makes 2 d numbers of ``x``, shape (B, 2 d): the first d are e_x, the others a_x (a constant is added
+            to both); layers of unknown input width are sized from the data.
+        num_latent: number of values of z, >= 2.
+        dim: d, >= 1.
+    """
+
+    def __init__(self, features: nn.Module, num_latent: int, dim: int) -> None:
+        super().__init__()
+        self.features, self.dim = features, at_least("dim", dim, 1)
+        self.vectors = nn.Embedding(at_least("num_latent", num_latent, 2), 2 * (dim + 1))
+        nn.init.normal_(self.vectors.weight, std=dim**-0.5)
+
+    def adapt(self, datamodule: Any) -> None:
+        """Size the layers of ``features`` from the number of columns of ``x``."""
+        size_from_data(self.features, datamodule)
+
+    def forward(self, batch: Any) -> Any:
+        """LatentVectors by part, or the log-odds of samples alone."""
+        (target, columns), *others = batch.items()
+        found = self.features(columns["x"])
+        if found.dim() != 2 or found.shape[1] != 2 * self.dim:
+            raise ConfigError(
+                f"features must have shape (B, 2 dim) = (B, {2 * self.dim}), got {tuple(found.shape)}. Give the "
+                "network 2 dim outputs."
+            )
+        samples = LatentVectors(with_one(found[:, : self.dim]), with_one(found[:, self.dim :]))
+        if not others:
+            return {target: self._log_odds(samples)}
+        parts = {name: LatentVectors(*self.vectors(part["index"]).chunk(2, 1)) for name, part in others}
+        return {target: samples} | parts
+
+    def _log_odds(self, samples: LatentVectors) -> Tensor:
+        affinity, response = self.vectors.weight.chunk(2, 1)
+        share = (samples.affinity @ affinity.T).log_softmax(1)
+        scores = samples.response @ response.T
+        positive = (share + logsigmoid(scores)).logsumexp(1)
+        negative = (share + logsigmoid(-scores)).logsumexp(1)
+        return positive - negative

@@ -1,0 +1,36 @@
+"""A network that is trained on perturbed inputs."""
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.checks import positive
+from fcco_lightning.models.head import head_of
+
+
+class GaussianPerturbation(nn.Module):
+    r"""``network(x + std * z)`` with ``z ~ N(0, 1)`` in training, ``network(x)`` in evaluation.
+
+    Every row of x has a perturbation of its own, so that the copies of a sample in a batch of
+    :class:`~fcco_lightning.RepeatedBatches` are independent draws.  A second forward pass of the same step (at the
+    previous weights) draws the same perturbations.
+
+    Args:
+        network: what is called with the perturbed input; it may be sized lazily.
+        std: standard deviation of the perturbation, in the unit of x, > 0.
+
+    Raises:
+        ConfigError: if ``std`` is not a finite number > 0.
+    """
+
+    def __init__(self, network: nn.Module, std: float = 0.1) -> None:
+        super().__init__()
+        self.network, self.std = network, positive("std", std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of x, whatever the network's shape of them is."""
+        scores: Tensor = self.network(x + self.std * torch.randn_like(x) if self.training else x)
+        return scores
+
+    def head(self) -> nn.Module:
+        """The head of the network."""
+        return head_of(self.network)

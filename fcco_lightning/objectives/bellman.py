@@ -1,0 +1,98 @@
+"""The Bellman residual of a value function."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives.base import required_column
+from fcco_lightning.objectives.group_dro import GroupObjective
+from fcco_lightning.objectives.quantities import Quantity
+from fcco_lightning.outer import Square
+from fcco_lightning.records import Columns, Inner
+
+
+@dataclass(frozen=True)
+class TemporalDifference(Quantity):
+    r"""``V_w(s) - r - discount V_w(s')`` of a transition from s to s' with reward r, shape (B,).
+
+    Batches carry ``reward`` (B,) float and, where episodes end, ``terminal`` (B,) with 1 for a transition after which
+    nothing follows, V_w(s') being 0 there.  The outputs are the values of s and of s', shape (B, 2) or (B, 2, 1): the
+    network is called with ``x`` (B, 2, d), the features of both.
+
+    Args:
+        discount: weight of what comes later, in [0, 1).
+
+    Raises:
+        ConfigError: if ``discount`` is out of range.
+        DataError: if the outputs have another shape.
+    """
+
+    discount: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount < 1:
+            raise ConfigError(f"discount must lie in [0, 1), got {self.discount!r}.")
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
+        values = state_values(outputs)
+        later = self.discount * values[:, 1]
+        if "terminal" in batch:
+            later = later * (1 - batch["terminal"].to(values.dtype))
+        return values[:, 0] - required_column(batch, "reward", self).to(values.dtype) - later
+
+
+class BellmanResidual(GroupObjective):
+    r"""``F(w) = (1/n) sum over states s of (V_w(s) - E[r + discount V_w(s')])^2``.
+
+    The expectation is over the transitions from s.  Source: ALEXR paper, App. B, where V_w is linear.
+
+    One row for every state, the inner function being the mean temporal difference of its transitions.  A batch holds
+    some transitions of some states: ``batches: GroupSampling`` with the states as groups.  The mean of the *squared*
+    temporal differences would be too large by the variance of the next state; where the square of a batch's mean is
+    minimised instead (BSGD), the two factors of its gradient share their samples, which is the double-sampling problem.
+    A row makes one of them an average over the past, and ALEXR takes them from the two halves of a batch.
+
+    Batches carry ``group`` (B,), the number of the state, and ``reward`` (B,); outputs are the values of both states of
+    a transition, see :class:`TemporalDifference`.
+
+    Args:
+        discount: in [0, 1).
+        num_states: n; None takes it from the datamodule.
+    """
+
+    outer = Square()
+    loss: TemporalDifference
+
+    def __init__(self, discount: float = 0.95, num_states: int | None = None) -> None:
+        super().__init__(TemporalDifference(discount), num_states)
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
+        return self.risks(outputs, batch)
+
+
+def state_values(outputs: Any) -> Tensor:
+    """Values of the two states of transitions, shape (B, 2).
+
+    Raises:
+        DataError: if ``outputs`` have another shape than (B, 2) or (B, 2, 1).
+    """
+    fits = isinstance(outputs, Tensor) and outputs.dim() in (2, 3) and outputs.shape[1] == 2
+    if not fits or outputs.shape[2:] not in ((), (1,)):
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise DataError(
+            f"a Bellman residual needs the values of both states of a transition, shape (B, 2) or (B, 2, 1), got "
+            f"{shape}. Give the network a single output, and batches whose x has the shape (B, 2, d)."
+        )
+    values: Tensor = outputs.reshape(len(outputs), 2)
+    return values
+
+
+def mean_residuals(outputs: Tensor, batch: Columns, discount: float) -> Tensor:
+    """Mean temporal difference of every state of which there is a transition, in increasing order, float64."""
+    residuals = TemporalDifference(discount)(outputs.double(), batch)
+    _, position, counts = torch.unique(batch["group"], return_inverse=True, return_counts=True)
+    means: Tensor = residuals.new_zeros(len(counts)).index_add(0, position, residuals) / counts
+    return means

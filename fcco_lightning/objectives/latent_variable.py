@@ -1,0 +1,69 @@
+"""Likelihood of responses that depend on a latent variable."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from fcco_lightning.errors import DataError
+from fcco_lightning.estimators import Range
+from fcco_lightning.numerics import bounded_exp
+from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.robust_logistic import signs
+from fcco_lightning.outer import LogRatio
+from fcco_lightning.records import Columns, Inner, LatentVectors
+
+LATENT = "latent"
+"""The part of a batch that holds the sampled values of the latent variable."""
+
+
+class LatentVariable(Objective):
+    r"""``F(w) = -(1/n) sum_i log p(y_i | x_i)`` where a latent variable z with many values decides about y.
+
+    ``p(y | x) = sum_z p(y | z, x) p(z | x)`` with ``p(z | x)`` proportional to ``exp(<e_x, e_z>)``, and for a
+    response y of 0 or 1 ``p(1 | z, x) = sigmoid(<a_x, a_z>)``.  Both sums are too long for a step, so they are the two
+    inner functions of sample i, means over the values of z:
+
+    ``g_i1 = mean_z p(y_i | z, x_i) exp(<e_x, e_z>)``, ``g_i2 = mean_z exp(<e_x, e_z>)``, ``f(u) = log u_2 - log u_1``.
+
+    Source: SOX paper, sections 1 and 4 (latent variable models).  A batch draws some values of z uniformly, as its part
+    "latent", for which both means are unbiased.  Rows are kept in float64; an inner value outside e^-600 to e^600
+    counts as that number.
+
+    Batches have the parts "target" (``y`` (B,) in {0, 1}, ``index`` (B,)) and "latent", and the network returns
+    :class:`~fcco_lightning.records.LatentVectors` for both (:class:`~fcco_lightning.models.LatentMixture` does).
+
+    Raises:
+        DataError: if the outputs are something else, or a label is neither 0 nor 1.
+    """
+
+    outer = LogRatio(floor=1e-300)
+    width = 2
+    dtype = torch.float64
+    part = ("target", LATENT)
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row for every sample."""
+        return RowDomain(num_samples, per_sample=True, range=Range(least=0.0))
+
+    def inner(self, outputs: Any, batch: Mapping[str, Columns]) -> Inner:  # type: ignore[override]
+        samples, latent = _vectors(outputs, "target"), _vectors(outputs, LATENT)
+        sign = signs(required_column(batch["target"], "y", self), self)
+        wide = torch.promote_types(samples.affinity.dtype, torch.float32)
+        prior = samples.affinity.to(wide) @ latent.affinity.to(wide).T
+        response = sign.to(wide).unsqueeze(1) * (samples.response.to(wide) @ latent.response.to(wide).T)
+        # each with its own logarithm of the number of values
+        logs = torch.stack([(logsigmoid(response) + prior).logsumexp(1), prior.logsumexp(1)], 1)
+        return Inner(batch["target"]["index"], bounded_exp(logs - math.log(prior.shape[1])))
+
+
+def _vectors(outputs: Any, part: str) -> LatentVectors:
+    found = outputs.get(part) if isinstance(outputs, Mapping) else None
+    if not isinstance(found, LatentVectors) or found.affinity.dim() != 2 or found.response.dim() != 2:
+        raise DataError(
+            f"LatentVariable needs LatentVectors of shape (B, d) for the part {part!r} of a batch, got "
+            f"{type(found).__name__}. Use LatentMixture, and batches with a part 'latent'."
+        )
+    return found

@@ -1,0 +1,50 @@
+"""Logistic regression that is invariant to perturbations of its input."""
+
+from torch import Tensor
+
+from fcco_lightning.errors import DataError
+from fcco_lightning.objectives.base import Objective, binary_scores, required_column
+from fcco_lightning.outer import Softplus
+from fcco_lightning.records import Columns, Inner
+
+
+class RobustLogistic(Objective):
+    r"""``F(w) = (1/n) sum_i log(1 + exp(-b_i E_A[s_w(A(x_i))]))``: the logistic loss of the expected score.
+
+    A is a random perturbation of sample i (noise, an augmentation) and b_i = 1 for y_i = 1, -1 for y_i = 0.  Source:
+    ALEXR paper, App. B, "robust logistic regression", where s_w is linear; erratum ALEXR-11.  The inner function
+    ``g_i(w) = -b_i E_A[s_w(A(x_i))]`` has one row per training sample, and the outer function is ``log(1 + exp(u))``,
+    which is convex, so that every algorithm applies, primal-dual ones included.
+
+    A batch holds every sample several times, each time perturbed anew: ``batches: RepeatedSampling`` with a network
+    that perturbs its input (:class:`~fcco_lightning.models.GaussianPerturbation`) or a data set that does.  The mean
+    over the copies is an unbiased estimate of g_i, for one copy too.  Averaging the *losses* over the copies would be
+    data augmentation, whose loss is larger by Jensen's inequality.
+
+    Batches carry ``y`` (B,), 0 or 1; outputs are one score per sample, (B,) or (B, 1).
+
+    Raises:
+        DataError: if the outputs have another shape, or a label is neither 0 nor 1.
+    """
+
+    outer = Softplus()
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        scores = binary_scores(outputs)
+        sign = signs(required_column(batch, "y", self), self).to(scores.dtype)
+        return Inner(batch["index"], (-sign * scores).unsqueeze(1))
+
+
+def signs(y: Tensor, needed_by: object) -> Tensor:
+    """Labels 0 and 1 as -1 and 1, shape (B,).
+
+    Raises:
+        DataError: for any other label, naming the class of ``needed_by``.
+    """
+    if not bool(((y == 0) | (y == 1)).all()):
+        found = sorted(set(y.tolist()))[:6]
+        raise DataError(
+            f"{type(needed_by).__name__} needs labels y in {{0, 1}}, the batch has {found}. Say which value is "
+            "positive (data.columns.positive), or recode them."
+        )
+    return 2 * y - 1

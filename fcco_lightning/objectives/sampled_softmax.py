@@ -1,0 +1,105 @@
+"""Cross-entropy over so many classes that a batch scores some of them only."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.estimators import Range
+from fcco_lightning.numerics import bounded_exp
+from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.outer import Log
+from fcco_lightning.records import ClassVectors, Columns, Inner
+
+CLASSES = "classes"
+"""The part of a batch that holds the sampled classes."""
+
+
+class SampledSoftmax(Objective):
+    r"""``F(w) = (1/n) sum_i log g_i(w)``, ``g_i = (1/C) sum over classes k of exp(<h_i, v_k> - <h_i, v_{y_i}>)``.
+
+    h_i are the features of sample i and v_k the vector of class k: the softmax cross-entropy of the logits
+    ``<h_i, v_k>``, up to the constant log C.  A batch scores its samples against the classes of its part "classes",
+    drawn uniformly.  The own class counts with its weight 1/C for certain, and the mean over the other C - 1 classes is
+    estimated by those that were drawn (without the own one, where it is among them), which is unbiased; so is the
+    gradient given exact rows.  The logarithm of a mean over a batch (BSGD, and usual sampled softmax) is not.
+
+    Row i remembers u_i, an estimate of g_i, in float64; an inner value outside e^-600 to e^600 counts as that number.
+    Any algorithm for objectives that are not convex applies; :class:`~fcco_lightning.SCENT` averages in a way made for
+    values of such a range.  Source: SOX paper, section 1, and ALEXR paper, section 1, for exponentials under a
+    logarithm.
+
+    Batches have the parts "target" (``y`` (B,), ``index`` (B,)) and "classes" (``index`` (M,), numbers of classes), and
+    the network returns :class:`~fcco_lightning.records.ClassVectors` for both
+    (:class:`~fcco_lightning.models.ClassVectorNetwork` does).
+
+    Args:
+        num_classes: C, >= 2; None takes it from the datamodule.
+
+    Raises:
+        ConfigError: if C is not known, or the datamodule has another number.
+        DataError: if the outputs are something else, or a label or class is not in 0..C-1.
+    """
+
+    outer = Log(floor=1e-300)
+    dtype = torch.float64
+    part = ("target", CLASSES)
+
+    def __init__(self, num_classes: int | None = None) -> None:
+        super().__init__()
+        self.num_classes = None if num_classes is None else at_least("num_classes", num_classes, 2)
+
+    def adapt(self, datamodule: Any) -> None:
+        found = getattr(datamodule, "num_classes", None)
+        if found and self.num_classes not in (None, found):
+            raise ConfigError(f"num_classes={self.num_classes}, but the data has {found} classes. Leave it out.")
+        self.num_classes = self.num_classes or found
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row for every sample, whose values are at least 1/C."""
+        return RowDomain(num_samples, per_sample=True, range=Range(least=1 / self._classes()))
+
+    def inner(self, outputs: Any, batch: Mapping[str, Columns]) -> Inner:  # type: ignore[override]
+        samples, classes = _vectors(outputs, "target"), _vectors(outputs, CLASSES)
+        count = self._classes()
+        own = _numbers(required_column(batch["target"], "y", self), count, "labels y")
+        drawn = _numbers(required_column(batch[CLASSES], "index", self), count, "classes")
+        wide = torch.promote_types(samples.vector.dtype, torch.float32)
+        features = samples.vector.to(wide)
+        logits = features @ classes.vector.to(wide).T - (features * samples.own.to(wide)).sum(1, keepdim=True)
+        other = own.unsqueeze(1) != drawn
+        number = other.sum(1)
+        known = (number > 0).nonzero().squeeze(1)  # of a sample whose own class alone was drawn a batch says nothing
+        logits, other, number = logits[known], other[known], number[known].to(logits.dtype)
+        logits = logits.masked_fill(~other, -math.inf) + (math.log1p(-1 / count) - number.log()).unsqueeze(1)
+        certain = logits.new_full((len(known), 1), -math.log(count))
+        logs = torch.cat([certain, logits], 1).logsumexp(1, keepdim=True)
+        return Inner(batch["target"]["index"][known], bounded_exp(logs))
+
+    def _classes(self) -> int:
+        if self.num_classes is None:
+            raise ConfigError("SampledSoftmax needs the number of classes: set num_classes, or use a datamodule.")
+        return self.num_classes
+
+
+def _vectors(outputs: Any, part: str) -> ClassVectors:
+    found = outputs.get(part) if isinstance(outputs, Mapping) else None
+    if not isinstance(found, ClassVectors) or found.vector.dim() != 2 or found.vector.shape != found.own.shape:
+        raise DataError(
+            f"SampledSoftmax needs ClassVectors of shape (B, d) for the part {part!r} of a batch, got "
+            f"{type(found).__name__}. Use ClassVectorNetwork, and batches with a part 'classes'."
+        )
+    return found
+
+
+def _numbers(found: Tensor, count: int, what: str) -> Tensor:
+    if found.numel() and (int(found.min()) < 0 or int(found.max()) >= count):
+        raise DataError(
+            f"{what} must lie in 0..{count - 1}, got {int(found.min())}..{int(found.max())}. Number the classes from "
+            "0, and check num_classes."
+        )
+    return found

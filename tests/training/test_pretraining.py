@@ -1,0 +1,293 @@
+"""Two phases of training in one run: another objective first, then the objective proper."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from fcco_lightning import (
+    ALEXR2,
+    SGD,
+    SONEX,
+    SOX,
+    AdamType,
+    CheckpointError,
+    ConfigError,
+    CrossEntropy,
+    CVaRGroupDRO,
+    FCCOModule,
+    HeavyBall,
+    Pretraining,
+    StepAtFractions,
+    TabularMLP,
+)
+from fcco_lightning.models import head_of, renew
+from tests import jobs
+from tests.conftest import make_data
+from tests.training.test_resume import SaveAt, everything
+
+
+class Watch(Callback):
+    """Calls a function at the start of every batch."""
+
+    def __init__(self, look):
+        self.look = look
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if batch_idx == 0:
+            self.look(trainer, module)
+
+
+def same(one, other):
+    """Equal to the last bit; rows never written are NaN."""
+    return torch.equal(one.nan_to_num(-77.0), other.nan_to_num(-77.0))
+
+
+def weights(module):
+    return {name: p.detach().clone() for name, p in module.network.named_parameters()}
+
+
+def ranked(**changes):
+    """One row per positive, constraints, dropout, and another optimizer in each phase."""
+    parts = {
+        "objective": jobs.SoftRank(),
+        "algorithm": SONEX(0.5, 0.1, lam=0.01),
+        "optimizer": lambda p: HeavyBall(p, lr=0.05),
+        "scheduler": lambda o: LambdaLR(o, lambda k: 1 / (1 + k)),
+        "scheduler_interval": "step",
+        "pretrain": Pretraining(2, optimizer=lambda p: AdamType(p, lr=0.01)),
+    }
+    return parts | changes
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(0, 4), (1, 9), (2, 3), (3, 9)])
+@pytest.mark.parametrize("kind", ["rows", "inner loop"])
+def test_resume_across_the_switch_equals_uninterrupted(kind, epoch, batch, make_module, make_trainer, tmp_path):
+    """Saved within either phase and in the last batch of the first; ALEXR2's inner loop in the second phase."""
+    path = tmp_path / "at.ckpt"
+    changes = {} if kind == "rows" else {"algorithm": ALEXR2(K=4, objective_gamma=0.5)}
+
+    def fit(callbacks=(), ckpt_path=None):
+        torch.manual_seed(3 if ckpt_path is None else 99)
+        trainer = make_trainer(max_epochs=4, callbacks=list(callbacks))
+        trainer.fit(make_module(**ranked(**changes)), make_data(), ckpt_path=ckpt_path)
+        return trainer
+
+    whole = fit([SaveAt(path, epoch, batch)])
+    resumed = fit(ckpt_path=path)
+    expected, actual = everything(whole), everything(resumed)
+    assert expected.keys() == actual.keys()
+    assert "problem.terms.0.state.rows" in expected
+    assert [name for name in expected if not same(expected[name], actual[name])] == []
+    assert resumed.global_step == whole.global_step
+
+
+@pytest.mark.parametrize("constraints", [False, True])
+def test_the_first_phase_is_plain_training_on_its_objective(constraints, make_module, make_trainer):
+    """To the last bit, with the random streams of a run that has that objective only."""
+    algorithm = SOX if constraints else SGD
+
+    def fit(**changes):
+        torch.manual_seed(3)
+        module, trainer = make_module(**changes), make_trainer(max_epochs=2)
+        trainer.fit(module, make_data())
+        return weights(module), trainer.optimizers[0].state_dict()["state"]
+
+    first = Pretraining(2, algorithm=algorithm() if constraints else None, constraints=constraints)
+    found, expected = fit(**ranked(pretrain=first)), fit(**ranked(
+        objective=CrossEntropy(), algorithm=algorithm(), pretrain=None, scheduler=None
+    ))  # fmt: skip
+    assert all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
+    assert str(found[1]) == str(expected[1])
+    if constraints:
+        without = fit(**ranked(pretrain=Pretraining(2, algorithm=SOX())))
+        assert not all(torch.equal(without[0][name], expected[0][name]) for name in expected[0])
+
+
+@pytest.mark.parametrize("new_head", [True, False])
+def test_the_head_is_new_and_nothing_else_has_moved(new_head, make_module, make_trainer):
+    seen = []
+
+    class Ends(Callback):
+        def on_train_epoch_end(self, trainer, module):
+            seen.append(weights(module))
+
+    module = make_module(**ranked(pretrain=Pretraining(1, new_head=new_head)))
+    start = weights(module) if not any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()) else None
+    assert start is None  # the width of the data is not known yet
+    trainer = make_trainer(
+        max_epochs=2, callbacks=[Ends(), Watch(lambda trainer, module: seen.append(weights(module)))]
+    )
+    trainer.fit(module, make_data())
+    before, pretrained, switched, after = seen
+    head = [name for name in before if name.startswith("layers.3")]
+    assert len(head) == 2
+    for name in before:
+        assert not torch.equal(before[name], pretrained[name])
+        assert torch.equal(pretrained[name], switched[name]) == (not new_head or name not in head)
+        assert not torch.equal(switched[name], after[name])
+    if new_head:
+        bound = 1 / 8**0.5  # of nn.Linear's start, 8 inputs
+        assert switched[head[0]].abs().max() <= bound
+        assert not torch.equal(switched[head[0]], before[head[0]])
+
+
+def test_rows_optimizer_schedules_and_rho_start_afresh(make_module, make_trainer):
+    seen = []
+
+    def look(trainer, module):
+        group, states = trainer.optimizers[0].param_groups[0], module.problem.states
+        seen.append(
+            (
+                type(trainer.optimizers[0]).__name__,
+                group["lr"],
+                len(states),
+                trainer.accumulate_grad_batches,
+                module.problem.penalty.weight(trainer.current_epoch - module._phase_start),
+            )
+        )
+
+    first = Pretraining(
+        2, optimizer=lambda p: torch.optim.SGD(p, lr=1.0), scheduler=lambda o: StepAtFractions(o, fractions=[0.5])
+    )
+    module = make_module(
+        algorithm=ALEXR2(K=3),
+        optimizer=lambda p: HeavyBall(p, lr=2.0),
+        scheduler=lambda o: StepAtFractions(o, fractions=[0.5]),
+        pretrain=first,
+    )
+    trainer = make_trainer(max_epochs=6, callbacks=[Watch(look)])
+    trainer.fit(module, make_data())
+    assert [s[:4] for s in seen] == [
+        ("SGD", pytest.approx(1.0), 0, 1),
+        ("SGD", pytest.approx(0.1), 0, 1),
+        ("HeavyBall", pytest.approx(2.0), 1, 3),
+        ("HeavyBall", pytest.approx(2.0), 1, 3),
+        ("HeavyBall", pytest.approx(0.2), 1, 3),
+        ("HeavyBall", pytest.approx(0.2), 1, 3),
+    ]
+    batches = trainer.num_training_batches
+    assert trainer.global_step == 2 * batches + 4 * -(-batches // 3)
+
+
+def test_a_schedule_by_steps_knows_the_length_of_its_phase(make_module, make_trainer):
+    totals = []
+
+    def look(trainer, module):
+        totals.append(trainer.lr_scheduler_configs[0].scheduler.total)
+
+    module = make_module(
+        algorithm=ALEXR2(K=3),
+        scheduler=StepAtFractions,
+        scheduler_interval="step",
+        pretrain=Pretraining(2, scheduler=StepAtFractions),
+    )
+    trainer = make_trainer(max_epochs=5, callbacks=[Watch(look)])
+    trainer.fit(module, make_data())
+    batches = trainer.num_training_batches
+    assert totals == 2 * [2 * batches] + 3 * [3 * -(-batches // 3)]
+
+
+def test_estimates_of_the_phases_have_names_of_their_own(make_module, make_trainer, tmp_path):
+    logger = CSVLogger(tmp_path, name="")
+    trainer = make_trainer(
+        max_epochs=4, logger=logger, log_every_n_steps=1, callbacks=[LearningRateMonitor(logging_interval="epoch")]
+    )
+    trainer.fit(make_module(**ranked()), make_data())
+    columns = (tmp_path / "version_0/metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"pretrain_objective", "train_objective", "train_penalty"} <= set(columns)
+    assert "pretrain_penalty" not in columns
+
+
+def test_a_parameter_of_either_objective_is_trained_in_its_phase_only(make_module, make_trainer):
+    """Two CVaR objectives with thresholds of their own."""
+    seen = []
+
+    class Ends(Callback):
+        def on_train_epoch_end(self, trainer, module):
+            seen.append((first.threshold.item(), second.threshold.item()))
+
+    first, second = (CVaRGroupDRO(0.5, num_groups=2, threshold=0.3) for _ in range(2))
+    module = make_module(objective=second, constraints=[], pretrain=Pretraining(1, first, SONEX()), objective_lr=0.1)
+    make_trainer(max_epochs=2, callbacks=[Ends()]).fit(module, make_data())
+    assert seen[0][0] != seen[1][1] or seen[0][0] != pytest.approx(0.3)
+    assert seen[0][1] == pytest.approx(0.3)
+    assert seen[1][0] == seen[0][0]
+    assert seen[1][1] != pytest.approx(0.3)
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+def save(make_module, make_trainer, path, epochs, **parts):
+    trainer = make_trainer(max_epochs=epochs)
+    trainer.fit(make_module(**parts), make_data())
+    trainer.save_checkpoint(path)
+
+
+def test_checkpoints_of_the_phases_and_runs_without_pretraining(make_module, make_trainer, tmp_path):
+    path, plain = tmp_path / "a.ckpt", ranked(pretrain=None)
+    save(make_module, make_trainer, path, 1, **ranked())
+    with pytest.raises(CheckpointError, match=r"written while pretraining.*--model\.pretrain"):
+        make_trainer(max_epochs=4).fit(make_module(**plain), make_data(), ckpt_path=path)
+    save(make_module, make_trainer, path, 3, **ranked())
+    make_trainer(max_epochs=4).fit(make_module(**plain), make_data(), ckpt_path=path)  # the second phase needs no first
+    direct = make_trainer().test(make_module(**plain), make_data(), ckpt_path=path, verbose=False)
+    assert make_trainer().test(make_module(**ranked()), make_data(), ckpt_path=path, verbose=False) == direct
+
+
+def test_a_run_without_pretraining_is_continued_in_the_second_phase(make_module, make_trainer, tmp_path):
+    path = tmp_path / "a.ckpt"
+    save(make_module, make_trainer, path, 1, **ranked(pretrain=None))
+    module = make_module(**ranked())
+    make_trainer(max_epochs=2).fit(module, make_data(), ckpt_path=path)
+    assert not module.pretraining
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pretraining(0), "epochs must be a whole number >= 1, got 0"),
+        (
+            lambda: FCCOModule(nn.Linear(3, 1), pretrain=Pretraining(1)),
+            r"Linear does not say which of its layers is the head. Name it \(head: fc\)",
+        ),
+        (
+            lambda: FCCOModule(TabularMLP([4]), pretrain=Pretraining(1, head="fc")),
+            r"head='fc' is no part of TabularMLP. Its last layers are layers.0, layers.2",
+        ),
+    ],
+)
+def test_what_is_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_constraints_need_an_algorithm_that_penalises_them(make_module):
+    with pytest.raises(ConfigError, match=r"pretrain\.constraints=True, but SGD ignores constraints"):
+        make_module(pretrain=Pretraining(1, constraints=True))
+
+
+def test_a_head_that_cannot_start_afresh():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.by = nn.Parameter(torch.ones(()))
+
+    with pytest.raises(ConfigError, match="the head holds a Scale, which has no reset_parameters"):
+        head_of(nn.Sequential(Scale()), "0")
+
+
+def test_renewing_a_head_depends_on_the_seed_alone():
+    one, two = nn.Linear(4, 2), nn.Linear(4, 2)
+    state = torch.get_rng_state()
+    renew(one, 5)
+    torch.manual_seed(1)
+    renew(two, 5)
+    assert torch.equal(one.weight, two.weight)
+    torch.manual_seed(0)
+    assert not torch.equal(nn.Linear(4, 2).weight, one.weight)
+    assert state.shape == torch.get_rng_state().shape
