@@ -30,7 +30,7 @@ from tests.reference.probabilities import Uniform
 EXACT = 1e-9  # relative; sums of at most a few hundred float64 numbers of order one
 AP = CASES["average precision"]
 WITH_ROWS = [name for name, case in CASES.items() if case.make().outer is not None]
-GROUP_ROWS = [name for name in WITH_ROWS if not Bench(CASES[name]).engine.problem.all_terms[0].per_sample]
+GROUP_ROWS = [name for name in WITH_ROWS if CASES[name].missing == "group"]
 SAMPLE_ROWS = [name for name in WITH_ROWS if not CASES[name].make().distinct]
 BIASED = [(name, way) for name, case in CASES.items() for way in ("uniform", "balanced") if way not in case.unbiased]
 
