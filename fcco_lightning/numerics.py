@@ -1,4 +1,4 @@
-"""Small numerical kernels: simplex projection, monotone roots, a check for values that are not finite."""
+"""Small numerical kernels: simplex projection, monotone roots, exponentials that do not overflow, checks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 _BISECTIONS = 100  # halves any float64 bracket down to its last bit
+_STEEPEST = 60.0  # exp(60) = 1e26: sums of many such numbers, and their squares in float64, are far from overflow
 
 
 def project_to_simplex(v: Tensor, radius: float = 1.0) -> Tensor:
@@ -45,6 +46,16 @@ def increasing_root(h: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) ->
         below = h(middle) < 0
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (low + high) / 2
+
+
+def tame_exp(x: Tensor) -> Tensor:
+    r"""``exp(x)`` for x <= 60, and from there on the tangent ``exp(60) (1 + x - 60)``: it never overflows.
+
+    Elementwise, any shape; still convex, increasing and continuously differentiable.  Differences of scores beyond 60
+    are those of a model that has diverged, or has not been scaled yet.
+    """
+    steep = x.clamp(max=_STEEPEST).exp()
+    return torch.where(x > _STEEPEST, steep * (1 + (x - _STEEPEST).clamp(min=0)), steep)
 
 
 @torch.no_grad()

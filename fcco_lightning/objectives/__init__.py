@@ -10,6 +10,7 @@ from fcco_lightning.objectives.base import (
     required_column,
 )
 from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
+from fcco_lightning.objectives.cox import CoxPartialLikelihood
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
 from fcco_lightning.objectives.group_dro import (
     ChiSquareGroupDRO,
@@ -20,6 +21,11 @@ from fcco_lightning.objectives.group_dro import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
+from fcco_lightning.objectives.list_mle import ListMLE
+from fcco_lightning.objectives.list_net import ListNet
+from fcco_lightning.objectives.lists import ListObjective
+from fcco_lightning.objectives.ndcg import NDCG
+from fcco_lightning.objectives.neighbourhood_components import NeighbourhoodComponents
 from fcco_lightning.objectives.pairwise import LogisticPair, PairLoss, SigmoidPair, SquaredHingePair, SquaredPair
 from fcco_lightning.objectives.quantities import (
     CrossEntropyLoss,
@@ -32,8 +38,10 @@ from fcco_lightning.objectives.quantities import (
 
 __all__ = [
     "AUC",
+    "NDCG",
     "CVaRGroupDRO",
     "ChiSquareGroupDRO",
+    "CoxPartialLikelihood",
     "CrossEntropy",
     "CrossEntropyLoss",
     "GlobalContrastive",
@@ -41,10 +49,14 @@ __all__ = [
     "GroupObjective",
     "InfoNCE",
     "KLGroupDRO",
+    "ListMLE",
+    "ListNet",
+    "ListObjective",
     "LogisticLoss",
     "LogisticPair",
     "MultiLabelLoss",
     "MultiTaskGroupDRO",
+    "NeighbourhoodComponents",
     "Objective",
     "PairLoss",
     "Quantity",

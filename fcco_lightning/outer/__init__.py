@@ -1,6 +1,7 @@
 """Outer functions f: values, subgradients, proximal maps, envelopes and conjugates."""
 
 from fcco_lightning.outer.base import OuterFunction
+from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum
 from fcco_lightning.outer.elementary import AbsoluteDifference, Hinge, Square, SquaredHinge, cvar
 from fcco_lightning.outer.log_exp import Log, LogSumExp, LogWithTemperature, NegativeLog, Power, Ratio, Softplus
@@ -11,6 +12,7 @@ from fcco_lightning.outer.worst_case import WorstCase
 __all__ = [
     "AbsoluteDifference",
     "ChiSquare",
+    "DiscountedGain",
     "Hinge",
     "KullbackLeibler",
     "Log",

@@ -15,8 +15,9 @@ from fcco_lightning import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
-from fcco_lightning.objectives import GroupMaxForm, GroupObjective, LogisticPair, Objective
+from fcco_lightning.objectives import GroupMaxForm, GroupObjective, ListObjective, LogisticPair, Objective
 from fcco_lightning.records import Embeddings
+from tests.contracts import registry_objectives_lists as lists
 from tests.contracts.sampled import (
     GROUP,
     Case,
@@ -28,7 +29,7 @@ from tests.contracts.sampled import (
     table_columns,
 )
 
-BASES = (Objective, GroupObjective)
+BASES = (Objective, GroupObjective, ListObjective)
 
 
 def risks(s, columns):
@@ -201,4 +202,5 @@ CASES = {
     "info nce, learnt": of_pairs(
         lambda: InfoNCE(0.2, learn=True, tau_min=0.01), contrastive(learnt=0.01, mini_batch=True), ()
     ),
+    **lists.CASES,
 }

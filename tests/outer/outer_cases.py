@@ -12,6 +12,7 @@ from torch import Tensor
 from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
+    DiscountedGain,
     Hinge,
     KullbackLeibler,
     Log,
@@ -100,9 +101,11 @@ NOT_CONVEX_WITH_PROX = [
 ]
 NOT_CONVEX = [
     *NOT_CONVEX_WITH_PROX,
+    Case(DiscountedGain(), low=1.0, high=40.0, kinks=((1.5,),)),
+    Case(DiscountedGain(cutoff=5.5, sharpness=3.0), 2, low=1.0, high=40.0, kinks=((5.5, 1.5),)),
     Case(LogWithTemperature(torch.tensor([[0.4, 0.7]]), rho=0.3), 2, low=0.3, kinks=((1.0, 1.0),)),
 ]
-WITHOUT_PROX += NOT_CONVEX[-1:]
+WITHOUT_PROX += NOT_CONVEX[len(NOT_CONVEX_WITH_PROX) :]
 ALL_OUTER = CONVEX + NOT_CONVEX
 
 

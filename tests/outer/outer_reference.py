@@ -12,6 +12,7 @@ from mpmath import exp, expm1, findroot, log, log1p, mp, mpf, sqrt
 from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
+    DiscountedGain,
     Hinge,
     KullbackLeibler,
     Log,
@@ -185,6 +186,18 @@ class RatioReference(Reference):
         return [u[0] + lam / v, v]
 
 
+def discounted_gain(f: DiscountedGain) -> Reference:
+    def cut(r: mpf) -> mpf:
+        return mpf(1) if f.cutoff is None else 1 / (1 + (r / mpf(f.cutoff)) ** mpf(f.sharpness))
+
+    def slope(r: mpf) -> mpf:
+        discount = log(2) / log(1 + r)
+        of_cut = mpf(0) if f.cutoff is None else -mpf(f.sharpness) / r * cut(r) * (1 - cut(r))
+        return discount**2 / (log(2) * (1 + r)) * cut(r) - discount * of_cut
+
+    return Separable(lambda r: -cut(r) * log(2) / log(1 + r), slope)
+
+
 class LogSumExpReference(Reference):
     def __init__(self, f: LogSumExp) -> None:
         self.theta, self.mean = mpf(f.theta), f.mean
@@ -269,6 +282,7 @@ class ShiftedReference(Reference):
 REFERENCES: dict[type[OuterFunction], Callable[..., Reference]] = {
     AbsoluteDifference: DifferenceReference,
     ChiSquare: chi_square,
+    DiscountedGain: discounted_gain,
     Hinge: hinge,
     KullbackLeibler: kullback_leibler,
     Log: lambda f: logarithm(f.tau, 1),

@@ -99,6 +99,16 @@ class BatchPlan(ABC):
         """
         return None
 
+    def columns(self) -> dict[str, Tensor]:
+        """Return the columns, each (n,), that training batches carry for the sake of how they are drawn.
+
+        ``weight`` (float32), if there are :meth:`weights`.  Plans in whose batches not all pairs of rows are equally
+        likely also give ``stratum`` and ``stratum_size`` (int64), the stratum of a row and its number of rows: with
+        them a batch says how many rows each of its rows stands for.
+        """
+        weights = self.weights()
+        return {} if weights is None else {"weight": weights}
+
     def second_draw(self) -> Self:
         """Return the plan of batches of the same kind that are drawn independently of these, for the same table.
 
@@ -186,6 +196,28 @@ def stratum_weights(strata: Tensor, drawn: Sequence[int]) -> Tensor | None:
     of_stratum = torch.where(held > 0, sizes * held.sum() / (sizes.sum() * held.clamp(min=1)), 0.0)
     weights = of_stratum[strata].float()
     return None if bool((weights == 1).all()) else weights
+
+
+def with_strata(columns: dict[str, Tensor], strata: Tensor) -> dict[str, Tensor]:
+    """Return ``columns`` with those of ``strata`` (n,): ``stratum`` and ``stratum_size``, see BatchPlan.columns."""
+    return columns | {"stratum": strata, "stratum_size": torch.bincount(strata)[strata]}
+
+
+def mean_of_products(factors: Sequence[float], chosen: int) -> float:
+    r"""Return the mean, over all choices of ``chosen`` of the G ``factors`` in [0, 1], of their product.
+
+    That is the elementary symmetric polynomial e_c(a_1..a_G) divided by its number of terms.  Divided so at every step,
+    the recurrence over m factors is a convex combination, which neither overflows nor cancels:
+
+    .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
+    """
+    j = np.arange(chosen + 1)
+    ones = sum(a == 1.0 for a in factors)
+    means = (j <= ones).astype(np.float64)  # of the factors that are one: products of ones
+    for m, a in enumerate((a for a in factors if a != 1.0), start=ones + 1):
+        before = np.concatenate([[0.0], means[:-1]])
+        means = np.where(j <= m, (m - j) / m * means + j / m * a * before, 0.0)
+    return float(means[-1])
 
 
 def listed_numbers(numbers: Sequence[float]) -> str:

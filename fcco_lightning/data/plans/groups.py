@@ -4,13 +4,12 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.plans.balanced import Prevalence, checked_prevalence
-from fcco_lightning.data.plans.base import BatchPlan, cycle, none_drawn
+from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_of_products, none_drawn, with_strata
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -96,24 +95,15 @@ class GroupBatches(BatchPlan):
         weights = (self._sizes.double() * self.num_groups / self.num_rows)[self._groups].float()
         return None if bool((weights == 1).all()) else weights
 
+    def columns(self) -> dict[str, Tensor]:
+        """``weight``, and unless ``prevalence`` is "batch" the strata."""
+        columns = super().columns()
+        return columns if self.prevalence == "batch" else with_strata(columns, self._groups)
+
     def _absence(self, counts: Sequence[int]) -> float:
-        r"""Mean over all choices C of B1 of the G groups of the product of their own absences a_g.
-
-        That is the elementary symmetric polynomial e_{B1}(a_1..a_G) divided by its number of terms.  Divided so at
-        every step, the recurrence over m groups is a convex combination, which neither overflows nor cancels:
-
-        .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
-        """
-        absences = [
-            self._absence_in(int(size), count) for size, count in zip(self._sizes.tolist(), counts, strict=True)
-        ]
-        j = np.arange(self.groups_per_batch + 1)
-        unmarked = sum(a == 1.0 for a in absences)
-        means = (j <= unmarked).astype(np.float64)  # of the groups without a marked row: products of ones
-        for m, a in enumerate((a for a in absences if a != 1.0), start=unmarked + 1):
-            before = np.concatenate([[0.0], means[:-1]])
-            means = np.where(j <= m, (m - j) / m * means + j / m * a * before, 0.0)
-        return float(means[-1])
+        """Mean over all choices of B1 of the G groups of the product of their own absences."""
+        groups = zip(self._sizes.tolist(), counts, strict=True)
+        return mean_of_products([self._absence_in(int(size), count) for size, count in groups], self.groups_per_batch)
 
     def _second_half(self) -> Self:
         """Half the samples of every group, exactly so for even ``samples_per_group``."""
