@@ -5,7 +5,10 @@ from fcco_lightning.evaluation.binary import BinaryEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.default import default_evaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
+from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.split import concatenate, constraint_values, summarise
+from fcco_lightning.evaluation.survival import SurvivalEvaluation
 from fcco_lightning.evaluation.tasks import TaskEvaluation
 
 __all__ = [
@@ -13,6 +16,9 @@ __all__ = [
     "ContinualEvaluation",
     "Evaluation",
     "GroupEvaluation",
+    "NeighbourEvaluation",
+    "RetrievalEvaluation",
+    "SurvivalEvaluation",
     "TaskEvaluation",
     "concatenate",
     "constraint_values",

@@ -8,8 +8,20 @@ from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.binary import BinaryEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
+from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
+from fcco_lightning.evaluation.survival import SurvivalEvaluation
 from fcco_lightning.evaluation.tasks import TaskEvaluation
-from fcco_lightning.objectives import GlobalContrastive, GroupObjective, InfoNCE, MultiTaskGroupDRO, Objective
+from fcco_lightning.objectives import (
+    CoxPartialLikelihood,
+    GlobalContrastive,
+    GroupObjective,
+    InfoNCE,
+    ListObjective,
+    MultiTaskGroupDRO,
+    NeighbourhoodComponents,
+    Objective,
+)
 
 
 @singledispatch
@@ -59,3 +71,18 @@ def _(objective: MultiTaskGroupDRO) -> Evaluation:  # noqa: ARG001
 @default_evaluation.register(InfoNCE)
 def _(objective: Objective) -> Evaluation:  # noqa: ARG001
     return ContinualEvaluation()
+
+
+@default_evaluation.register
+def _(objective: ListObjective) -> Evaluation:  # noqa: ARG001
+    return RetrievalEvaluation()
+
+
+@default_evaluation.register
+def _(objective: CoxPartialLikelihood) -> Evaluation:  # noqa: ARG001
+    return SurvivalEvaluation()
+
+
+@default_evaluation.register
+def _(objective: NeighbourhoodComponents) -> Evaluation:  # noqa: ARG001
+    return NeighbourEvaluation()

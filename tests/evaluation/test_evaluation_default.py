@@ -4,9 +4,11 @@ import pytest
 
 from fcco_lightning import (
     AUC,
+    NDCG,
     BinaryEvaluation,
     ConfigError,
     ContinualEvaluation,
+    CoxPartialLikelihood,
     CrossEntropy,
     CVaRGroupDRO,
     Evaluation,
@@ -14,8 +16,13 @@ from fcco_lightning import (
     GroupEvaluation,
     InfoNCE,
     KLGroupDRO,
+    ListNet,
     MultiLabelLoss,
     MultiTaskGroupDRO,
+    NeighbourEvaluation,
+    NeighbourhoodComponents,
+    RetrievalEvaluation,
+    SurvivalEvaluation,
     TaskEvaluation,
     default_evaluation,
 )
@@ -44,6 +51,10 @@ class NewEvaluation(Evaluation):
         (MultiTaskGroupDRO(2, MultiLabelLoss()), TaskEvaluation),
         (GlobalContrastive(), ContinualEvaluation),
         (InfoNCE(), ContinualEvaluation),
+        (ListNet(), RetrievalEvaluation),
+        (NDCG(), RetrievalEvaluation),
+        (CoxPartialLikelihood(), SurvivalEvaluation),
+        (NeighbourhoodComponents(), NeighbourEvaluation),
     ],
     ids=lambda part: type(part).__name__ if not isinstance(part, type) else "",
 )
