@@ -28,7 +28,7 @@ from fcco_lightning.data.sampling import (
     UniformSampling,
 )
 from fcco_lightning.data.splits import Splits
-from fcco_lightning.data.synthetic import GaussianGroups
+from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
 from fcco_lightning.data.table import TensorTable
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "EventBatches",
     "EventSampling",
     "GaussianGroups",
+    "GradedLists",
     "GroupBatches",
     "GroupBy",
     "GroupSampling",
@@ -49,6 +50,7 @@ __all__ = [
     "OwnerBatches",
     "OwnerSampling",
     "PairTable",
+    "ProportionalHazards",
     "QueryBatches",
     "QuerySampling",
     "ResumableLoader",

@@ -48,5 +48,5 @@ class NeighbourEvaluation(Evaluation):
         y = batch["y"].numpy()
         if len(y) <= self.k:
             return {"knn_accuracy": math.nan}
-        found = KNeighborsClassifier(self.k).fit(outputs.double().numpy(), y).predict(None)  # leaves each one out
-        return {"knn_accuracy": float((found == y).mean())}
+        classifier = KNeighborsClassifier(self.k).fit(outputs.double().numpy(), y)
+        return {"knn_accuracy": float((classifier.predict(None) == y).mean())}  # None leaves each sample out in turn

@@ -6,7 +6,11 @@ from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPD
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
-from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
+from fcco_lightning.data.datamodules.synthetic import (
+    SyntheticDataModule,
+    SyntheticQueriesDataModule,
+    SyntheticSurvivalDataModule,
+)
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 
 __all__ = [
@@ -20,5 +24,7 @@ __all__ = [
     "LabelledImages",
     "Pairs",
     "SyntheticDataModule",
+    "SyntheticQueriesDataModule",
+    "SyntheticSurvivalDataModule",
     "TabularDataModule",
 ]
