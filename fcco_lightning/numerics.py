@@ -54,8 +54,8 @@ def tame_exp(x: Tensor) -> Tensor:
     Elementwise, any shape; still convex, increasing and continuously differentiable.  Differences of scores beyond 60
     are those of a model that has diverged, or has not been scaled yet.
     """
-    steep = x.clamp(max=_STEEPEST).exp()
-    return torch.where(x > _STEEPEST, steep * (1 + (x - _STEEPEST).clamp(min=0)), steep)
+    excess = (x - _STEEPEST).clamp(min=0)
+    return (x - excess).exp() * (1 + excess)
 
 
 @torch.no_grad()

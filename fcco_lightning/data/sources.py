@@ -111,6 +111,7 @@ def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:
         matrix, label, query = load_svmlight_file(str(path), query_id=True, zero_based=True)
     except (OSError, ValueError) as error:
         raise DataError(f"{argument}='{path}' is not a readable file of LIBSVM's format: {error}") from error
+    matrix.eliminate_zeros()
     used = (matrix.getnnz(axis=0) > 0).nonzero()[0]
     needed, have = _BYTES_A_CELL * matrix.shape[0] * len(used), _memory()
     if have is not None and needed > have:

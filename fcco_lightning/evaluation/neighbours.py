@@ -42,8 +42,8 @@ class NeighbourEvaluation(Evaluation):
         require_columns(batch, "y", figures="figures of neighbours")
         if outputs.dim() != 2:
             raise DataError(
-                f"NeighbourEvaluation needs embeddings, shape (n, d), got outputs of shape {tuple(outputs.shape)}. Give "
-                "the network several outputs, or choose another evaluation with --model.evaluation."
+                f"NeighbourEvaluation needs embeddings, shape (n, d), got outputs of shape {tuple(outputs.shape)}. "
+                "Give the network several outputs, or choose another evaluation with --model.evaluation."
             )
         y = batch["y"].numpy()
         if len(y) <= self.k:
