@@ -13,7 +13,7 @@ from fcco_lightning.evaluation.base import Evaluation, written
 from fcco_lightning.evaluation.samples import require_columns
 from fcco_lightning.metrics.survival import (
     StepFunction,
-    breslow_hazard,
+    breslow_log_hazard,
     brier_score,
     concordance,
     kaplan_meier,
@@ -89,7 +89,7 @@ class SurvivalEvaluation(Evaluation):
         return {
             "num_events": int(event.sum()),
             "calibration_time": middle,
-            "calibration": self._calibration(time, event, risk, breslow_hazard(time, event, risk), middle),
+            "calibration": self._calibration(time, event, risk, breslow_log_hazard(time, event, risk), middle),
         }
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
@@ -99,8 +99,8 @@ class SurvivalEvaluation(Evaluation):
         if not samples:
             return super().draw(history, final, folder)
         time, event, risk = samples["train"] if "train" in samples else next(iter(samples.values()))
-        hazard, middle = breslow_hazard(time, event, risk), float(time[event].median())
-        groups = {name: self._calibration(*sample, hazard, middle) for name, sample in samples.items()}
+        log_hazard, middle = breslow_log_hazard(time, event, risk), float(time[event].median())
+        groups = {name: self._calibration(*sample, log_hazard, middle) for name, sample in samples.items()}
         picture = plot_calibration(groups, folder / "calibration.png", horizon=middle)
         return [*written(picture), *super().draw(history, final, folder)]
 
@@ -116,16 +116,16 @@ class SurvivalEvaluation(Evaluation):
         if not first < horizon:
             return math.nan
         t = torch.linspace(first, horizon, _GRID, dtype=torch.float64)
-        predicted = survival_probability(breslow_hazard(time, event, risk), risk, t)
+        predicted = survival_probability(breslow_log_hazard(time, event, risk), risk, t)
         return float(torch.trapezoid(brier_score(time, event, predicted, t), t)) / (horizon - first)
 
     def _calibration(
-        self, time: Tensor, event: Tensor, risk: Tensor, hazard: StepFunction, t: float
+        self, time: Tensor, event: Tensor, risk: Tensor, log_hazard: StepFunction, t: float
     ) -> list[dict[str, float]]:
         at = torch.tensor([t], dtype=torch.float64)
         table = []
         for rows in risk.argsort(stable=True).chunk(self.groups):
-            predicted = float(survival_probability(hazard, risk[rows], at).mean())
+            predicted = float(survival_probability(log_hazard, risk[rows], at).mean())
             observed = float(kaplan_meier(time[rows], event[rows])(at))
             table.append({"size": len(rows), "predicted": predicted, "observed": observed})
         return table

@@ -4,6 +4,7 @@
 log risk h of a proportional hazards model.  All is computed in float64.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -39,22 +40,26 @@ def kaplan_meier(time: Tensor, event: Tensor) -> StepFunction:
         >>> kaplan_meier(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])).values.tolist()
         [0.6666666666666667, 0.0]
     """
-    times, deaths, at_risk = _jumps(time, event, torch.ones_like(time, dtype=torch.float64))
-    return StepFunction(times, (1 - deaths / at_risk).cumprod(0), 1.0)
+    times, count = torch.unique(time[event], return_counts=True)
+    at_risk = len(time) - torch.searchsorted(time.sort().values, times)
+    return StepFunction(times, (1 - count.double() / at_risk).cumprod(0), 1.0)
 
 
-def breslow_hazard(time: Tensor, event: Tensor, risk: Tensor) -> StepFunction:
-    """Breslow's estimate of the cumulative baseline hazard: at every event time, events over the summed risks.
+def breslow_log_hazard(time: Tensor, event: Tensor, risk: Tensor) -> StepFunction:
+    """Logarithm of Breslow's cumulative baseline hazard H: at every event time, events over the summed risks.
 
     Survival of a sample with log risk h is ``exp(-H(t) exp(h))``.  Source: Breslow (1972).
     """
-    times, deaths, at_risk = _jumps(time, event, risk.double().exp())
-    return StepFunction(times, (deaths / at_risk).cumsum(0), 0.0)
+    times, count = torch.unique(time[event], return_counts=True)
+    order = time.argsort()
+    above = risk.double()[order].flip(0).logcumsumexp(0).flip(0)  # in logarithms: exp(h) alone may overflow
+    steps = count.double().log() - above[torch.searchsorted(time[order], times)]
+    return StepFunction(times, steps.logcumsumexp(0), -math.inf)
 
 
-def survival_probability(hazard: StepFunction, risk: Tensor, t: Tensor) -> Tensor:
+def survival_probability(log_hazard: StepFunction, risk: Tensor, t: Tensor) -> Tensor:
     """Probability to have no event by t, shape (n, m), for log risks (n,) and times (m,)."""
-    return torch.exp(-risk.double().exp().unsqueeze(1) * hazard(t))
+    return torch.exp(-torch.exp(risk.double().unsqueeze(1) + log_hazard(t)))
 
 
 def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None = None) -> float:
@@ -118,11 +123,3 @@ def partial_likelihood(time: Tensor, event: Tensor, risk: Tensor) -> float:
     sums = torch.logcumsumexp(risk.double()[order], 0)
     last = torch.searchsorted(-time[order], -time, right=True) - 1  # the last of those at risk in this order
     return float((sums[last] - risk.double())[event].mean())
-
-
-def _jumps(time: Tensor, event: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Times of events, their number at each, and the mass (n,) of the samples at risk then, shape (m,) each."""
-    times, count = torch.unique(time[event], return_counts=True)
-    order = time.argsort()
-    above = mass[order].flip(0).cumsum(0).flip(0)
-    return times, count.double(), above[torch.searchsorted(time[order], times)]
