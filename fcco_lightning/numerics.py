@@ -1,4 +1,4 @@
-"""Small numerical kernels: simplex projection, monotone roots, a check for values that are not finite."""
+"""Small numerical kernels: simplex projection, monotone roots, exponentials that do not overflow, checks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -47,8 +47,12 @@ def increasing_root(h: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) ->
     return (low + high) / 2
 
 
-def exp_with_tangent(x: Tensor, start: float) -> Tensor:
-    """``exp(x)`` up to ``start`` and its tangent there beyond: convex, increasing, and finite where exp overflows."""
+def exp_with_tangent(x: Tensor, start: float = 60.0) -> Tensor:
+    """``exp(x)`` up to ``start`` and its tangent there beyond: convex, increasing, and finite where exp overflows.
+
+    Differences of scores beyond 60 are those of a model that has diverged, or that has not been scaled yet; sums of
+    many exp(60) = 1e26, and their squares in float64, are far from overflow.
+    """
     return x.clamp(max=start).exp() * (1 + (x - start).clamp(min=0))
 
 

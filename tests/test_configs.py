@@ -181,9 +181,29 @@ def ranking_arguments(config, folder):
     return [f"--data.train={folder / 'train.csv'}", f"--data.test={folder / 'test.csv'}"]
 
 
+def xrisk_arguments(config, folder):
+    """Small simulated data, or files of the layout that a config announces."""
+    rng = np.random.default_rng(0)
+    name = config.stem
+    if name.startswith(("synthetic_list", "synthetic_ndcg")):
+        return ["--data.num_train=20", "--data.num_test=10"]
+    if name.startswith("synthetic"):
+        return ["--data.num_train=200", "--data.num_test=100"]
+    if name.startswith("survival"):
+        table = {"age": rng.normal(size=400), "time": rng.exponential(size=400), "event": np.arange(400) % 2}
+        pd.DataFrame(table).to_csv(folder / "train.csv", index=False)
+        return [f"--data.train={folder / 'train.csv'}"]
+    if name.startswith("letor"):
+        lines = [f"{i % 3} qid:{i // 40} 1:{rng.normal():.3f} 2:{rng.normal():.3f}" for i in range(1200)]
+        (folder / "train.txt").write_text("\n".join(lines))
+        return [f"--data.train={folder / 'train.txt'}"]
+    return []  # scikit-learn's own tables
+
+
 def data_arguments(config, folder, request):
     if config.parent.name == "xrisk":
-        return ranking_arguments(config, folder)
+        ranking = config.stem.startswith(("adult", "celeba"))
+        return ranking_arguments(config, folder) if ranking else xrisk_arguments(config, folder)
     if config.parent.name == "continual_clip":
         return continual_arguments(config, folder, request)
     if config.parent.name == "group_dro":

@@ -75,7 +75,8 @@ class Estimation(Algorithm):
         learnt = any(parameter.requires_grad for parameter in outer.parameters())
         known = self.estimator_of(reading.term).known_part(tracked, outer) if learnt else None
         surrogate.add(reading, tracked.weights, known)
-        surrogate.estimates.add(reading.term.name, reading.term.share, outer, tracked.at)
+        term = reading.term
+        surrogate.estimates.add(term.name, term.share, outer, tracked.at, reading.importance())
 
     def track(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """Move the rows of a reading; the outer gradients, and f as the algorithm smooths it."""

@@ -11,9 +11,11 @@ from fcco_lightning.data.plans import (
     BalancedBatches,
     BatchPlan,
     Drawn,
+    EventBatches,
     GroupBatches,
     LabelBatches,
     OwnerBatches,
+    QueryBatches,
     RepeatedBatches,
     RowsOf,
     UniformBatches,
@@ -21,16 +23,18 @@ from fcco_lightning.data.plans import (
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import (
     BalancedSampling,
+    EventSampling,
     GroupSampling,
     LabelSampling,
     OwnerSampling,
+    QuerySampling,
     RepeatedSampling,
     Sampling,
     TwoDraws,
     UniformSampling,
 )
 from fcco_lightning.data.splits import Splits
-from fcco_lightning.data.synthetic import GaussianGroups
+from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
 from fcco_lightning.data.table import LabelTable, TensorTable
 
 __all__ = [
@@ -40,8 +44,11 @@ __all__ = [
     "Columns",
     "Drawn",
     "Encoding",
+    "EventBatches",
+    "EventSampling",
     "Garnet",
     "GaussianGroups",
+    "GradedLists",
     "GroupBatches",
     "GroupBy",
     "GroupSampling",
@@ -55,6 +62,9 @@ __all__ = [
     "OwnerBatches",
     "OwnerSampling",
     "PairTable",
+    "ProportionalHazards",
+    "QueryBatches",
+    "QuerySampling",
     "RepeatedBatches",
     "RepeatedSampling",
     "ResumableLoader",

@@ -12,9 +12,11 @@ from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.data.plans import (
     BalancedBatches,
     BatchPlan,
+    EventBatches,
     GroupBatches,
     LabelBatches,
     OwnerBatches,
+    QueryBatches,
     RepeatedBatches,
     UniformBatches,
 )
@@ -208,6 +210,83 @@ class LabelSampling(Sampling):
 
 
 @dataclass(frozen=True)
+class QuerySampling(Sampling):
+    """Every batch holds some relevant and irrelevant items of a few queries: :class:`QueryBatches`.
+
+    Queries are those of the column ``query``, and items with ``y`` > 0 are relevant.
+
+    Args:
+        queries_per_batch: number of queries in a training batch, the same queries on all processes.
+        positives_per_query: number of relevant items of each of them in a training batch of one process.
+        negatives_per_query: number of other items of each of them, likewise.
+        num_batches: number of batches of an epoch; None for as many as go through all queries once.
+
+    Raises:
+        ConfigError: if a number is out of range.
+    """
+
+    queries_per_batch: int = 8
+    positives_per_query: int = 4
+    negatives_per_query: int = 12
+    num_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least("queries_per_batch", self.queries_per_batch, 1)
+        at_least("positives_per_query", self.positives_per_query, 1)
+        at_least("negatives_per_query", self.negatives_per_query, 1)
+        _at_least_or_none("num_batches", self.num_batches)
+
+    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> QueryBatches:
+        """Return union batches of ``queries_per_batch`` queries with items of each process."""
+        queries = _required(columns, "query", "queries")
+        if "y" not in columns:
+            raise ConfigError(f"Batches of queries need the grades `y`, the training table has {sorted(columns)}.")
+        return QueryBatches(
+            queries,
+            columns["y"] > 0,
+            self.queries_per_batch,
+            self.positives_per_query * world_size,
+            self.negatives_per_query * world_size,
+            seed,
+            num_batches=self.num_batches,
+        )
+
+
+@dataclass(frozen=True)
+class EventSampling(Sampling):
+    """Every batch holds the same number of events and of censored samples: :class:`EventBatches`.
+
+    Args:
+        events_per_batch: number of rows with an event in a training batch of one process.
+        censored_per_batch: number of censored rows in it.
+        allow_repeats: whether a row may occur twice in a batch that asks for more rows of a kind than there are.
+        column: column of the events, 1 for an event and 0 for a censored sample.
+
+    Raises:
+        ConfigError: if a number is out of range.
+    """
+
+    events_per_batch: int = 32
+    censored_per_batch: int = 96
+    allow_repeats: bool = False
+    column: str = "event"
+
+    def __post_init__(self) -> None:
+        at_least("events_per_batch", self.events_per_batch, 2)
+        at_least("censored_per_batch", self.censored_per_batch, 2)
+
+    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> EventBatches:
+        """Return union batches with the rows of each process."""
+        return EventBatches(
+            _required(columns, self.column, "events"),
+            self.events_per_batch * world_size,
+            self.censored_per_batch * world_size,
+            seed,
+            allow_repeats=self.allow_repeats,
+        )
+
+
+@dataclass(frozen=True)
 class OwnerSampling(Sampling):
     """Every process is handed only samples whose rows of a sharded dual state it holds: :class:`OwnerBatches`.
 
@@ -317,7 +396,7 @@ def with_num_batches(sampling: Sampling, num_batches: int) -> Sampling:
     """
     if isinstance(sampling, TwoDraws):
         return TwoDraws(with_num_batches(sampling.batches, num_batches))
-    if not isinstance(sampling, UniformSampling | GroupSampling):
+    if not isinstance(sampling, UniformSampling | GroupSampling | QuerySampling):
         raise ConfigError(f"{type(sampling).__name__} has epochs of a fixed length. Use GroupSampling here.")
     if sampling.num_batches not in (None, num_batches):
         raise ConfigError(

@@ -1,5 +1,6 @@
 """One reader for every kind of table: file, saved ``datasets`` folder, hub id, or something in memory."""
 
+import os
 import re
 from collections.abc import Mapping
 from os import PathLike
@@ -11,10 +12,16 @@ import pandas as pd
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
-    "a path to a .csv or .parquet file, a folder written by datasets.save_to_disk, a hub id 'owner/name' or "
-    "'owner/name:split', a pandas DataFrame, a datasets.Dataset, or a dict of columns"
+    "a path to a .csv or .parquet file or to one of LIBSVM's or LETOR's format (.svm, .svmlight, .libsvm, .letor, "
+    ".txt), a folder written by datasets.save_to_disk, 'sklearn:NAME' for a table that comes with scikit-learn, a hub "
+    "id 'owner/name' or 'owner/name:split', a pandas DataFrame, a datasets.Dataset, or a dict of columns"
 )
-_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys(
+    (".svm", ".svmlight", ".libsvm", ".letor", ".txt"), "svmlight"
+)
+_BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
+_BYTES_A_CELL = 24  # of a feature that is held densely: in the frame, while it is encoded, and encoded
+_FEATURE = re.compile(r"f\d+")
 _HUB_ID = re.compile(r"(?P<name>[\w][\w.-]*/[\w.-]+)(:(?P<split>[\w.\[\]:%+-]+))?")
 
 
@@ -22,10 +29,15 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
     """Read ``source`` into a DataFrame with a fresh index 0..n-1.
 
     Args:
-        source: a path to a .csv or .parquet file, a folder written by ``datasets.save_to_disk``, a hub id
+        source: a path to a .csv or .parquet file, to one of LIBSVM's or LETOR's format (see below), a folder written
+            by ``datasets.save_to_disk``, ``"sklearn:NAME"`` for a table that comes with scikit-learn, a hub id
             ``"owner/name"`` or ``"owner/name:split"`` (split ``train`` if left out), a pandas DataFrame, a
             ``datasets.Dataset``, or a dict of columns.  Files and folders win over hub ids.
         argument: what the caller calls it, for messages.
+
+    A file of LIBSVM's format has lines ``label qid:7 1:0.5 8:2 # comment``.  Its columns become ``label``, ``qid`` (if
+    a line names one) and ``f1``, ``f8``, ..., dense, with 0 where nothing is written.  A table that comes with
+    scikit-learn has its label in the column ``target``.
 
     Returns:
         A new frame with one row per sample; text cells stripped of surrounding blanks.
@@ -53,6 +65,8 @@ def is_hub_id(source: Any) -> bool:
 
 def _from_name(source: str | PathLike[str], argument: str) -> pd.DataFrame:
     source, path = str(source), Path(source)
+    if source.startswith("sklearn:"):
+        return _from_sklearn(source.removeprefix("sklearn:"), argument)
     if path.is_dir():
         return _from_folder(path, argument)
     if path.is_file():
@@ -68,11 +82,67 @@ def _from_file(path: Path, argument: str) -> pd.DataFrame:
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise DataError(f"{argument}='{path}': unknown suffix {path.suffix!r}. Accepted are {ACCEPTED}.")
+    if kind == "svmlight":
+        return _from_svmlight(path, argument)
     # pandas, not load_dataset("csv"): that copies the file to a cache outside the project and costs a second or more.
     try:
         return pd.read_csv(path, skipinitialspace=True) if kind == "csv" else pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{argument}='{path}' is not a readable {kind} file: {error}") from error
+
+
+def with_features_of(frame: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:
+    """Return a table read from LIBSVM's format with the features of the training table, and any other as it is.
+
+    Such a file names the features that are not 0 only: what the training table has beyond them is 0, and what it lacks
+    was always 0 there, so that nothing could be learnt of it.
+    """
+    if not (frame.attrs.get("sparse") and train.attrs.get("sparse")):
+        return frame
+    present = [name for name in train.columns if name in frame.columns or _FEATURE.fullmatch(str(name))]
+    return frame.reindex(columns=present, fill_value=0.0)
+
+
+def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:
+    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415  (slow to import, and only needed here)
+
+    try:
+        # Features keep the numbers of the file, wherever it starts to count.
+        matrix, label, query = load_svmlight_file(str(path), query_id=True, zero_based=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{argument}='{path}' is not a readable file of LIBSVM's format: {error}") from error
+    matrix.eliminate_zeros()
+    used = (matrix.getnnz(axis=0) > 0).nonzero()[0]
+    needed, have = _BYTES_A_CELL * matrix.shape[0] * len(used), _memory()
+    if have is not None and needed > have:
+        raise DataError(
+            f"{argument}='{path}' has {matrix.shape[0]} rows and {len(used)} features, {matrix.nnz:,} of them not 0. "
+            f"Features are held densely, which takes about {needed / 2**30:.1f} GiB; this machine has "
+            f"{have / 2**30:.1f} GiB. Reduce them first, for example with sklearn's TruncatedSVD or SelectKBest, or "
+            "take fewer rows."
+        )
+    frame = pd.DataFrame(matrix[:, used].toarray(), columns=[f"f{i}" for i in used])
+    leading = {"label": label} | ({"qid": query} if len(query) == len(label) else {})
+    frame = pd.concat([pd.DataFrame(leading), frame], axis=1)
+    frame.attrs["sparse"] = True
+    return frame
+
+
+def _memory() -> int | None:
+    """Return the bytes of memory of this machine, or None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _from_sklearn(name: str, argument: str) -> pd.DataFrame:
+    from sklearn import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+    if name not in _BUNDLED:
+        raise DataError(f"{argument}='sklearn:{name}': the tables that come with scikit-learn are {list(_BUNDLED)}.")
+    frame: pd.DataFrame = getattr(datasets, f"load_{name}")(as_frame=True).frame
+    return frame
 
 
 def _from_folder(path: Path, argument: str) -> pd.DataFrame:

@@ -18,6 +18,8 @@ class Splits:
         test_fraction: share of the training table held out for testing, in (0, 1); None with a test table of its own.
         val_fraction: share of what remains held out for validation, in [0, 1).
         seed: seed of the splits, a whole number >= 0.
+        whole: a further column of a batch (``columns.extra``), of which no value is divided among splits, such as a
+            query or a patient; the shares are then those of its values.  None divides rows by class and group.
 
     Raises:
         ConfigError: if a share or the seed is out of range.
@@ -26,6 +28,7 @@ class Splits:
     test_fraction: float | None = None
     val_fraction: float = 0.0
     seed: int = 0
+    whole: str | None = None
 
     def __post_init__(self) -> None:
         at_least("splits.seed", self.seed, 0)
@@ -68,6 +71,33 @@ def stratified_split(
     if not held.any():
         raise DataError(f"{argument}={held_out!r} of {len(strata)} rows holds out none. Raise it.")
     return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+def whole_split(values: Tensor, held_out: float, seed: int, argument: str) -> tuple[Tensor, Tensor]:
+    """Split the rows 0..n-1 so that rows of one value stay together, and both parts have a value.
+
+    Args:
+        values: of every row, shape (n,).
+        held_out: share of the values in the second part, in (0, 1).
+        seed: equal seeds give equal splits.
+        argument: which argument ``held_out`` came from, for messages.
+
+    Returns:
+        Row numbers of the rest and of the held-out part, each in ascending order.
+
+    Raises:
+        ConfigError: if ``held_out`` is not in (0, 1).
+        DataError: if there is one value only.
+    """
+    names, of = torch.unique(values, return_inverse=True)
+    if len(names) < 2:
+        raise DataError(
+            f"{argument}={held_out!r} holds out whole values of splits.whole, but there is one value only. Use another "
+            "column, or leave splits.whole out."
+        )
+    _, held = stratified_split(torch.zeros(len(names), dtype=torch.int64), held_out, seed, argument, both_sides=True)
+    chosen = torch.isin(of, held)
+    return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()
 
 
 def grouped_split(

@@ -1,4 +1,4 @@
-"""Two Gaussian groups whose best possible AUC and fairness gap are known in closed form."""
+"""Problems whose best possible scores are known: two Gaussian groups, survival times, and ranked lists."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.special import ndtr
 
-from fcco_lightning.checks import at_least, positive
+from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.errors import ConfigError
 
 
@@ -103,3 +103,88 @@ class GaussianGroups:
     @staticmethod
     def _float64(values: tuple[float, float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class ProportionalHazards:
+    r"""Survival times of Cox's model with a log risk that is not linear, censored at random.
+
+    .. math:: x \sim N(0, I_d), \quad h(x) = x_0 - x_1 + x_0 x_2, \quad
+              P(T > t \mid x) = \exp(-t\, e^{h(x)}), \quad C \sim \mathrm{Exp}(\text{rate})
+
+    A sample is last seen at min(T, C), rounded up to a multiple of ``tick``, so that events are tied.
+
+    Args:
+        dim: features d >= 3.
+        censoring: rate of the censoring times, > 0; at 0.5 about two thirds of the samples have an event.
+        tick: times are multiples of it, >= 0; 0 for no rounding.
+    """
+
+    dim: int = 10
+    censoring: float = 0.5
+    tick: float = 0.01
+
+    def __post_init__(self) -> None:
+        at_least("dim", self.dim, 3)
+        positive("censoring", self.censoring)
+        non_negative("tick", self.tick)
+
+    def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``size`` = n samples.
+
+        Returns:
+            ``x`` (n, d) float32, ``time`` (n,) float32 > 0, ``event`` (n,) int64 in {0, 1}.
+        """
+        x = torch.randn(size, self.dim, generator=generator)
+        waits = -torch.log1p(-torch.rand(2, size, generator=generator, dtype=torch.float64))
+        time, censored = waits[0] * torch.exp(-self.log_risk(x).double()), waits[1] / self.censoring
+        seen = torch.minimum(time, censored)
+        if self.tick:
+            seen = (seen / self.tick).ceil().clamp(min=1) * self.tick
+        return {"x": x, "time": seen.clamp(min=1e-6).float(), "event": (time <= censored).long()}
+
+    @staticmethod
+    def log_risk(x: Tensor) -> Tensor:
+        """Return h of ``x`` (n, d), shape (n,): no score has a larger concordance in the long run."""
+        return x[:, 0] - x[:, 1] + x[:, 0] * x[:, 2]
+
+
+@dataclass(frozen=True)
+class GradedLists:
+    r"""Queries with items whose grades 0 to 4 follow a score that is not linear, with noise.
+
+    .. math:: x \sim N(0, I_d), \quad s(x) = x_0 + x_1 x_2, \quad y = \text{number of the thresholds } 1, 2, 3, 4
+              \text{ below } s(x) + \text{shift of the query} + \sigma \varepsilon
+
+    Args:
+        dim: features d >= 3.
+        items: items of every query, >= 2.
+        noise: sigma, >= 0.
+    """
+
+    dim: int = 10
+    items: int = 40
+    noise: float = 0.5
+
+    def __post_init__(self) -> None:
+        at_least("dim", self.dim, 3)
+        at_least("items", self.items, 2)
+        non_negative("noise", self.noise)
+
+    def sample(self, queries: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``queries`` lists, n items together.
+
+        Returns:
+            ``x`` (n, d) float32, ``y`` (n,) int64 in 0..4, ``query`` (n,) int64 in 0..queries - 1.
+        """
+        size = at_least("queries", queries, 1) * self.items
+        query = torch.arange(size) // self.items
+        x = torch.randn(size, self.dim, generator=generator)
+        shift = torch.randn(queries, generator=generator)[query] / 2
+        latent = self.score(x) + shift + self.noise * torch.randn(size, generator=generator)
+        return {"x": x, "y": (latent.unsqueeze(1) > torch.arange(1, 5)).sum(1), "query": query}
+
+    @staticmethod
+    def score(x: Tensor) -> Tensor:
+        """Return s of ``x`` (n, d), shape (n,): no score ranks better in the long run."""
+        return x[:, 0] + x[:, 1] * x[:, 2]

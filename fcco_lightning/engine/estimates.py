@@ -18,15 +18,19 @@ class Estimates(Mapping[str, Tensor]):
 
     def __init__(self, direct: Tensor | None) -> None:
         self.direct = None if direct is None else direct.detach()
-        self._parts: list[tuple[str, float, OuterFunction, Tensor]] = []
+        self._parts: list[tuple[str, float, OuterFunction, Tensor, Tensor | None]] = []
 
-    def add(self, name: str, share: float, outer: OuterFunction, at: Tensor) -> None:
-        """Add ``share * mean_i f(u_i)`` to a part."""
-        self._parts.append((name, share, outer, at))
+    def add(self, name: str, share: float, outer: OuterFunction, at: Tensor, importance: Tensor | None = None) -> None:
+        """Add ``share * mean_i c_i f(u_i)`` to a part, with the importances c (b,) of the rows, or 1."""
+        self._parts.append((name, share, outer, at, importance))
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
-        values = [share * outer.value(u).mean() for part, share, outer, u in self._parts if part == name]
+        values = [
+            share * (outer.value(u) if c is None else c.to(u.dtype) * outer.value(u)).mean()
+            for part, share, outer, u, c in self._parts
+            if part == name
+        ]
         if name == "objective" and self.direct is not None:
             values.append(self.direct)
         if not values:

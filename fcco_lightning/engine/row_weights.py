@@ -76,10 +76,13 @@ class RowWeights(nn.Module, ABC):
 class SampleWeights(RowWeights):
     r"""For terms in which single samples own the rows.
 
-    A row weighs ``(n_samples / n_rows) v_i / sum_j v_j``, the sum being over the different samples of the batch, with v
-    the batch's column ``weight``, or 1 where there is none.  The sum is over all samples and not over those with a row
-    only, whose number differs from batch to batch: what a batch says of a row may depend on that number (in average
-    precision it does), and a mean over them would then be biased.
+    A row weighs ``(n_samples / n_rows) v_i c_i / B`` in a batch of B, which holds its sample c_i times, with v the
+    batch's column ``weight``.  Its expectation is 1/n_rows whatever else is in the batch, also where the weights of a
+    batch do not add up to B (those of groups or queries of different sizes do not).
+
+    Where batches have no such column, all v are 1, and the different samples of the batch share its weight equally.
+    The number counts all samples and not those with a row only, which differ from batch to batch: what a batch says of
+    a row may depend on that number (in average precision it does), and a mean over them would then be biased.
 
     Where a batch speaks of a row only if it also holds another kind of sample, the weight is divided by the probability
     of that, given that it holds the owner.
@@ -112,14 +115,13 @@ class SampleWeights(RowWeights):
         if "index" not in columns or (every and "weight" not in columns):
             return 1 / len(arrival.index)
         index, order = columns["index"].sort()
-        first = torch.ones_like(index, dtype=torch.bool)
-        first[1:] = index[1:] != index[:-1]
         if "weight" not in columns:
-            return self.samples_per_row / int(first.sum())
-        sorted_weight = columns["weight"][order]
+            return self.samples_per_row / (1 + int((index[1:] != index[:-1]).sum()))
         samples = arrival.samples // self.rows_per_sample
-        at = torch.searchsorted(index, samples).clamp(max=len(index) - 1)
-        return self.samples_per_row * sorted_weight[at] / sorted_weight[first].sum()
+        first = torch.searchsorted(index, samples)
+        copies = torch.searchsorted(index, samples, right=True) - first
+        weight = columns["weight"][order[first.clamp(max=len(index) - 1)]]
+        return self.samples_per_row / len(index) * weight * copies
 
 
 class SubsetWeights(RowWeights):

@@ -31,6 +31,7 @@ class Reading(NamedTuple):
         inverse: 1/p_i, with p_i the probability that a batch speaks of row i; shape (b, 1), or one number for all.
         place: where the rows lie in the term's state; None where it keeps none.
         known: rows that came along with the batches of other processes, or None.
+        relevance: what each row counts in the mean over all rows, shape (b,), is part of ``weight``; None for 1.
     """
 
     term: "Term"
@@ -43,6 +44,7 @@ class Reading(NamedTuple):
     inverse: Tensor | float
     place: Place | None
     known: KnownRows | None
+    relevance: Tensor | None = None
 
     def pair(self, y: Tensor) -> Tensor:
         """``sum_i weight_i <y_i, g_i>``, a scalar with graph."""
@@ -50,6 +52,16 @@ class Reading(NamedTuple):
         if isinstance(self.weight, Tensor):
             return (self.weight.to(product.dtype).unsqueeze(1) * product).sum()
         return self.weight * product.sum()
+
+    def importance(self) -> Tensor | None:
+        """How much each row counts in an estimate of F, of mean about 1, shape (b,); None where all count alike.
+
+        A row counts by its relevance, and the more the rarer batches speak of it.
+        """
+        if self.relevance is None:
+            return None
+        inverse = self.inverse.squeeze(1) if isinstance(self.inverse, Tensor) else torch.ones_like(self.relevance)
+        return self.relevance * inverse / inverse.mean()
 
     def at_previous(self) -> "Reading":
         """The same with the values at the other weights in the place of those at the present ones."""
@@ -158,7 +170,9 @@ class Term(nn.Module):
         if relevance is not None:
             weight = weight * relevance
         place = None if self.state is None else self.state.locate(rows)
-        return Reading(self, rows, values, before, outer, old_outer, self.share * weight, inverse, place, known)
+        return Reading(
+            self, rows, values, before, outer, old_outer, self.share * weight, inverse, place, known, relevance
+        )
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
         """The remembered rows (b, k) of a reading, and which were ever visited (b,); None for all.

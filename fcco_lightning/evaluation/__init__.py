@@ -8,7 +8,9 @@ from fcco_lightning.evaluation.default import default_evaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
 from fcco_lightning.evaluation.ranking import RankingEvaluation
+from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.split import concatenate, constraint_values, summarise
+from fcco_lightning.evaluation.survival import SurvivalEvaluation
 from fcco_lightning.evaluation.tasks import TaskEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
 
@@ -20,6 +22,8 @@ __all__ = [
     "GroupEvaluation",
     "NeighbourEvaluation",
     "RankingEvaluation",
+    "RetrievalEvaluation",
+    "SurvivalEvaluation",
     "TaskEvaluation",
     "ValueEvaluation",
     "concatenate",

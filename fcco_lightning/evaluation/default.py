@@ -11,18 +11,23 @@ from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
 from fcco_lightning.evaluation.ranking import RankingEvaluation
+from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
+from fcco_lightning.evaluation.survival import SurvivalEvaluation
 from fcco_lightning.evaluation.tasks import TaskEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
 from fcco_lightning.objectives import (
     AUCMargin,
     BellmanResidual,
+    CoxPartialLikelihood,
     CVaRPartialAUC,
     GlobalContrastive,
     GroupObjective,
     InfoNCE,
     LatentVariable,
+    ListObjective,
     MeanAveragePrecision,
     MultiTaskGroupDRO,
+    NeighbourhoodComponents,
     Objective,
     RankingObjective,
     RecallAtK,
@@ -118,3 +123,18 @@ def _(objective: Objective) -> Evaluation:  # noqa: ARG001
 @default_evaluation.register
 def _(objective: ViewContrastive) -> Evaluation:  # noqa: ARG001
     return NeighbourEvaluation()
+
+
+@default_evaluation.register
+def _(objective: ListObjective) -> Evaluation:  # noqa: ARG001
+    return RetrievalEvaluation()
+
+
+@default_evaluation.register
+def _(objective: CoxPartialLikelihood) -> Evaluation:  # noqa: ARG001
+    return SurvivalEvaluation()
+
+
+@default_evaluation.register
+def _(objective: NeighbourhoodComponents) -> Evaluation:  # noqa: ARG001
+    return NeighbourEvaluation(distance="euclidean")

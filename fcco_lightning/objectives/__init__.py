@@ -13,6 +13,7 @@ from fcco_lightning.objectives.base import (
 )
 from fcco_lightning.objectives.bellman import BellmanResidual, TemporalDifference
 from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
+from fcco_lightning.objectives.cox import CoxPartialLikelihood
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
 from fcco_lightning.objectives.group_dro import (
     ChiSquareGroupDRO,
@@ -24,6 +25,11 @@ from fcco_lightning.objectives.group_dro import (
     WorstGroupDRO,
 )
 from fcco_lightning.objectives.latent_variable import LatentVariable
+from fcco_lightning.objectives.list_mle import ListMLE
+from fcco_lightning.objectives.list_net import ListNet
+from fcco_lightning.objectives.lists import ListObjective
+from fcco_lightning.objectives.ndcg import NDCG
+from fcco_lightning.objectives.neighbourhood_components import NeighbourhoodComponents
 from fcco_lightning.objectives.p_norm_push import PNormPush
 from fcco_lightning.objectives.pairwise import (
     ExponentialPair,
@@ -50,12 +56,14 @@ from fcco_lightning.objectives.view_contrastive import ViewContrastive
 
 __all__ = [
     "AUC",
+    "NDCG",
     "AUCMargin",
     "AveragePrecision",
     "BellmanResidual",
     "CVaRGroupDRO",
     "CVaRPartialAUC",
     "ChiSquareGroupDRO",
+    "CoxPartialLikelihood",
     "CrossEntropy",
     "CrossEntropyLoss",
     "ExponentialPair",
@@ -66,11 +74,15 @@ __all__ = [
     "KLGroupDRO",
     "KLPartialAUC",
     "LatentVariable",
+    "ListMLE",
+    "ListNet",
+    "ListObjective",
     "LogisticLoss",
     "LogisticPair",
     "MeanAveragePrecision",
     "MultiLabelLoss",
     "MultiTaskGroupDRO",
+    "NeighbourhoodComponents",
     "Objective",
     "PNormPush",
     "PairLoss",

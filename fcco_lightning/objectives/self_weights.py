@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.records import Columns
 
 SelfWeight: TypeAlias = Literal["dataset", "batch", "none"]
 """Weight of a sample among the n samples that it is compared with, itself included: 1/n, 1/B, or 0."""
@@ -112,6 +113,53 @@ def comparison_weights(
     if kind == "dataset":
         return table.scatter_(1, anchors.unsqueeze(1), own)
     return table.scatter_(1, anchors.unsqueeze(1), 0.0) / (1 - own)
+
+
+def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, within: Tensor | None = None) -> Tensor:
+    r"""How many samples of the data each other sample of a batch stands for, seen from some anchors in the batch.
+
+    ``sum_j W_aj x_j`` over the batch is an unbiased estimate of the sum of x over all samples but the anchor a, given
+    that a is in the batch.  The anchor itself has W = 0, also where the batch holds it twice.
+
+    Where batches have the columns ``stratum`` (whose members are drawn alike) and ``stratum_size`` (their number N_s),
+    of which the batch holds m_s each, then ``W = (N_s - 1) / (m_s - c)`` within the anchor's own stratum, c being the
+    anchor's copies, and ``W = N_s / m_s`` elsewhere.  If a batch holds G_1 of G groups only (:class:`GroupBatches`),
+    the latter is multiplied by ``(G - 1) / (G_1 - 1)``, as a batch with the anchor's group has one group less for the
+    others.  Without these columns W follows from ``weight``, or from the size of the batch: see
+    :func:`comparison_weights`.
+
+    Args:
+        batch: columns with ``index``; shape (B,) each.
+        anchors: positions of the anchors, shape (m,), int64.
+        num_samples: n.
+        within: which samples are compared with which anchors, shape (m, B), bool; None for all.  Where whole lists are
+            drawn (:class:`QueryBatches`) only samples of the anchor's list can be, as the anchor makes sure of its own.
+
+    Returns: shape (m, B), float64.
+
+    Raises:
+        ConfigError: if n is not known.
+        DataError: if the batch holds one sample.
+    """
+    index = batch["index"]
+    copies = index[anchors].unsqueeze(1) == index
+    if "stratum" in batch:
+        stratum, size = batch["stratum"], batch["stratum_size"].double()
+        same = stratum[anchors].unsqueeze(1) == stratum
+        count = same.sum(1, keepdim=True)
+        own = (size[anchors].unsqueeze(1) - 1) / (count - copies.sum(1, keepdim=True)).clamp(min=1)
+        held = torch.unique(stratum, return_inverse=True, return_counts=True)
+        others = size / held[2][held[1]]
+        if within is None and len(held[0]) > 1:
+            weight = batch["weight"].double() if "weight" in batch else torch.ones_like(others)
+            groups = (weight * _known(num_samples) / (len(index) * others)).mean() * len(held[0])
+            others = others * (groups - 1) / (len(held[0]) - 1)
+        table = torch.where(same, own, others)
+    else:
+        given = batch.get("weight")
+        table = comparison_weights("dataset", anchors, len(index), num_samples, given, torch.float64)
+        table = table * _known(num_samples)
+    return table.masked_fill(copies if within is None else copies | ~within, 0.0)
 
 
 def _known(num_samples: int | None) -> int:

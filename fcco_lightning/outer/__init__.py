@@ -1,6 +1,7 @@
 """Outer functions f: values, subgradients, proximal maps, envelopes and conjugates."""
 
 from fcco_lightning.outer.base import OuterFunction
+from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum
 from fcco_lightning.outer.elementary import AbsoluteDifference, Difference, Hinge, Square, SquaredHinge, cvar
 from fcco_lightning.outer.log_exp import (
@@ -22,6 +23,7 @@ __all__ = [
     "AbsoluteDifference",
     "ChiSquare",
     "Difference",
+    "DiscountedGain",
     "Hinge",
     "KullbackLeibler",
     "KullbackLeiblerOfLog",

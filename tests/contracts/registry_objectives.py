@@ -15,8 +15,16 @@ from fcco_lightning import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
-from fcco_lightning.objectives import GroupMaxForm, GroupObjective, LogisticPair, Objective, RankingObjective
+from fcco_lightning.objectives import (
+    GroupMaxForm,
+    GroupObjective,
+    ListObjective,
+    LogisticPair,
+    Objective,
+    RankingObjective,
+)
 from fcco_lightning.records import Embeddings
+from tests.contracts.registry_objectives_lists import CASES as LISTS
 from tests.contracts.registry_objectives_ranking import CASES as RANKING
 from tests.contracts.registry_objectives_rest import CASES as REST
 from tests.contracts.sampled import (
@@ -30,7 +38,7 @@ from tests.contracts.sampled import (
     table_columns,
 )
 
-BASES = (Objective, GroupObjective, RankingObjective)
+BASES = (Objective, GroupObjective, ListObjective, RankingObjective)
 
 
 def risks(s, columns):
@@ -203,6 +211,7 @@ CASES = {
     "info nce, learnt": of_pairs(
         lambda: InfoNCE(0.2, learn=True, tau_min=0.01), contrastive(learnt=0.01, mini_batch=True), ()
     ),
-    **REST,
+    **LISTS,
     **RANKING,
+    **REST,
 }

@@ -10,9 +10,11 @@ import torch
 from fcco_lightning.data.plans import (
     BalancedBatches,
     BatchPlan,
+    EventBatches,
     GroupBatches,
     LabelBatches,
     OwnerBatches,
+    QueryBatches,
     RepeatedBatches,
     RowsOf,
     UniformBatches,
@@ -67,6 +69,22 @@ VALUES = torch.tensor([1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1] * 3
 TINY_TASKS = torch.tensor([0, 1, 0, 1, 0, 1, 1, 0])
 TINY_VALUES = torch.tensor([1, 0, 0, 1, 1, 1, 1, 0])
 CLASSES = {0: ((0, 4), (2, 7)), 1: ((3, 5, 6), (1,))}  # label -> its positives and negatives
+
+QUERIES = torch.tensor([5, 5, 5, 9, 9, 5, 9, 2, 2, 2, 9, 5, 7, 7, 9, 9, 2, 2, 5, 5] * 2)
+RELEVANT = torch.tensor([1, 1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1] * 2).bool()  # none for query 7
+TINY_QUERIES = torch.tensor([4, 4, 4, 4, 8, 8, 8, 6, 6])
+TINY_RELEVANT = torch.tensor([1, 1, 0, 0, 0, 1, 0, 0, 0]).bool()
+
+
+def of_queries(chosen):
+    """Two relevant and three irrelevant items of each query; where there are fewer, some come again."""
+    draws = [
+        both(equally_likely([(0, 1)]), equally_likely([(2, 3, 2), (2, 3, 3)])),
+        both(equally_likely([(5, 5)]), equally_likely([(4, 6, 4), (4, 6, 6)])),
+        equally_likely([(7, 8, 7, 8, 7), (7, 8, 7, 8, 8)]),
+    ]
+    choices = list(combinations(draws, chosen))
+    return [(p / len(choices), rows) for some in choices for p, rows in both(*some)]
 
 
 def pairs_of(members):
@@ -147,6 +165,16 @@ PLANS = {
         lambda seed: RepeatedBatches(BalancedBatches(LABELS, 8, seed), 2),
         RepeatedBatches(BalancedBatches(TINY_LABELS, 4), 2),
         both(equally_likely([(1, 4, 1, 4)]), equally_likely((a, b, a, b) for a, b in combinations((0, 2, 3, 5), 2))),
+    ),
+    "events": PlanCase(
+        lambda seed: EventBatches(LABELS, 3, 6, seed),
+        EventBatches(TINY_LABELS, 2, 2),
+        both(equally_likely([(1, 4)]), equally_likely(combinations((0, 2, 3, 5), 2))),
+    ),
+    "queries": PlanCase(
+        lambda seed: QueryBatches(QUERIES, RELEVANT, 2, 3, 4, seed),
+        QueryBatches(TINY_QUERIES, TINY_RELEVANT, 2, 2, 3),
+        of_queries(2),
     ),
     "rows of a table": PlanCase(
         lambda seed: RowsOf(BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4), ROWS, 40),

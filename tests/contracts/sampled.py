@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import combinations, product
+from math import comb, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,19 +20,90 @@ from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.distributed.processes import Gathered
 from fcco_lightning.engine import Evaluated, Samples, Surrogate
 from fcco_lightning.engine.union import unite
-from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform
+from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform, none_of
 
 N = 9
 STRATUM = [1, 0, 1, 0, 0, 1, 0, 0, 0]
 GROUP = [0, 0, 1, 0, 0, 0, 1, 1, 2]  # one group has a single sample
 
 
+QUERY = [3, 8, 3, 8, 3, 8, 3, 8, 3]
+GRADE = [2, 0, 1, 0, 1, 0, 0, 1, 0]
+EVENT = [1, 1, 1, 1, 0, 1, 0, 1, 0]
+CLASS = [0, 0, 1, 1, 2, 2, 0, 1, 2]
+
+
 class Way(NamedTuple):
-    """A way of drawing: strata of the samples, and the column ``weight`` by stratum if batches come with one."""
+    """A way of drawing: strata of the samples, and the column ``weight`` by stratum if batches come with one.
+
+    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``.
+    """
 
     sampler: Sampler
     strata: Tensor | None
     weight: Tensor | None
+    sized: bool = False
+
+    def columns(self) -> dict[str, Tensor]:
+        """What batches come with, for all samples."""
+        weight = {} if self.weight is None else {"weight": self.weight}
+        if not self.sized or self.strata is None:
+            return weight
+        return weight | {"stratum": self.strata, "stratum_size": torch.bincount(self.strata)[self.strata]}
+
+
+class Nested(Sampler):
+    """``chosen`` of some groups, each with some samples of its strata without replacement, or all and some again.
+
+    Args:
+        groups: for every group its strata, each as (members, how many are drawn).
+        chosen: number of groups in a batch.
+    """
+
+    def __init__(self, groups: list[list[tuple[list[int], int]]], chosen: int) -> None:
+        self.groups, self.chosen = groups, chosen
+
+    def absent(self, subset: Any) -> float:
+        marked = set(map(int, subset))
+        missed = [
+            prod(none_of(len(m), min(d, len(m)), len(marked & set(m))) for m, d in strata) for strata in self.groups
+        ]
+        choices = list(combinations(missed, self.chosen))
+        return sum(map(prod, choices)) / len(choices)
+
+    def batches(self) -> Iterator[tuple[tuple[int, ...], float]]:
+        for some in combinations(self.groups, self.chosen):
+            strata = [stratum for group in some for stratum in group]
+            draws = [[d // len(m) * tuple(m) + rest for rest in combinations(m, d % len(m))] for m, d in strata]
+            chance = 1 / comb(len(self.groups), self.chosen) / prod(map(len, draws))
+            for parts in product(*draws):
+                yield sum(parts, ()), chance
+
+    def way(self, n: int) -> Way:
+        """Every sample with weight B / (n p), as a plan would give it."""
+        strata, weight = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
+        every = [stratum for group in self.groups for stratum in group]
+        size = self.chosen * sum(drawn for _, drawn in self.groups[0])
+        for number, (members, drawn) in enumerate(every):
+            strata[members] = number
+            weight[members] = size * len(self.groups) * len(members) / (n * self.chosen * drawn)
+        return Way(self, strata, None if bool((weight == 1).all()) else weight, sized=True)
+
+
+def queries_of(queries: list[int], grades: list[int], relevant: int, others: int, chosen: int) -> Way:
+    """Relevant and other items of some queries."""
+
+    def items(query: int, *, positive: bool) -> list[int]:
+        return [i for i, q in enumerate(queries) if q == query and (grades[i] > 0) == positive]
+
+    groups = [[(items(q, positive=True), relevant), (items(q, positive=False), others)] for q in sorted(set(queries))]
+    return Nested(groups, chosen).way(len(queries))
+
+
+def classes_of(classes: list[int], samples: int, chosen: int) -> Way:
+    """Samples of some classes."""
+    members = [[i for i, c in enumerate(classes) if c == k] for k in sorted(set(classes))]
+    return Nested([[(m, samples)] for m in members], chosen).way(len(classes))
 
 
 def balanced(labels: list[int], positives: int, negatives: int) -> Way:
@@ -53,6 +125,10 @@ WAYS: dict[str, Callable[[], Way]] = {
     "balanced": lambda: balanced(STRATUM, 2, 2),
     "groups": lambda: groupwise(GROUP, 2, 2),
     "all groups": lambda: groupwise(GROUP, 3, 1),
+    "queries": lambda: queries_of(QUERY, GRADE, 2, 2, 1),
+    "events": lambda: balanced(EVENT, 2, 2)._replace(sized=True),
+    "classes": lambda: classes_of(STRATUM, 2, 2),
+    "some classes": lambda: classes_of(CLASS, 2, 2),
 }
 
 
@@ -168,8 +244,8 @@ class Bench:
             parts[name] = {"index": rows, "x": first + rows}
             first += size
         columns = {name: column[chosen] for name, column in self.columns.items()}
-        if weighted and self.way is not None and self.way.weight is not None:
-            columns["weight"] = self.way.weight[chosen]
+        if weighted and self.way is not None:
+            columns |= {name: column[chosen] for name, column in self.way.columns().items()}
         return {self.name: columns} | parts
 
     def weighted(self, index: list[int], times: list[int]) -> dict[str, dict[str, Tensor]]:

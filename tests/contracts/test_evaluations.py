@@ -16,6 +16,7 @@ from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
     log_loss,
+    ndcg_score,
     recall_score,
     roc_auc_score,
     root_mean_squared_error,
@@ -34,6 +35,8 @@ from fcco_lightning import (
     Evaluation,
     GroupEvaluation,
     RankingEvaluation,
+    RetrievalEvaluation,
+    SurvivalEvaluation,
     TaskEvaluation,
     ValueEvaluation,
 )
@@ -221,6 +224,79 @@ def of_classes(outputs, batch):
     }
 
 
+def retrieval():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randint(9, (80,), generator=generator)
+    y = torch.randint(4, (80,), generator=generator) * (query != 4)  # query 4 has no relevant item
+    return Case(RetrievalEvaluation([3, 10]), torch.randn(80, generator=generator), {"query": query, "y": y}, lists)
+
+
+def lists(outputs, batch):
+    query, y = batch["query"], batch["y"]
+    own = [query == q for q in query.unique() if bool((y[query == q] > 0).any())]
+
+    def ndcg(k):
+        return np.mean([ndcg_score([2.0 ** y[q].numpy() - 1], [outputs[q].numpy()], k=k) for q in own])
+
+    def first(q):
+        order = (-outputs[q]).argsort()[:10]  # torchmetrics is no reference: scores below 0 change its figures
+        return next((1 / place for place, grade in enumerate(y[q][order].tolist(), start=1) if grade > 0), 0.0)
+
+    return {
+        "ndcg_3": ndcg(3),
+        "ndcg_10": ndcg(10),
+        "map": np.mean([average_precision_score(y[q] > 0, outputs[q]) for q in own]),
+        "mrr_10": np.mean([first(q) for q in own]),
+    }
+
+
+def survival():
+    generator = torch.Generator().manual_seed(0)
+    risk = torch.randn(60, generator=generator)
+    time = (5 * torch.rand(60, generator=generator).log().neg() * torch.exp(-risk)).clamp(max=20).ceil()  # with ties
+    event = (torch.rand(60, generator=generator) < 0.6).long()
+    return Case(SurvivalEvaluation(horizon=9.0), risk, {"time": time, "event": event}, of_times)
+
+
+def of_times(outputs, batch):
+    """By loops over pairs, samples and times."""
+    h, t, e = outputs.double().tolist(), batch["time"].tolist(), batch["event"].tolist()
+    n, horizon = len(h), 9.0
+
+    def uncensored(limit, *, before):
+        chance = 1.0
+        for s in sorted({t[i] for i in range(n) if not e[i]}):
+            if s < limit or (s == limit and not before):
+                chance *= 1 - sum(t[i] == s and not e[i] for i in range(n)) / sum(t[i] >= s for i in range(n))
+        return chance
+
+    def share(weight, limit):
+        pairs = [(i, j) for i in range(n) for j in range(n) if e[i] and t[i] <= limit]
+        pairs = [(i, j) for i, j in pairs if t[i] < t[j] or (t[i] == t[j] and not e[j])]
+        right = sum(weight(i) * (1.0 if h[i] > h[j] else 0.5 if h[i] == h[j] else 0.0) for i, j in pairs)
+        return right / sum(weight(i) for i, _ in pairs)
+
+    def risk_set(limit):
+        return sum(math.exp(h[j]) for j in range(n) if t[j] >= limit)
+
+    def predicted(i, limit):
+        hazard = sum(1 / risk_set(t[j]) for j in range(n) if e[j] and t[j] <= limit)
+        return math.exp(-hazard * math.exp(h[i]))
+
+    def brier(limit):
+        gone = [predicted(i, limit) ** 2 / uncensored(t[i], before=True) for i in range(n) if t[i] <= limit and e[i]]
+        left = [(1 - predicted(i, limit)) ** 2 / uncensored(limit, before=False) for i in range(n) if t[i] > limit]
+        return (sum(gone) + sum(left)) / n
+
+    grid = np.linspace(min(s for s, d in zip(t, e, strict=True) if d), horizon, 50)
+    return {
+        "c_index": share(lambda i: 1.0, math.inf),
+        "c_index_ipcw": share(lambda i: uncensored(t[i], before=True) ** -2, horizon),
+        "integrated_brier": np.trapezoid([brier(s) for s in grid], grid) / (horizon - grid[0]),
+        "loss": np.mean([math.log(risk_set(t[i])) - h[i] for i in range(n) if e[i]]),
+    }
+
+
 def neighbours():
     outputs, batch = split(2, classes=3)
     return Case(NeighbourEvaluation(3), outputs, batch, of_neighbours)
@@ -240,6 +316,8 @@ CASES = {
     RankingEvaluation: ranking,
     TaskEvaluation: tasks,
     ContinualEvaluation: continual,
+    RetrievalEvaluation: retrieval,
+    SurvivalEvaluation: survival,
     ValueEvaluation: values,
     ClassEvaluation: classes,
     NeighbourEvaluation: neighbours,

@@ -4,7 +4,8 @@ import datasets
 import pandas as pd
 import pytest
 
-from fcco_lightning.data.sources import is_hub_id, read_table
+from fcco_lightning.data import sources
+from fcco_lightning.data.sources import is_hub_id, read_table, with_features_of
 from fcco_lightning.errors import DataError
 
 TABLE = {"age": [39, 50, 38], "job": ["cook", " smith ", "cook"]}
@@ -110,3 +111,47 @@ def test_unreadable_sources(tmp_path):
     both = datasets.DatasetDict({"train": datasets.Dataset.from_dict(TABLE), "test": datasets.Dataset.from_dict(TABLE)})
     with pytest.raises(DataError, match=r"several splits \['test', 'train'\]"):
         read_table(both)
+
+
+LETOR = """2 qid:7 1:0.5 4:1 # first document
+0 qid:7 4:2.5
+1 qid:9 2:0 3:-1
+"""
+
+
+def test_files_of_letors_format(tmp_path):
+    (tmp_path / "train.txt").write_text(LETOR)
+    (tmp_path / "test.txt").write_text("1 qid:3 1:8 9:4\n")
+    train = read_table(tmp_path / "train.txt")
+    assert train.columns.tolist() == ["label", "qid", "f1", "f3", "f4"]  # f2 is 0 throughout
+    assert train.to_numpy().tolist() == [[2, 7, 0.5, 0, 1], [0, 7, 0, 0, 2.5], [1, 9, 0, -1, 0]]
+    test = with_features_of(read_table(tmp_path / "test.txt"), train)
+    assert test.columns.tolist() == train.columns.tolist()
+    assert test.to_numpy().tolist() == [[1, 3, 8, 0, 0]]
+
+
+def test_files_of_libsvms_format(tmp_path):
+    (tmp_path / "a.svm").write_text("-1 1:0.5\n+1 2:1\n")
+    frame = read_table(tmp_path / "a.svm")
+    assert frame.columns.tolist() == ["label", "f1", "f2"]
+    assert frame["label"].tolist() == [-1, 1]
+    (tmp_path / "bad.svm").write_text("some words\n")
+    with pytest.raises(DataError, match="not a readable file of LIBSVM's format"):
+        read_table(tmp_path / "bad.svm")
+
+
+def test_features_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "a.svm").write_text("1 1:0.5 7:2\n-1 2:1\n")
+    monkeypatch.setattr(sources, "_memory", lambda: 100)
+    with pytest.raises(DataError, match=r"2 rows and 3 features, 3 of them not 0.* TruncatedSVD"):
+        read_table(tmp_path / "a.svm", "train")
+
+
+def test_tables_that_come_with_scikit_learn():
+    frame = read_table("sklearn:wine")
+    assert frame.shape == (178, 14)
+    assert set(frame["target"]) == {0, 1, 2}
+    with pytest.raises(
+        DataError, match=r"train='sklearn:boston': the tables that come with scikit-learn are \['breast"
+    ):
+        read_table("sklearn:boston", "train")

@@ -2,7 +2,7 @@ import pytest
 import torch
 from sklearn.model_selection import StratifiedShuffleSplit
 
-from fcco_lightning.data.splits import require_all_cells, stratified_split
+from fcco_lightning.data.splits import require_all_cells, stratified_split, whole_split
 from fcco_lightning.errors import ConfigError, DataError
 
 STRATA = torch.arange(1000) % 7 % 4
@@ -50,3 +50,14 @@ def test_empty_cells(y, group, message):
 
 def test_full_cells_pass():
     require_all_cells(torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1]), ("a", "b"), ("c", "d"), "test split")
+
+
+def test_whole_values_stay_together():
+    query = torch.arange(200) % 23
+    rest, held = whole_split(query, 0.25, 0, "test_fraction")
+    assert set(query[rest].tolist()).isdisjoint(query[held].tolist())
+    assert torch.cat([rest, held]).sort().values.tolist() == list(range(200))
+    assert len(query[held].unique()) == 6
+    assert len(whole_split(query, 0.001, 0, "f")[1]) > 0  # both parts have a value
+    with pytest.raises(DataError, match="there is one value only"):
+        whole_split(torch.zeros(9), 0.5, 0, "val_fraction")

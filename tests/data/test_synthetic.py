@@ -4,8 +4,10 @@ import torch
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fcco_lightning.data.synthetic import GaussianGroups
+from fcco_lightning.data.datamodules import SyntheticQueriesDataModule, SyntheticSurvivalDataModule
+from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.metrics.survival import breslow_log_hazard, concordance
 
 SAMPLES = 1_000_000
 AUC_TOLERANCE = 2e-3  # 4 standard errors of an AUC of 0.9 with 240,000 positives are 1.3e-3
@@ -74,3 +76,35 @@ def test_samples_depend_on_the_generator_only():
 def test_rejects(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
         GaussianGroups(**arguments)
+
+
+def test_simulated_times_follow_the_model():
+    problem = ProportionalHazards(dim=3, tick=0.0)
+    sample = problem.sample(20_000, torch.Generator().manual_seed(0))
+    risk, event = problem.log_risk(sample["x"]), sample["event"] == 1
+    assert 0.5 < event.double().mean() < 0.8
+    t = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
+    log_hazard = breslow_log_hazard(sample["time"].double(), event, risk)
+    assert log_hazard(t).exp().tolist() == pytest.approx(t.tolist(), rel=0.05)  # the baseline hazard is 1
+    rows = torch.arange(3000)
+    best = concordance(sample["time"][rows], event[rows], risk[rows])
+    assert best > concordance(sample["time"][rows], event[rows], sample["x"][rows, 0]) + 0.05
+    assert len(ProportionalHazards().sample(4000, torch.Generator().manual_seed(0))["time"].unique()) < 1000  # ties
+    with pytest.raises(ConfigError, match="dim"):
+        ProportionalHazards(dim=2)
+
+
+def test_simulated_lists_have_all_grades():
+    sample = GradedLists(items=30).sample(50, torch.Generator().manual_seed(0))
+    assert sample["y"].unique().tolist() == [0, 1, 2, 3, 4]
+    assert torch.bincount(sample["query"]).tolist() == [30] * 50
+
+
+def test_simulated_problems_become_datamodules():
+    times, lists = SyntheticSurvivalDataModule(300, 100), SyntheticQueriesDataModule(20, 10, val_fraction=0.25)
+    for module, names in ((times, {"time", "event"}), (lists, {"query"})):
+        module.setup()
+        batch = next(iter(module.train_dataloader()))
+        assert names | {"x", "y", "index", "weight", "stratum", "stratum_size"} == set(batch)
+        assert module.num_features == 10
+    assert len(lists.tables["val"].columns["query"].unique()) == 5

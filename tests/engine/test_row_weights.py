@@ -48,10 +48,10 @@ def arrival(rows, samples=None, **columns):
 
 def test_samples_weigh_alike_or_as_their_column_says():
     assert SampleWeights()(arrival([4, 1, 0])) == pytest.approx(1 / 3)
-    index, weight = torch.tensor([7, 3, 9, 3]), torch.tensor([2.0, 0.5, 1.0, 0.5])  # 3 comes twice and counts once
+    index, weight = torch.tensor([7, 3, 9, 3]), torch.tensor([2.0, 0.5, 1.0, 0.5])  # 3 comes twice
     assert SampleWeights(2.0)(arrival([0, 1], [3, 9], index=index)) == pytest.approx(2 / 3)
     found = SampleWeights(2.0)(arrival([0, 1], [3, 9], index=index, weight=weight))  # rows 0 and 1, of samples 3 and 9
-    assert found.tolist() == pytest.approx([2 * 0.5 / 3.5, 2 * 1 / 3.5])
+    assert found.tolist() == pytest.approx([2 * 0.5 * 2 / 4, 2 * 1 / 4])
 
 
 def test_rows_of_subsets_weigh_by_their_probabilities():

@@ -13,6 +13,7 @@ from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
     Difference,
+    DiscountedGain,
     Hinge,
     KullbackLeibler,
     KullbackLeiblerOfLog,
@@ -106,6 +107,8 @@ NOT_CONVEX_WITH_PROX = [
 ]
 NOT_CONVEX = [
     *NOT_CONVEX_WITH_PROX,
+    Case(DiscountedGain(), low=1.0, high=40.0, kinks=((1.5,),)),
+    Case(DiscountedGain(cutoff=5.5, sharpness=3.0), 2, low=1.0, high=40.0, kinks=((5.5, 1.5),)),
     Case(LogWithTemperature(torch.tensor([[0.4, 0.7]]), rho=0.3), 2, low=0.3, kinks=((1.0, 1.0),)),
 ]
 NOT_CONVEX += [

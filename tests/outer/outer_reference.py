@@ -13,6 +13,7 @@ from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
     Difference,
+    DiscountedGain,
     Hinge,
     KullbackLeibler,
     KullbackLeiblerOfLog,
@@ -202,6 +203,18 @@ class LogRatioReference(Reference):
         return [part.prox([a], lam)[0] for part, a in zip(self.parts, u, strict=True)]
 
 
+def discounted_gain(f: DiscountedGain) -> Reference:
+    def cut(r: mpf) -> mpf:
+        return mpf(1) if f.cutoff is None else 1 / (1 + (r / mpf(f.cutoff)) ** mpf(f.sharpness))
+
+    def slope(r: mpf) -> mpf:
+        discount = log(2) / log(1 + r)
+        of_cut = mpf(0) if f.cutoff is None else -mpf(f.sharpness) / r * cut(r) * (1 - cut(r))
+        return discount**2 / (log(2) * (1 + r)) * cut(r) - discount * of_cut
+
+    return Separable(lambda r: -cut(r) * log(2) / log(1 + r), slope)
+
+
 class LogSumExpReference(Reference):
     def __init__(self, f: LogSumExp) -> None:
         self.theta, self.mean = mpf(f.theta), f.mean
@@ -315,6 +328,7 @@ REFERENCES: dict[type[OuterFunction], Callable[..., Reference]] = {
     AbsoluteDifference: DifferenceReference,
     ChiSquare: chi_square,
     Difference: SignedDifferenceReference,
+    DiscountedGain: discounted_gain,
     Hinge: hinge,
     KullbackLeibler: kullback_leibler,
     KullbackLeiblerOfLog: LogDivergenceReference,

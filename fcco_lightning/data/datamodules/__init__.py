@@ -8,7 +8,11 @@ from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.datamodules.mixtures import LatentChoiceDataModule, ManyClassesDataModule
-from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
+from fcco_lightning.data.datamodules.synthetic import (
+    SyntheticDataModule,
+    SyntheticQueriesDataModule,
+    SyntheticSurvivalDataModule,
+)
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 
@@ -26,6 +30,8 @@ __all__ = [
     "ManyClassesDataModule",
     "Pairs",
     "SyntheticDataModule",
+    "SyntheticQueriesDataModule",
+    "SyntheticSurvivalDataModule",
     "TabularDataModule",
     "TensorDataModule",
 ]

@@ -25,8 +25,8 @@ class SplitDataModule(LightningDataModule):
     """Splits that are loaded in training batches and evaluated in order; subclasses say what is in them.
 
     A training batch is a dict of columns, or a dict of several such parts, of which "target" is the first: "dual" is an
-    independent second draw.  Where a plan weights its rows, training batches carry the column ``weight`` (B,) float32;
-    evaluation batches never do.
+    independent second draw.  Where a plan weights its rows, training batches carry the column ``weight`` (B,) float32,
+    and where it draws them by strata perhaps ``stratum`` and ``stratum_size``; evaluation batches never do.
 
     Args:
         batches: how training batches are drawn.
@@ -131,8 +131,8 @@ class SplitDataModule(LightningDataModule):
     def _resumable(self, table: TensorTable | LabelTable, plan: BatchPlan) -> ResumableLoader:
         """Return a loader of this process's share of the union batches of ``plan``."""
         rank, world_size = self._place()
-        weights = plan.weights()
-        rows = table if weights is None else AnnotatedTable(table, {"weight": weights})
+        columns = plan.columns()
+        rows = AnnotatedTable(table, columns) if columns else table
         return ResumableLoader(rows, plan, rank=rank, world_size=world_size, num_workers=self.num_workers)
 
     def _place(self) -> tuple[int, int]:

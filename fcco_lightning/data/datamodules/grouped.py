@@ -82,6 +82,11 @@ class GroupedTabularDataModule(TableDataModule):
             num_workers=num_workers,
         )
         refuse_other_roles(columns)
+        if splits.whole is not None:
+            raise ConfigError(
+                f"splits.whole={splits.whole!r} does not go with groups, of which every split is to hold all. Use "
+                "TabularDataModule, or divide the table before."
+            )
         self.groups, self.grouping = groups, groups.grouping()
         self.dropped: dict[str, int] = {}
         self._announced = False

@@ -1,14 +1,15 @@
-"""The two-Gaussian-groups problem as a datamodule."""
+"""Problems made in memory as datamodules."""
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.roles import Columns
-from fcco_lightning.data.sampling import Sampling, UniformSampling
+from fcco_lightning.data.sampling import EventSampling, QuerySampling, Sampling, UniformSampling
 from fcco_lightning.data.splits import Splits
-from fcco_lightning.data.synthetic import GaussianGroups
+from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
 
 
 class SyntheticDataModule(TabularDataModule):
@@ -55,7 +56,96 @@ class SyntheticDataModule(TabularDataModule):
         )
 
 
+class SyntheticSurvivalDataModule(TabularDataModule):
+    """Samples of :class:`ProportionalHazards`, made in memory and then treated as any other table.
+
+    Args:
+        num_train: number of training rows before a validation split.
+        num_test: number of test rows.
+        problem: the distribution; None for the default one.
+        data_seed: seed of the samples.
+        val_fraction: share of the training rows that is held out for validation, in [0, 1).
+        batches: how training batches are drawn.
+        eval_batch_size: number of rows in an evaluation batch of one process.
+        seed: seed of the training batches.
+        num_workers: number of worker processes of the training loader.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 4000,
+        num_test: int = 4000,
+        *,
+        problem: ProportionalHazards | None = None,
+        data_seed: int = 0,
+        val_fraction: float = 0.0,
+        batches: Sampling = EventSampling(),  # noqa: B008 - frozen
+        eval_batch_size: int = 4096,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        self.problem = problem or ProportionalHazards()
+        generator = torch.Generator().manual_seed(data_seed)
+        super().__init__(
+            train=_table(self.problem.sample(at_least("num_train", num_train, 1), generator)),
+            test=_table(self.problem.sample(at_least("num_test", num_test, 1), generator)),
+            columns=Columns("event", positive=1, extra=["time", "event"]),
+            splits=Splits(val_fraction=val_fraction),
+            batches=batches,
+            eval_batch_size=eval_batch_size,
+            seed=seed,
+            num_workers=num_workers,
+        )
+
+
+class SyntheticQueriesDataModule(TabularDataModule):
+    """Lists of :class:`GradedLists`, made in memory and then treated as any other table.
+
+    Args:
+        num_train: number of training queries before a validation split.
+        num_test: number of test queries.
+        problem: the distribution; None for the default one.
+        data_seed: seed of the samples.
+        val_fraction: share of the training queries that is held out for validation, in [0, 1).
+        batches: how training batches are drawn.
+        eval_batch_size: number of rows in an evaluation batch of one process.
+        seed: seed of the training batches.
+        num_workers: number of worker processes of the training loader.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 400,
+        num_test: int = 200,
+        *,
+        problem: GradedLists | None = None,
+        data_seed: int = 0,
+        val_fraction: float = 0.0,
+        batches: Sampling = QuerySampling(),  # noqa: B008 - frozen
+        eval_batch_size: int = 4096,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        self.problem = problem or GradedLists()
+        generator = torch.Generator().manual_seed(data_seed)
+        super().__init__(
+            train=_table(self.problem.sample(at_least("num_train", num_train, 1), generator)),
+            test=_table(self.problem.sample(at_least("num_test", num_test, 1), generator)),
+            columns=Columns("y", target="number", extra=["query"]),
+            splits=Splits(val_fraction=val_fraction, whole="query"),
+            batches=batches,
+            eval_batch_size=eval_batch_size,
+            seed=seed,
+            num_workers=num_workers,
+        )
+
+
 def _frame(problem: GaussianGroups, size: int, generator: torch.Generator) -> pd.DataFrame:
     sample = problem.sample(size, generator)
-    columns = {f"x{i:02d}": column.numpy() for i, column in enumerate(sample["x"][:, :-1].T)}
-    return pd.DataFrame({**columns, "group": sample["group"].numpy(), "y": sample["y"].numpy()})
+    return _table({"x": sample["x"][:, :-1], "group": sample["group"], "y": sample["y"]})
+
+
+def _table(sample: dict[str, Tensor]) -> pd.DataFrame:
+    """Return one column for each feature x (n, d), and the other columns after them."""
+    features = {f"x{i:02d}": column.numpy() for i, column in enumerate(sample["x"].T)}
+    return pd.DataFrame(features | {name: column.numpy() for name, column in sample.items() if name != "x"})

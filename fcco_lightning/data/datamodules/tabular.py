@@ -9,8 +9,9 @@ from fcco_lightning.data.datamodules.tables import TableDataModule
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import Sampling, UniformSampling
-from fcco_lightning.data.sources import read_table
-from fcco_lightning.data.splits import Splits, require_all_cells, stratified_split
+from fcco_lightning.data.sources import read_table, with_features_of
+from fcco_lightning.data.splits import Splits, require_all_cells, stratified_split, whole_split
+from fcco_lightning.errors import ConfigError
 
 
 class TabularDataModule(TableDataModule):
@@ -23,11 +24,13 @@ class TabularDataModule(TableDataModule):
     training split.
 
     Args:
-        train: training table: path to .csv or .parquet, folder of ``datasets.save_to_disk``, hub id "owner/name:split",
-            DataFrame, ``datasets.Dataset`` or dict of columns.
+        train: training table: path to .csv, .parquet or a file of LIBSVM's format, folder of
+            ``datasets.save_to_disk``, "sklearn:NAME", hub id "owner/name:split", DataFrame, ``datasets.Dataset`` or
+            dict of columns.
         columns: what the columns of the table mean.
         test: test table, or None to hold out ``splits.test_fraction`` of ``train``.
-        splits: how rows are divided, stratified by class and group (with several labels: by group).
+        splits: how rows are divided, stratified by class and group (with several labels: by group) unless
+            ``splits.whole`` is given.
         encoding: how columns become features.
         batches: how training batches are drawn; batches of groups are those of the sensitive column.
         eval_batch_size: number of rows in an evaluation batch of one process.
@@ -91,7 +94,7 @@ class TabularDataModule(TableDataModule):
         self.labels.fit(table, "the train table")
         train = self._labelled(table, "the train table")
         if self.splits.test_fraction is None:
-            test = self._labelled(read_table(self.sources["test"], "test"), "the test table")
+            test = self._labelled(with_features_of(read_table(self.sources["test"], "test"), table), "the test table")
         else:
             train, test = self._held_out(train, self.splits.test_fraction, "test_fraction")
         if not self.splits.val_fraction:
@@ -103,7 +106,16 @@ class TabularDataModule(TableDataModule):
         return LabelledFrame(self.labels.features(table, where), self.labels.read(table, where))
 
     def _held_out(self, split: LabelledFrame, share: float, argument: str) -> tuple[LabelledFrame, LabelledFrame]:
-        rest, held = stratified_split(self._cells(split), share, self.splits.seed, argument)
+        whole, seed = self.splits.whole, self.splits.seed
+        if whole is None:
+            rest, held = stratified_split(self._cells(split), share, seed, argument)
+        elif whole not in self.columns.extras:
+            raise ConfigError(
+                f"splits.whole={whole!r} must be one of the further columns of a batch, columns.extra, which are "
+                f"{sorted(self.columns.extras)}. Name the column there: extra: {{{whole}: COLUMN}}."
+            )
+        else:
+            rest, held = whole_split(split.columns[whole], share, seed, argument)
         return split.take(rest), split.take(held)
 
     def _cells(self, split: LabelledFrame) -> Tensor:

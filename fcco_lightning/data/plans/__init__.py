@@ -2,9 +2,11 @@
 
 from fcco_lightning.data.plans.balanced import BalancedBatches
 from fcco_lightning.data.plans.base import BatchPlan, Drawn
+from fcco_lightning.data.plans.events import EventBatches
 from fcco_lightning.data.plans.groups import GroupBatches
 from fcco_lightning.data.plans.labels import LabelBatches
 from fcco_lightning.data.plans.owner import OwnerBatches
+from fcco_lightning.data.plans.queries import QueryBatches
 from fcco_lightning.data.plans.repeated import RepeatedBatches
 from fcco_lightning.data.plans.rows_of import RowsOf
 from fcco_lightning.data.plans.uniform import UniformBatches
@@ -13,9 +15,11 @@ __all__ = [
     "BalancedBatches",
     "BatchPlan",
     "Drawn",
+    "EventBatches",
     "GroupBatches",
     "LabelBatches",
     "OwnerBatches",
+    "QueryBatches",
     "RepeatedBatches",
     "RowsOf",
     "UniformBatches",

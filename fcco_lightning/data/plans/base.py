@@ -99,6 +99,16 @@ class BatchPlan(ABC):
         """
         return None
 
+    def columns(self) -> dict[str, Tensor]:
+        """Return the columns, each (n,), that training batches carry for the sake of how they are drawn.
+
+        ``weight`` (float32), if there are :meth:`weights`.  Plans in whose batches not all pairs of rows are equally
+        likely also give ``stratum`` and ``stratum_size`` (int64), the stratum of a row and its number of rows: with
+        them a batch says how many rows each of its rows stands for.
+        """
+        weights = self.weights()
+        return {} if weights is None else {"weight": weights}
+
     def second_draw(self) -> Self:
         """Return the plan of batches of the same kind that are drawn independently of these, for the same table.
 
@@ -203,6 +213,11 @@ def stratum_weights(strata: Tensor, drawn: Sequence[int]) -> Tensor | None:
     of_stratum = torch.where(held > 0, sizes * held.sum() / (sizes.sum() * held.clamp(min=1)), 0.0)
     weights = of_stratum[strata].float()
     return None if bool((weights == 1).all()) else weights
+
+
+def with_strata(columns: dict[str, Tensor], strata: Tensor) -> dict[str, Tensor]:
+    """Return ``columns`` with those of ``strata`` (n,): ``stratum`` and ``stratum_size``, see BatchPlan.columns."""
+    return columns | {"stratum": strata, "stratum_size": torch.bincount(strata)[strata]}
 
 
 def listed_numbers(numbers: Sequence[float]) -> str:

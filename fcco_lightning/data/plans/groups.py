@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.plans.balanced import Prevalence, checked_prevalence
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn
+from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn, with_strata
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -95,11 +95,15 @@ class GroupBatches(BatchPlan):
         weights = (self._sizes.double() * self.num_groups / self.num_rows)[self._groups].float()
         return None if bool((weights == 1).all()) else weights
 
+    def columns(self) -> dict[str, Tensor]:
+        """``weight``, and unless ``prevalence`` is "batch" the strata."""
+        columns = super().columns()
+        return columns if self.prevalence == "batch" else with_strata(columns, self._groups)
+
     def _absence(self, counts: Sequence[int]) -> float:
         """Mean over all choices of B1 of the G groups of the product of their own absences."""
-        sizes = self._sizes.tolist()
-        own = [self._absence_in(int(size), count) for size, count in zip(sizes, counts, strict=True)]
-        return mean_product(own, self.groups_per_batch)
+        groups = zip(self._sizes.tolist(), counts, strict=True)
+        return mean_product([self._absence_in(int(size), count) for size, count in groups], self.groups_per_batch)
 
     def _second_half(self) -> Self:
         """Half the samples of every group, exactly so for even ``samples_per_group``."""

@@ -59,6 +59,14 @@ class RowsOf(BatchPlan):
         weights[self.rows] = inner
         return weights
 
+    def columns(self) -> dict[str, Tensor]:
+        """Columns of the plan at its rows, 0 elsewhere."""
+        columns = {}
+        for name, inner in self.plan.columns().items():
+            columns[name] = inner.new_zeros(self.num_rows)
+            columns[name][self.rows] = inner
+        return columns
+
     def second_draw(self) -> Self:
         """Return the rows of the plan's second draw."""
         return type(self)(self.plan.second_draw(), self.rows, self.num_rows)

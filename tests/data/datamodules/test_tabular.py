@@ -12,7 +12,7 @@ from fcco_lightning.data import Columns, Splits
 from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.plans import UniformBatches
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.training.progress import LoopProgress
 from tests.components import TABLE, composed
 
@@ -229,3 +229,24 @@ def test_synthetic_data_take_the_same_path():
     again.setup()
     assert torch.equal(again.tables["test"].columns["x"], module.tables["test"].columns["x"])
     assert next(iter(again.train_dataloader()))["x"].shape == (128, 21)
+
+
+def test_queries_are_kept_whole():
+    frame = make_frame().assign(q=np.arange(200) // 10)
+    module = TabularDataModule(
+        train=frame,
+        columns=Columns("y", target="number", extra={"query": "q"}, drop=["sex"]),
+        splits=Splits(test_fraction=0.3, val_fraction=0.2, whole="query"),
+    )
+    module.setup()
+    queries = {name: set(table.columns["query"].tolist()) for name, table in module.tables.items()}
+    assert [len(queries[name]) for name in ("train", "val", "test")] == [11, 3, 6]
+    assert set.union(*queries.values()) == set(range(20))
+
+
+def test_what_is_kept_whole_must_come_with_the_batch():
+    module = TabularDataModule(
+        train=make_frame(), columns=Columns("y"), splits=Splits(test_fraction=0.3, whole="query")
+    )
+    with pytest.raises(ConfigError, match=r"splits.whole='query' must be one of .* extra: \{query: COLUMN\}"):
+        module.setup()

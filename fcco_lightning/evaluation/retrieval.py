@@ -1,0 +1,66 @@
+"""Figures of items that are ranked for queries."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.metrics.retrieval import RankedLists
+from fcco_lightning.objectives import binary_scores
+from fcco_lightning.objectives.lists import graded
+from fcco_lightning.records import Columns
+
+
+class RetrievalEvaluation(Evaluation):
+    """NDCG, mean average precision and mean reciprocal rank of the lists of all queries.
+
+    The outputs are one score per item, shape (n,) or (n, 1); the column ``query`` (n,) names the query of an item, the
+    column ``y`` (n,) its grade >= 0.  Every figure is a mean over the queries with a relevant item (y > 0), and NaN
+    where there is none.  Among items of equal scores the less relevant ones count as first.
+
+    - ``ndcg_K``: the normalized discounted cumulative gain of the first K places, with the gain 2^y - 1, for every K;
+    - ``map``: the mean average precision over whole lists;
+    - ``mrr_K``: the mean of 1 / place of the first relevant item, 0 beyond place K, for the largest K.
+
+    Args:
+        k: The numbers of places, each >= 1.
+
+    Raises:
+        ConfigError: if ``k`` is empty or holds another number.
+    """
+
+    bar = ("map",)
+
+    def __init__(self, k: Sequence[int] = (5, 10)) -> None:
+        if not k:
+            raise ConfigError("k must name at least one number of places, got none. Use k=[10].")
+        self.k = sorted({at_least("k", places, 1) for places in k})
+        self.bar = (f"ndcg_{self.k[-1]}",)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        """Compute the figures.
+
+        Raises:
+            DataError: if the outputs are not one score per item, or queries or grades are missing or wrong.
+        """
+        lists = _lists(outputs, batch)
+        figures = {f"ndcg_{k}": float(lists.ndcg(k).mean()) for k in self.k}
+        return figures | {
+            "map": float(lists.average_precision().mean()),
+            f"mrr_{self.k[-1]}": float(lists.reciprocal_rank(self.k[-1]).mean()),
+        }
+
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
+        """Return the number of ``queries``, and of those with a relevant item."""
+        lists = _lists(outputs, batch)
+        return {"num_queries": len(lists.sizes), "num_queries_with_relevant": int(lists.has_relevant.sum())}
+
+
+def _lists(outputs: Tensor, batch: Columns) -> RankedLists:
+    require_columns(batch, "query", "y", figures="figures of ranked lists")
+    query, grade = graded(batch, "RetrievalEvaluation")
+    return RankedLists(binary_scores(outputs).double(), grade, query)

@@ -1,0 +1,139 @@
+"""Figures of survival times that may be censored."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, positive
+from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.metrics.survival import (
+    StepFunction,
+    breslow_log_hazard,
+    brier_score,
+    concordance,
+    kaplan_meier,
+    partial_likelihood,
+    survival_probability,
+    uno_concordance,
+)
+from fcco_lightning.objectives import binary_scores
+from fcco_lightning.objectives.cox import survival
+from fcco_lightning.pictures import plot_calibration
+from fcco_lightning.pictures.style import History
+from fcco_lightning.records import Columns
+
+_LEAST_UNCENSORED = 0.05
+_GRID = 50
+
+
+class SurvivalEvaluation(Evaluation):
+    r"""Concordance, Brier score and calibration of a proportional hazards model.
+
+    The outputs are log risks h, shape (n,) or (n, 1); the columns are ``time`` (n,) and ``event`` (n,), 1 for an event
+    and 0 for a censored sample.  Figures that a split leaves undefined, for want of events, are NaN.
+
+    - ``c_index``: Harrell's concordance, 0.5 for a constant risk;
+    - ``c_index_ipcw``: the concordance of Uno et al., which does not depend on how samples are censored;
+    - ``integrated_brier``: the Brier score, weighted for censoring, averaged over the time from the first event to the
+      horizon; 0.25 for survival predicted as one half;
+    - ``loss``: the mean negative log partial likelihood of the events (ties by Breslow's method).
+
+    Survival is ``exp(-H(t) exp(h))`` with Breslow's baseline hazard H of the split itself, so that figures of different
+    splits can be compared but say nothing of a shift in the baseline.  The picture ``calibration.png`` does: it takes H
+    of the training split for all.  Predicted and observed survival at the middle of the events are also listed in
+    ``report.json``, by groups of rising risk.
+
+    Args:
+        horizon: The time up to which survival is judged, > 0; None for the last event before which the chance not to
+            be censored is still above 5 %.
+        groups: The number of groups of the calibration, >= 1.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    bar = ("c_index",)
+
+    def __init__(self, horizon: float | None = None, groups: int = 5) -> None:
+        self.horizon = None if horizon is None else positive("horizon", horizon)
+        self.groups = at_least("groups", groups, 1)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        """Compute the figures.
+
+        Raises:
+            DataError: if the outputs are not one score per sample, or times or events are missing or wrong.
+        """
+        time, event, risk = _sample(outputs, batch)
+        if not bool(event.any()):
+            return dict.fromkeys(("c_index", "c_index_ipcw", "integrated_brier", "loss"), math.nan)
+        horizon = self._horizon(time, event)
+        return {
+            "c_index": concordance(time, event, risk),
+            "c_index_ipcw": uno_concordance(time, event, risk, math.nextafter(horizon, math.inf)),
+            "integrated_brier": self._integrated_brier(time, event, risk, horizon),
+            "loss": partial_likelihood(time, event, risk),
+        }
+
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
+        """Return ``calibration``: size, predicted and observed survival of groups of rising risk, and their time."""
+        time, event, risk = _sample(outputs, batch)
+        if not bool(event.any()):
+            return {}
+        middle = float(time[event].median())
+        return {
+            "num_events": int(event.sum()),
+            "calibration_time": middle,
+            "calibration": self._calibration(time, event, risk, breslow_log_hazard(time, event, risk), middle),
+        }
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
+        """Draw ``calibration.png`` with the baseline hazard of the training split, and ``constraints.png``."""
+        samples = {name: _sample(*split) for name, split in final.items()}
+        samples = {name: sample for name, sample in samples.items() if bool(sample[1].any())}
+        if not samples:
+            return super().draw(history, final, folder)
+        time, event, risk = samples["train"] if "train" in samples else next(iter(samples.values()))
+        log_hazard, middle = breslow_log_hazard(time, event, risk), float(time[event].median())
+        groups = {name: self._calibration(*sample, log_hazard, middle) for name, sample in samples.items()}
+        picture = plot_calibration(groups, folder / "calibration.png", horizon=middle)
+        return [*written(picture), *super().draw(history, final, folder)]
+
+    def _horizon(self, time: Tensor, event: Tensor) -> float:
+        if self.horizon is not None:
+            return self.horizon
+        uncensored = kaplan_meier(time, ~event)(time, before=True)
+        return float(time[event & (uncensored > _LEAST_UNCENSORED)].max())
+
+    @staticmethod
+    def _integrated_brier(time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
+        first = float(time[event].min())
+        if not first < horizon:
+            return math.nan
+        t = torch.linspace(first, horizon, _GRID, dtype=torch.float64)
+        predicted = survival_probability(breslow_log_hazard(time, event, risk), risk, t)
+        return float(torch.trapezoid(brier_score(time, event, predicted, t), t)) / (horizon - first)
+
+    def _calibration(
+        self, time: Tensor, event: Tensor, risk: Tensor, log_hazard: StepFunction, t: float
+    ) -> list[dict[str, float]]:
+        at = torch.tensor([t], dtype=torch.float64)
+        table = []
+        for rows in risk.argsort(stable=True).chunk(self.groups):
+            predicted = float(survival_probability(log_hazard, risk[rows], at).mean())
+            observed = float(kaplan_meier(time[rows], event[rows])(at))
+            table.append({"size": len(rows), "predicted": predicted, "observed": observed})
+        return table
+
+
+def _sample(outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
+    """Return times and log risks, float64, and events as truth values, shape (n,) each; the mean risk is 0."""
+    require_columns(batch, "time", "event", figures="figures of survival times")
+    time, event = survival(batch, "SurvivalEvaluation")
+    risk = binary_scores(outputs).double()
+    return time.double(), event, risk - risk.mean()

@@ -1,0 +1,125 @@
+"""Survival times that may be censored: baseline hazards, concordance, and the Brier score.
+
+``time`` (n,) is when a sample was last seen, ``event`` (n,) bool whether it had its event then, and ``risk`` (n,) the
+log risk h of a proportional hazards model.  All is computed in float64.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_CHUNK = 512  # events that are compared with all samples at once
+
+
+class StepFunction(NamedTuple):
+    """A right-continuous step function of time.
+
+    Attributes:
+        times: where it jumps, rising, shape (m,).
+        values: from each jump on, shape (m,).
+        start: before the first jump.
+    """
+
+    times: Tensor
+    values: Tensor
+    start: float
+
+    def __call__(self, t: Tensor, *, before: bool = False) -> Tensor:
+        """Return the values at t, or just before t, in the shape of t."""
+        place = torch.searchsorted(self.times, t.contiguous(), right=not before)
+        padded = torch.cat([self.values.new_tensor([self.start]), self.values])
+        return padded[place]
+
+
+def kaplan_meier(time: Tensor, event: Tensor) -> StepFunction:
+    """Estimate the probability that no event has happened by t.
+
+    Example:
+        >>> kaplan_meier(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])).values.tolist()
+        [0.6666666666666667, 0.0]
+    """
+    times, count = torch.unique(time[event], return_counts=True)
+    at_risk = len(time) - torch.searchsorted(time.sort().values, times)
+    return StepFunction(times, (1 - count.double() / at_risk).cumprod(0), 1.0)
+
+
+def breslow_log_hazard(time: Tensor, event: Tensor, risk: Tensor) -> StepFunction:
+    """Logarithm of Breslow's cumulative baseline hazard H: at every event time, events over the summed risks.
+
+    Survival of a sample with log risk h is ``exp(-H(t) exp(h))``.  Source: Breslow (1972).
+    """
+    times, count = torch.unique(time[event], return_counts=True)
+    order = time.argsort()
+    above = risk.double()[order].flip(0).logcumsumexp(0).flip(0)  # in logarithms: exp(h) alone may overflow
+    steps = count.double().log() - above[torch.searchsorted(time[order], times)]
+    return StepFunction(times, steps.logcumsumexp(0), -math.inf)
+
+
+def survival_probability(log_hazard: StepFunction, risk: Tensor, t: Tensor) -> Tensor:
+    """Probability to have no event by t, shape (n, m), for log risks (n,) and times (m,)."""
+    return torch.exp(-torch.exp(risk.double().unsqueeze(1) + log_hazard(t)))
+
+
+def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None = None) -> float:
+    """Harrell's C: of pairs of which one surely had its event first, the share in which it had the larger risk.
+
+    A pair (i, j) counts if i had its event before j was last seen, or when j was censored; equal risks count half.
+    With weights of the events i it is that of Uno et al.  Compares all events with all samples.
+
+    Args:
+        time: shape (n,).
+        event: shape (n,), bool.
+        risk: shape (n,).
+        weight: of pairs by their first sample, shape (n,); None for 1.
+
+    Returns: in [0, 1]; NaN if no pair counts.
+    Source: Harrell et al. (1982); Uno et al. (2011).
+    """
+    right = total = torch.zeros((), dtype=torch.float64)
+    for rows in event.nonzero().squeeze(1).split(_CHUNK):  # type: ignore[no-untyped-call]
+        own = time[rows].unsqueeze(1)
+        counts = (own < time) | ((own == time) & ~event)
+        ahead = risk[rows].unsqueeze(1) - risk
+        share = counts * ((ahead > 0) + 0.5 * (ahead == 0)).double()
+        by = torch.ones(len(rows), dtype=torch.float64) if weight is None else weight[rows].double()
+        right, total = right + by @ share.sum(1), total + by @ counts.double().sum(1)
+    return float(right / total)
+
+
+def uno_concordance(time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
+    """Concordance that does not depend on censoring, of events before the horizon (Uno et al., 2011).
+
+    A pair weighs ``1 / G(t)^2``, with G(t) the Kaplan-Meier estimate of the chance not to be censored before t.
+    """
+    uncensored = kaplan_meier(time, ~event)(time, before=True)
+    return concordance(time, event & (time < horizon), risk, 1 / uncensored.clamp(min=1e-12).square())
+
+
+def brier_score(time: Tensor, event: Tensor, survival: Tensor, t: Tensor) -> Tensor:
+    """Mean squared error of predicted survival, each sample weighted by 1/G for those that were censored.
+
+    Args:
+        time: shape (n,).
+        event: shape (n,), bool.
+        survival: predicted probability to have no event by each of m times, shape (n, m).
+        t: these times, shape (m,).
+
+    Returns: shape (m,).
+    Source: Graf et al. (1999).
+    """
+    uncensored = kaplan_meier(time, ~event)
+    gone = (time.unsqueeze(1) <= t) & event.unsqueeze(1)
+    left = time.unsqueeze(1) > t
+    of_gone = survival.square() / uncensored(time, before=True).clamp(min=1e-12).unsqueeze(1)
+    of_left = (1 - survival).square() / uncensored(t).clamp(min=1e-12)
+    return (gone * of_gone + left * of_left).mean(0)
+
+
+def partial_likelihood(time: Tensor, event: Tensor, risk: Tensor) -> float:
+    """Mean negative log partial likelihood of the events, ties by Breslow's method; NaN without an event."""
+    order = time.argsort(descending=True)
+    sums = torch.logcumsumexp(risk.double()[order], 0)
+    last = torch.searchsorted(-time[order], -time, right=True) - 1  # the last of those at risk in this order
+    return float((sums[last] - risk.double())[event].mean())

@@ -1,0 +1,86 @@
+"""Normalized discounted cumulative gain, of whole lists or of their first k places."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, greater, one_of
+from fcco_lightning.errors import DataError
+from fcco_lightning.objectives.lists import ListObjective, Lists
+from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.outer import DiscountedGain
+
+_LARGEST_GRADE = 50  # 2^50 still leaves the digits of smaller gains
+
+
+class NDCG(ListObjective):
+    r"""Minus the mean NDCG of the lists, with ranks made smooth (the surrogate of SONG; Qiu et al., 2022).
+
+    ``F(w) = -(1/Q) sum_q (1/Z_q) sum over items i of q of (2^y_i - 1) / log2(1 + r_i)``, where
+    ``r_i = 1 + sum over j != i in the list of l(h_i - h_j)`` is the smooth rank of item i among *all* items of its
+    list, and Z_q is the DCG of the ideal order.  Items with y_i > 0 own a row, which remembers r_i, a sum and not a
+    mean: the slope and the curvature of the discount are then bounded for any length of the list.
+
+    With ``top_k`` only the first k places count: the discount is multiplied by the smooth cutoff
+    ``1 / (1 + (r_i / (k + 1/2))^sharpness)``, and Z_q is that of k places.  The cutoff is a function of the same rank,
+    so there is no second level and nothing but the surrogate to be biased.  K-SONG instead compares the score with a
+    threshold lambda_q that a lower problem defines.  The cutoff falls as a power of the rank, so that items far below
+    place k still have a gradient; it is the exact one as sharpness grows.
+
+    Ranks are sums over whole lists, so rows must be revisited often, or a batch must hold most of a list.  On 400
+    simulated lists of 40 items, 12 of them in a batch, 15 epochs from scratch reached an NDCG@10 of 0.85 to 0.88 on new
+    lists, where :class:`ListNet` reached 0.93 and the true score has 0.94; trained on from there, NDCG did not improve
+    on it.  See :class:`ListObjective` for the columns and the batches.
+
+    Args:
+        loss: l; :class:`SquaredHingePair` by default, as SONG; with :class:`SigmoidPair` of a small scale the ranks
+            tend to the true ones.
+        top_k: k; None for all places.
+        sharpness: of the cutoff at place k, >= 1.
+        gain: "exponential" for 2^y - 1, "linear" for y.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        loss: PairLoss | None = None,
+        top_k: int | None = None,
+        sharpness: float = 2.0,
+        gain: Literal["exponential", "linear"] = "exponential",
+    ) -> None:
+        super().__init__()
+        self.loss = loss or SquaredHingePair()
+        self.top_k = None if top_k is None else at_least("top_k", top_k, 1)
+        self.sharpness = greater("sharpness", sharpness, 1.0, equal=True)
+        self.gain = one_of("gain", gain, ("exponential", "linear"))
+        self.outer = DiscountedGain(None if self.top_k is None else self.top_k + 0.5, self.sharpness, floor=1.0)
+
+    def importance(self, lists: Lists) -> Tensor:
+        """Gain over that of the ideal order; 0 in lists without a relevant item.
+
+        Raises:
+            DataError: if a grade is too large for its gain.
+        """
+        gains = self.gains(lists.grade)
+        discounted = gains / torch.log2(1 + lists.rank().double())
+        if self.top_k is not None:
+            discounted = discounted * (lists.rank() <= self.top_k)
+        return gains / lists.total(discounted)[lists.of].clamp(min=torch.finfo(torch.float64).tiny)
+
+    def gains(self, grade: Tensor) -> Tensor:
+        """2^y - 1, or y."""
+        if self.gain == "linear":
+            return grade
+        if float(grade.max()) > _LARGEST_GRADE:
+            raise DataError(
+                f"the gain 2^y - 1 is meant for grades of 0 to {_LARGEST_GRADE}, got {float(grade.max()):g}. Rescale "
+                "`y`, or set gain='linear'."
+            )
+        return torch.expm1(grade * torch.log(torch.tensor(2.0, dtype=grade.dtype)))
+
+    def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:  # noqa: ARG002
+        """l(h_i - h_j)."""
+        return self.loss(-difference)

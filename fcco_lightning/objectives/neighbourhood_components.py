@@ -1,0 +1,92 @@
+"""Neighbourhood component analysis: embeddings in which a sample's neighbours are of its own class."""
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import positive
+from fcco_lightning.errors import DataError
+from fcco_lightning.estimators import Range
+from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.self_weights import stands_for
+from fcco_lightning.outer import Ratio
+from fcco_lightning.records import Columns, Inner
+
+
+class NeighbourhoodComponents(Objective):
+    r"""Minus the share of right neighbours, when every sample draws a neighbour at random (SOX paper, eq. (8)).
+
+    The outputs are embeddings z, shape (n, d).  Sample i draws j != i with a probability that falls with its distance:
+
+    ``F(w) = -(1/n) sum_i g_i1 / g_i2``,  ``g_i1 = (1/(n-1)) sum over j != i with y_j = y_i of e_ij``,
+    ``g_i2 = (1/(n-1)) sum over j != i of e_ij``,  ``e_ij = exp(-|z_i - z_j|^2 / temperature)``.
+
+    The sample itself is left out of both (erratum SOX-10), and F lies in [-1, 0].  Row i remembers (g_i1, g_i2).  The
+    estimates are unbiased where batches are uniform, or are drawn by class with weights (``GroupSampling`` with
+    ``column: y`` and ``prevalence: data``), which makes sure that samples meet others of their class.  A class with one
+    sample adds 0.
+
+    A linear network without hidden layers learns a Mahalanobis distance, as in the original method.  Embeddings whose
+    distances are large against the temperature see no neighbour at all: start from small weights, or raise it.
+
+    Args:
+        temperature: unit of the squared distances, > 0.
+
+    Raises:
+        ConfigError: if the temperature is not a positive number.
+    """
+
+    width = 2
+    outer = Ratio()
+    dtype = torch.float64
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = positive("temperature", temperature)
+        self._num_samples: int | None = None
+
+    def prepare(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:
+        """One row for every sample, with values in [0, 1].
+
+        Raises:
+            DataError: if no class has two samples.
+        """
+        if columns is not None:
+            _, count = torch.unique(_classes(columns, self), return_counts=True)
+            if int(count.max()) < 2:
+                raise DataError(
+                    f"NeighbourhoodComponents needs a class with two samples, but the {num_samples} training samples "
+                    f"are of {len(count)} different classes. Is `y` a class, and not an identifier?"
+                )
+        return RowDomain(num_samples, per_sample=True, range=Range(0.0, 1.0))
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        """Estimates for all samples of a batch, each from all others.
+
+        Raises:
+            DataError: if the outputs are not embeddings, ``y`` is missing, or the batch holds one sample.
+        """
+        if outputs.dim() != 2:
+            raise DataError(
+                f"NeighbourhoodComponents needs embeddings, shape (B, d), got {tuple(outputs.shape)}. Give the network "
+                "several outputs."
+            )
+        y, z = _classes(batch, self), outputs.double()
+        every = torch.arange(len(z), device=z.device)
+        length = z.square().sum(1)
+        distance = (length.unsqueeze(1) + length - 2 * z @ z.T).clamp(min=0)
+        near = stands_for(batch, every, self._num_samples) * (-distance / self.temperature).exp()
+        sums = torch.stack([(near * (y.unsqueeze(1) == y)).sum(1), near.sum(1)], dim=1)
+        return Inner(batch["index"], sums / ((self._num_samples or len(z)) - 1))
+
+
+def _classes(columns: Columns, needed_by: object) -> Tensor:
+    y = required_column(columns, "y", needed_by)
+    if y.is_floating_point() or y.dim() != 1:
+        raise DataError(
+            f"NeighbourhoodComponents needs one class per sample in `y`, whole numbers of shape (B,), got {y.dtype} of "
+            f"shape {tuple(y.shape)}. Set target='class'."
+        )
+    return y

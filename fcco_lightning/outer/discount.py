@@ -1,0 +1,68 @@
+"""The discount by which an item's place in a list counts."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import positive
+from fcco_lightning.outer.base import OuterFunction
+
+
+@dataclass(frozen=True)
+class DiscountedGain(OuterFunction):
+    r"""``f(r) = -sum_j C(r_j) / log2(1 + r_j)`` for r > 0: NDCG, minus the gain of an item of rank r >= 1.
+
+    C is 1, or the smooth cutoff ``1 / (1 + (r / cutoff)^sharpness)`` of the first places.  Increasing, smooth, and
+    concave without cutoff; for r >= 1 the slope is at most ``1 / (2 ln 2) = 0.72`` without one, whatever the length of
+    the list.  Source: SONG, Qiu et al. (2022), without its 1/N in the rank.
+
+    Args:
+        cutoff: rank at which a gain counts half, > 0; None for no cutoff.
+        sharpness: exponent of the cutoff, > 0.
+        floor: ranks below it count as ``floor``, > 0.
+
+    Raises:
+        ConfigError: if a number is not positive.
+    """
+
+    cutoff: float | None = None
+    sharpness: float = 2.0
+    floor: float = 1e-12
+    convex = False
+    monotone = True
+    smooth = True
+
+    def __post_init__(self) -> None:
+        if self.cutoff is not None:
+            positive("cutoff", self.cutoff)
+        positive("sharpness", self.sharpness)
+        positive("floor", self.floor)
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f: the slope at the floor, or with a cutoff a bound of it."""
+        discount = math.log(2) / math.log1p(self.floor)
+        of_cutoff = 0.0 if self.cutoff is None else discount * self.sharpness / (4 * self.floor)
+        return discount**2 / (math.log(2) * (1 + self.floor)) + of_cutoff
+
+    def value(self, u: Tensor) -> Tensor:
+        discount, share = self._factors(u)
+        return -(discount * share).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        rank = u.clamp(min=self.floor)
+        discount, share = self._factors(u)
+        slope = discount.square() / (math.log(2) * (1 + rank)) * share
+        if self.cutoff is None:
+            return slope
+        return slope + discount * share * (1 - share) * self.sharpness / rank
+
+    def _factors(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """1 / log2(1 + r) and C(r), each of the shape of ``u``."""
+        rank = u.clamp(min=self.floor)
+        share = torch.ones_like(rank)
+        if self.cutoff is not None:
+            share = torch.sigmoid(self.sharpness * (math.log(self.cutoff) - rank.log()))
+        return math.log(2) / torch.log1p(rank), share

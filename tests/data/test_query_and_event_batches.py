@@ -1,0 +1,75 @@
+"""Batches of queries and of events beside what every plan keeps to."""
+
+import pytest
+import torch
+
+from fcco_lightning.data import EventBatches, EventSampling, QueryBatches, QuerySampling
+from fcco_lightning.errors import ConfigError, DataError
+
+QUERIES = torch.arange(60) // 12
+RELEVANT = torch.arange(60) % 12 < 5
+
+
+def test_a_batch_holds_items_of_both_kinds_of_every_query():
+    plan = QueryBatches(QUERIES, RELEVANT, 2, 2, 4)
+    assert (plan.batch_size, plan.num_batches) == (12, 3)
+    for batch in plan.batches(0):
+        table = batch.view(6, 2)  # slot by slot, one column a query
+        assert [len(column.unique()) for column in QUERIES[table].T] == [1, 1]
+        assert RELEVANT[table].sum(0).tolist() == [2, 2]
+        assert len(batch.unique()) == 12
+
+
+def test_an_epoch_goes_through_all_queries():
+    plan = QueryBatches(QUERIES, RELEVANT, 1, 2, 4)
+    assert sorted(int(QUERIES[batch[0]]) for batch in plan.batches(3)) == [0, 1, 2, 3, 4]
+
+
+def test_the_second_half_is_as_likely_to_lack_items_as_is_said():
+    plan = QueryBatches(QUERIES, RELEVANT, 2, 2, 4, seed=1)
+    counts = torch.zeros(10, dtype=torch.int64)
+    counts[plan.strata[:3]] += torch.tensor([3, 0, 0])  # three relevant items of query 0
+    counts = torch.bincount(plan.strata[:3], minlength=10)
+    epochs = [list(plan.batches(epoch)) for epoch in range(300)]
+    found = torch.tensor([[not bool((b[6:] < 3).any()) for b in batches] for batches in epochs]).double().mean()
+    assert plan.absence(counts, share=0.5) == pytest.approx(1 - 2 / 5 * 3 / 5)
+    assert float(found) == pytest.approx(plan.absence(counts, share=0.5), abs=0.05)
+
+
+def test_columns_say_how_many_items_each_stands_for():
+    columns = QueryBatches(QUERIES, RELEVANT, 2, 2, 4).columns()
+    assert columns["stratum_size"].tolist() == [5 if r else 7 for r in RELEVANT.tolist()]
+    assert columns["weight"][RELEVANT].unique().item() == pytest.approx(12 / (60 * 2 / 5 * 2 / 5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((QUERIES, RELEVANT, 6, 2, 2), ConfigError, "queries_per_batch=6 exceeds the 5 queries"),
+        ((QUERIES, RELEVANT, 2, 1, 4), DataError, "positives_per_query=1, but 5 queries have several"),
+        ((QUERIES, RELEVANT, 2, 0, 4), ConfigError, "positives_per_query must be a whole number >= 1"),
+        ((QUERIES.float(), RELEVANT, 2, 2, 4), DataError, "queries must be whole numbers"),
+    ],
+)
+def test_queries_that_cannot_be_drawn(arguments, error, message):
+    with pytest.raises(error, match=message):
+        QueryBatches(*arguments)
+
+
+def test_samplings_count_the_items_of_all_processes():
+    columns = {"index": torch.arange(60), "query": QUERIES, "y": RELEVANT.float(), "event": RELEVANT.long()}
+    plan = QuerySampling(2, 2, 3).plan(columns, seed=0, world_size=2)
+    assert (plan.queries_per_batch, plan.batch_size) == (2, 2 * (4 + 6))
+    plan = EventSampling(4, 8).plan(columns, seed=0, world_size=2)
+    assert (plan.num_positive, plan.num_negative) == (8, 16)
+    with pytest.raises(ConfigError, match="drawn by queries, but the training table has no whole numbers"):
+        QuerySampling().plan({"index": columns["index"]}, 0, 1)
+    with pytest.raises(ConfigError, match="need the grades `y`"):
+        QuerySampling().plan({"index": columns["index"], "query": QUERIES}, 0, 1)
+
+
+def test_batches_of_events_need_events_and_censored_samples():
+    with pytest.raises(DataError, match="the 9 training samples hold no censored samples"):
+        EventBatches(torch.ones(9, dtype=torch.int64), 2, 2)
+    with pytest.raises(ConfigError, match="events_per_batch must be a whole number >= 2"):
+        EventBatches(RELEVANT.long(), 1, 4)
