@@ -53,7 +53,8 @@ def exp_with_tangent(x: Tensor, start: float = 60.0) -> Tensor:
     Differences of scores beyond 60 are those of a model that has diverged, or that has not been scaled yet; sums of
     many exp(60) = 1e26, and their squares in float64, are far from overflow.
     """
-    return x.clamp(max=start).exp() * (1 + (x - start).clamp(min=0))
+    excess = (x - start).clamp(min=0)
+    return (x - excess).exp() * (1 + excess)
 
 
 def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:

@@ -201,20 +201,16 @@ class MeanAveragePrecision(Objective):
         shares = torch.where(positive, others, against) * (label.unsqueeze(1) == task)
         shares.scatter_(1, owner.unsqueeze(1), (1 / known[owner]).unsqueeze(1))
         losses = shares.to(scores.dtype) * self.loss(scores[owner].unsqueeze(1) - scores)
-        # rows weigh by their share in the batch's sum of weights, which depends on the labels that were drawn
-        total = batch["weight"].mean() if "weight" in batch else None
-        return self._rows(batch["index"][owner], label, losses, positive.expand(losses.shape), total)
+        return self._rows(batch["index"][owner], label, losses, positive.expand(losses.shape))
 
     def _held(self, task: Tensor) -> Tensor:
         return torch.bincount(task, minlength=len(self.known))
 
-    def _rows(
-        self, index: Tensor, label: Tensor, losses: Tensor, positive: Tensor, factor: Tensor | None = None
-    ) -> Inner:
+    def _rows(self, index: Tensor, label: Tensor, losses: Tensor, positive: Tensor) -> Inner:
         """Inner values from weighted losses (r, B), and the weight 1/(T n_t+) of a row beside that of all alike."""
         values = torch.stack([torch.where(positive, losses, 0).sum(1), losses.sum(1)], dim=1)
         relevance = int(self.positives.sum()) / (len(self.positives) * self.positives[label]).to(values.dtype)
-        return Inner(index, values, relevance=relevance if factor is None else factor * relevance)
+        return Inner(index, values, relevance=relevance)
 
 
 def _loss_of_itself(loss: PairLoss) -> float:
