@@ -62,7 +62,15 @@ class AveragePrecision(RankingObjective):
         scores = binary_scores(outputs)
         positive = required_column(batch, "y", self) == 1
         owners = positive.nonzero().squeeze(1)
-        shares = comparison_weights("dataset", owners, len(scores), self.num_samples, batch.get("weight"), scores.dtype)
+        shares = comparison_weights(
+            "dataset",
+            owners,
+            len(scores),
+            self.num_samples,
+            batch.get("weight"),
+            scores.dtype,
+            stratum=batch.get("stratum"),
+        )
         if self.class_sizes is not None and self.prevalence != "data":
             of_negatives, of_positives = self._changes()
             shares = shares * torch.where(positive, of_positives, of_negatives)
@@ -177,7 +185,9 @@ class MeanAveragePrecision(Objective):
         every = torch.arange(size, device=y.device)
         n = at_least("num_samples", self.num_samples or 0, 1)
         # weights of a mean over all n samples, and from them those over the samples of which the label is known
-        shares = comparison_weights("dataset", every, size, n, batch.get("weight"), outputs.dtype)[owner]
+        shares = comparison_weights(
+            "dataset", every, size, n, batch.get("weight"), outputs.dtype, stratum=batch.get("stratum")
+        )[owner]
         known = y != self.missing if self.missing is not None else torch.ones_like(y, dtype=torch.bool)
         of_known = shares * known.T[label] * (n / self.known[label]).unsqueeze(1)
         losses = of_known * self.loss(outputs[owner, label].unsqueeze(1) - outputs.T[label])

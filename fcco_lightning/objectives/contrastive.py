@@ -153,7 +153,7 @@ class GlobalContrastive(Objective):
         else:
             scaled = similarity / tau
             by_image = by_text = weights + scaled
-            if "weight" in batch:
+            if _by_strata(batch):
                 by_text = by_text_weights + scaled
         # in logarithms, since exp(s_ij / tau) alone would overflow
         if self.positive != "none":  # pair i has the share weight / g_i of a softmax, one kernel where logsumexp is six
@@ -164,10 +164,10 @@ class GlobalContrastive(Objective):
 
     def _log_weights(self, like: Tensor, batch: Columns) -> Tensor | float:
         """Logarithm of the weight of every negative; in uniform batches it depends on their size only."""
-        if "weight" in batch:
+        if _by_strata(batch):
             every = torch.arange(len(like), device=like.device)
-            n, weight = self._num_samples, batch["weight"]
-            return comparison_weights(self.positive, every, len(like), n, weight, like.dtype).log()
+            n, weight, stratum = self._num_samples, batch.get("weight"), batch.get("stratum")
+            return comparison_weights(self.positive, every, len(like), n, weight, like.dtype, stratum=stratum).log()
         kept = self._weights
         if kept is None or len(kept) != len(like) or kept.dtype != like.dtype or kept.device != like.device:
             made = log_weights(self.positive, self._num_samples, like)
@@ -222,6 +222,11 @@ def similarities(outputs: Any) -> Tensor:
         return image.to(wide) @ text.to(wide).T
     with torch.autocast(image.device.type, enabled=False):
         return image.to(wide) @ text.to(wide).T
+
+
+def _by_strata(batch: Columns) -> bool:
+    """Whether not all pairs of samples are equally likely in a batch."""
+    return "weight" in batch or "stratum" in batch
 
 
 def _own_share(logits: Tensor, dim: int) -> Tensor:

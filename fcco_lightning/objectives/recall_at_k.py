@@ -66,7 +66,15 @@ class RecallAtK(RankingObjective):
         """
         scores = binary_scores(outputs)
         owners = (required_column(batch, "y", self) == 1).nonzero().squeeze(1)
-        shares = comparison_weights("dataset", owners, len(scores), self.num_samples, batch.get("weight"), scores.dtype)
+        shares = comparison_weights(
+            "dataset",
+            owners,
+            len(scores),
+            self.num_samples,
+            batch.get("weight"),
+            scores.dtype,
+            stratum=batch.get("stratum"),
+        )
         losses: Tensor = shares * self.loss(scores[owners].unsqueeze(1) - scores)
         return Inner(batch["index"][owners], losses.sum(1, keepdim=True))
 

@@ -69,6 +69,8 @@ def comparison_weights(
     num_samples: int | None,
     weight: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
+    *,
+    stratum: Tensor | None = None,
 ) -> Tensor:
     r"""Weights of all samples of a batch for some anchors among them, also where samples are not drawn uniformly.
 
@@ -80,16 +82,17 @@ def comparison_weights(
 
     For ``v = 1`` these are the weights of :func:`self_and_others`.  With "none" the anchor's 1/n is left out and the
     others are divided by 1 - 1/n; "batch" is ``v / B`` for all.  An anchor that is alone of its stratum in the batch
-    says nothing of the rest of that stratum.  Strata are distinguished by their weights, so two with the same weight
-    count as one.
+    says nothing of the rest of that stratum.  Without a column ``stratum`` strata are told apart by their weights, so
+    two with the same weight count as one.
 
     Args:
         kind: which weights.
         anchors: positions of the anchors in the batch, shape (m,), int64.
         size: number of samples in the batch B, >= 2.
         num_samples: number of samples n; needed for "dataset", and for "none" with ``weight``.
-        weight: v, shape (B,); None for uniform batches.
+        weight: v, shape (B,); None where all are 1.
         dtype: of the result.
+        stratum: stratum of every sample, shape (B,); None where weights tell them apart.
 
     Returns: shape (m, B).
 
@@ -97,16 +100,17 @@ def comparison_weights(
         ConfigError: if n is needed and not known.
         DataError: if the batch holds one sample.
     """
-    if weight is None:
+    if weight is None and stratum is None:
         own, others = self_and_others(kind, size, num_samples)
         table = torch.full((len(anchors), size), others, device=anchors.device, dtype=dtype)
         return table.scatter_(1, anchors.unsqueeze(1), own)
     self_and_others(kind, size, num_samples)  # checks the arguments
-    weight = weight.to(dtype)
+    weight = torch.ones(size, device=anchors.device, dtype=dtype) if weight is None else weight.to(dtype)
     if kind == "batch":
         return (weight / size).expand(len(anchors), size).clone()
     own = 1 / _known(num_samples)
-    alike = weight[anchors].unsqueeze(1) == weight
+    kinds = weight if stratum is None else stratum
+    alike = kinds[anchors].unsqueeze(1) == kinds
     count = alike.sum(1, keepdim=True)
     within = (weight[anchors].unsqueeze(1) * count / size - own) / (count - 1).clamp(min=1)
     table = torch.where(alike, within.clamp(min=0), weight / size)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fcco_lightning.data import BalancedBatches
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives.self_weights import SELF_WEIGHTS, comparison_weights, log_weights, self_and_others
 from tests.reference.probabilities import Balanced, Uniform
@@ -13,14 +14,15 @@ VALUES = torch.randn(N, N, generator=torch.Generator().manual_seed(0), dtype=tor
 LABELS = np.array([1, 0, 0, 1, 0, 1, 0, 0])
 
 
-def mean_estimate(sampler, kind, weight=None):
+def mean_estimate(sampler, kind, weight=None, strata=None):
     """Mean over the batches that hold anchor i of the estimate of its mean over all samples, for every i."""
     sums, chances = torch.zeros(N, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
     for batch, chance in sampler.batches():
         index = torch.tensor(batch)
         drawn = None if weight is None else weight[index]
         every = torch.arange(len(index))
-        table = comparison_weights(kind, every, len(index), N, drawn, torch.float64)
+        stratum = None if strata is None else strata[index]
+        table = comparison_weights(kind, every, len(index), N, drawn, torch.float64, stratum=stratum)
         sums[index] += chance * (table * VALUES[index][:, index]).sum(1)
         chances[index] += chance
     return sums / chances
@@ -46,6 +48,18 @@ def test_and_under_batches_by_class_that_come_with_weights(positives, negatives)
     torch.testing.assert_close(mean_estimate(sampler, "dataset", weight), VALUES.mean(1))
     torch.testing.assert_close(mean_estimate(sampler, "none", weight), OTHERS)
     assert (mean_estimate(sampler, "dataset") - VALUES.mean(1)).abs().max() > 0.01  # without the weights
+
+
+def test_and_under_batches_with_the_classes_shares_of_the_data():
+    """All weights are 1, but pairs of one class are rarer than in uniform batches."""
+    labels = np.array([1, 0, 0, 1, 0, 1, 0, 1])
+    sampler = Balanced(labels, 2, 2)
+    plan = BalancedBatches(torch.from_numpy(labels), 4)
+    assert sorted(plan.columns()) == ["stratum", "stratum_size"]
+    strata = plan.columns()["stratum"]
+    for kind, expected in (("dataset", VALUES.mean(1)), ("none", OTHERS)):
+        torch.testing.assert_close(mean_estimate(sampler, kind, strata=strata), expected)
+        assert (mean_estimate(sampler, kind) - expected).abs().max() > 0.01  # without them
 
 
 def test_the_weight_of_mini_batch_losses_is_biased_towards_the_anchor():

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction
-from fcco_lightning.data.plans.base import BatchPlan, cycle, enough_rows, listed_numbers, none_drawn, stratum_weights
+from fcco_lightning.data.plans.base import (
+    BatchPlan,
+    cycle,
+    enough_rows,
+    listed_numbers,
+    none_drawn,
+    stratum_weights,
+    with_strata,
+)
 from fcco_lightning.errors import ConfigError, DataError
 
 Prevalence = Literal["data", "batch"]
@@ -90,6 +98,11 @@ class BalancedBatches(BatchPlan):
         if self.prevalence == "batch":
             return None
         return stratum_weights(self._strata, [self.num_negative, self.num_positive])
+
+    def columns(self) -> dict[str, Tensor]:
+        """``weight``, or the strata where all weights are 1 and could not tell the classes apart."""
+        columns = super().columns()
+        return columns if columns or self.prevalence == "batch" else with_strata(columns, self._strata)
 
     def _second_half(self) -> Self:
         half, rest = copy.copy(self), self._is_positive[self.batch_size // 2 :]
