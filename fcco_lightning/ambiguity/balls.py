@@ -180,7 +180,7 @@ def _balanced(
 
 
 def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
-    """q > 0 and u with ``a q_i + b log q_i = r_i - u`` and ``sum q = 1``; a > 0, b > 0.
+    """Find q > 0 and u with ``a q_i + b log q_i = r_i - u`` and ``sum q = 1``; a > 0, b > 0.
 
     The sum is convex and decreasing in u, so Newton's method from where it is at least 1 rises to its root.
     """
@@ -195,7 +195,7 @@ def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
 
 
 def _entropic_root(r: Tensor, a: float, b: float) -> Tensor:
-    """q with ``a q + b log q = r``, as ``a e^x + b x = r`` by Newton's method from above the root."""
+    """Find q with ``a q + b log q = r``, as ``a e^x + b x = r`` by Newton's method from above the root."""
     x, rounding = torch.minimum(r / b, (r / a).clamp(min=1).log()), 4 * torch.finfo(r.dtype).eps
     for _ in range(_STEPS):
         e = a * x.exp()

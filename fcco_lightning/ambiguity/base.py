@@ -28,8 +28,8 @@ class BestResponse(NamedTuple):
     Attributes:
         value: the maximum, (), in the unit of the losses.
         q: where it is reached, (n,).
-        threshold: T, the multiplier of ``sum q = 1``, in the unit of the losses: only samples whose loss is large enough
-            beside T have weight.  None where Q has none (spectral sets), and without a penalty.
+        threshold: T, the multiplier of ``sum q = 1``, in the unit of the losses.  None where Q has none (spectral
+            sets), and without a penalty.
         multiplier: Lambda >= 0 of the ball's constraint, in the unit of the losses; 0 where it does not bind.
     """
 
@@ -98,7 +98,8 @@ class AmbiguitySet(ABC):
 
         Source: DRAGO paper, eq. (7).
         """
-        return self.best_response(*penalty.absorb(v, q, beta)).q
+        losses, stronger = penalty.absorb(v, q, beta)
+        return stronger.projection(self.nearest, self.nearest_kl, losses).q
 
     @abstractmethod
     def check(self, num_groups: int) -> None:

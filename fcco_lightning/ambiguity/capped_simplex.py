@@ -33,7 +33,7 @@ class CappedSimplex(AmbiguitySet):
         if self.alpha * num_groups < 1 - _ROUNDING:
             raise ConfigError(
                 f"alpha={self.alpha!r} of {num_groups} groups is {self.alpha * num_groups:.3g} of a group, must be at "
-                f"least one. Use alpha >= {1 / num_groups:.6g}, or WorstGroupDRO for the worst group alone."
+                f"least one. Use alpha >= {1 / num_groups:.6g}, or WorstGroupDRO or Simplex for the worst group alone."
             )
 
     def cap(self, n: int) -> float:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Penalty(ABC):
         """The best response to losses as one of the two projections; nu > 0."""
 
     @abstractmethod
-    def absorb(self, v: Tensor, q: Tensor, beta: float) -> tuple[Tensor, Any]:
+    def absorb(self, v: Tensor, q: Tensor, beta: float) -> tuple[Tensor, "Penalty"]:
         """Losses and penalty whose best response is that to v with the further term ``-beta nu Delta(., q)``."""
 
 
