@@ -95,7 +95,8 @@ class KLPenalty(Penalty):
     """
 
     def value(self, q: Tensor) -> Tensor:
-        return self.nu * torch.special.xlogy(q, len(q) * q).sum()
+        entropy: Tensor = torch.special.xlogy(q, len(q) * q)
+        return self.nu * entropy.sum()
 
     def curvature(self, n: int) -> float:  # noqa: ARG002
         return self.nu

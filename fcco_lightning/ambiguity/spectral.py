@@ -105,17 +105,20 @@ def _isotonic(y: Array, weights: Array | None = None, increasing: bool = True) -
 def _pooled(log_p: Array, sigma: Array) -> Array:
     """Pool adjacent violators with logarithms: ``p sum(sigma)/sum(p)`` on blocks with decreasing ratios."""
     blocks: list[tuple[float, float, int]] = []  # log sum p, sum sigma, size
-    for log, weight in zip(log_p.tolist(), sigma.tolist(), strict=True):
-        size = 1
-        while blocks and _ratio(blocks[-1][1], blocks[-1][0]) <= _ratio(weight, log):
-            last_log, last_weight, last_size = blocks.pop()
-            low, high = sorted((last_log, log))
-            log, weight, size = high + math.log1p(math.exp(low - high)), weight + last_weight, size + last_size
-        blocks.append((log, weight, size))
+    for single in zip(log_p.tolist(), sigma.tolist(), strict=True):
+        block = (*single, 1)
+        while blocks and _ratio(blocks[-1]) <= _ratio(block):
+            block = _joined(blocks.pop(), block)
+        blocks.append(block)
     logs, weights, sizes = (np.array(column) for column in zip(*blocks, strict=True))
     return np.repeat(weights, sizes) * np.exp(log_p - np.repeat(logs, sizes))
 
 
-def _ratio(weight: float, log_p: float) -> float:
-    """``log(weight / p)``."""
-    return math.log(weight) - log_p if weight > 0 else -math.inf
+def _joined(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[float, float, int]:
+    low, high = sorted((a[0], b[0]))
+    return high + math.log1p(math.exp(low - high)), a[1] + b[1], a[2] + b[2]
+
+
+def _ratio(block: tuple[float, float, int]) -> float:
+    """``log(sum sigma / sum p)``."""
+    return math.log(block[1]) - block[0] if block[1] > 0 else -math.inf

@@ -1,6 +1,7 @@
 """Distributionally robust linear models behind scikit-learn's interface."""
 
 import warnings
+from contextlib import suppress
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -31,7 +32,7 @@ from fcco_lightning.dro.subgradient import Subgradient
 from fcco_lightning.errors import ConfigError, DataError
 
 Divergence = Literal["chi_square", "euclidean", "kl"]
-PENALTIES = {"chi_square": ChiSquarePenalty, "euclidean": EuclideanPenalty, "kl": KLPenalty}
+PENALTIES: dict[str, type[Any]] = {"chi_square": ChiSquarePenalty, "euclidean": EuclideanPenalty, "kl": KLPenalty}
 SOLVERS: dict[str, type[Any]] = {
     "drago": DRAGO,
     "lsvrg": LSVRG,
@@ -68,14 +69,12 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         at_zero = problem.point(problem.zeros()).value
         tol = positive("tol", self.tol) * max(1.0, abs(at_zero))
         progress = Progress(problem, tol, at_least("max_passes", self.max_passes, 1))
-        try:
+        with suppress(Done):
             solver.solve(problem, progress, random)
-        except Done:
-            pass
         if progress.gap > tol:
             warnings.warn(
-                f"the duality gap is {progress.gap:.3g} after {progress.calls / problem.n:.0f} passes over the data, not "
-                f"{tol:.3g}. Raise max_passes or tol, standardise the features, or use another solver.",
+                f"the duality gap is {progress.gap:.3g} after {progress.calls / problem.n:.0f} passes over the data, "
+                f"not {tol:.3g}. Raise max_passes or tol, standardise the features, or use another solver.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -89,7 +88,9 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         make = PENALTIES[one_of("divergence", self.divergence, get_args(Divergence))]
         ambiguity = self.ambiguity or (_HALF if len(y) > 1 else Simplex())
         if not isinstance(ambiguity, AmbiguitySet):
-            raise ConfigError(f"ambiguity must be an AmbiguitySet or None, got {ambiguity!r}. For CVaR: CappedSimplex(.5).")
+            raise ConfigError(
+                f"ambiguity must be an AmbiguitySet or None, got {ambiguity!r}. For CVaR: CappedSimplex(.5)."
+            )
         ambiguity.check(len(y))
         x = with_constant(x) if self.fit_intercept else x
         return LinearProblem(x, y, loss, ambiguity, make(non_negative("nu", self.nu)), positive("mu", self.mu))
@@ -194,8 +195,8 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
     Everything else is as in :class:`DRORegressor`.
 
     Args:
-        loss: "logistic", which is the multinomial one for more than two classes; "multinomial" with one column per class
-            also for two; "hinge" for two classes, whose kinks need the solver "subgradient" (or "auto", or "sgd").
+        loss: "logistic", which is the multinomial one for more than two classes; "multinomial" with one column per
+            class also for two; "hinge" for two classes, whose kinks need the solver "subgradient", "auto" or "sgd".
         ambiguity: Q; None for ``CappedSimplex(0.5)``.
         divergence: D: "chi_square", "euclidean" or "kl".
         nu: weight of D, >= 0.

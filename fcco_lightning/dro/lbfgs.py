@@ -40,5 +40,3 @@ class LBFGS:
 
         options = {"maxcor": self.memory, "ftol": 0.0, "gtol": 0.0, "maxiter": 10**9, "maxfun": 10**9}
         minimize(evaluate, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options=options)
-
-

@@ -50,9 +50,7 @@ class LSVRG:
                 eta /= 2
                 progress.record(w, point)
 
-    def _epoch(
-        self, problem: LinearProblem, w: Array, q: Array, full: Array, eta: float, draws: np.ndarray
-    ) -> Array:
+    def _epoch(self, problem: LinearProblem, w: Array, q: Array, full: Array, eta: float, draws: np.ndarray) -> Array:
         x, y, loss, n = problem.x, problem.y, problem.loss, problem.n
         with np.errstate(over="ignore", invalid="ignore"):
             kept = weigh(q, loss(x @ w, y)[1])  # q_i phi'_i at the snapshot

@@ -13,6 +13,7 @@ from fcco_lightning.dro.losses import Loss
 from fcco_lightning.errors import NonFiniteError
 
 Array = NDArray[np.float64]
+_SAMPLED, _POWERS = 1000, 12  # samples and iterations for an estimate of the features' spread
 
 
 class Point(NamedTuple):
@@ -73,8 +74,8 @@ class LinearProblem:
     def point(self, w: Array) -> Point:
         r"""One pass over the data: value, gradient, worst weights, and a lower bound.
 
-        F is at least its tangent without ``(mu/2)|w|^2`` plus that term; the least value of this is the lower bound.  It
-        is Fenchel's dual at q and the slopes of the losses, and ``F(w)`` minus it is ``|grad F(w)|^2 / (2 mu)``.
+        F is at least its tangent without ``(mu/2)|w|^2`` plus that term; the least value of this is the lower bound.
+        It is Fenchel's dual at q and the slopes of the losses, and ``F(w)`` minus it is ``|grad F(w)|^2 / (2 mu)``.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             losses, slopes = self.loss(self.x @ w, self.y)
@@ -87,6 +88,19 @@ class LinearProblem:
     def bound(self, level: float, slope: Array) -> float:
         """``min_w level + <slope, w> + (mu/2)|w|^2``."""
         return level - square(slope) / (2 * self.mu)
+
+    def spread(self) -> float:
+        """Largest eigenvalue of the mean of ``x_i x_i^T``, estimated from up to 1000 samples by power iteration."""
+        rows = self.x[:: -(-self.n // _SAMPLED)]
+        v = np.asarray(abs(rows).sum(axis=0), dtype=np.float64).ravel()
+        value = 0.0
+        for _ in range(_POWERS):
+            norm = float(np.linalg.norm(v))
+            if norm == 0:
+                break
+            v = rows.T @ (rows @ (v / norm)) / rows.shape[0]
+            value = float(np.linalg.norm(v))
+        return value
 
 
 def weigh(q: Array, slopes: Array) -> Array:
@@ -146,19 +160,25 @@ class Progress:
         self.record(w, point)
         return point
 
-    def record(self, w: Array, point: Point, lower: float = -np.inf) -> None:
-        """Record a point that was evaluated, with a further lower bound; raises like :meth:`look`."""
-        if not np.isfinite(point.value):
+    def check(self, value: float) -> None:
+        """Refuse a value that is not finite.
+
+        Raises:
+            NonFiniteError: naming what to do.
+        """
+        if not np.isfinite(value):
             raise NonFiniteError(
                 f"the objective is not finite after {self.calls} evaluations of a sample: the solver's step is too "
                 "large for this data. Standardise the features, take a smaller step, or use solver='lbfgs'."
             )
+
+    def record(self, w: Array, point: Point, lower: float = -np.inf) -> None:
+        """Record a point that was evaluated, with a further lower bound; raises like :meth:`look`."""
+        self.check(point.value)
         if point.value < self.value:
             self.w, self.value = w.copy(), point.value
         self.lower = max(self.lower, point.lower, lower)
         seconds = time.perf_counter() - self._start
-        self.history.append(
-            {"oracle_calls": self.calls, "seconds": seconds, "objective": point.value, "gap": self.gap}
-        )
+        self.history.append({"oracle_calls": self.calls, "seconds": seconds, "objective": point.value, "gap": self.gap})
         if self.gap <= self.tol or self.calls >= self.max_calls:
             raise Done

@@ -16,8 +16,8 @@ from fcco_lightning.dro.solvers import blocks_of
 class MinibatchSGD:
     r"""Steps along the gradient of the worst case of b samples alone, drawn without replacement.
 
-    **It is biased**: the mean over batches of ``max_q`` within a batch is not the ``max_q`` over all samples, so F stays
-    above its minimum by an amount that falls with b and not with the number of steps.  The tests measure it.  Use
+    **It is biased**: the mean over batches of ``max_q`` within a batch is not the ``max_q`` over all samples, so F
+    stays above its minimum by an amount that falls with b and not with the number of steps.  The tests measure it.  Use
     another solver unless n is too large for a vector q.
 
     Args:

@@ -1,5 +1,6 @@
 """What a solver of a robust linear model is."""
 
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -23,4 +24,4 @@ class Solver(Protocol):
 def blocks_of(n: int, size: int) -> list[slice]:
     """Consecutive blocks of about ``size`` of n samples; their sizes differ by at most one."""
     edges = np.linspace(0, n, -(-n // size) + 1).round().astype(int)
-    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(int(a), int(b)) for a, b in pairwise(edges)]
