@@ -111,7 +111,7 @@ def _pooled(log_p: Array, sigma: Array) -> Array:
             block = _joined(blocks.pop(), block)
         blocks.append(block)
     logs, weights, sizes = (np.array(column) for column in zip(*blocks, strict=True))
-    return np.repeat(weights, sizes) * np.exp(log_p - np.repeat(logs, sizes))
+    return np.asarray(np.repeat(weights, sizes) * np.exp(log_p - np.repeat(logs, sizes)))
 
 
 def _joined(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[float, float, int]:

@@ -85,7 +85,7 @@ class DRAGO:
 
             ahead, slopes = tables.dual(j, k, w, r * count)
             progress.check(float(ahead.sum()))
-            q = problem.prox(ahead, q, beta)
+            q = problem.dual.prox(ahead, q, beta)
             tables.renew(k, q, slopes)
             if t >= next_look:
                 progress.look(w)
@@ -141,11 +141,11 @@ class _Tables:
     def primal(self, i: int, w: Array, q: Array, scale: float) -> Array:
         """The estimate of the gradient at w and q; the block renewed last was evaluated at this w and q."""
         if i == self.last:
-            return self.total + scale * self.change
+            return np.asarray(self.total + scale * self.change)
         if scale == 0:
-            return self.total
+            return np.asarray(self.total)
         drift = weigh(q[self.blocks[i]], self.evaluate(i, w)[1]) - self.weighted[self.blocks[i]]
-        return self.total + scale * (self.parts[i][0].T @ drift)
+        return np.asarray(self.total + scale * (self.parts[i][0].T @ drift))
 
     def dual(self, j: int, k: int, w: Array, scale: float) -> tuple[Array, Array]:
         """The estimate of the losses at w, and the slopes of block k, whose losses are renewed."""

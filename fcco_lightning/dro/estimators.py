@@ -277,8 +277,8 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         scores = np.asarray(X @ self.coef_.T + self.intercept_)
         if len(self.classes_) == 2 and scores.shape[1] == 2:
-            return scores[:, 1] - scores[:, 0]
-        return scores[:, 0] if scores.shape[1] == 1 else scores
+            return np.asarray(scores[:, 1] - scores[:, 0])
+        return np.asarray(scores[:, 0]) if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> Any:
         """Labels (m,)."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty
+from fcco_lightning.dro.dual import DualSteps
 from fcco_lightning.dro.losses import Loss
 from fcco_lightning.errors import NonFiniteError
 
@@ -32,7 +32,7 @@ class Point(NamedTuple):
     lower: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class LinearProblem:
     r"""``min_w F(w) = max_{q in Q} sum_i q_i l_i(w) - nu D(q, 1/n) + (mu/2) |w|^2`` with ``l_i(w) = phi(x_i w, y_i)``.
 
@@ -53,6 +53,9 @@ class LinearProblem:
     penalty: Penalty
     mu: float
 
+    def __post_init__(self) -> None:
+        self.dual = DualSteps(self.ambiguity, self.penalty, self.n)
+
     @property
     def n(self) -> int:
         """Number of samples."""
@@ -61,15 +64,6 @@ class LinearProblem:
     def zeros(self) -> Array:
         """Weights to start from: (d,), or (d, k) for targets with k columns."""
         return np.zeros((self.x.shape[1], *self.y.shape[1:]))
-
-    def respond(self, losses: Array) -> tuple[float, Array]:
-        """``max_q <q, losses> - nu D(q, 1/n)`` and q."""
-        found = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
-        return float(found.value), found.q.numpy()
-
-    def prox(self, v: Array, q: Array, beta: float) -> Array:
-        """``argmax_p <p, v> - nu D(p, 1/n) - beta nu Delta(p, q)``."""
-        return self.ambiguity.prox(torch.from_numpy(v), torch.from_numpy(q), self.penalty, beta).numpy()
 
     def point(self, w: Array) -> Point:
         r"""One pass over the data: value, gradient, worst weights, and a lower bound.
@@ -81,7 +75,7 @@ class LinearProblem:
             losses, slopes = self.loss(self.x @ w, self.y)
             if not np.isfinite(losses.sum()):
                 return Point(np.inf, w, losses, -np.inf)
-            worst, q = self.respond(losses)
+            worst, q = self.dual.respond(losses)
             gradient = self.x.T @ weigh(q, slopes)
             return Point(worst + self.mu / 2 * square(w), gradient, q, self.bound(worst - inner(gradient, w), gradient))
 

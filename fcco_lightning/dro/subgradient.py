@@ -13,8 +13,8 @@ class Subgradient:
     r"""``w <- w - gamma (g/mu + w)`` with ``gamma = 2/(t+2)`` and g a subgradient of the worst loss; a pass per step.
 
     The weights are -1/mu times an average of subgradients, and the same average of the tangents is a lower bound of
-    F, so the gap is known and falls like ``G^2/(mu t)``.  Nothing is tuned, and neither the loss nor the worst case needs to
-    be smooth.
+    F, so the gap is known and falls like ``G^2/(mu t)``.  Nothing is tuned, and neither the loss nor the worst case
+    needs to be smooth.
     """
 
     smooth: ClassVar[bool] = False
