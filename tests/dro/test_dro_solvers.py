@@ -4,11 +4,21 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from fcco_lightning.ambiguity import CappedSimplex, ChiSquareBall, ChiSquarePenalty, KLPenalty, Simplex, SpectralRisk
+from fcco_lightning.ambiguity import (
+    CappedSimplex,
+    ChiSquareBall,
+    ChiSquarePenalty,
+    EuclideanPenalty,
+    KLPenalty,
+    Simplex,
+    SpectralRisk,
+)
 from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, Subgradient
+from fcco_lightning.dro.dual import DualSteps
 from fcco_lightning.dro.losses import Hinge, Logistic, Multinomial, Squared
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress
 from fcco_lightning.dro.solvers import blocks_of
@@ -64,6 +74,22 @@ def test_losses_and_slopes(loss):
     np.testing.assert_allclose((ahead - back) / 2, along, atol=1e-14, rtol=1e-6)
     far, _ = loss()(1e6 * z, TARGETS[loss])
     assert np.isfinite(far).all()
+
+
+@pytest.mark.parametrize("ambiguity", [Simplex(), CappedSimplex(0.05), CappedSimplex(0.4), CappedSimplex(1.0)])
+def test_dual_steps_are_those_of_the_set(ambiguity):
+    """Also with the threshold of a problem far away to start from, and where no weight is between its bounds."""
+    for penalty in (ChiSquarePenalty(0.01), ChiSquarePenalty(1e-9), EuclideanPenalty(0.3), KLPenalty(0.1)):
+        steps, q = DualSteps(ambiguity, penalty, N), np.full(N, 1 / N)
+        for scale in (1.0, 1e4, 1e-3, 1.0, 0.0):
+            losses = scale * RANDOM.normal(size=N) ** 2
+            found = ambiguity.best_response(torch.from_numpy(losses), penalty)
+            value, best = steps.respond(losses)
+            assert value == pytest.approx(float(found.value), rel=1e-9, abs=1e-12)
+            np.testing.assert_allclose(best, found.q, atol=1e-9)
+            expected = ambiguity.prox(torch.from_numpy(losses), torch.from_numpy(q), penalty, 2.0)
+            q = steps.prox(losses, q, 2.0)
+            np.testing.assert_allclose(q, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("size", [1, 16, N // D, N])
