@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _WHOLE = [  # every class that these folders export is public; of two with one name the later
     *("ambiguity", "estimators", "steps", "outer", "models", "objectives", "constraints", "algorithms", "evaluation"),
-    *("data", "data.datamodules"),
+    *("data", "data.datamodules", "dro"),
 ]
 _SELECTED = {
     "engine": "Engine InnerFunctions Problem Surrogate",

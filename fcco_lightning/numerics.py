@@ -83,3 +83,45 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     elif math.isfinite(torch.stack([n.float() for n in torch._foreach_norm(list(tensors))]).sum()):
         return True
     return bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())
+
+
+def root(h: Callable[[float], float], guess: float, tolerance: float = 0.0) -> float:
+    """Root of a non-decreasing function of one number, by a bracket that doubles and then the Illinois method.
+
+    Args:
+        h: continuous and non-decreasing, with a root.
+        guess: where to begin.
+        tolerance: where ``|h|`` is at most this the search ends; it also ends where the bracket has no inner point.
+
+    Returns: the point found.
+    """
+    low, at_low = _expand(h, guess, -1.0, tolerance)
+    high, at_high = _expand(h, guess, 1.0, tolerance)
+    side = 0
+    for _ in range(_BISECTIONS):
+        if abs(at_low) <= tolerance or abs(at_high) <= tolerance:
+            break
+        middle = (low * at_high - high * at_low) / (at_high - at_low)
+        if not low < middle < high:
+            middle = (low + high) / 2
+            if not low < middle < high:
+                break
+        value = h(middle)
+        if abs(value) <= tolerance:
+            return middle
+        if value < 0:  # the other end counts half where the same one moves twice
+            low, at_low, at_high, side = middle, value, at_high / 2 if side < 0 else at_high, -1
+        else:
+            high, at_high, at_low, side = middle, value, at_low / 2 if side > 0 else at_low, 1
+    return low if abs(at_low) < abs(at_high) else high
+
+
+def _expand(h: Callable[[float], float], start: float, step: float, tolerance: float) -> tuple[float, float]:
+    """The first of ``start, start + step, start + 3 step, ...`` at which h has the sign of the step or is 0."""
+    point, value = start, h(start)
+    for _ in range(_BISECTIONS):
+        if value * step >= 0 or abs(value) <= tolerance:
+            break
+        point, step = point + step, 2 * step
+        value = h(point)
+    return point, value

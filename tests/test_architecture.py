@@ -17,7 +17,7 @@ FLOORS = [
     ["checks", "numerics"],
     ["distributed"],
     ["ambiguity"],
-    ["outer", "state", "steps", "metrics"],
+    ["outer", "state", "steps", "metrics", "dro"],
     ["records"],
     ["estimators", "models"],
     ["data", "objectives", "pictures"],

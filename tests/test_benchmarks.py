@@ -244,3 +244,24 @@ def test_a_search_leaves_the_edge_of_its_grid(best, bound):
     assert tuning.summary["runs"] == count
     assert len(tuning.summary["scores"]) == len(runs.SEEDS)
     assert tuning.summary["on an edge that could not be moved"] == []
+
+
+def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, monkeypatch):
+    """Both reach the optimum, and the tables and pictures are written."""
+    import numpy as np
+    import pandas as pd
+
+    s = script("dro")
+    x, y = s.synthetic(60, 3)
+    best = s.DRORegressor(s.CappedSimplex(0.25), mu=0.5, fit_intercept=False, tol=1e-12).fit(x, y).coef_
+    for size in (1, 7, 60):
+        for fit in (s.pool, s.compiled):
+            np.testing.assert_allclose(s.transcription(x, y, 0.25, 1.0, 0.5, size, 1e-10, fit), best, atol=1e-4)
+    pd.DataFrame(np.column_stack([x, y]), columns=["a", "b", "c", "y"]).to_csv(tmp_path / "t.csv", index=False)
+    arguments = ["dro.py", "--data", str(tmp_path / "t.csv"), "--rounds", "2", "--out", str(tmp_path), "--tol", "1e-3"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    s.main()
+    (table,) = json.loads((tmp_path / "dro.json").read_text()).values()
+    assert table["transcription, b = n/d"]["of"] == "DRAGO, b = n/d"
+    assert (tmp_path / "t.png").exists()
+    assert len(json.loads((tmp_path / "histories.json").read_text())) == 1

@@ -69,6 +69,14 @@ def test_group_dro_example(tmp_path, monkeypatch):
     assert 0 <= report["test"]["worst_group_accuracy"] <= report["test"]["tail_accuracy"] <= 1
 
 
+def test_robust_linear_model_example(capsys):
+    (code,) = [b for b in blocks("python") if "DRORegressor" in b]
+    exec(compile(code, "dro.md", "exec"), {})  # noqa: S102
+    gap, largest = (float(word) for word in capsys.readouterr().out.split()[:2])
+    assert 0 <= gap < 0.05  # 1e-6 of the objective at w = 0
+    assert 1 < largest <= 10 + 1e-9
+
+
 def photo(path, i):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (20, 20), (20 * i % 256, 80, 120)).save(path)

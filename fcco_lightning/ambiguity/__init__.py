@@ -1,6 +1,23 @@
-"""Ambiguity sets: the weights q that the worst case is taken over."""
+"""Ambiguity sets: the weights q that the worst case is taken over, and the penalties on them."""
 
-from fcco_lightning.ambiguity.base import AmbiguitySet
+from fcco_lightning.ambiguity.balls import ChiSquareBall, KLBall
+from fcco_lightning.ambiguity.base import AmbiguitySet, BestResponse, Weights
 from fcco_lightning.ambiguity.capped_simplex import CappedSimplex
+from fcco_lightning.ambiguity.penalties import ChiSquarePenalty, EuclideanPenalty, KLPenalty, Penalty
+from fcco_lightning.ambiguity.simplex import Simplex
+from fcco_lightning.ambiguity.spectral import SpectralRisk
 
-__all__ = ["AmbiguitySet", "CappedSimplex"]
+__all__ = [
+    "AmbiguitySet",
+    "BestResponse",
+    "CappedSimplex",
+    "ChiSquareBall",
+    "ChiSquarePenalty",
+    "EuclideanPenalty",
+    "KLBall",
+    "KLPenalty",
+    "Penalty",
+    "Simplex",
+    "SpectralRisk",
+    "Weights",
+]

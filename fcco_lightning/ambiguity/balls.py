@@ -1,0 +1,206 @@
+"""Balls of weights around the uniform ones."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.ambiguity.base import AmbiguitySet, Weights
+from fcco_lightning.checks import non_negative
+from fcco_lightning.numerics import project_to_simplex, root
+
+_TIES = 1e-14  # relative: losses that count as equal
+_ON_BALL = 1e-15  # distance from the sphere that counts as on it
+_STEPS = 100
+
+
+class _Ball(AmbiguitySet):
+    """``{q >= 0, sum q = 1, D(q, 1/n) <= rho}``."""
+
+    rho: float
+
+    def check(self, num_groups: int) -> None:
+        """Any number will do."""
+
+
+@dataclass(frozen=True)
+class ChiSquareBall(_Ball):
+    r"""``{q >= 0, sum q = 1, (1/n) sum_i (n q_i - 1)^2 <= rho}``.
+
+    The ball is ``|q - 1/n|^2 / 2 <= rho/(2n)``: rho = 2 gives the radius 1/n of the DRAGO paper (E.4; erratum
+    DRAGO-14).  While all weights stay positive ``max <q, R>`` is the mean of R plus sqrt(rho) standard deviations.
+
+    Args:
+        rho: squared radius, >= 0; 0 leaves only the mean, from n - 1 on there are all weights.
+
+    Raises:
+        ConfigError: if rho is negative or not finite.
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        non_negative("rho", self.rho)
+
+    def worst_case(self, risks: Tensor) -> Tensor:
+        return self._scaled(risks - risks.max(), math.inf).q
+
+    def nearest(self, v: Tensor) -> Weights:
+        return self._scaled(v, 1.0)
+
+    def _scaled(self, v: Tensor, most: float) -> Weights:
+        """The projection of s v onto the simplex for the largest ``s <= most`` for which it is in the ball.
+
+        The support grows as s falls: the k largest are it for ``h_k < 1/s <= h_{k+1}``, and then |q|^2 is
+        ``s^2 W_k + 1/k``, with W_k their sum of squares around the mean and ``h_k = sum (v_j - v_k)``.
+        """
+        n, top = len(v), v.max()
+        bound = (self.rho + 1) / n  # of |q|^2
+        v = v - top
+        if math.isfinite(most) and float((q := project_to_simplex(most * v)).square().sum()) <= bound:
+            return Weights(q, top + v.max() - q.max())
+        descending = v.sort(descending=True).values
+        rank = torch.arange(1, n + 1, device=v.device, dtype=v.dtype)
+        sums = descending.cumsum(0)
+        around = ((rank[:-1] / rank[1:]) * (descending[1:] - sums[:-1] / rank[:-1]).square()).cumsum(0)
+        around = torch.cat([around.new_zeros(1), around])  # W_k, without a difference of squares
+        h = sums - rank * descending
+        ahead = torch.cat([h[1:], h.new_full((1,), math.inf)])  # h_{k+1}
+        least = torch.where(ahead > 0, around / ahead.square(), math.inf) + 1 / rank
+        ties = int((descending >= -_TIES * (1e-300 + float(descending[-1].abs()))).count_nonzero())
+        if not math.isfinite(most) and 1 / ties <= bound:
+            return Weights((v >= descending[ties - 1]).to(v.dtype) / ties, top)
+        k = int((least <= bound * (1 + 1e-15)).to(torch.int8).argmax())
+        if k < n - 1 or float(least[-1]) <= bound:
+            spread = max(bound - 1 / (k + 1), 0.0)
+            scale = math.sqrt(spread / float(around[k])) if float(around[k]) > 0 else 0.0
+        else:
+            k, scale = n - 1, 0.0  # rho = 0, up to rounding
+        q = project_to_simplex(scale * v)
+        lam = 1 / scale - 1 if scale > 0 else math.inf
+        # on the support (1 + lam) (q - 1/n) = v - t - 1/n
+        t = top + sums[k] / (k + 1) - (1 / (k + 1) - 1 / n) * (1 + lam) - 1 / n if scale > 0 else top + v.mean() - 1 / n
+        return Weights(q, t, lam)
+
+    def nearest_kl(self, log_p: Tensor) -> Weights:
+        n = len(log_p)
+        q = log_p.softmax(0)
+        if float((q - 1 / n).square().sum()) <= self.rho / n:
+            return Weights(q, log_p.logsumexp(0) - math.log(n) - 1)
+        if self.rho == 0:
+            return Weights(torch.full_like(q, 1 / n), log_p.mean(), math.inf)
+
+        def distance(q: Tensor) -> float:
+            return float((q - 1 / n).square().sum()) - self.rho / n
+
+        q, u, lam = _balanced(lambda lam: (log_p, lam, 1.0), distance)
+        return Weights(q, u - math.log(n) - 1 + lam / n, lam)
+
+
+@dataclass(frozen=True)
+class KLBall(_Ball):
+    r"""``{q >= 0, sum q = 1, KL(q, 1/n) <= rho}``, with ``KL(q, 1/n) = sum_i q_i log(n q_i)``.
+
+    Args:
+        rho: >= 0; 0 leaves only the mean, from log n on there are all weights.
+
+    Raises:
+        ConfigError: if rho is negative or not finite.
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        non_negative("rho", self.rho)
+
+    def distance(self, q: Tensor) -> float:
+        """``KL(q, 1/n) - rho``."""
+        return float(torch.special.xlogy(q, len(q) * q).sum()) - self.rho
+
+    def worst_case(self, risks: Tensor) -> Tensor:
+        v = risks - risks.max()
+        spread = float(v.abs().max())
+        tied = v >= -_TIES * spread
+        ties = int(tied.count_nonzero())
+        if math.log(len(v) / ties) <= self.rho:
+            return tied.to(v.dtype) / ties
+        return self._tempered(v / spread, 1.0)[0]
+
+    def nearest_kl(self, log_p: Tensor) -> Weights:
+        n = len(log_p)
+        q = log_p.softmax(0)
+        if self.distance(q) <= 0:
+            return Weights(q, log_p.logsumexp(0) - math.log(n) - 1)
+        q, s = self._tempered(log_p - log_p.max(), 1.0)
+        if s == 0:
+            return Weights(q, log_p.mean(), math.inf)
+        return Weights(q, ((s * log_p).logsumexp(0) - math.log(n) - 1) / s, 1 / s - 1)
+
+    def _tempered(self, v: Tensor, guess: float) -> tuple[Tensor, float]:
+        """``softmax(s v)`` on the boundary of the ball, and s."""
+        if self.rho == 0:
+            return torch.full_like(v, 1 / len(v)), 0.0
+
+        def ahead(log_s: float) -> float:
+            return self.distance((math.exp(log_s) * v).softmax(0))
+
+        s = math.exp(root(ahead, math.log(guess), _ON_BALL))
+        return (s * v).softmax(0), s
+
+    def nearest(self, v: Tensor) -> Weights:
+        n = len(v)
+        q = project_to_simplex(v)
+        if self.distance(q) <= 0:
+            return Weights(q, v.max() - q.max())
+        if self.rho == 0:
+            return Weights(torch.full_like(v, 1 / n), v.mean(), math.inf)
+        q, u, lam = _balanced(lambda lam: (v, 1.0, lam), self.distance)
+        return Weights(q, u - lam * (math.log(n) + 1), lam)
+
+
+def _balanced(
+    equation: Callable[[float], tuple[Tensor, float, float]], distance: Callable[[Tensor], float]
+) -> tuple[Tensor, Tensor, float]:
+    """The multiplier lam > 0 for which q lies on the boundary of a ball: q, u and lam.
+
+    ``equation(lam)`` is (r, a, b), and q solves ``a q_i + b log q_i = r_i - u`` with ``sum q = 1``.
+    """
+    found: dict[float, tuple[Tensor, Tensor]] = {}
+
+    def inside(log_lam: float) -> float:
+        found.clear()
+        found[log_lam] = _sum_to_one(*equation(math.exp(log_lam)))
+        return -distance(found[log_lam][0])
+
+    log_lam = root(inside, 0.0, _ON_BALL)
+    inside(log_lam)
+    return *found[log_lam], math.exp(log_lam)
+
+
+def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
+    """Find q > 0 and u with ``a q_i + b log q_i = r_i - u`` and ``sum q = 1``; a > 0, b > 0.
+
+    The sum is convex and decreasing in u, so Newton's method from where it is at least 1 rises to its root.
+    """
+    u, rounding = r.max() - a, 4 * torch.finfo(r.dtype).eps  # the largest q is 1 at this u
+    for _ in range(_STEPS):
+        q = _entropic_root(r - u, a, b)
+        step = (q.sum() - 1) / (q / (a * q + b)).sum()
+        u = u + step
+        if float(step.abs()) <= rounding * (1 + float(u.abs())):
+            break
+    return q / q.sum(), u
+
+
+def _entropic_root(r: Tensor, a: float, b: float) -> Tensor:
+    """Find q with ``a q + b log q = r``, as ``a e^x + b x = r`` by Newton's method from above the root."""
+    x, rounding = torch.minimum(r / b, (r / a).clamp(min=1).log()), 4 * torch.finfo(r.dtype).eps
+    for _ in range(_STEPS):
+        e = a * x.exp()
+        step = (e + b * x - r) / (e + b)
+        x = x - step
+        if float((step.abs() / (1 + x.abs())).max()) <= rounding:
+            break
+    return x.exp()

@@ -1,0 +1,109 @@
+"""Penalties nu D(q, 1/n) of the weights' distance from uniform ones."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import non_negative
+
+W = TypeVar("W")
+_TINY = 1e-300  # weights that were rounded to zero have a logarithm
+
+
+@dataclass(frozen=True)
+class Penalty(ABC):
+    """``nu D(q, 1/n)``; 0 at uniform weights.
+
+    Args:
+        nu: >= 0; 0 for no penalty.
+
+    Raises:
+        ConfigError: if nu is negative or not finite.
+    """
+
+    nu: float = 1.0
+
+    def __post_init__(self) -> None:
+        non_negative("nu", self.nu)
+
+    @abstractmethod
+    def value(self, q: Tensor) -> Tensor:
+        """``nu D(q, 1/n)``: (n,) -> ()."""
+
+    @abstractmethod
+    def curvature(self, n: int) -> float:
+        """C > 0 such that the best response to l is a projection of ``l / C`` and a constant."""
+
+    @abstractmethod
+    def projection(self, near: Callable[[Tensor], W], near_kl: Callable[[Tensor], W], losses: Tensor) -> W:
+        """The best response to losses as one of the two projections; nu > 0."""
+
+    @abstractmethod
+    def absorb(self, v: Tensor, q: Tensor, beta: float) -> tuple[Tensor, "Penalty"]:
+        """Losses and penalty whose best response is that to v with the further term ``-beta nu Delta(., q)``."""
+
+
+class _Quadratic(Penalty):
+    """``(C/2) |q - 1/n|^2``, with C from the subclass."""
+
+    def value(self, q: Tensor) -> Tensor:
+        return self.curvature(len(q)) / 2 * (q - 1 / len(q)).square().sum()
+
+    def projection(self, near: Callable[[Tensor], W], near_kl: Callable[[Tensor], W], losses: Tensor) -> W:  # noqa: ARG002
+        n = len(losses)
+        # a shift changes the threshold alone; without it large losses lose the digits of their differences
+        return near((losses - losses.max()) / self.curvature(n) + 1 / n)
+
+    def absorb(self, v: Tensor, q: Tensor, beta: float) -> tuple[Tensor, Penalty]:
+        return v + beta * self.curvature(len(v)) * (q - 1 / len(q)), replace(self, nu=(1 + beta) * self.nu)
+
+
+class ChiSquarePenalty(_Quadratic):
+    r"""``nu chi^2(q, 1/n) = (nu/n) sum_i (n q_i - 1)^2 = nu n |q - 1/n|^2``: the f-divergence of ``f(x) = (x-1)^2``.
+
+    Its scale does not depend on n.  It is :class:`EuclideanPenalty` with 2 n nu in place of nu (erratum DRAGO-17).
+
+    Args:
+        nu: >= 0.
+    """
+
+    def curvature(self, n: int) -> float:
+        return 2 * n * self.nu
+
+
+class EuclideanPenalty(_Quadratic):
+    r"""``(nu/2) |q - 1/n|^2``, the rescaled chi-square divergence (DRAGO paper, eq. (80)).
+
+    Args:
+        nu: >= 0; as nu n grows the weights become uniform, so with n samples a nu of the order of n/2 is
+            ``ChiSquarePenalty(1/4)``.
+    """
+
+    def curvature(self, n: int) -> float:  # noqa: ARG002
+        return self.nu
+
+
+class KLPenalty(Penalty):
+    r"""``nu KL(q, 1/n) = nu sum_i q_i log(n q_i)``.
+
+    Args:
+        nu: >= 0.
+    """
+
+    def value(self, q: Tensor) -> Tensor:
+        entropy: Tensor = torch.special.xlogy(q, len(q) * q)
+        return self.nu * entropy.sum()
+
+    def curvature(self, n: int) -> float:  # noqa: ARG002
+        return self.nu
+
+    def projection(self, near: Callable[[Tensor], W], near_kl: Callable[[Tensor], W], losses: Tensor) -> W:  # noqa: ARG002
+        return near_kl((losses - losses.max()) / self.nu)
+
+    def absorb(self, v: Tensor, q: Tensor, beta: float) -> tuple[Tensor, Penalty]:
+        log = (len(q) * q).clamp(min=_TINY).log()
+        return v + beta * self.nu * log, replace(self, nu=(1 + beta) * self.nu)

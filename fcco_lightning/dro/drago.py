@@ -1,0 +1,187 @@
+"""DRAGO: primal-dual steps by blocks, with coupled variance reduction."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from fcco_lightning.ambiguity import KLPenalty
+from fcco_lightning.checks import at_least, one_of, positive
+from fcco_lightning.dro.problem import Array, LinearProblem, Progress, square, weigh
+from fcco_lightning.dro.solvers import blocks_of
+from fcco_lightning.errors import ConfigError
+
+Start = Literal["practice", "theory"]
+_LARGEST = 0.1  # alpha, where blocks are large
+_LOOKS = 8  # one look at the gap per so many iterations, when there have been many
+
+
+@dataclass(frozen=True)
+class DRAGO:
+    r"""One iteration reads about three blocks of b samples and all n weights q (DRAGO paper, Alg. 1 and 2).
+
+    With M blocks and ``r = a_{t-1}/a_t``, ``beta = A_{t-1}/a_t``, iteration t draws blocks I and J, takes K = t mod M,
+
+        v = sum_i qhat_i ghat_i + r M sum_{i in I} (q_i grad l_i(w) - qhat_i ghat_i)   (the tables of one step ago)
+        w <- argmin <v, w'> + (mu/2) (|w'|^2 + (beta - c (M-1)) |w' - w|^2 + c sum_{s=t-M}^{t-2} |w' - w_s|^2)
+        lhat_K <- l_K(w);   v = lhat + r M sum_{j in J} (l_j(w) - lhat_j of before) e_j
+        q <- argmax_{p in Q} <p, v> - nu D(p, 1/n) - beta nu Delta(p, q);   (qhat ghat)_K <- (q grad l)_K
+
+    with ``c = 1/(16 alpha (1+alpha) (M-1)^2)``, and the gap falls like ``(1+alpha)^{-t}`` while alpha is small enough.
+    The table of ``qhat_i ghat_i`` holds the scalar ``q_i phi'_i`` (k of them for k classes), since ``grad l_i = phi'_i
+    x_i``.  A block that was evaluated at the same w is not evaluated again; with b = n an iteration is one pass.
+    Errata DRAGO-1 to 10 and 21.
+
+    Args:
+        block_size: b; None for about n/d, so that q costs as much as the data.  It need not divide n.
+        alpha: step size; None for :func:`default_alpha`, which is min(0.1, b/(2n)) unless the problem is badly
+            conditioned.
+        start: "practice" for ``a_t = (1+alpha)^{t-1}``, "theory" for ``a_1 = 1, a_2 = 4 alpha``, then growing likewise:
+            slower, without the rise of the gap at first where the curvature of the loss is large beside mu.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    block_size: int | None = None
+    alpha: float | None = None
+    start: Start = "practice"
+    smooth: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None:
+            at_least("block_size", self.block_size, 1)
+        if self.alpha is not None:
+            positive("alpha", self.alpha)
+        one_of("start", self.start, get_args(Start))
+
+    def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
+        """Iterate from w = 0, q = 1/n."""
+        b = self.block_size or max(1, problem.n // problem.x.shape[1])
+        if b > problem.n:
+            raise ConfigError(
+                f"block_size={b} is larger than the {problem.n} samples. Use None, or a number up to {problem.n}."
+            )
+        alpha = self.alpha or default_alpha(problem, b)
+        w, q = problem.zeros(), np.full(problem.n, 1 / problem.n)
+        tables = _Tables(problem, progress, blocks_of(problem.n, b), w, q)
+        count = len(tables.blocks)  # M
+        most = 1 / (16 * alpha * (1 + alpha) * (count - 1) ** 2) if count > 1 else 0.0
+        window = _Window(w, count)
+        progress.look(w)
+
+        t, next_look = 0, 1
+        while True:
+            t += 1
+            r, beta = self._growth(alpha, t)
+            i, j = random.integers(count, size=2).tolist()
+            k = t % count
+
+            v = tables.primal(i, w, q, r * count)
+            pull = min(most, beta / (count - 1)) if count > 1 else 0.0
+            w = (beta * w - pull * window.apart(k, w) - v / problem.mu) / (1 + beta)
+            window.keep(k, w)
+
+            ahead, slopes = tables.dual(j, k, w, r * count)
+            progress.check(float(ahead.sum()))
+            q = problem.dual.prox(ahead, q, beta)
+            tables.renew(k, q, slopes)
+            if t >= next_look:
+                progress.look(w)
+                next_look = t + max(count, t // _LOOKS)
+
+    def _growth(self, alpha: float, t: int) -> tuple[float, float]:
+        """``a_{t-1}/a_t`` and ``A_{t-1}/a_t``."""
+        if t == 1:
+            return 0.0, 0.0
+        if self.start == "practice":
+            return 1 / (1 + alpha), (1 - (1 + alpha) ** (1 - t)) / alpha
+        ratio = 1 / (4 * alpha) if t == 2 else 1 / (1 + alpha)
+        return ratio, (1 - 0.75 * (1 + alpha) ** (2 - t)) / alpha
+
+
+class _Window:
+    """The weights of the last M iterations, with their sum."""
+
+    def __init__(self, w: Array, count: int) -> None:
+        self.path = np.stack([w] * count)
+        self.sum = count * w
+
+    def apart(self, k: int, w: Array) -> Array:
+        """``sum_{s=t-M}^{t-2} (w - w_s)`` at w = w_{t-1}."""
+        if k == 0:  # once in M iterations, against rounding
+            self.sum = self.path.sum(axis=0)
+        return len(self.path) * w - self.sum
+
+    def keep(self, k: int, w: Array) -> None:
+        """Let w replace what was there M iterations ago."""
+        self.sum = self.sum + (w - self.path[k])
+        self.path[k] = w
+
+
+class _Tables:
+    """What is remembered per sample: losses, and q times slope, whose total with the features is maintained."""
+
+    def __init__(self, problem: LinearProblem, progress: Progress, blocks: list[slice], w: Array, q: Array) -> None:
+        self.blocks, self.loss, self.progress = blocks, problem.loss, progress
+        self.parts = [(problem.x[block], problem.y[block]) for block in blocks]
+        self.losses, slopes = problem.loss(problem.x @ w, problem.y)
+        self.weighted = weigh(q, slopes)
+        self.total = problem.x.T @ self.weighted
+        self.change, self.last = np.zeros_like(w), -1  # of the total, and the block that made it
+        progress.calls += problem.n
+
+    def evaluate(self, block: int, w: Array) -> tuple[Array, Array]:
+        """Losses and slopes of a block."""
+        x, y = self.parts[block]
+        self.progress.calls += len(y)
+        return self.loss(x @ w, y)
+
+    def primal(self, i: int, w: Array, q: Array, scale: float) -> Array:
+        """The estimate of the gradient at w and q; the block renewed last was evaluated at this w and q."""
+        if i == self.last:
+            return np.asarray(self.total + scale * self.change)
+        if scale == 0:
+            return np.asarray(self.total)
+        drift = weigh(q[self.blocks[i]], self.evaluate(i, w)[1]) - self.weighted[self.blocks[i]]
+        return np.asarray(self.total + scale * (self.parts[i][0].T @ drift))
+
+    def dual(self, j: int, k: int, w: Array, scale: float) -> tuple[Array, Array]:
+        """The estimate of the losses at w, and the slopes of block k, whose losses are renewed."""
+        fresh, slopes = self.evaluate(k, w)
+        renewed, drawn = self.blocks[k], self.blocks[j]
+        ahead = self.losses.copy()
+        ahead[renewed] = fresh
+        if scale > 0:
+            now = fresh if j == k else self.evaluate(j, w)[0]
+            ahead[drawn] += scale * (now - self.losses[drawn])
+        self.losses[renewed] = fresh
+        return ahead, slopes
+
+    def renew(self, k: int, q: Array, slopes: Array) -> None:
+        """Write block k of q times slope."""
+        fresh = weigh(q[self.blocks[k]], slopes)
+        self.change, self.last = self.parts[k][0].T @ (fresh - self.weighted[self.blocks[k]]), k
+        self.total = self.total + self.change
+        self.weighted[self.blocks[k]] = fresh
+
+
+def default_alpha(problem: LinearProblem, block_size: int) -> float:
+    r"""``min(0.1, b/(2n), mu/(4 L), sqrt(mu C)/(2 G))``, which needs no tuning.
+
+    The last two keep steps with all samples stable: L is the curvature of the mean loss, and ``G^2 / C`` that of the
+    part that the weights q add, with C the curvature of the penalty and G^2 of the order of ``sum_i |grad l_i|^2``;
+    both are estimated at w = 0 from up to 1000 samples.  Theory has the same terms with smaller constants
+    (DRAGO paper, Thm 2).
+    """
+    spread = problem.spread()
+    slopes = problem.loss(problem.x @ problem.zeros(), problem.y)[1]
+    steepness = spread * square(slopes)  # about |J|^2, of the losses' Jacobian J
+    curvature = problem.penalty.curvature(problem.n) * (problem.n if isinstance(problem.penalty, KLPenalty) else 1)
+    bounds = [_LARGEST, block_size / (2 * problem.n)]
+    if spread > 0:
+        bounds.append(problem.mu / (4 * problem.loss.curvature * spread))
+    if steepness > 0:
+        bounds.append(math.sqrt(problem.mu * curvature / steepness) / 2)
+    return min(bounds)

@@ -1,0 +1,74 @@
+"""The best weights q of the samples, as fast as NumPy gives them."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Penalty, Simplex
+
+Array = NDArray[np.float64]
+_STEPS = 30
+_ROUNDING = 1e-13  # of the sum of q
+
+
+class DualSteps:
+    """Best responses and proximal steps of one problem, one after another.
+
+    For quadratic penalties on a capped simplex they are ``clip(v - t, 0, cap)``.  Newton's method for t starts at the
+    last t, which is near, and so takes two or three passes over v.  Everything else, and what does not end within a few
+    steps, is left to the ambiguity set.
+
+    Args:
+        ambiguity: Q.
+        penalty: nu D.
+        n: number of samples.
+    """
+
+    def __init__(self, ambiguity: AmbiguitySet, penalty: Penalty, n: int) -> None:
+        self.ambiguity, self.penalty, self.n = ambiguity, penalty, n
+        capped = isinstance(ambiguity, Simplex | CappedSimplex) and penalty.nu > 0
+        self.clipped = capped and isinstance(penalty, ChiSquarePenalty | EuclideanPenalty)
+        self.cap = ambiguity.cap(n) if isinstance(ambiguity, CappedSimplex) else 1.0
+        self.curvature = penalty.curvature(n)
+        self.at_response: float | None = None  # t of the last one
+        self.at_step: float | None = None
+
+    def respond(self, losses: Array) -> tuple[float, Array]:
+        """``max_q <q, losses> - nu D(q, 1/n)`` and q."""
+        if self.clipped:
+            v = (losses - losses.max()) / self.curvature + 1 / self.n
+            q, self.at_response = self._clip(v, self.at_response)
+            if q is not None:
+                apart = q - 1 / self.n
+                return float(q @ losses) - self.curvature / 2 * float(apart @ apart), q
+        found = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
+        return float(found.value), found.q.numpy()
+
+    def prox(self, v: Array, q: Array, beta: float) -> Array:
+        """``argmax_p <p, v> - nu D(p, 1/n) - beta nu Delta(p, q)``."""
+        if self.clipped:
+            mixed = ((v - v.max()) / self.curvature + beta * q + (1 / self.n)) / (1 + beta)
+            p, self.at_step = self._clip(mixed, self.at_step)
+            if p is not None:
+                return p
+        return self.ambiguity.prox(torch.from_numpy(v), torch.from_numpy(q), self.penalty, beta).numpy()
+
+    def _clip(self, v: Array, start: float | None) -> tuple[Array | None, float | None]:
+        """``clip(v - t, 0, cap)`` of sum 1, and t; None where Newton's method does not end."""
+        t = float(v.mean()) - 1 / self.n if start is None else start
+        low, high = -np.inf, np.inf
+        for _ in range(_STEPS):
+            q = v - t
+            np.maximum(q, 0.0, out=q)
+            np.minimum(q, self.cap, out=q)
+            excess = float(q.sum()) - 1
+            if abs(excess) <= _ROUNDING:
+                return q, t
+            low, high = (t, high) if excess > 0 else (low, t)
+            between = np.count_nonzero(q) - np.count_nonzero(q == self.cap)
+            t = t + excess / between if between else np.nan
+            if not low < t < high:
+                t = (low + high) / 2
+                if not np.isfinite(t):
+                    break
+        return None, None

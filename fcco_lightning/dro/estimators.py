@@ -1,0 +1,306 @@
+"""Distributionally robust linear models behind scikit-learn's interface."""
+
+import warnings
+from contextlib import suppress
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fcco_lightning.ambiguity import (
+    AmbiguitySet,
+    CappedSimplex,
+    ChiSquarePenalty,
+    EuclideanPenalty,
+    KLPenalty,
+    Simplex,
+)
+from fcco_lightning.checks import at_least, non_negative, one_of, positive
+from fcco_lightning.dro.drago import DRAGO
+from fcco_lightning.dro.lbfgs import LBFGS
+from fcco_lightning.dro.losses import Hinge, Logistic, Loss, Multinomial, Squared
+from fcco_lightning.dro.lsvrg import LSVRG
+from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
+from fcco_lightning.dro.sgd import MinibatchSGD
+from fcco_lightning.dro.solvers import Solver
+from fcco_lightning.dro.subgradient import Subgradient
+from fcco_lightning.errors import ConfigError, DataError
+
+Divergence = Literal["chi_square", "euclidean", "kl"]
+PENALTIES: dict[str, type[Any]] = {"chi_square": ChiSquarePenalty, "euclidean": EuclideanPenalty, "kl": KLPenalty}
+SOLVERS: dict[str, type[Any]] = {
+    "drago": DRAGO,
+    "lsvrg": LSVRG,
+    "sgd": MinibatchSGD,
+    "lbfgs": LBFGS,
+    "subgradient": Subgradient,
+}
+_HALF = CappedSimplex(0.5)
+
+
+class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
+    """What the regressor and the classifier share."""
+
+    ambiguity: AmbiguitySet | None
+    divergence: Divergence
+    nu: float
+    mu: float
+    solver: str | Solver
+    fit_intercept: bool
+    tol: float
+    max_passes: int
+    random_state: Any
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _solve(self, x: Any, y: Array, loss: Loss) -> Array:
+        """Weights of the features, (d,) or (d, k), and of the constant if there is one; sets what is reported."""
+        problem = self._problem(x, y, loss)
+        solver = self._solver(problem)
+        random = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
+        at_zero = problem.point(problem.zeros()).value
+        tol = positive("tol", self.tol) * max(1.0, abs(at_zero))
+        progress = Progress(problem, tol, at_least("max_passes", self.max_passes, 1))
+        with suppress(Done):
+            solver.solve(problem, progress, random)
+        if progress.gap > tol:
+            warnings.warn(
+                f"the duality gap is {progress.gap:.3g} after {progress.calls / problem.n:.0f} passes over the data, "
+                f"not {tol:.3g}. Raise max_passes or tol, standardise the features, or use another solver.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        self.q_ = problem.point(progress.w).q
+        self.objective_, self.duality_gap_ = progress.value, progress.gap
+        self.n_oracle_calls_, self.history_ = progress.calls, progress.history
+        self.n_iter_ = len(progress.history)
+        return progress.w
+
+    def _problem(self, x: Any, y: Array, loss: Loss) -> LinearProblem:
+        make = PENALTIES[one_of("divergence", self.divergence, get_args(Divergence))]
+        ambiguity = self.ambiguity or (_HALF if len(y) > 1 else Simplex())
+        if not isinstance(ambiguity, AmbiguitySet):
+            raise ConfigError(
+                f"ambiguity must be an AmbiguitySet or None, got {ambiguity!r}. For CVaR: CappedSimplex(.5)."
+            )
+        ambiguity.check(len(y))
+        x = with_constant(x) if self.fit_intercept else x
+        return LinearProblem(x, y, loss, ambiguity, make(non_negative("nu", self.nu)), positive("mu", self.mu))
+
+    def _solver(self, problem: LinearProblem) -> Solver:
+        smooth = np.isfinite(problem.loss.curvature) and problem.penalty.nu > 0
+        if isinstance(self.solver, str):
+            name = one_of("solver", self.solver, ["auto", *SOLVERS])
+            made = SOLVERS[("lbfgs" if smooth else "subgradient") if name == "auto" else name]()
+        else:
+            made = self.solver
+        if not hasattr(made, "solve"):
+            raise ConfigError(f"solver must be one of {['auto', *SOLVERS]} or a solver, got {made!r}.")
+        if made.smooth and not smooth:
+            raise ConfigError(
+                f"solver={self.solver!r} needs a smooth loss and nu > 0, got {type(problem.loss).__name__} and "
+                f"nu={self.nu!r}. Use solver='subgradient'."
+            )
+        return made  # type: ignore[no-any-return]
+
+
+class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]
+    r"""Linear regression for the worst weighting of the samples.
+
+    ``min_w max_{q in Q} sum_i q_i (x_i w + b - y_i)^2 / 2 - nu D(q, 1/n) + (mu/2) (|w|^2 + (b - mean y)^2)``
+
+    It stops when the duality gap, which bounds what can still be gained, is small: the certificate is exact for every
+    solver.  Features should be standardised.  Data may be dense or sparse.
+
+    Args:
+        ambiguity: Q; None for ``CappedSimplex(0.5)``, the mean over the worst half of the samples.
+        divergence: D: "chi_square" for ``n |q - 1/n|^2``, "euclidean" for ``|q - 1/n|^2 / 2``, "kl".
+        nu: weight of D, >= 0, in the unit of the loss; 0 needs the solver "subgradient".
+        mu: weight of the ridge penalty, > 0.
+        solver: "lbfgs", "drago", "lsvrg", "sgd" (biased), "subgradient", an object such as ``DRAGO(block_size=16)``, or
+            "auto": L-BFGS where the objective is smooth, else subgradients.
+        fit_intercept: whether to fit b, which is penalised as said.
+        tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.
+        max_passes: stop after so many passes over the data, with a warning.
+        random_state: seed of the solvers that draw samples.
+
+    Attributes:
+        coef_: w, (d,).
+        intercept_: b.
+        q_: the worst weights of the samples at w, (n,), sum 1.
+        objective_: the value reached.
+        duality_gap_: a number by which it is at most above the minimum.
+        n_oracle_calls_: evaluations of the loss or gradient of one sample by the solver.
+        history_: list of dicts with ``oracle_calls``, ``seconds``, ``objective``, ``gap``.
+        n_iter_: looks at the objective, the length of the history.
+
+    Raises:
+        ConfigError: if an argument is out of range or does not fit the data.
+        ValueError: if the data is not finite or of a wrong shape.
+    Source: DRAGO paper, eq. (2).
+    """
+
+    def __init__(
+        self,
+        ambiguity: AmbiguitySet | None = None,
+        divergence: Divergence = "chi_square",
+        nu: float = 1.0,
+        mu: float = 1.0,
+        solver: str | Solver = "auto",
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        max_passes: int = 1000,
+        random_state: Any = None,
+    ) -> None:
+        self.ambiguity = ambiguity
+        self.divergence = divergence
+        self.nu = nu
+        self.mu = mu
+        self.solver = solver
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_passes = max_passes
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit to features (n, d) and targets (n,)."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True)
+        y = np.asarray(y, dtype=np.float64)
+        centre = float(y.mean()) if self.fit_intercept else 0.0
+        w = self._solve(X, y - centre, Squared())
+        d = X.shape[1]
+        self.coef_, self.intercept_ = w[:d], centre + float(w[d]) if self.fit_intercept else 0.0
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """``x w + b`` for features (m, d): (m,)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        return np.asarray(X @ self.coef_ + self.intercept_)
+
+
+class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
+    r"""Linear classification for the worst weighting of the samples.
+
+    ``min_w max_{q in Q} sum_i q_i phi(x_i w + b, y_i) - nu D(q, 1/n) + (mu/2) (|w|^2 + |b|^2)``
+
+    Everything else is as in :class:`DRORegressor`.
+
+    Args:
+        loss: "logistic", which is the multinomial one for more than two classes; "multinomial" with one column per
+            class also for two; "hinge" for two classes, whose kinks need the solver "subgradient", "auto" or "sgd".
+        ambiguity: Q; None for ``CappedSimplex(0.5)``.
+        divergence: D: "chi_square", "euclidean" or "kl".
+        nu: weight of D, >= 0.
+        mu: weight of the ridge penalty, > 0.
+        solver: as in :class:`DRORegressor`.
+        fit_intercept: whether to fit b, which is penalised like w.
+        tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.
+        max_passes: stop after so many passes over the data, with a warning.
+        random_state: seed of the solvers that draw samples.
+
+    Attributes:
+        classes_: the labels, sorted.
+        coef_: w, (1, d) for two classes with one column, else (number of classes, d).
+        intercept_: b, (1,) or (number of classes,).
+        q_: the worst weights of the samples, (n,).
+        objective_: the value reached.
+        duality_gap_: a number by which it is at most above the minimum.
+        n_oracle_calls_: evaluations of the loss or gradient of one sample by the solver.
+        history_: list of dicts with ``oracle_calls``, ``seconds``, ``objective``, ``gap``.
+        n_iter_: the length of the history.
+
+    Raises:
+        ConfigError: if an argument is out of range or does not fit the data.
+        DataError: if there is one class only, or more than two for the hinge.
+    """
+
+    def __init__(
+        self,
+        loss: Literal["logistic", "multinomial", "hinge"] = "logistic",
+        ambiguity: AmbiguitySet | None = None,
+        divergence: Divergence = "chi_square",
+        nu: float = 1.0,
+        mu: float = 1.0,
+        solver: str | Solver = "auto",
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        max_passes: int = 1000,
+        random_state: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.ambiguity = ambiguity
+        self.divergence = divergence
+        self.nu = nu
+        self.mu = mu
+        self.solver = solver
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_passes = max_passes
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit to features (n, d) and labels (n,)."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, code = np.unique(y, return_inverse=True)
+        targets, loss = self._encoded(code)
+        w = self._solve(X, targets, loss).T.reshape(-1, X.shape[1] + bool(self.fit_intercept))
+        d = X.shape[1]
+        self.coef_ = w[:, :d]
+        self.intercept_ = w[:, d] if self.fit_intercept else np.zeros(len(w))
+        return self
+
+    def _encoded(self, code: np.ndarray) -> tuple[Array, Loss]:
+        """Targets (n,) of -1 and 1, or (n, k) of zeros and ones, and their loss."""
+        one_of("loss", self.loss, ["logistic", "multinomial", "hinge"])
+        k = len(self.classes_)
+        if k < 2:
+            raise DataError(f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more.")
+        if self.loss == "hinge" and k > 2:
+            raise DataError(f"loss='hinge' is for two classes, y has {k}. Use loss='multinomial'.")
+        if self.loss == "multinomial" or k > 2:
+            return np.eye(k)[code], Multinomial()
+        return 2.0 * code - 1, Hinge() if self.loss == "hinge" else Logistic()
+
+    def decision_function(self, X: Any) -> Array:
+        """Scores: (m,) where there is one column of weights, else (m, number of classes)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        scores = np.asarray(X @ self.coef_.T + self.intercept_)
+        if len(self.classes_) == 2 and scores.shape[1] == 2:
+            return np.asarray(scores[:, 1] - scores[:, 0])
+        return np.asarray(scores[:, 0]) if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> Any:
+        """Labels (m,)."""
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities (m, number of classes), in the order of ``classes_``.
+
+        Raises:
+            ConfigError: for the hinge, whose scores are no log-odds.
+        """
+        if self.loss == "hinge":
+            raise ConfigError("loss='hinge' gives no probabilities. Use loss='logistic', or decision_function.")
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            scores = np.stack([np.zeros_like(scores), scores], axis=1)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+
+def with_constant(x: Any) -> Any:
+    """Features with a last column of ones."""
+    ones = np.ones((x.shape[0], 1))
+    return sparse.hstack([x, ones], format="csr") if sparse.issparse(x) else np.hstack([x, ones])

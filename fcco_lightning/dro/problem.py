@@ -1,0 +1,178 @@
+"""The problem of a distributionally robust linear model, and the proof of how well it is solved."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcco_lightning.ambiguity import AmbiguitySet, Penalty
+from fcco_lightning.dro.dual import DualSteps
+from fcco_lightning.dro.losses import Loss
+from fcco_lightning.errors import NonFiniteError
+
+Array = NDArray[np.float64]
+_SAMPLED, _POWERS = 1000, 12  # samples and iterations for an estimate of the features' spread
+
+
+class Point(NamedTuple):
+    """What one pass over the data says of weights w.
+
+    Attributes:
+        value: F(w).
+        gradient: of the part of F without the penalty on w, like w.
+        q: the worst weights of the samples, (n,).
+        lower: a number that F is nowhere below.
+    """
+
+    value: float
+    gradient: Array
+    q: Array
+    lower: float
+
+
+@dataclass
+class LinearProblem:
+    r"""``min_w F(w) = max_{q in Q} sum_i q_i l_i(w) - nu D(q, 1/n) + (mu/2) |w|^2`` with ``l_i(w) = phi(x_i w, y_i)``.
+
+    Args:
+        x: features, (n, d), dense or sparse by rows, float64.
+        y: targets, (n,) or (n, k), float64.
+        loss: phi.
+        ambiguity: Q.
+        penalty: nu D.
+        mu: > 0.
+    Source: DRAGO paper, eq. (2).
+    """
+
+    x: Any
+    y: Array
+    loss: Loss
+    ambiguity: AmbiguitySet
+    penalty: Penalty
+    mu: float
+
+    def __post_init__(self) -> None:
+        self.dual = DualSteps(self.ambiguity, self.penalty, self.n)
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.y)
+
+    def zeros(self) -> Array:
+        """Weights to start from: (d,), or (d, k) for targets with k columns."""
+        return np.zeros((self.x.shape[1], *self.y.shape[1:]))
+
+    def point(self, w: Array) -> Point:
+        r"""One pass over the data: value, gradient, worst weights, and a lower bound.
+
+        F is at least its tangent without ``(mu/2)|w|^2`` plus that term; the least value of this is the lower bound.
+        It is Fenchel's dual at q and the slopes of the losses, and ``F(w)`` minus it is ``|grad F(w)|^2 / (2 mu)``.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            losses, slopes = self.loss(self.x @ w, self.y)
+            if not np.isfinite(losses.sum()):
+                return Point(np.inf, w, losses, -np.inf)
+            worst, q = self.dual.respond(losses)
+            gradient = self.x.T @ weigh(q, slopes)
+            return Point(worst + self.mu / 2 * square(w), gradient, q, self.bound(worst - inner(gradient, w), gradient))
+
+    def bound(self, level: float, slope: Array) -> float:
+        """``min_w level + <slope, w> + (mu/2)|w|^2``."""
+        return level - square(slope) / (2 * self.mu)
+
+    def spread(self) -> float:
+        """Largest eigenvalue of the mean of ``x_i x_i^T``, estimated from up to 1000 samples by power iteration."""
+        rows = self.x[:: -(-self.n // _SAMPLED)]
+        v = np.asarray(abs(rows).sum(axis=0), dtype=np.float64).ravel()
+        value = 0.0
+        for _ in range(_POWERS):
+            norm = float(np.linalg.norm(v))
+            if norm == 0:
+                break
+            v = rows.T @ (rows @ (v / norm)) / rows.shape[0]
+            value = float(np.linalg.norm(v))
+        return value
+
+
+def weigh(q: Array, slopes: Array) -> Array:
+    """``q_i slopes_i``: (n,) and (n,) or (n, k)."""
+    return q * slopes if slopes.ndim == 1 else q[:, None] * slopes
+
+
+def inner(a: Array, b: Array) -> float:
+    """Scalar product of arrays of one shape."""
+    return float(np.vdot(a, b))
+
+
+def square(a: Array) -> float:
+    """``|a|^2``."""
+    return float(np.vdot(a, a))
+
+
+class Done(Exception):  # noqa: N818 - it is no error
+    """The gap is small enough, or the passes are used up."""
+
+
+class Progress:
+    """Best weights so far, the bound on what they can still gain, and the history.
+
+    Args:
+        problem: what is solved.
+        tol: the gap at which to stop.
+        max_passes: stop after so many passes over the data.
+
+    Attributes:
+        w: the best weights seen.
+        value: F there.
+        lower: the largest lower bound seen.
+        calls: evaluations of the loss or gradient of one sample by the solver; those for the proof are not counted.
+        history: records with ``oracle_calls``, ``seconds``, ``objective``, ``gap``, one per look.
+    """
+
+    def __init__(self, problem: LinearProblem, tol: float, max_passes: float) -> None:
+        self.problem, self.tol, self.max_calls = problem, tol, max_passes * problem.n
+        self.w, self.value, self.lower, self.calls = problem.zeros(), np.inf, -np.inf, 0
+        self.history: list[dict[str, float]] = []
+        self._start = time.perf_counter()
+
+    @property
+    def gap(self) -> float:
+        """F at the best weights minus the lower bound, at least 0."""
+        return max(self.value - self.lower, 0.0)
+
+    def look(self, w: Array) -> Point:
+        """Evaluate F at w and record it.
+
+        Raises:
+            Done: when the solver shall stop.
+            NonFiniteError: if F is not finite there.
+        """
+        point = self.problem.point(w)
+        self.record(w, point)
+        return point
+
+    def check(self, value: float) -> None:
+        """Refuse a value that is not finite.
+
+        Raises:
+            NonFiniteError: naming what to do.
+        """
+        if not np.isfinite(value):
+            raise NonFiniteError(
+                f"the objective is not finite after {self.calls} evaluations of a sample: the solver's step is too "
+                "large for this data. Standardise the features, take a smaller step, or use solver='lbfgs'."
+            )
+
+    def record(self, w: Array, point: Point, lower: float = -np.inf) -> None:
+        """Record a point that was evaluated, with a further lower bound; raises like :meth:`look`."""
+        self.check(point.value)
+        if point.value < self.value:
+            self.w, self.value = w.copy(), point.value
+        self.lower = max(self.lower, point.lower, lower)
+        seconds = time.perf_counter() - self._start
+        self.history.append({"oracle_calls": self.calls, "seconds": seconds, "objective": point.value, "gap": self.gap})
+        if self.gap <= self.tol or self.calls >= self.max_calls:
+            raise Done

@@ -1,0 +1,27 @@
+"""What a solver of a robust linear model is."""
+
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from fcco_lightning.dro.problem import LinearProblem, Progress
+
+
+class Solver(Protocol):
+    """Moves weights from zero until :class:`Progress` says that it is done.
+
+    Attributes:
+        smooth: whether it needs a loss without kinks and nu > 0.
+    """
+
+    smooth: bool
+
+    def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
+        """Iterate; ends by :class:`Done` from ``progress``, or by returning where no further step is possible."""
+
+
+def blocks_of(n: int, size: int) -> list[slice]:
+    """Consecutive blocks of about ``size`` of n samples; their sizes differ by at most one."""
+    edges = np.linspace(0, n, -(-n // size) + 1).round().astype(int)
+    return [slice(int(a), int(b)) for a, b in pairwise(edges)]

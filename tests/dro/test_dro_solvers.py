@@ -1,0 +1,222 @@
+"""Solvers reach the optimum that a general solver finds, and the certificate is what a loop over the samples gives."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+
+from fcco_lightning.ambiguity import (
+    CappedSimplex,
+    ChiSquareBall,
+    ChiSquarePenalty,
+    EuclideanPenalty,
+    KLPenalty,
+    Simplex,
+    SpectralRisk,
+)
+from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, Subgradient
+from fcco_lightning.dro.dual import DualSteps
+from fcco_lightning.dro.losses import Hinge, Logistic, Multinomial, Squared
+from fcco_lightning.dro.problem import Done, LinearProblem, Progress
+from fcco_lightning.dro.solvers import blocks_of
+from fcco_lightning.errors import ConfigError, NonFiniteError
+
+N, D = 42, 3
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(N, D))
+Y = X @ np.array([1.0, -0.5, 0.2]) + 0.5 * RANDOM.normal(size=N)
+SIGNS = np.where(X[:, 0] + RANDOM.normal(size=N) > 0, 1.0, -1.0)
+CLASSES = np.eye(3)[RANDOM.integers(3, size=N)]
+TARGETS = {Squared: Y, Logistic: SIGNS, Multinomial: CLASSES, Hinge: SIGNS}
+
+
+def problem(loss=Squared, ambiguity=None, penalty=None, mu=0.5):
+    return LinearProblem(
+        X, TARGETS[loss], loss(), ambiguity or CappedSimplex(0.4), penalty or ChiSquarePenalty(0.5), mu
+    )
+
+
+def solve(solver, posed, tol=1e-10, passes=5000, seed=0):
+    progress = Progress(posed, tol, passes)
+    with suppress(Done):
+        solver.solve(posed, progress, np.random.default_rng(seed))
+    return progress
+
+
+def slow_losses(loss, w):
+    """The losses of all samples, by loops."""
+    out = []
+    for x, y in zip(X, TARGETS[loss], strict=True):
+        z = x @ w
+        if loss is Squared:
+            out.append((z - y) ** 2 / 2)
+        elif loss is Logistic:
+            out.append(np.log(1 + np.exp(-y * z)))
+        elif loss is Multinomial:
+            out.append(logsumexp(z) - z[int(np.argmax(y))])
+        else:
+            out.append(max(0.0, 1 - y * z))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("loss", TARGETS)
+def test_losses_and_slopes(loss):
+    w = RANDOM.normal(size=(D, 3) if loss is Multinomial else D)
+    z = X @ w
+    losses, slopes = loss()(z, TARGETS[loss])
+    np.testing.assert_allclose(losses, slow_losses(loss, w), rtol=1e-12)
+    step = 1e-6 * RANDOM.normal(size=z.shape)
+    ahead, back = loss()(z + step, TARGETS[loss])[0], loss()(z - step, TARGETS[loss])[0]
+    along = (slopes * step).reshape(N, -1).sum(1)
+    np.testing.assert_allclose((ahead - back) / 2, along, atol=1e-14, rtol=1e-6)
+    far, _ = loss()(1e6 * z, TARGETS[loss])
+    assert np.isfinite(far).all()
+
+
+@pytest.mark.parametrize("ambiguity", [Simplex(), CappedSimplex(0.05), CappedSimplex(0.4), CappedSimplex(1.0)])
+def test_dual_steps_are_those_of_the_set(ambiguity):
+    """Also with the threshold of a problem far away to start from, and where no weight is between its bounds."""
+    for penalty in (ChiSquarePenalty(0.01), ChiSquarePenalty(1e-9), EuclideanPenalty(0.3), KLPenalty(0.1)):
+        steps, q = DualSteps(ambiguity, penalty, N), np.full(N, 1 / N)
+        for scale in (1.0, 1e4, 1e-3, 1.0, 0.0):
+            losses = scale * RANDOM.normal(size=N) ** 2
+            found = ambiguity.best_response(torch.from_numpy(losses), penalty)
+            value, best = steps.respond(losses)
+            assert value == pytest.approx(float(found.value), rel=1e-9, abs=1e-12)
+            np.testing.assert_allclose(best, found.q, atol=1e-9)
+            expected = ambiguity.prox(torch.from_numpy(losses), torch.from_numpy(q), penalty, 2.0)
+            q = steps.prox(losses, q, 2.0)
+            np.testing.assert_allclose(q, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 16, N // D, N])
+@pytest.mark.parametrize("start", ["practice", "theory"])
+def test_drago_converges_linearly_for_every_block_size(size, start):
+    """16 does not divide 42."""
+    posed = problem()
+    found = solve(DRAGO(size, start=start), posed)
+    assert found.gap <= 1e-10
+    best = solve(LBFGS(), posed, 1e-13).w
+    np.testing.assert_allclose(found.w, best, atol=2e-5)
+    gaps = [(record["oracle_calls"], record["gap"]) for record in found.history]
+    first = next(calls for calls, gap in gaps if gap < 1e-4)
+    assert gaps[-1][0] - first < 4 * first + 20 * N  # as many digits again take no more than a few times as long
+
+
+@pytest.mark.parametrize("loss", [Logistic, Multinomial])
+@pytest.mark.parametrize("penalty", [ChiSquarePenalty(0.2), KLPenalty(0.3)])
+def test_drago_with_other_losses_and_penalties(loss, penalty):
+    assert solve(DRAGO(7), problem(loss, SpectralRisk("extremile", 2.0), penalty), 1e-9).gap <= 1e-9
+
+
+@pytest.mark.parametrize("make", [LSVRG, lambda: LSVRG(8), LBFGS])
+def test_other_solvers(make):
+    assert solve(make(), problem(), 1e-8, 2000).gap <= 1e-8
+
+
+OPTIMA = {
+    "KL, all weights": (Simplex(), KLPenalty(0.3), lambda a: 0.3 * (logsumexp(a / 0.3) - np.log(N))),
+    "chi-square ball": (
+        ChiSquareBall(0.05),
+        ChiSquarePenalty(1e-6),
+        lambda a: a.mean() + np.sqrt(0.05 * a.var()),  # no weight is 0 here
+    ),
+    "extremile of two": (  # the mean of the larger of two losses
+        SpectralRisk("extremile", 2.0),
+        ChiSquarePenalty(1e-6),
+        lambda a: np.maximum(a[:, None], a[None, :]).mean(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMA)
+def test_optimum_against_closed_forms_of_the_worst_case(name):
+    ambiguity, penalty, worst = OPTIMA[name]
+    posed = problem(Logistic, ambiguity, penalty)
+    value = lambda w: worst(slow_losses(Logistic, w)) + posed.mu / 2 * w @ w  # noqa: E731
+    best = minimize(value, np.zeros(D), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14, "maxiter": 4000})
+    found = solve(LBFGS(), posed, 1e-9, 500)
+    assert found.value == pytest.approx(best.fun, abs=1e-8 if penalty.nu > 1e-3 else 1e-5)
+    assert found.lower <= best.fun + 1e-8
+
+
+@pytest.mark.parametrize("loss", TARGETS)
+def test_gap_is_fenchels_and_bounds_what_can_be_gained(loss):
+    """The dual function at q and the slopes, by loops."""
+    posed = problem(loss)
+    w = 0.3 * RANDOM.normal(size=posed.zeros().shape)
+    point = posed.point(w)
+    scores = X @ w
+    slopes = loss()(scores, TARGETS[loss])[1].reshape(N, -1)
+    dual, total = 0.0, np.zeros((D, slopes.shape[1]))
+    for i, value in enumerate(slow_losses(loss, w)):
+        dual += point.q[i] * (value - slopes[i] @ scores.reshape(N, -1)[i])  # minus the conjugate of the loss
+        total += point.q[i] * np.outer(X[i], slopes[i])
+    dual -= 0.5 * N * ((point.q - 1 / N) ** 2).sum() + (total**2).sum() / (2 * posed.mu)
+    assert point.lower == pytest.approx(dual, rel=1e-10)
+    assert point.value - point.lower == pytest.approx(
+        ((point.gradient + posed.mu * w) ** 2).sum() / (2 * posed.mu), rel=1e-8
+    )
+    best = solve(LBFGS() if loss is not Hinge else Subgradient(), posed, 1e-9 if loss is not Hinge else 1e-3)
+    assert point.lower <= best.value <= point.value + 1e-12
+    assert best.value - best.lower <= 1e-3
+
+
+def test_hinge_and_no_penalty_are_solved_with_a_proof():
+    found = solve(Subgradient(), problem(Hinge, penalty=ChiSquarePenalty(0.0)), 3e-3, 20_000)
+    assert found.gap <= 3e-3
+    value = lambda w: np.sort(slow_losses(Hinge, w))[::-1]  # noqa: E731
+    cap = 1 / (0.4 * N)
+    weights = np.clip(1 - cap * np.arange(N), 0, cap)
+    best = min(
+        minimize(lambda w: weights @ value(w) + 0.25 * w @ w, found.w + s, method="Nelder-Mead",
+                 options={"xatol": 1e-8, "fatol": 1e-12, "maxiter": 4000}).fun
+        for s in (0.0, 0.05)
+    )  # fmt: skip
+    assert found.lower - 1e-9 <= best <= found.value + 1e-9
+
+
+def test_minibatch_sgd_stays_above_the_minimum():
+    """The mean over batches of the worst case within a batch is another function."""
+    posed = problem(penalty=ChiSquarePenalty(0.01))
+    small, large = (solve(MinibatchSGD(b), posed, 1e-10, 300) for b in (4, N))
+    best = solve(LBFGS(), posed, 1e-12).value
+    assert small.value - best > 1e-5
+    assert large.value - best < 1e-6
+    with pytest.raises(ConfigError, match="of a group"):
+        solve(MinibatchSGD(2), posed)
+
+
+def test_history_counts_calls():
+    found = solve(DRAGO(N), problem(), 1e-6)
+    calls = [record["oracle_calls"] for record in found.history]
+    assert calls == sorted(calls)
+    assert calls[0] == N
+    assert (np.array(calls) % N == 0).all()  # with b = n an iteration is one pass
+    assert set(found.history[0]) == {"oracle_calls", "seconds", "objective", "gap"}
+    first, second = (solve(DRAGO(5), problem(), 1e-6, seed=3) for _ in range(2))
+    np.testing.assert_array_equal(first.w, second.w)
+
+
+@pytest.mark.parametrize(("n", "size", "sizes"), [(10, 5, [5, 5]), (10, 4, [3, 4, 3]), (10, 10, [10]), (3, 1, [1] * 3)])
+def test_blocks(n, size, sizes):
+    blocks = blocks_of(n, size)
+    assert sorted(b.stop - b.start for b in blocks) == sorted(sizes)
+    assert np.concatenate([np.arange(n)[b] for b in blocks]).tolist() == list(range(n))
+
+
+def test_bad_arguments_of_solvers():
+    for wrong in (0, 2.5, -1):
+        with pytest.raises(ConfigError, match="block_size must be a whole number"):
+            DRAGO(wrong)
+    with pytest.raises(ConfigError, match="alpha must be a finite number > 0"):
+        DRAGO(alpha=-1)
+    with pytest.raises(ConfigError, match="start must be one of"):
+        DRAGO(start="paper")
+    with pytest.raises(ConfigError, match=r"block_size=43 is larger than the 42 samples"):
+        solve(DRAGO(43), problem())
+    with pytest.raises(NonFiniteError, match="the solver's step is too large"), np.errstate(all="ignore"):
+        solve(DRAGO(N, alpha=1e6), LinearProblem(100 * X, Y, Squared(), Simplex(), ChiSquarePenalty(1.0), 1e-3))
