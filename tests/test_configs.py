@@ -16,7 +16,25 @@ from fcco_lightning.cli import run
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALL_CONFIGS = sorted(CONFIGS.rglob("*.yaml"))
-QUICK = ("adult_average_precision", "adult_partial_auc_tpr", "celeba_attributes_map")  # of the ranking objectives
+QUICK = (  # of the X-risks; the others are slow
+    "adult_average_precision",
+    "adult_partial_auc_tpr",
+    "celeba_attributes_map",
+    "digits_nca_sox",
+    "synthetic_cox_sox",
+    "synthetic_list_net_sox",
+    "synthetic_bellman_alexr",
+    "synthetic_views_sox",
+)
+PRINTED = (  # one of each data module; the others are slow
+    "adult_alexr2",
+    "synthetic_alexr2",
+    "camelyon17_sonex",
+    "digits_sonex",
+    "bdd100k_foggy_sonex",
+    "celeba_attributes_map",
+    "synthetic_list_net_sox",
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The id_val split has no rows"),
@@ -185,6 +203,8 @@ def xrisk_arguments(config, folder):
     """Small simulated data, or files of the layout that a config announces."""
     rng = np.random.default_rng(0)
     name = config.stem
+    if name == "synthetic_bellman_alexr":
+        return ["--data.per_state=4", "--data.per_state_test=2"]
     if name.startswith(("synthetic_list", "synthetic_ndcg")):
         return ["--data.num_train=20", "--data.num_test=10"]
     if name.startswith("synthetic"):
@@ -208,8 +228,6 @@ def data_arguments(config, folder, request):
         return continual_arguments(config, folder, request)
     if config.parent.name == "group_dro":
         return group_dro_arguments(config, folder)
-    if config.stem == "synthetic_bellman_alexr":
-        return ["--data.per_state=4", "--data.per_state_test=2"]
     if config.stem.startswith("synthetic"):
         return ["--data.num_train=400", "--data.num_test=400"]
     make = {"adult": adult, "compas": compas}[config.stem.split("_")[0]]
@@ -221,14 +239,10 @@ def data_arguments(config, folder, request):
     return arguments
 
 
-every_config = pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(c, marks=[pytest.mark.slow] if c.parent.name == "xrisk" and c.stem not in QUICK else [])
-        for c in ALL_CONFIGS
-    ],
-    ids=lambda c: f"{c.parent.name}/{c.stem}",
-)
+def configs(*, quick):
+    """All configs as cases; those for which ``quick`` does not hold are slow."""
+    cases = [pytest.param(c, marks=[] if quick(c) else [pytest.mark.slow]) for c in ALL_CONFIGS]
+    return pytest.mark.parametrize("config", cases, ids=lambda c: f"{c.parent.name}/{c.stem}")
 
 
 def test_there_are_configs_for_every_method_and_data_set():
@@ -255,7 +269,7 @@ def test_there_are_configs_for_every_method_and_data_set():
     assert {f"bdd100k_{w}_{m}" for w in ("foggy", "overcast") for m in ("sox", "sonex")} <= names
 
 
-@every_config
+@configs(quick=lambda c: c.parent.name != "xrisk" or c.stem in QUICK)
 def test_trains_two_batches(config, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     arguments = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.enable_progress_bar=false"]
@@ -264,7 +278,7 @@ def test_trains_two_batches(config, tmp_path, monkeypatch, request):
     assert list(tmp_path.rglob("report.json"))
 
 
-@every_config
+@configs(quick=lambda c: c.stem in PRINTED)
 def test_prints_a_config_that_parses_again(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
