@@ -198,6 +198,10 @@ class FCCOModule(LightningModule):
                 "Make a new FCCOModule for other data."
             )
         if self.problem is None:
+            if self._phase.name == MAIN:  # attributes that were replaced since count
+                self._phase = self._phases[MAIN] = self._phase._replace(
+                    objective=self.objective, constraints=self.constraints, algorithm=self.algorithm
+                )
             phase = self._phase
             phase.objective.adapt(datamodule)
             self.num_samples = int(n)

@@ -24,8 +24,8 @@ SMALL = [
 
 
 def launch_line():
-    """From the README, for two processes and the synthetic problem."""
-    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    """From the guide, for two processes and the synthetic problem."""
+    text = (ROOT / "examples/guides/several_machines.md").read_text().replace("\\\n", " ")
     (line,) = re.findall(r"^(uv run torchrun --standalone .*)$", text, re.MULTILINE)
     words = shlex.split(line.replace("CONFIG", str(ROOT / "configs/roc_fairness/synthetic_sonex.yaml")))
     return [sys.executable, "-m", "torch.distributed.run", *words[3:], *SMALL]

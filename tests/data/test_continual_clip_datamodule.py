@@ -374,7 +374,7 @@ def test_identity_tells_batches_apart(make):
         ({"corrupt": "blank"}, "images.corrupt must be 'error' or 'skip'"),
         ({"pair_corrupt": "blank"}, "pairs.corrupt must be 'error' or 'skip'"),
         ({"model": "tinny"}, "tinny"),
-        ({"layout": "folders"}, "layout must be 'folder', .*'bdd100k' or 'datasets'"),
+        ({"layout": "folders"}, "layout must be 'folder', .*'bdd100k', 'cifar' or 'datasets'"),
         ({"root": None}, "layout='folder' needs root"),
         ({"batch_size": 0}, "batch_size"),
         ({"samples_per_task": 0}, "samples_per_group"),

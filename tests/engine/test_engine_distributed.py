@@ -293,7 +293,7 @@ def train_with_plan(processes, kind, size, *options):
     return (*training.result(), estimates), counter.rows
 
 
-@pytest.mark.parametrize("algorithm", [BSGD, MOAP, MSVR, SONEX, partial(ALEXR2, K=2)], ids=name_of)
+@pytest.mark.parametrize("algorithm", [BSGD, MOAP, MSVR, SONEX, partial(ALEXR2, K=2, jacobian="halves")], ids=name_of)
 @pytest.mark.parametrize("size", [2, 3])
 def test_no_row_travels_where_processes_are_given_their_own(pool, algorithm, size):
     options = size, "margins", algorithm, "sharded"
