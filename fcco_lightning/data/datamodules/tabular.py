@@ -100,7 +100,7 @@ class TabularDataModule(TableDataModule):
         return {"train": train, "val": val, "test": test}
 
     def _labelled(self, table: Any, where: str) -> LabelledFrame:
-        return LabelledFrame(self.labels.features(table, where), self.labels.read(table, where))
+        return LabelledFrame(self.labels.features(table, where), self.labels.read(table, where), table)
 
     def _held_out(self, split: LabelledFrame, share: float, argument: str) -> tuple[LabelledFrame, LabelledFrame]:
         rest, held = stratified_split(self._cells(split), share, self.splits.seed, argument)
