@@ -12,7 +12,7 @@ from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.constraints.subsets import Subset
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
-from fcco_lightning.outer import AbsoluteDifference, OuterFunction
+from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
 
@@ -143,3 +143,57 @@ class MeanDifferenceAtMost(Constraint):
 
     def violation(self, values: Tensor) -> Tensor:
         return (values[:, 0] - values[:, 1]).abs() - self.kappa
+
+
+class MeanNear(Constraint):
+    r"""``h(w) = |mean of q over the subset - target| - kappa <= 0``: an equality, up to a tolerance.
+
+    A batch without a sample of the subset leaves the row untouched.
+
+    Args:
+        quantity: q.
+        target: what the mean is to be.
+        kappa: tolerance, >= 0.
+        where: the subset, as column -> value, list of values or comparison (see :class:`Subset`); all samples if empty.
+        name: in logs and pictures.
+        part: which loader's samples, where several contribute to a batch; None for the objective's.
+    """
+
+    width = 1
+
+    def __init__(
+        self,
+        quantity: Quantity,
+        target: float,
+        kappa: float = 0.01,
+        where: Where | None = None,
+        name: str = "mean",
+        part: str | None = None,
+    ) -> None:
+        self.quantity, self.where, self.target = quantity, Subset(where), finite("target", target)
+        self.kappa = non_negative("kappa", kappa)
+        self.names, self.part, self.range = [name], part, quantity.range
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of the mean if it holds a sample of the subset."""
+        return [[self.where.of_split(columns)]]
+
+    def adapt(self, datamodule: Any) -> None:
+        self.where.adapt(datamodule)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        self.where.check(batch)
+        self.quantity.check(outputs, batch)
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        q, chosen = self.quantity(outputs, batch), self.where.mask(batch)
+        mean = _mean(q, chosen, batch)
+        if mean is None:
+            return _empty(q, 1)
+        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), mean.reshape(1, 1))
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return AbsoluteDistance(phi, self.target)
+
+    def violation(self, values: Tensor) -> Tensor:
+        return (values[:, 0] - self.target).abs() - self.kappa

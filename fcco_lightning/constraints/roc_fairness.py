@@ -13,7 +13,7 @@ from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.constraints.comparisons import Against, GroupComparisons, shown
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives import binary_scores, require_binary_labels, required_column
+from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
 from fcco_lightning.outer import AbsoluteDifference, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
@@ -223,3 +223,35 @@ class ROCFairness(Constraint):
         if high - low < self.temperature:
             return f"the scores span {high - low:.3g}, less than one temperature ({self.temperature:g})"
         return None
+
+
+@dataclass(frozen=True)
+class TopShare(Quantity):
+    r"""``sigmoid((level of s - (1 - share)) / temperature)``: whether a sample is among the highest scores of all.
+
+    A budget: its mean over everyone is about ``share`` whatever the scores, so means over groups say who gets it.
+    Levels are those of :class:`QuantileScores` among the samples of the batch, so that batches estimate them with a
+    bias that falls with their size.
+
+    Args:
+        share: of the samples that are selected, in (0, 1).
+        temperature: unit of the level, > 0; the smaller, the closer to the hard rate.
+        scale: how levels are measured.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    share: float
+    temperature: float = 0.05
+    scale: QuantileScores = QuantileScores()
+    range = Range(0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigError(f"share must lie in (0, 1), got {self.share!r}: 0.1 selects a tenth of the samples.")
+        positive("temperature", self.temperature)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        levels = self.scale(binary_scores(outputs))
+        return torch.sigmoid((levels - (1 - self.share)) / self.temperature)

@@ -158,8 +158,8 @@ class TableDataModule(SplitDataModule):
         names = sorted(str(value) for value in texts["train"].dropna().unique())
         if not 2 <= len(names) <= _MOST_GROUPS:
             raise DataError(
-                f"by={column!r}: the groups of a column are its values, of which there must be 2 to {_MOST_GROUPS}, and "
-                f"the training split has {len(names)}. Name a column of categories."
+                f"by={column!r}: the groups of a column are its values, of which there must be 2 to {_MOST_GROUPS}, "
+                f"and the training split has {len(names)}. Name a column of categories."
             )
         name, index = f"group by {column}", pd.Index(names, dtype=object)
         for split, cells in texts.items():
