@@ -67,7 +67,7 @@ class GroupConstraint(Constraint):
         return True
 
 
-class RateParity(GroupConstraint):
+class _RateParity(GroupConstraint):
     r"""``h(w) = |mean of q over side a - mean of q over side b| - kappa <= 0`` for every comparison of two sides.
 
     The means are over the samples of a class, or over all; a batch without such a sample of one side leaves the row
@@ -126,7 +126,7 @@ class RateParity(GroupConstraint):
         return (values[:, 0] - values[:, 1]).abs() - self.kappa
 
 
-class DemographicParity(RateParity):
+class DemographicParity(_RateParity):
     r"""Equal rates of positive decisions: ``|P(s > 0 | a) - P(s > 0 | b)| <= kappa``, for smoothed rates.
 
     Args:
@@ -142,7 +142,7 @@ class DemographicParity(RateParity):
     classes = (None,)
 
 
-class EqualOpportunity(RateParity):
+class EqualOpportunity(_RateParity):
     r"""Equal true positive rates: ``|P(s > 0 | y = 1, a) - P(s > 0 | y = 1, b)| <= kappa``, for smoothed rates.
 
     Args: as of :class:`DemographicParity`.
@@ -152,7 +152,7 @@ class EqualOpportunity(RateParity):
     classes = (1,)
 
 
-class EqualizedOdds(RateParity):
+class EqualizedOdds(_RateParity):
     r"""Equal true positive rates and equal false positive rates, each up to kappa; for smoothed rates.
 
     Args: as of :class:`DemographicParity`.
@@ -162,7 +162,7 @@ class EqualizedOdds(RateParity):
     classes = (1, 0)
 
 
-class FourFifthsRule(RateParity):
+class FourFifthsRule(_RateParity):
     r"""``h(w) = ratio * rate_b - rate_a - kappa <= 0`` both ways: no side is selected less than 4/5 as often.
 
     Rows come for every comparison in both directions.  Linear in the rates, so nothing is divided by a small rate.

@@ -201,7 +201,7 @@ class RatioDifference(OuterFunction):
         slopes = torch.stack([1 / below, of_denominators], dim=-1)  # (B, side, numerator and denominator)
         return outer * torch.cat([slopes[..., 0, :], -slopes[..., 1, :]], dim=-1)
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
+    def prox(self, u: Tensor, lam: float) -> Tensor:  # noqa: ARG002
         """Refuse: see the class.
 
         Raises:

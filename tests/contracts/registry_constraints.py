@@ -273,7 +273,6 @@ CASES = {
     "roc against the rest": many(
         lambda: ROCFairness(THRESHOLDS, 0.05, 0.7, against="rest", groups=NAMES),
         roc_of_many(REST, 0.05, 0.7),
-        (),
     ),
     "roc against the whole": many(
         lambda: ROCFairness(THRESHOLDS, 0.02, 0.7, against="whole", groups=NAMES),
@@ -296,7 +295,15 @@ CASES = {
         lambda: PredictiveParity(0.02, SoftRate(0.2, 0.5), groups=NAMES), precision_parity(PAIRS, 0.02), ("uniform",)
     ),
     "auc of every group": many(lambda: GroupAUCAtLeast(0.7, groups=NAMES), group_auc(0.7)),
-    "equal aucs": many(lambda: AUCParity(0.02, groups=NAMES), auc_parity(PAIRS, 0.02)),
+    "equal aucs": Case(
+        lambda: AUCParity(0.02),
+        scores(seed=3),
+        _TWO,
+        auc_parity([([1], [0])], 0.02),
+        unbiased=("uniform", "balanced"),
+        missing="group",
+        bad_outputs=scores(N, 2),
+    ),
     "non-forgetting": Case(
         lambda: NonForgetting(kappa=0.1, names=["a", "b"]),
         scores(N, 3),

@@ -177,7 +177,7 @@ def test_values_are_finite_and_in_their_range(name, size):
 def test_only_thresholds_outside_the_scores_are_vacuous(name, shift):
     bench = Bench(CASES[name])
     why = bench.part.vacuous(2 * bench.case.outputs + shift, bench.columns)
-    if name == "roc" and shift:
+    if name.startswith("roc") and "standard" not in name and shift:
         assert "0 of 2 thresholds" in why
     else:
         assert why is None
