@@ -49,7 +49,8 @@ def values_of(condition: object, column: str) -> list[Value]:
     Raises:
         ConfigError: if there are none, or one is neither a number nor a text.
     """
-    values = list(condition) if isinstance(condition, Sequence) and not isinstance(condition, str) else [condition]
+    several = isinstance(condition, Sequence) and not isinstance(condition, str)
+    values: list[Any] = list(condition) if several else [condition]  # type: ignore[call-overload]
     if not values or not all(isinstance(value, bool | int | float | str) for value in values):
         raise ConfigError(
             f"where names the column {column!r} with {condition!r}: give a value, a list of values, or a text with a "

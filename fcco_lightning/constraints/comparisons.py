@@ -12,6 +12,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import required_column
 from fcco_lightning.records import Columns
 
+_NUMBERED = ["0", "1"]  # two groups of which no names are known
 Against = Literal["pairs", "rest", "whole"]
 
 
@@ -49,7 +50,7 @@ class GroupComparisons:
     def __init__(self, by: str = "group", against: Against = "pairs", names: Sequence[str] | None = None) -> None:
         self.by, self.against = by, one_of("against", against, ("pairs", "rest", "whole"))
         self.column, self._given = by, names is not None
-        self._name(["0", "1"] if names is None else [str(name) for name in names])
+        self._name(_NUMBERED if names is None else [str(name) for name in names])
 
     def adapt(self, datamodule: Any) -> None:
         """Take the groups from the datamodule (or None), by name.
@@ -65,6 +66,16 @@ class GroupComparisons:
             raise ConfigError(f"groups={self.names}, but the data has the groups {known}. Leave groups out.")
         if known:
             self._name(known)
+
+    def rows(self, rate: str, *, always: bool = True) -> list[str]:
+        """Return a name for every comparison of a rate.
+
+        Args:
+            rate: what is compared.
+            always: name the groups also where there are two only; if they have names.
+        """
+        single = len(self.pairs) == 1 and (not always or self.names == _NUMBERED)
+        return [rate if single else f"{rate}: {pair.name}" for pair in self.pairs]
 
     def _name(self, names: list[str]) -> None:
         size = len(names)
@@ -109,8 +120,3 @@ class GroupComparisons:
                 f"{wrong.flatten()[0].item():g} in the column {self.column!r}. Number the groups from 0, and name all "
                 "of them with `groups`."
             )
-
-
-def shown(rate: str, pair: Pair, comparisons: GroupComparisons) -> str:
-    """Return the name of a row; where there is one comparison of unnamed groups, that of the rate suffices."""
-    return rate if len(comparisons.pairs) == 1 else f"{rate}: {pair.name}"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.comparisons import Against, GroupComparisons, Pair, shown
+from fcco_lightning.constraints.comparisons import Against, GroupComparisons, Pair
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives import (
     PairLoss,
@@ -49,7 +49,7 @@ class GroupConstraint(Constraint):
         return self.comparisons.pairs
 
     def _name_rows(self) -> None:
-        self.names = [shown(kind, pair, self.comparisons) for kind in self.kinds for pair in self.pairs]
+        self.names = [name for kind in self.kinds for name in self.comparisons.rows(kind)]
 
     def adapt(self, datamodule: Any) -> None:
         """Take the groups, and their names, from the datamodule."""
@@ -124,6 +124,10 @@ class _RateParity(GroupConstraint):
 
     def violation(self, values: Tensor) -> Tensor:
         return (values[:, 0] - values[:, 1]).abs() - self.kappa
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal: then all groups are treated alike, whatever the scores."""
+        return _constant_decisions(self.rate, outputs, batch)
 
 
 class DemographicParity(_RateParity):
@@ -258,6 +262,18 @@ class PredictiveParity(GroupConstraint):
     def violation(self, values: Tensor) -> Tensor:
         ratios = values[:, ::2] / values[:, 1::2].clamp(min=1e-6)
         return (ratios[:, 0] - ratios[:, 1]).abs() - self.kappa
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal: then all groups are treated alike, whatever the scores."""
+        return _constant_decisions(self.rate, outputs, batch)
+
+
+def _constant_decisions(rate: Quantity, outputs: Tensor, batch: Columns) -> str | None:
+    """Say so if the smoothed decision is on one side of 1/2 for every sample."""
+    positive = rate(outputs, batch) > 0.5
+    if bool(positive.any()) and not bool(positive.all()):
+        return None
+    return f"the decisions are constant: every sample is decided {'positive' if bool(positive.any()) else 'negative'}"
 
 
 class GroupAUCAtLeast(GroupConstraint):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.comparisons import Against, GroupComparisons, shown
+from fcco_lightning.constraints.comparisons import Against, GroupComparisons
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
@@ -149,12 +149,11 @@ class ROCFairness(Constraint):
         self._name_rows()
 
     def _name_rows(self) -> None:
-        self.names = [
-            shown(f"{rate}@{t:g}", pair, self.comparisons)
-            for rate in ("tpr", "fpr")
-            for pair in self.comparisons.pairs
-            for t in self.thresholds
-        ]
+        """By class, comparison and threshold."""
+        self.names = []
+        for rate in ("tpr", "fpr"):
+            by_threshold = [self.comparisons.rows(f"{rate}@{t:g}", always=False) for t in self.thresholds]
+            self.names += [name for of_pair in zip(*by_threshold, strict=True) for name in of_pair]
 
     def adapt(self, datamodule: Any) -> None:
         """Take the groups, and their names, from the datamodule."""

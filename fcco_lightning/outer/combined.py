@@ -1,5 +1,6 @@
 """Outer functions of several means that act through one number: a weighted sum, a distance, a difference of ratios."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,7 @@ class Linear(OuterFunction):
     @property
     def lipschitz(self) -> float:
         """C_f = |c| C_phi."""
-        return self._square**0.5 * self.phi.lipschitz
+        return math.sqrt(self._square) * self.phi.lipschitz
 
     def parameters(self) -> tuple[Tensor, ...]:
         return self.phi.parameters()
@@ -85,7 +86,7 @@ class Linear(OuterFunction):
 
     @property
     def _square(self) -> float:
-        return sum(weight**2 for weight in self.weights)
+        return sum(weight * weight for weight in self.weights)
 
     def _sum(self, u: Tensor) -> Tensor:
         return (u * u.new_tensor(self.weights)).sum(-1, keepdim=True)

@@ -98,7 +98,7 @@ def test_a_subset_that_cannot_be_is_refused_at_set_up(data, where, message):
 def test_an_empty_combination_names_its_columns(data):
     empty = MeanDifferenceAtMost(SoftRate(), 0.1, {"y": 1}, {"race": "Black", "hours": "<0.5", "size": "<25"})
     empty.adapt(data)
-    message = r"where_b=.*holds for no training sample.* have race=Black, \d+ have hours<0.5, \d+ have size=<25"
+    message = r"where_b=.*holds for no training sample.* have race=Black, \d+ have hours<0.5, \d+ have size<25"
     with pytest.raises(DataError, match=message):
         empty.subsets(data.sampling()["target"].columns)
 
@@ -195,7 +195,7 @@ def test_a_class_is_not_asked_of_labels_that_are_none():
     cap = MeanAtMost(SoftRate(), 0.1, {"y": 0})
     with pytest.raises(DataError, match="asks for a class, but the labels y contain -1"):
         train(Silent(), [-1, 1, -1, 1], [cap])
-    with pytest.raises(DataError, match="contain 0.5"):
+    with pytest.raises(DataError, match=r"contain 0\.5"):
         train(Silent(), [0.5, 1, 0, 1], [cap])
     with pytest.raises(DataError, match=r"LogisticLoss needs labels y in \[0, 1\], got 2"):
         train(Silent(), [0, 1, 2, 1], [MeanAtMost(LogisticLoss(), 0.1)])
