@@ -81,9 +81,9 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
 
 def test_a_resumed_run_remembers_the_best_weights_before(tmp_path):
     script = [(-0.1, 0.9), (-0.1, 0.5), (-0.1, 0.7)]
-    *_, seen, trainer = fit(tmp_path / "first", script, epochs=2)
-    path = next((tmp_path / "first").rglob("epoch=1*.ckpt"))
-    module, choice, *_ = fit(tmp_path / "second", script, ckpt=str(path))
+    *_, seen, trainer = fit(tmp_path, script, epochs=2)
+    path = next(tmp_path.rglob("epoch=1*.ckpt"))
+    module, choice, *_ = fit(tmp_path, script, ckpt=str(path))
     assert choice.chosen["epoch"] == 0
     assert torch.equal(module.network.weight, seen[0])
     assert trainer.current_epoch == 2
