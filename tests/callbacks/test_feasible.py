@@ -79,6 +79,7 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
     assert torch.equal(saved["state_dict"]["network.weight"], seen[best])
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_a_resumed_run_remembers_the_best_weights_before(tmp_path):
     script = [(-0.1, 0.9), (-0.1, 0.5), (-0.1, 0.7)]
     *_, seen, trainer = fit(tmp_path, script, epochs=2)
