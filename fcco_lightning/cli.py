@@ -29,6 +29,7 @@ import fcco_lightning.objectives
 import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
 from fcco_lightning.callbacks import (
     Baseline,
+    BestFeasible,
     Checkpoints,
     Diagnostics,
     PredictionWriter,
@@ -72,6 +73,7 @@ class FCCOCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Report and checkpoints as sections of their own."""
         parser.add_lightning_class_args(Baseline, "baseline")  # before what saves checkpoints, which hold its state
+        parser.add_lightning_class_args(BestFeasible, "feasible")  # before what reports of the weights that it chooses
         parser.add_lightning_class_args(Report, "report")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_lightning_class_args(PredictionWriter, "predictions")

@@ -14,7 +14,7 @@ PACKAGE = "fcco_lightning"
 
 FLOORS = [
     ["errors"],
-    ["checks", "numerics"],
+    ["checks", "conditions", "numerics"],
     ["distributed"],
     ["ambiguity"],
     ["outer", "state", "steps", "metrics", "dro"],

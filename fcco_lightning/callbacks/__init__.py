@@ -3,9 +3,19 @@
 from fcco_lightning.callbacks.baseline import Baseline
 from fcco_lightning.callbacks.checkpoints import Checkpoints
 from fcco_lightning.callbacks.diagnostics import Diagnostics
+from fcco_lightning.callbacks.feasible import BestFeasible
 from fcco_lightning.callbacks.predictions import PredictionWriter
 from fcco_lightning.callbacks.preemption import Preemption
 from fcco_lightning.callbacks.report import Report
 from fcco_lightning.callbacks.state_monitor import StateMonitor
 
-__all__ = ["Baseline", "Checkpoints", "Diagnostics", "PredictionWriter", "Preemption", "Report", "StateMonitor"]
+__all__ = [
+    "Baseline",
+    "BestFeasible",
+    "Checkpoints",
+    "Diagnostics",
+    "PredictionWriter",
+    "Preemption",
+    "Report",
+    "StateMonitor",
+]

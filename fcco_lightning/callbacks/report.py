@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fcco_lightning.callbacks.baseline import Baseline
+from fcco_lightning.callbacks.feasible import BestFeasible, chosen_line
 from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
 from fcco_lightning.callbacks.verdict import verdict
 from fcco_lightning.errors import ConfigError
@@ -27,7 +28,7 @@ class Report(Callback):
     :class:`Evaluation`, which also says what is in the report; the history is part of the checkpoint, so a resumed run
     draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
     ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
-    line, ``verdict`` in the file, says whether they hold.
+    line, ``verdict`` in the file, says whether they hold; ``selected`` says which weights :class:`BestFeasible` chose.
 
     Args:
         enabled: report at the end of ``fit``.
@@ -95,8 +96,11 @@ class Report(Callback):
         self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
         if unconstrained:
             self.report["unconstrained"] = unconstrained
+        selected = [c.chosen for c in trainer.callbacks if isinstance(c, BestFeasible) and c.chosen]  # type: ignore[attr-defined]
+        if selected:
+            self.report["selected"] = selected[0]
         if (line := verdict(self.report, (*pl_module.evaluation.bar, "roc_gap"))) is not None:
-            self.report["verdict"] = line
+            self.report["verdict"] = " ".join([line, *map(chosen_line, selected)])
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if trainer.is_global_zero:
             self._write(folder, pl_module.evaluation, final)

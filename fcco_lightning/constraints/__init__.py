@@ -1,8 +1,18 @@
 """Constraints h(w) <= 0 and the penalties that carry them into the objective."""
 
 from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.comparisons import GroupComparisons
 from fcco_lightning.constraints.forgetting import NonForgetting
-from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost
+from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost, MeanNear
+from fcco_lightning.constraints.parity import (
+    AUCParity,
+    DemographicParity,
+    EqualizedOdds,
+    EqualOpportunity,
+    FourFifthsRule,
+    GroupAUCAtLeast,
+    PredictiveParity,
+)
 from fcco_lightning.constraints.penalty import (
     GeometricRho,
     HingePenalty,
@@ -17,16 +27,27 @@ from fcco_lightning.constraints.roc_fairness import (
     ROCFairness,
     ScoreScale,
     StandardScores,
+    TopShare,
 )
+from fcco_lightning.constraints.subsets import Subset
 
 __all__ = [
+    "AUCParity",
     "Constraint",
+    "DemographicParity",
+    "EqualOpportunity",
+    "EqualizedOdds",
+    "FourFifthsRule",
     "GeometricRho",
+    "GroupAUCAtLeast",
+    "GroupComparisons",
     "HingePenalty",
     "MeanAtMost",
     "MeanDifferenceAtMost",
+    "MeanNear",
     "NonForgetting",
     "Penalty",
+    "PredictiveParity",
     "QuantileScores",
     "ROCFairness",
     "RawScores",
@@ -35,4 +56,6 @@ __all__ = [
     "SmoothedHingePenalty",
     "SquaredHingePenalty",
     "StandardScores",
+    "Subset",
+    "TopShare",
 ]

@@ -40,6 +40,19 @@ class Constraint(ABC):
     def adapt(self, datamodule: Any) -> None:  # noqa: B027 - most constraints need to know nothing
         """Take from the datamodule (or None) what must be known of the data before the first batch."""
 
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: B027 - most constraints need not look
+        """Look at the first batch and refuse data that the constraint would misread, such as labels -1 and 1.
+
+        The engine calls it once.
+
+        Args:
+            outputs: of the network for the constraint's part of the batch, of all processes together.
+            batch: its columns.
+
+        Raises:
+            DataError: naming the value and the remedy.
+        """
+
     def reference(self, outputs: Any, batch: Columns) -> dict[str, Tensor]:  # noqa: ARG002
         """Columns (n,) to remember of the weights from which training starts; by default none.
 

@@ -1,35 +1,19 @@
 """Constraints on means of a per-sample quantity over subsets of the data."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
+from fcco_lightning.conditions import Where
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.constraints.subsets import Subset
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
-from fcco_lightning.outer import AbsoluteDifference, OuterFunction
+from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, OuterFunction
 from fcco_lightning.records import Columns, Inner
-
-
-def select(where: dict[str, int], batch: Columns) -> Tensor:
-    """Mask (B,) of the samples whose columns have the given values.
-
-    Raises:
-        DataError: if a column is not in the batch.
-    """
-    missing = [name for name in where if name not in batch]
-    if missing:
-        raise DataError(
-            f"`where` names the column(s) {missing}, the batch has {sorted(batch)}. "
-            "Use y (label, 0 or 1), group (1 for the favoured group) or another column of the data."
-        )
-    some_column = next(iter(batch.values()))
-    mask = torch.ones(some_column.shape[0], dtype=torch.bool, device=some_column.device)
-    for name, value in where.items():
-        mask = mask & (batch[name] == value)
-    return mask
 
 
 def _empty(like: Tensor, width: int) -> Inner:
@@ -57,7 +41,8 @@ class MeanAtMost(Constraint):
     Args:
         quantity: q.
         kappa: the cap.
-        where: the subset, as column -> value; all samples if empty.
+        where: the subset, as column -> value, list of values or comparison, of any column of the table
+            (``{race: Black, age: "<25"}``, see :class:`Subset`); all samples if empty.
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
     """
@@ -68,19 +53,26 @@ class MeanAtMost(Constraint):
         self,
         quantity: Quantity,
         kappa: float,
-        where: dict[str, int] | None = None,
+        where: Where | None = None,
         name: str = "mean",
         part: str | None = None,
     ) -> None:
-        self.quantity, self.where, self.kappa = quantity, dict(where or {}), finite("kappa", kappa)
+        self.quantity, self.where, self.kappa = quantity, Subset(where), finite("kappa", kappa)
         self.names, self.part, self.range = [name], part, quantity.range
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of the mean if it holds a sample of the subset."""
-        return [[select(self.where, columns)]]
+        return [[self.where.of_split(columns)]]
+
+    def adapt(self, datamodule: Any) -> None:
+        self.where.adapt(datamodule)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        self.where.check(batch)
+        self.quantity.check(outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, chosen = self.quantity(outputs, batch), select(self.where, batch)
+        q, chosen = self.quantity(outputs, batch), self.where.mask(batch)
         mean = _mean(q, chosen, batch)
         if mean is None:
             return _empty(q, 1)
@@ -102,7 +94,7 @@ class MeanDifferenceAtMost(Constraint):
     Args:
         quantity: q.
         kappa: tolerance, >= 0.
-        where_a: first subset, as column -> value.
+        where_a: first subset, as column -> value, list of values or comparison (see :class:`Subset`).
         where_b: second subset.
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
@@ -114,24 +106,34 @@ class MeanDifferenceAtMost(Constraint):
         self,
         quantity: Quantity,
         kappa: float,
-        where_a: dict[str, int],
-        where_b: dict[str, int],
+        where_a: Where,
+        where_b: Where,
         name: str = "difference",
         part: str | None = None,
     ) -> None:
         if where_a == where_b:
             raise ConfigError(f"where_a and where_b are the same subset {where_a!r}: the difference is always 0.")
-        self.quantity, self.where_a, self.where_b = quantity, dict(where_a), dict(where_b)
+        self.quantity = quantity
+        self.where_a, self.where_b = Subset(where_a, "where_a"), Subset(where_b, "where_b")
         self.kappa = non_negative("kappa", kappa)
         self.names, self.part, self.range = [name], part, quantity.range
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of the difference if it holds a sample of both subsets."""
-        return [[select(self.where_a, columns), select(self.where_b, columns)]]
+        return [[self.where_a.of_split(columns), self.where_b.of_split(columns)]]
+
+    def adapt(self, datamodule: Any) -> None:
+        for where in (self.where_a, self.where_b):
+            where.adapt(datamodule)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        for where in (self.where_a, self.where_b):
+            where.check(batch)
+        self.quantity.check(outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q = self.quantity(outputs, batch)
-        a, b = (_mean(q, select(where, batch), batch) for where in (self.where_a, self.where_b))
+        a, b = (_mean(q, where.mask(batch), batch) for where in (self.where_a, self.where_b))
         if a is None or b is None:
             return _empty(q, 2)
         return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), torch.stack([a, b]).unsqueeze(0))
@@ -141,3 +143,57 @@ class MeanDifferenceAtMost(Constraint):
 
     def violation(self, values: Tensor) -> Tensor:
         return (values[:, 0] - values[:, 1]).abs() - self.kappa
+
+
+class MeanNear(Constraint):
+    r"""``h(w) = |mean of q over the subset - target| - kappa <= 0``: an equality, up to a tolerance.
+
+    A batch without a sample of the subset leaves the row untouched.
+
+    Args:
+        quantity: q.
+        target: what the mean is to be.
+        kappa: tolerance, >= 0.
+        where: the subset, as column -> value, list of values or comparison (see :class:`Subset`); all samples if empty.
+        name: in logs and pictures.
+        part: which loader's samples, where several contribute to a batch; None for the objective's.
+    """
+
+    width = 1
+
+    def __init__(
+        self,
+        quantity: Quantity,
+        target: float,
+        kappa: float = 0.01,
+        where: Where | None = None,
+        name: str = "mean",
+        part: str | None = None,
+    ) -> None:
+        self.quantity, self.where, self.target = quantity, Subset(where), finite("target", target)
+        self.kappa = non_negative("kappa", kappa)
+        self.names, self.part, self.range = [name], part, quantity.range
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of the mean if it holds a sample of the subset."""
+        return [[self.where.of_split(columns)]]
+
+    def adapt(self, datamodule: Any) -> None:
+        self.where.adapt(datamodule)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        self.where.check(batch)
+        self.quantity.check(outputs, batch)
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        q, chosen = self.quantity(outputs, batch), self.where.mask(batch)
+        mean = _mean(q, chosen, batch)
+        if mean is None:
+            return _empty(q, 1)
+        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), mean.reshape(1, 1))
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return AbsoluteDistance(phi, self.target)
+
+    def violation(self, values: Tensor) -> Tensor:
+        return (values[:, 0] - self.target).abs() - self.kappa

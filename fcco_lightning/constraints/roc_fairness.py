@@ -1,22 +1,23 @@
-"""Equal ROC curves for two groups, as equal rates at a set of thresholds."""
+"""Equal ROC curves for all groups, as equal rates at a set of thresholds."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.comparisons import Against, GroupComparisons
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives import binary_scores, required_column
+from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
 from fcco_lightning.outer import AbsoluteDifference, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
 _EDGE = 0.01  # a threshold between the 1% and the 99% quantile of the scores separates something
-_CELLS = (3, 2, 1, 0)  # 2 label + group, in the order of the rows: positives first, favoured group first
 
 
 class ScoreScale(ABC):
@@ -102,6 +103,9 @@ class ROCFairness(Constraint):
     F.2, with T = 1, raw scores and thresholds -3..3 there.  A class that one of the groups lacks in a batch leaves its
     rows untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
 
+    With G > 2 groups there are such rows for every comparison that ``against`` asks for (:class:`GroupComparisons`), by
+    class, comparison and threshold: by default for every pair of groups.
+
     Warning: on raw scores the constraints can be met without any fairness, because an AUC objective does not change
     when all scores are shifted out of the thresholds' window or shrunk; :meth:`vacuous` says when.  ``QuantileScores``
     cannot be gamed.
@@ -111,6 +115,12 @@ class ROCFairness(Constraint):
         kappa: tolerance on a difference of rates, in [0, 1).
         temperature: T, > 0, in units of ``scale``.
         scale: unit of thresholds and temperature.
+        by: column of the groups: "group", or with a datamodule of tables any of its columns.
+        against: with what a group is compared: "pairs" (every other group), "rest" (all others together) or "whole".
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
+
+    Raises:
+        ConfigError: if an argument is out of range.
     """
 
     width = 2
@@ -122,6 +132,9 @@ class ROCFairness(Constraint):
         kappa: float = 0.005,
         temperature: float = 1.0,
         scale: ScoreScale | None = None,
+        by: str = "group",
+        against: Against = "pairs",
+        groups: Sequence[str] | None = None,
     ) -> None:
         if not thresholds or len(set(thresholds)) != len(thresholds):
             raise ConfigError(f"thresholds must be a non-empty list without repeats, got {list(thresholds)!r}.")
@@ -131,42 +144,62 @@ class ROCFairness(Constraint):
             raise ConfigError(f"kappa is a difference of rates and must be < 1, got {kappa!r}.")
         self.temperature = positive("temperature", temperature)
         self.scale = scale or RawScores()
-        self._cached: tuple[tuple[torch.device, torch.dtype], Tensor, Tensor] | None = None
-        self.names = [f"{rate}@{t:g}" for rate in ("tpr", "fpr") for t in self.thresholds]
+        self.comparisons = GroupComparisons(by, against, groups)
+        self._cached: tuple[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor]] | None = None
+        self._name_rows()
+
+    def _name_rows(self) -> None:
+        """By class, comparison and threshold."""
+        self.names = []
+        for rate in ("tpr", "fpr"):
+            by_threshold = [self.comparisons.rows(f"{rate}@{t:g}", always=False) for t in self.thresholds]
+            self.names += [name for of_pair in zip(*by_threshold, strict=True) for name in of_pair]
+
+    def adapt(self, datamodule: Any) -> None:
+        """Take the groups, and their names, from the datamodule."""
+        self.comparisons.adapt(datamodule)
+        self._cached = None
+        self._name_rows()
+
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        require_binary_labels(batch, self)
+        self.comparisons.check(batch, self)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of the rates of a class if it holds a sample of it from both groups."""
-        rows: list[Sequence[Tensor]] = []
+        """A batch speaks of the rates of a class if it holds a sample of it from both sides."""
+        sides, rows = self.comparisons.members(columns, self), list[Sequence[Tensor]]()
         for label in (1, 0):
             of_class = columns["y"] == label
-            both = [of_class & (columns["group"] == g) for g in (1, 0)]
-            rows += [both] * len(self.thresholds)
+            for pair in self.comparisons.pairs:
+                both = [of_class & sides[pair.first], of_class & sides[pair.second]]
+                rows += [both] * len(self.thresholds)
         return rows
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         scores = self.scale(binary_scores(outputs))
-        n, cells, thresholds = len(self.thresholds), *self._constants(scores)
-        labels, groups = (required_column(batch, name, self) for name in ("y", "group"))
-        member = (cells == 2 * (labels == 1) + (groups == 1)).to(scores.dtype)
+        thresholds, first, second = self._constants(scores)
+        positive, sides = required_column(batch, "y", self) == 1, self.comparisons.members(batch, self)
+        member = torch.cat([sides & positive, sides & ~positive]).to(scores.dtype)  # positives first
         if "weight" in batch:
             member = member * batch["weight"].to(scores.dtype)
         count = member.sum(dim=1, keepdim=True)
         above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
-        rates = (member @ above) / torch.where(count > 0, count, 1.0)
-        values = rates.view(2, 2, n).transpose(1, 2).reshape(2 * n, 2)  # (class, group, tau) -> (class and tau, group)
-        index = torch.arange(2 * n, device=scores.device)
+        rates = ((member @ above) / torch.where(count > 0, count, 1.0)).view(2, len(sides), -1)
+        values = torch.stack([rates[:, first], rates[:, second]], dim=-1).view(-1, 2)  # (class, pair, tau; side)
+        index = torch.arange(len(values), device=scores.device)
         if bool(count.all()):
             return Inner(index, values)
-        present = count.view(2, 2).all(dim=1).repeat_interleave(n)
+        known = count.view(2, len(sides)) > 0
+        present = (known[:, first] & known[:, second]).flatten().repeat_interleave(len(self.thresholds))
         return Inner(index[present], values[present])
 
-    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cell numbers (4, 1) and thresholds, on the device and in the dtype of ``like``."""
+    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Thresholds, and the first and the second side of every pair, on the device and in the dtype of ``like``."""
         key = (like.device, like.dtype)
         if self._cached is None or self._cached[0] != key:
-            cells = torch.tensor(_CELLS, device=like.device).unsqueeze(1)
-            self._cached = key, cells, like.new_tensor(self.thresholds)
-        return self._cached[1:]
+            sides = torch.tensor([[pair.first, pair.second] for pair in self.comparisons.pairs], device=like.device)
+            self._cached = key, (like.new_tensor(self.thresholds), sides[:, 0], sides[:, 1])
+        return self._cached[1]
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDifference(phi)
@@ -189,3 +222,35 @@ class ROCFairness(Constraint):
         if high - low < self.temperature:
             return f"the scores span {high - low:.3g}, less than one temperature ({self.temperature:g})"
         return None
+
+
+@dataclass(frozen=True)
+class TopShare(Quantity):
+    r"""``sigmoid((level of s - (1 - share)) / temperature)``: whether a sample is among the highest scores of all.
+
+    A budget: its mean over everyone is about ``share`` whatever the scores, so means over groups say who gets it.
+    Levels are those of :class:`QuantileScores` among the samples of the batch, so that batches estimate them with a
+    bias that falls with their size.
+
+    Args:
+        share: of the samples that are selected, in (0, 1).
+        temperature: unit of the level, > 0; the smaller, the closer to the hard rate.
+        scale: how levels are measured.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    share: float
+    temperature: float = 0.05
+    scale: QuantileScores = QuantileScores()
+    range = Range(0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigError(f"share must lie in (0, 1), got {self.share!r}: 0.1 selects a tenth of the samples.")
+        positive("temperature", self.temperature)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        levels = self.scale(binary_scores(outputs))
+        return torch.sigmoid((levels - (1 - self.share)) / self.temperature)

@@ -2,15 +2,18 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from fcco_lightning.conditions import Condition, comparisons, values_of
 from fcco_lightning.errors import DataError
 
+Comparisons: TypeAlias = list[tuple[Callable[[Any, float], Any], float]]
 _MAX_LISTED = 12
 
 
@@ -73,6 +76,60 @@ def indicator(column: pd.Series, value: object, argument: str, where: str) -> Te
             f"Its values are {listed(text.unique())}."
         )
     return torch.from_numpy(text.isin(found).to_numpy().astype(np.int64))
+
+
+def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series], Tensor]:
+    """Return the test whether cells meet a condition, as it is to be understood of this column.
+
+    A text that is one of the column's values means that value; else it must be a comparison with numbers.  A missing
+    cell meets no condition.
+
+    Args:
+        column: of the training split.
+        condition: a value, some values, or comparisons.
+
+    Returns:
+        Function from a column of any split, n cells, to an int64 tensor of shape (n,) with values in {0, 1}.
+
+    Raises:
+        DataError: if no cell of ``column`` has one of the values or meets the comparison.
+    """
+    name = str(column.name)
+    present = {_key(text): text for text in text_of(column.dropna()).unique()}
+    wanted: set[str | float] = set()
+    compared: list[Comparisons] = []
+    for value in values_of(condition, name):
+        bounds = comparisons(value)
+        if _key(_text(value)) in present:
+            wanted.add(_key(_text(value)))
+        elif bounds:
+            if not pd.api.types.is_numeric_dtype(column.dtype):
+                raise DataError(
+                    f"where={{{name}: {value!r}}} compares the column {name!r} with numbers, but it is {column.dtype}. "
+                    f"Name one of its values {listed(present.values())}."
+                )
+            compared.append(bounds)
+        else:
+            raise DataError(
+                f"where={{{name}: {value!r}}}: {value!r} is not a value of column {name!r} in the training split. Its "
+                f"values are {listed(present.values())}."
+            )
+
+    def test(cells: pd.Series) -> Tensor:
+        keys = {text: _key(text) in wanted for text in text_of(cells.dropna()).unique()}
+        mask = text_of(cells).map(keys).eq(True).to_numpy(dtype=bool)
+        for bounds in compared:
+            numbers = cells.to_numpy(dtype=np.float64, na_value=np.nan)
+            mask = mask | np.logical_and.reduce([operate(numbers, bound) for operate, bound in bounds])
+        return torch.from_numpy(mask.astype(np.int64))
+
+    if not bool(test(column).any()):
+        low, high = column.min(), column.max()
+        raise DataError(
+            f"where={{{name}: {condition!r}}} holds for no sample of the training split, where {name!r} lies in "
+            f"[{low}, {high}]. Correct the comparison."
+        )
+    return test
 
 
 def listed(values: Iterable[object]) -> str:

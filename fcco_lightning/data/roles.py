@@ -108,10 +108,17 @@ class Columns:
 
 @dataclass(frozen=True)
 class LabelledFrame:
-    """Features that are not yet encoded, and columns of tensors such as ``y`` and ``group``, all of n rows."""
+    """Features that are not yet encoded, and columns of tensors such as ``y`` and ``group``, all of n rows.
+
+    Attributes:
+        features: The columns that are going to be encoded.
+        columns: The columns of tensors.
+        table: All columns of the table, for subsets that name any of them; None if they are not kept.
+    """
 
     features: pd.DataFrame
     columns: dict[str, Tensor]
+    table: pd.DataFrame | None = None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -119,7 +126,8 @@ class LabelledFrame:
     def take(self, rows: Tensor) -> "LabelledFrame":
         """Return the given rows, in that order."""
         features = self.features.iloc[rows.numpy()].reset_index(drop=True)
-        return LabelledFrame(features, {name: column[rows] for name, column in self.columns.items()})
+        table = None if self.table is None else self.table.iloc[rows.numpy()].reset_index(drop=True)
+        return LabelledFrame(features, {name: column[rows] for name, column in self.columns.items()}, table)
 
 
 class Labels:

@@ -132,6 +132,7 @@ class Engine:
         self.params = list(self.functions.trainable().values())
         self.has_schedule = False  # of the learning rate
         self.last_batch = False  # of an epoch
+        self._checked = False  # whether the parts have looked at a batch
         self.stop_asked = False  # of this process
         self.stop_agreed = False  # of any; all processes know it in the same step
         self._proposals: list[Proposal] = []
@@ -245,7 +246,11 @@ class Engine:
         columns = union.batch if parameters is None else parameters.attach(union.batch)
         known = {terms[i]: rows for i, rows in union.known.items() if i < len(terms)}
         earlier = None if elsewhere is None else Samples(union.outputs[1], columns)
-        return Evaluated(Samples(union.outputs[0], columns), earlier, elsewhere, known, graph)
+        now = Samples(union.outputs[0], columns)
+        if not self._checked:
+            self.functions.check(now)
+            self._checked = True
+        return Evaluated(now, earlier, elsewhere, known, graph)
 
     def inner(
         self,

@@ -123,6 +123,16 @@ class InnerFunctions(nn.Module):
         values = [part.inner(*_read(samples, part.part)) for part in chosen]
         return Estimated(self.objective.direct(*_read(samples, self.objective.part)) if direct else None, values)
 
+    def check(self, samples: Samples) -> None:
+        """Let the objective and the constraints look at a batch and refuse data that they would misread.
+
+        Raises:
+            DataError: naming the value and the remedy.
+        """
+        measurable: list[Objective | Constraint] = [self.objective, *self.constraints]
+        for part in measurable:
+            part.check(*_read(samples, part.part))
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that are trained, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}

@@ -9,6 +9,7 @@ from fcco_lightning.objectives.base import (
     SampleParameters,
     binary_scores,
     mean_over_data,
+    require_binary_labels,
     required_column,
 )
 from fcco_lightning.objectives.bellman import BellmanResidual, TemporalDifference
@@ -103,5 +104,6 @@ __all__ = [
     "WorstGroupDRO",
     "binary_scores",
     "mean_over_data",
+    "require_binary_labels",
     "required_column",
 ]

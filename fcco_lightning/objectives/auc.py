@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fcco_lightning.objectives.base import Objective, binary_scores, required_column
+from fcco_lightning.objectives.base import Objective, binary_scores, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.records import Columns
 
@@ -27,6 +27,9 @@ class AUC(Objective):
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:
         return [columns["y"] == 1, columns["y"] != 1]
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        require_binary_labels(batch, self)
 
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)

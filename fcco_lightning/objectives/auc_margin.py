@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
-from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
+from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, require_binary_labels, required_column
 from fcco_lightning.objectives.ranking import both_classes
 from fcco_lightning.outer import Difference, OuterFunction, SquaredHinge
 from fcco_lightning.records import Columns, Inner
@@ -52,6 +52,9 @@ class AUCMargin(Objective):
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor]:
         return both_classes(columns, self)
+
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        require_binary_labels(batch, self)
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor:
         """The mean squared distances from a and b; 0 if the batch lacks a class."""

@@ -86,6 +86,19 @@ class Objective(nn.Module, ABC):
     def prepare(self, num_samples: int) -> None:
         """Take the size of the training split, before the first batch."""
 
+    def check(self, outputs: Any, batch: Any) -> None:
+        """Look at the first batch and refuse data that the objective would misread, such as labels -1 and 1.
+
+        The engine calls it once.
+
+        Args:
+            outputs: of the network for the objective's part of the batch, of all processes together.
+            batch: its columns; with several parts, both are mappings of these.
+
+        Raises:
+            DataError: naming the value and the remedy.
+        """
+
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """The rows of the compositional part: by default one for every training sample.
 
@@ -146,6 +159,27 @@ def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
             "that gives it, or name the column in the data."
         )
     return batch[name]
+
+
+def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") -> None:
+    """Refuse labels that are not 0 or 1 and would silently count as one of them.
+
+    Args:
+        batch: columns.
+        needed_by: whose class is named.
+        column: of the labels.
+
+    Raises:
+        DataError: if the column is missing or has another value, which is named.
+    """
+    y = required_column(batch, column, needed_by)
+    wrong = y[(y != 0) & (y != 1)]
+    if wrong.numel():
+        raise DataError(
+            f"{type(needed_by).__name__} needs labels `{column}` of 0 and 1, got {wrong.flatten()[0].item():g}. Recode "
+            f"them: ({column} + 1) // 2 for -1 and 1, ({column} == k) for class k of several, ({column} > 0.5) for "
+            "probabilities."
+        )
 
 
 def mean_over_data(values: Tensor, batch: Columns) -> Tensor:

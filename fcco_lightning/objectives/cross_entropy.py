@@ -14,5 +14,8 @@ class CrossEntropy(Objective):
     the mean over the data.
     """
 
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        CrossEntropyLoss().check(outputs, batch)
+
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
         return mean_over_data(CrossEntropyLoss()(outputs, batch), batch)

@@ -57,6 +57,9 @@ class GroupObjective(Objective):
                 "num_groups out."
             )
 
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        self.loss.check(outputs, batch)
+
     def _set_num_groups(self, num_groups: int) -> None:
         self.num_groups = num_groups
 

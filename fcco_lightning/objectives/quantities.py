@@ -28,6 +28,9 @@ class Quantity(ABC):
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         """One value per sample."""
 
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
+        """Look at the first batch and refuse labels that the quantity would misread; see :meth:`Objective.check`."""
+
 
 @dataclass(frozen=True)
 class SoftRate(Quantity):
@@ -53,9 +56,18 @@ class SoftRate(Quantity):
 
 @dataclass(frozen=True)
 class LogisticLoss(Quantity):
-    """Logistic loss of the score against the label (nats)."""
+    """Logistic loss of the score against the label (nats), which is 0, 1 or a probability."""
 
     range = Range(least=0.0)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        y = required_column(batch, "y", self)
+        wrong = y[(y < 0) | (y > 1)]
+        if wrong.numel():
+            raise DataError(
+                f"{type(self).__name__} needs labels y in [0, 1], got {wrong.flatten()[0].item():g}: its loss would be "
+                "unbounded below. Recode them, (y + 1) // 2 for -1 and 1, or give the network one output per class."
+            )
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
@@ -78,6 +90,10 @@ class CrossEntropyLoss(Quantity):
     def __post_init__(self) -> None:
         non_negative("label_smoothing", self.label_smoothing)
         fraction("1 - label_smoothing", 1 - self.label_smoothing)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        if outputs.dim() != 2 or outputs.shape[1] == 1:
+            LogisticLoss().check(outputs, batch)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         if outputs.dim() == 2 and outputs.shape[1] > 1:

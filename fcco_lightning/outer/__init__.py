@@ -1,6 +1,7 @@
 """Outer functions f: values, subgradients, proximal maps, envelopes and conjugates."""
 
 from fcco_lightning.outer.base import OuterFunction
+from fcco_lightning.outer.combined import AbsoluteDistance, Linear, RatioDifference
 from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum
 from fcco_lightning.outer.elementary import AbsoluteDifference, Difference, Hinge, Square, SquaredHinge, cvar
@@ -21,12 +22,14 @@ from fcco_lightning.outer.worst_case import WorstCase
 
 __all__ = [
     "AbsoluteDifference",
+    "AbsoluteDistance",
     "ChiSquare",
     "Difference",
     "DiscountedGain",
     "Hinge",
     "KullbackLeibler",
     "KullbackLeiblerOfLog",
+    "Linear",
     "Log",
     "LogRatio",
     "LogSumExp",
@@ -39,6 +42,7 @@ __all__ = [
     "OuterFunction",
     "Power",
     "Ratio",
+    "RatioDifference",
     "Shifted",
     "Smoothing",
     "Softplus",

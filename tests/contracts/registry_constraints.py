@@ -2,7 +2,21 @@
 
 import torch
 
-from fcco_lightning.constraints import MeanAtMost, MeanDifferenceAtMost, NonForgetting, ROCFairness, StandardScores
+from fcco_lightning.constraints import (
+    AUCParity,
+    DemographicParity,
+    EqualizedOdds,
+    EqualOpportunity,
+    FourFifthsRule,
+    GroupAUCAtLeast,
+    MeanAtMost,
+    MeanDifferenceAtMost,
+    MeanNear,
+    NonForgetting,
+    PredictiveParity,
+    ROCFairness,
+    StandardScores,
+)
 from fcco_lightning.objectives import LogisticLoss, SoftRate
 from tests.contracts.sampled import GROUP, Case, N, logistic, mean, scores, sigmoid, table_columns
 
@@ -11,8 +25,18 @@ THRESHOLDS = (-0.5, 0.4)
 
 
 def subset_mean(values, columns, where):
-    inside = [i for i in range(N) if all(columns[name][i] == value for name, value in where.items())]
-    return mean([values[i] for i in inside])
+    return mean([values[i] for i in subset(columns, where)])
+
+
+def subset(columns, where):
+    """A list stands for any of its values, a text for a comparison."""
+
+    def meets(value, condition):
+        if isinstance(condition, list):
+            return any(meets(value, one) for one in condition)
+        return value < float(condition[1:]) if str(condition).startswith("<") else value == condition
+
+    return [i for i in range(N) if all(meets(columns[name][i], value) for name, value in where.items())]
 
 
 def at_most(quantity, where, kappa):
@@ -63,6 +87,105 @@ def forgetting(kappa):
         return [subset_mean(change, columns, {"task": task}) - kappa for task in range(2)]
 
     return formula
+
+
+def near(quantity, where, target, kappa):
+    def formula(s, columns):
+        return [abs(subset_mean(quantity(s, columns), columns, where) - target) - kappa]
+
+    return formula
+
+
+PAIRS, REST, WHOLE = (
+    [([1], [0]), ([2], [0]), ([2], [1])],
+    [([0], [1, 2]), ([1], [0, 2]), ([2], [0, 1])],
+    [
+        ([0], [0, 1, 2]),
+        ([1], [0, 1, 2]),
+        ([2], [0, 1, 2]),
+    ],
+)
+BOTH_WAYS = [(a, b) for pair in PAIRS for a, b in (pair, pair[::-1])]
+
+
+def rate_parity(sides, classes, kappa):
+    def formula(s, columns):
+        q, rows = soft_rates(s, columns), []
+        for where in classes:
+            for a, b in sides:
+                rates = [subset_mean(q, columns, where | {"group": side}) for side in (a, b)]
+                rows.append(abs(rates[0] - rates[1]) - kappa)
+        return rows
+
+    return formula
+
+
+def roc_of_many(sides, kappa, temperature):
+    def formula(s, columns):
+        rows = []
+        for label in (1, 0):
+            for a, b in sides:
+                for tau in THRESHOLDS:
+                    above = [sigmoid((v - tau) / temperature) for v in s]
+                    rates = [subset_mean(above, columns, {"y": label, "group": side}) for side in (a, b)]
+                    rows.append(abs(rates[0] - rates[1]) - kappa)
+        return rows
+
+    return formula
+
+
+def four_fifths(kappa):
+    def formula(s, columns):
+        q = soft_rates(s, columns)
+        rates = [(subset_mean(q, columns, {"group": a}), subset_mean(q, columns, {"group": b})) for a, b in BOTH_WAYS]
+        return [0.8 * b - a - kappa for a, b in rates]
+
+    return formula
+
+
+def precision_parity(sides, kappa):
+    def formula(s, columns):
+        q, rows = soft_rates(s, columns), []
+        for a, b in sides:
+            shares = []
+            for side in (a, b):
+                inside = subset(columns, {"group": side})
+                shares.append(sum(q[i] for i in inside if columns["y"][i] == 1) / sum(q[i] for i in inside))
+            rows.append(abs(shares[0] - shares[1]) - kappa)
+        return rows
+
+    return formula
+
+
+def group_losses(s, columns, side):
+    inside = subset(columns, {"group": side})
+    positives, negatives = ([i for i in inside if columns["y"][i] == label] for label in (1, 0))
+    return mean([sigmoid(s[j] - s[i]) for i in positives for j in negatives])
+
+
+def group_auc(least):
+    def formula(s, columns):
+        return [group_losses(s, columns, [g]) - (1 - least) for g in range(3)]
+
+    return formula
+
+
+def auc_parity(sides, kappa):
+    def formula(s, columns):
+        return [abs(group_losses(s, columns, a) - group_losses(s, columns, b)) - kappa for a, b in sides]
+
+    return formula
+
+
+THREE_GROUPS = [0, 0, 1, 1, 2, 2, 0, 1, 2]  # all have samples of both classes
+NAMES = ["a", "b", "c"]
+_THREE = table_columns(group=THREE_GROUPS)
+_AGES = {**_THREE, "age": torch.tensor([20.0, 30.0, 22.0, 41.0, 19.0, 24.0, 67.0, 33.0, 21.0])}
+
+
+def many(make, brute, unbiased=("uniform", "balanced"), missing="group"):
+    """A constraint on three groups."""
+    return Case(make, scores(seed=3), _THREE, brute, unbiased=unbiased, missing=missing, bad_outputs=scores(N, 2))
 
 
 _FIRST, _SECOND = {"y": 1, "group": 1}, {"y": 1, "group": 0}
@@ -125,6 +248,59 @@ CASES = {
         _TWO,
         roc(0.05, 0.7, standard=True),
         unbiased=(),
+        missing="group",
+        bad_outputs=scores(N, 2),
+    ),
+    "rate of a subset by any column": Case(
+        lambda: MeanAtMost(SoftRate(0.2, 0.5), 0.1, {"group": [0, 2], "age": "<25"}),
+        scores(),
+        _AGES,
+        at_most(soft_rates, {"group": [0, 2], "age": "<25"}, 0.1),
+        unbiased=("uniform",),
+        missing="age",
+        bad_outputs=scores(N, 2),
+    ),
+    "rate near a target": Case(
+        lambda: MeanNear(SoftRate(0.2, 0.5), 0.9, 0.02, {"y": 0}),
+        scores(),
+        table_columns(),
+        near(soft_rates, {"y": 0}, 0.9, 0.02),
+        unbiased=("uniform", "balanced"),
+        missing="y",
+        bad_outputs=scores(N, 2),
+    ),
+    "roc of pairs": many(lambda: ROCFairness(THRESHOLDS, 0.05, 0.7, groups=NAMES), roc_of_many(PAIRS, 0.05, 0.7)),
+    "roc against the rest": many(
+        lambda: ROCFairness(THRESHOLDS, 0.05, 0.7, against="rest", groups=NAMES),
+        roc_of_many(REST, 0.05, 0.7),
+    ),
+    "roc against the whole": many(
+        lambda: ROCFairness(THRESHOLDS, 0.02, 0.7, against="whole", groups=NAMES),
+        roc_of_many(WHOLE, 0.02, 0.7),
+        (),
+    ),
+    "demographic parity": many(
+        lambda: DemographicParity(0.02, SoftRate(0.2, 0.5), groups=NAMES), rate_parity(PAIRS, [{}], 0.02), ("uniform",)
+    ),
+    "equal opportunity of groups": many(
+        lambda: EqualOpportunity(0.02, SoftRate(0.2, 0.5), groups=NAMES), rate_parity(PAIRS, [{"y": 1}], 0.02)
+    ),
+    "equalized odds": many(
+        lambda: EqualizedOdds(0.02, SoftRate(0.2, 0.5), groups=NAMES), rate_parity(PAIRS, [{"y": 1}, {"y": 0}], 0.02)
+    ),
+    "four fifths": many(
+        lambda: FourFifthsRule(0.8, 0.01, SoftRate(0.2, 0.5), groups=NAMES), four_fifths(0.01), ("uniform",)
+    ),
+    "predictive parity": many(
+        lambda: PredictiveParity(0.02, SoftRate(0.2, 0.5), groups=NAMES), precision_parity(PAIRS, 0.02), ("uniform",)
+    ),
+    "auc of every group": many(lambda: GroupAUCAtLeast(0.7, groups=NAMES), group_auc(0.7)),
+    "equal aucs": Case(
+        lambda: AUCParity(0.02),
+        scores(seed=3),
+        _TWO,
+        auc_parity([([1], [0])], 0.02),
+        unbiased=("uniform", "balanced"),
         missing="group",
         bad_outputs=scores(N, 2),
     ),

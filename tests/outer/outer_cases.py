@@ -11,12 +11,14 @@ from torch import Tensor
 
 from fcco_lightning.outer import (
     AbsoluteDifference,
+    AbsoluteDistance,
     ChiSquare,
     Difference,
     DiscountedGain,
     Hinge,
     KullbackLeibler,
     KullbackLeiblerOfLog,
+    Linear,
     Log,
     LogRatio,
     LogSumExp,
@@ -27,6 +29,7 @@ from fcco_lightning.outer import (
     OuterFunction,
     Power,
     Ratio,
+    RatioDifference,
     Shifted,
     Softplus,
     Square,
@@ -68,6 +71,10 @@ PLAIN = [
     Case(AbsoluteDifference(Square(0.5)), 2, kinks=((0.2, 0.2),)),
     Case(Difference(SquaredHinge(rho=2.0, kappa=-1.0)), 2, kinks=((0.5, 1.5),)),
     Case(Difference(Hinge(rho=1.5, kappa=0.25)), 2, kinks=((0.75, 0.5),)),
+    Case(Linear(SquaredHinge(rho=2.0, kappa=0.25), (-1.0, 0.5)), 2, kinks=((0.25, 1.0),)),
+    Case(Linear(Hinge(rho=1.5), (-1.0, 0.5)), 2, kinks=((0.25, 0.5),)),
+    Case(AbsoluteDistance(Hinge(rho=2.0, kappa=0.25), 0.5), kinks=((0.75,), (0.25,), (0.5,)), dual=(-2.0, 2.0)),
+    Case(AbsoluteDistance(SquaredHinge(rho=2.0, kappa=0.1), -0.5), kinks=((-0.4,),)),
     Case(KullbackLeibler(), dual=(0.0, np.inf)),
     Case(KullbackLeibler(0.4), low=-2.0, high=1.5, dual=(0.0, np.inf)),
     Case(ChiSquare(), kinks=((-1.0,),), dual=(0.0, np.inf)),
@@ -114,6 +121,10 @@ NOT_CONVEX = [
 NOT_CONVEX += [
     Case(KullbackLeiblerOfLog(1.2, 2.0, torch.tensor(0.25)), low=0.5, kinks=((1.0,),)),
     Case(KullbackLeiblerOfLog(0.5, 2.5, torch.tensor(-0.5)), low=0.5, kinks=((1.0,),)),
+]
+NOT_CONVEX += [
+    Case(RatioDifference(Hinge(2.0, 0.25)), 4, low=0.5, kinks=((1.0, 1.0, 0.75, 1.0),)),
+    Case(RatioDifference(SquaredHinge(2.0, 0.25)), 4, low=0.5, kinks=((1.0, 1.0, 0.75, 1.0),)),
 ]
 WITHOUT_PROX += NOT_CONVEX[len(NOT_CONVEX_WITH_PROX) :]
 ALL_OUTER = CONVEX + NOT_CONVEX

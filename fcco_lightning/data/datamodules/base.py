@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least
+from fcco_lightning.conditions import Condition, Value, Where, comparisons, values_of
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
@@ -104,6 +105,44 @@ class SplitDataModule(LightningDataModule):
         """Return an ordered loader of this process's part of every split: "train", "val" (if held out) and "test"."""
         self._table("train")
         return {name: self._ordered(name) for name in self.tables}
+
+    def resolve_where(self, where: Where) -> Where:
+        """Return a subset that a person described by names as one that batches can be asked for.
+
+        The names of classes (column ``y``) and groups (column ``group``) become their numbers.
+
+        Args:
+            where: column -> condition.
+        """
+        return {column: self._numbered(column, condition) for column, condition in where.items()}
+
+    def groups_of(self, column: str) -> tuple[str, list[str]]:
+        """Return the column of a batch that numbers the groups of ``column``, and the names of the groups 0, 1, ...
+
+        Raises:
+            DataError: if the column has no named groups.
+        """
+        names = self._names_of(column)
+        if names:
+            return column, names
+        raise DataError(
+            f"by={column!r}: {type(self).__name__} knows no groups of that column. Use 'group' with a column of groups "
+            "(columns.sensitive), or a datamodule of tables, where any column can be named."
+        )
+
+    def _names_of(self, column: str) -> list[str]:
+        attribute = {"y": "class_names", "group": "group_names"}.get(column, "")
+        return [str(name) for name in getattr(self, attribute, None) or ()]
+
+    def _numbered(self, column: str, condition: Condition) -> Condition:
+        names, values = self._names_of(column), values_of(condition, column)
+        found: list[Value] = [names.index(v) if isinstance(v, str) and v in names else v for v in values]
+        unknown = [v for v in found if isinstance(v, str) and not comparisons(v)]
+        if names and unknown:
+            raise DataError(
+                f"where={{{column}: {condition!r}}}: {unknown[0]!r} is none of {names}, nor a number. Use one of them."
+            )
+        return found if len(found) > 1 else found[0]
 
     def identity(self) -> dict[str, Any]:
         """What the training batches depend on: the same on all processes of a job."""

@@ -205,7 +205,7 @@ class GroupedTabularDataModule(TableDataModule):
         self.dropped[name] = len(group) - len(known)
         if len(known) == 0:
             raise DataError(f"No row of {where} belongs to one of train's groups {listed(self.grouping.names)}.")
-        return LabelledFrame(features, columns | {"group": group}).take(known)
+        return LabelledFrame(features, columns | {"group": group}, frame).take(known)
 
     def _held_out(self, split: LabelledFrame, share: float, argument: str) -> tuple[LabelledFrame, LabelledFrame]:
         rest, held = grouped_split(

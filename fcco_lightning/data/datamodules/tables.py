@@ -4,6 +4,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import torch
+
+from fcco_lightning.conditions import Condition, Where, described
+from fcco_lightning.data.columns import condition_on, require_columns, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.fingerprint import fingerprint
@@ -14,6 +20,8 @@ from fcco_lightning.data.sources import is_hub_id, read_table
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import DataError
+
+_MOST_GROUPS = 50  # a column with more values is a number or a name, and no group has enough samples
 
 
 class TableDataModule(SplitDataModule):
@@ -59,6 +67,8 @@ class TableDataModule(SplitDataModule):
         self.sources, self.splits = dict(sources), splits
         self.labels = Labels(columns)
         self.encoder = encoding.encoder()
+        self._rows: dict[str, pd.DataFrame] = {}  # of every split, with all columns of the table
+        self._added: set[str] = set()  # columns that subsets and groups asked for
 
     @abstractmethod
     def _read_splits(self) -> dict[str, LabelledFrame]:
@@ -113,7 +123,61 @@ class TableDataModule(SplitDataModule):
         for name, split in splits.items():
             x = self.encoder.transform(split.features, f"the {name} split")
             self.tables[name] = TensorTable({"x": x, **split.columns})
+            if split.table is not None:
+                self._rows[name] = split.table
         self._require_expected_split()
+
+    def resolve_where(self, where: Where) -> Where:
+        """Return a subset that names any columns of the table as one that batches can be asked for.
+
+        Columns that batches have (``y``, ``group``, further columns) are meant first; a condition on any other column
+        of the table becomes a column of the batches that marks the samples which meet it.
+
+        Args:
+            where: column -> value, list of values, or comparison such as "<25".
+
+        Raises:
+            DataError: if there is no such column, or the training split has no such value.
+        """
+        present = self._table("train").columns.keys() - self._added - {"x"}
+        known = {column: condition for column, condition in where.items() if column in present}
+        return super().resolve_where(known) | {
+            self._marked(column, condition): 1 for column, condition in where.items() if column not in present
+        }
+
+    def groups_of(self, column: str) -> tuple[str, list[str]]:
+        """Return the column of a batch that numbers the values of any column of the table, and their names.
+
+        Raises:
+            DataError: if there is no such column, or it has one value or more than 50.
+        """
+        if column in self._table("train").columns and self._names_of(column):
+            return super().groups_of(column)
+        require_columns(self._rows["train"], {"by": [column]}, "the table")
+        texts = {split: text_of(rows[column]) for split, rows in self._rows.items()}
+        names = sorted(str(value) for value in texts["train"].dropna().unique())
+        if not 2 <= len(names) <= _MOST_GROUPS:
+            raise DataError(
+                f"by={column!r}: the groups of a column are its values, of which there must be 2 to {_MOST_GROUPS}, "
+                f"and the training split has {len(names)}. Name a column of categories."
+            )
+        name, index = f"group by {column}", pd.Index(names, dtype=object)
+        for split, cells in texts.items():
+            codes = index.get_indexer(pd.Index(cells, dtype=object)).astype(np.int64)  # -1: none of the groups
+            self.tables[split].columns[name] = torch.from_numpy(codes)
+        self._added.add(name)
+        return name, names
+
+    def _marked(self, column: str, condition: Condition) -> str:
+        """Return the name of a column of all splits, int64, that is 1 where the condition holds."""
+        name = described({column: condition})
+        if name not in self._added:
+            require_columns(self._rows["train"], {"where": [column]}, "the table")
+            test = condition_on(self._rows["train"][column], condition)
+            for split, rows in self._rows.items():
+                self.tables[split].columns[name] = test(rows[column])
+            self._added.add(name)
+        return name
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder and what identifies the training split, as plain values."""
@@ -134,7 +198,9 @@ class TableDataModule(SplitDataModule):
         return self._drawn("target", "train", self.batches, plan)
 
     def _fingerprint(self) -> dict[str, int | str]:
-        columns = {name: column for name, column in self._table("train").columns.items() if name != "x"}
+        columns = {
+            name: column for name, column in self._table("train").columns.items() if name not in {"x", *self._added}
+        }
         names = self._group_names()
         return {
             **fingerprint(columns, [*self.feature_names, *self.class_names, *self.columns.several, *names]),

@@ -103,7 +103,7 @@ class TabularDataModule(TableDataModule):
         return {"train": train, "val": val, "test": test}
 
     def _labelled(self, table: Any, where: str) -> LabelledFrame:
-        return LabelledFrame(self.labels.features(table, where), self.labels.read(table, where))
+        return LabelledFrame(self.labels.features(table, where), self.labels.read(table, where), table)
 
     def _held_out(self, split: LabelledFrame, share: float, argument: str) -> tuple[LabelledFrame, LabelledFrame]:
         whole, seed = self.splits.whole, self.splits.seed

@@ -1,0 +1,108 @@
+"""Conditions on the values of a column, as a person writes them: a value, some values, or a comparison."""
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.errors import ConfigError, DataError
+
+Value = bool | int | float | str
+"""A value of a column, or a text of comparisons such as "<25" or ">=18 and <65"."""
+
+Condition = Value | list[Value]
+"""What a column must be: one value, or one of several."""
+
+Where = dict[str, Condition]
+"""A subset of the samples: column -> condition; all of them must hold."""
+
+_OPERATORS: dict[str, Callable[[Any, float], Any]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_COMPARISON = re.compile(r"\s*(<=|>=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
+
+
+def comparisons(value: object) -> list[tuple[Callable[[Any, float], Any], float]]:
+    """Return the comparisons that a text such as ">=18 and <65" stands for; none if it is no such text.
+
+    Example:
+        >>> [(operate.__name__, bound) for operate, bound in comparisons(">=18 and <65")]
+        [('ge', 18.0), ('lt', 65.0)]
+        >>> comparisons(">50K")
+        []
+    """
+    if not isinstance(value, str):
+        return []
+    matches = [_COMPARISON.fullmatch(part) for part in value.split(" and ")]
+    return [(_OPERATORS[m[1]], float(m[2])) for m in matches if m] if all(matches) else []
+
+
+def values_of(condition: object, column: str) -> list[Value]:
+    """Return the values of which a column must have one.
+
+    Raises:
+        ConfigError: if there are none, or one is neither a number nor a text.
+    """
+    several = isinstance(condition, Sequence) and not isinstance(condition, str)
+    values: list[Any] = list(condition) if several else [condition]  # type: ignore[call-overload]
+    if not values or not all(isinstance(value, bool | int | float | str) for value in values):
+        raise ConfigError(
+            f"where names the column {column!r} with {condition!r}: give a value, a list of values, or a text with a "
+            'comparison such as "<25" or ">=18 and <65".'
+        )
+    return values
+
+
+def described(where: Mapping[str, Condition]) -> str:
+    """Return a subset in words, for names and messages.
+
+    Example:
+        >>> described({"race": "Black", "age": ">=18 and <65", "job": ["cook", "smith"]})
+        'race=Black, age>=18 and <65, job=cook or smith'
+    """
+    return ", ".join(f"{column}{_described(condition, column)}" for column, condition in where.items()) or "everyone"
+
+
+def _described(condition: Condition, column: str) -> str:
+    text = " or ".join(str(value) for value in values_of(condition, column))
+    return text if comparisons(condition) else f"={text}"
+
+
+def holds(column: Tensor, condition: Condition, name: str) -> Tensor:
+    """Mark the entries of a column of numbers that meet a condition.
+
+    Args:
+        column: shape (B,).
+        condition: of numbers and comparisons.
+        name: of the column, for messages.
+
+    Returns:
+        Mask of shape (B,), bool.
+
+    Raises:
+        DataError: if the condition names a text, which a column of numbers cannot contain.
+    """
+    mask = torch.zeros(column.shape, dtype=torch.bool, device=column.device)
+    for value in values_of(condition, name):
+        compared = comparisons(value)
+        if compared:
+            mask |= torch.stack([operate(column, bound) for operate, bound in compared]).all(0)
+        else:
+            mask |= column == _number(value, name)
+    return mask
+
+
+def _number(value: Value, name: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise DataError(
+            f"where={{{name}: {value!r}}}: the column {name!r} of the batch has numbers, and {value!r} is none. Use a "
+            "datamodule of tables, which knows the names of values, or give the number that stands for it."
+        ) from None

@@ -1,0 +1,396 @@
+"""Equal treatment of any number of groups, under the names that practitioners use."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import fraction, non_negative
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.comparisons import Against, GroupComparisons, Pair
+from fcco_lightning.estimators import Range
+from fcco_lightning.objectives import (
+    PairLoss,
+    Quantity,
+    SigmoidPair,
+    SoftRate,
+    binary_scores,
+    require_binary_labels,
+    required_column,
+)
+from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction, RatioDifference
+from fcco_lightning.records import Columns, Inner
+
+
+class GroupConstraint(Constraint):
+    """What constraints on groups share: one row for every kind of rate and every comparison of groups.
+
+    Args:
+        kappa: tolerance.
+        by: column of the groups: "group", or with a datamodule of tables any of its columns.
+        against: with what a group is compared, see :class:`GroupComparisons`.
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
+
+    Attributes:
+        kinds: names of the rates that are compared.
+        comparisons: which groups are compared.
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+
+    def __init__(self, kappa: float, by: str, against: Against, groups: Sequence[str] | None) -> None:
+        self.kappa, self.comparisons = kappa, GroupComparisons(by, against, groups)
+        self._name_rows()
+
+    @property
+    def pairs(self) -> Sequence[Pair]:
+        """The two sides of every row of one kind."""
+        return self.comparisons.pairs
+
+    def _name_rows(self) -> None:
+        self.names = [name for kind in self.kinds for name in self.comparisons.rows(kind)]
+
+    def adapt(self, datamodule: Any) -> None:
+        """Take the groups, and their names, from the datamodule."""
+        self.comparisons.adapt(datamodule)
+        self._name_rows()
+
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        if self.needs_labels:
+            require_binary_labels(batch, self)
+        self.comparisons.check(batch, self)
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the labels ``y``, 0 and 1, play a role."""
+        return True
+
+
+class _RateParity(GroupConstraint):
+    r"""``h(w) = |mean of q over side a - mean of q over side b| - kappa <= 0`` for every comparison of two sides.
+
+    The means are over the samples of a class, or over all; a batch without such a sample of one side leaves the row
+    untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
+
+    Attributes:
+        classes: the labels over which the means are taken, in the order of ``kinds``; None for all samples.
+    """
+
+    width = 2
+    classes: ClassVar[tuple[int | None, ...]]
+
+    def __init__(
+        self,
+        kappa: float = 0.05,
+        rate: Quantity | None = None,
+        by: str = "group",
+        against: Against = "pairs",
+        groups: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(non_negative("kappa", kappa), by, against, groups)
+        self.rate = rate or SoftRate()
+        self.range = self.rate.range
+
+    @property
+    def needs_labels(self) -> bool:
+        return any(label is not None for label in self.classes)
+
+    def check(self, outputs: Any, batch: Columns) -> None:
+        super().check(outputs, batch)
+        self.rate.check(outputs, batch)
+
+    def _members(self, batch: Columns) -> Tensor:
+        """The samples of every class and side, shape (number of classes, number of sides, B), bool."""
+        sides = self.comparisons.members(batch, self)
+        every = [sides if c is None else sides & (required_column(batch, "y", self) == c) for c in self.classes]
+        return torch.stack(every)
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a row if it holds a sample of both sides, of the class."""
+        return [[of[pair.first], of[pair.second]] for of in self._members(columns) for pair in self.pairs]
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        q = self.rate(outputs, batch)
+        member = self._members(batch).to(q.dtype)
+        if "weight" in batch:
+            member = member * batch["weight"].to(q.dtype)
+        count = member.sum(-1)
+        means = (member @ q) / torch.where(count > 0, count, 1.0)
+        return _of_pairs(means.unsqueeze(-1), count > 0, self.pairs)
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return AbsoluteDifference(phi)
+
+    def violation(self, values: Tensor) -> Tensor:
+        return (values[:, 0] - values[:, 1]).abs() - self.kappa
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal: then all groups are treated alike, whatever the scores."""
+        return _constant_decisions(self.rate, outputs, batch)
+
+
+class DemographicParity(_RateParity):
+    r"""Equal rates of positive decisions: ``|P(s > 0 | a) - P(s > 0 | b)| <= kappa``, for smoothed rates.
+
+    Args:
+        kappa: tolerance on a difference of rates, >= 0.
+        rate: the smoothed decision of a sample; a :class:`SoftRate` at threshold 0 by default, a :class:`TopShare` for
+            a budget.
+        by: column of the groups: "group", or with a datamodule of tables any of its columns.
+        against: "pairs", "rest" or "whole", see :class:`GroupComparisons`.
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
+    """
+
+    kinds = ("selection rate",)
+    classes = (None,)
+
+
+class EqualOpportunity(_RateParity):
+    r"""Equal true positive rates: ``|P(s > 0 | y = 1, a) - P(s > 0 | y = 1, b)| <= kappa``, for smoothed rates.
+
+    Args: as of :class:`DemographicParity`.
+    """
+
+    kinds = ("tpr",)
+    classes = (1,)
+
+
+class EqualizedOdds(_RateParity):
+    r"""Equal true positive rates and equal false positive rates, each up to kappa; for smoothed rates.
+
+    Args: as of :class:`DemographicParity`.
+    """
+
+    kinds = ("tpr", "fpr")
+    classes = (1, 0)
+
+
+class FourFifthsRule(_RateParity):
+    r"""``h(w) = ratio * rate_b - rate_a - kappa <= 0`` both ways: no side is selected less than 4/5 as often.
+
+    Rows come for every comparison in both directions.  Linear in the rates, so nothing is divided by a small rate.
+
+    Args:
+        ratio: smallest quotient of two selection rates, in (0, 1]; 0.8 is the rule's.
+        kappa: tolerance, >= 0.
+        rate, by, against, groups: as of :class:`DemographicParity`.
+
+    Raises:
+        ConfigError: if ``ratio`` is not in (0, 1], or ``kappa`` < 0.
+    """
+
+    kinds = ("four fifths",)
+    classes = (None,)
+
+    def __init__(
+        self,
+        ratio: float = 0.8,
+        kappa: float = 0.0,
+        rate: Quantity | None = None,
+        by: str = "group",
+        against: Against = "pairs",
+        groups: Sequence[str] | None = None,
+    ) -> None:
+        self.ratio = fraction("ratio", ratio)
+        super().__init__(kappa, rate, by, against, groups)
+
+    @property
+    def pairs(self) -> Sequence[Pair]:
+        """Both directions of every comparison."""
+        names, both = self.comparisons.names, []
+        for pair in self.comparisons.pairs:
+            for a, b in ((pair.first, pair.second), (pair.second, pair.first)):
+                sides = [names[side] if side < len(names) else "others" for side in (a, b)]
+                both.append(Pair(a, b, f"{sides[0]} / {sides[1]}"))
+        return both
+
+    def _name_rows(self) -> None:
+        self.names = [f"{self.kinds[0]}: {pair.name}" for pair in self.pairs]
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return Linear(phi, (-1.0, self.ratio))
+
+    def violation(self, values: Tensor) -> Tensor:
+        return self.ratio * values[:, 1] - values[:, 0] - self.kappa
+
+
+class PredictiveParity(GroupConstraint):
+    r"""Equal precision: ``h(w) = |u_1/u_2 - u_3/u_4| - kappa <= 0`` with u = (mean of q y, mean of q) on both sides.
+
+    q is the smoothed positive decision, so that ``u_1/u_2`` is the share of the positives among those who are decided
+    positive.  Ratios of means are not convex in them: use SOX, SONX, or SONEX with a smoothed penalty
+    (``SmoothedHingePenalty``, ``SquaredHingePenalty``).  A side without positive decisions has no precision; means
+    below 1e-6 count as 1e-6.
+
+    Args: as of :class:`DemographicParity`.
+    """
+
+    width = 4
+    kinds = ("precision",)
+    range = Range(0.0, 1.0)
+
+    def __init__(
+        self,
+        kappa: float = 0.05,
+        rate: SoftRate | None = None,
+        by: str = "group",
+        against: Against = "pairs",
+        groups: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(non_negative("kappa", kappa), by, against, groups)
+        self.rate = rate or SoftRate()
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a row if it holds a sample of both sides."""
+        sides = self.comparisons.members(columns, self)
+        return [[sides[pair.first], sides[pair.second]] for pair in self.pairs]
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        q, positive = self.rate(outputs, batch), required_column(batch, "y", self) == 1
+        member = self.comparisons.members(batch, self).to(q.dtype)
+        if "weight" in batch:
+            member = member * batch["weight"].to(q.dtype)
+        count = member.sum(-1)
+        sums = member @ torch.stack([q * positive, q], dim=1)
+        means = sums / torch.where(count > 0, count, 1.0).unsqueeze(-1)
+        return _of_pairs(means.unsqueeze(0), (count > 0).unsqueeze(0), self.pairs)
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return RatioDifference(phi)
+
+    def violation(self, values: Tensor) -> Tensor:
+        ratios = values[:, ::2] / values[:, 1::2].clamp(min=1e-6)
+        return (ratios[:, 0] - ratios[:, 1]).abs() - self.kappa
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal: then all groups are treated alike, whatever the scores."""
+        return _constant_decisions(self.rate, outputs, batch)
+
+
+def _constant_decisions(rate: Quantity, outputs: Tensor, batch: Columns) -> str | None:
+    """Say so if the smoothed decision is on one side of 1/2 for every sample."""
+    positive = rate(outputs, batch) > 0.5
+    if bool(positive.any()) and not bool(positive.all()):
+        return None
+    return f"the decisions are constant: every sample is decided {'positive' if bool(positive.any()) else 'negative'}"
+
+
+class GroupAUCAtLeast(GroupConstraint):
+    r"""``h(w) = least - AUC_a(w) <= 0`` for every group a, with ``AUC_a = 1 - mean of l(s_i - s_j)``.
+
+    The mean is over the pairs of a positive i and a negative j of the group; with the sigmoid loss it is a smoothed
+    AUC.  A batch that lacks a class of the group leaves its row untouched.  Pairs weigh by the column ``weight`` of
+    both samples where samples are not drawn uniformly.
+
+    Args:
+        least: smallest AUC, in (0, 1].
+        loss: l, the surrogate of 1[d <= 0].
+        by: column of the groups: "group", or with a datamodule of tables any of its columns.
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
+
+    Raises:
+        ConfigError: if ``least`` is not in (0, 1].
+    """
+
+    width = 1
+    kinds = ("auc",)
+
+    def __init__(
+        self, least: float, loss: PairLoss | None = None, by: str = "group", groups: Sequence[str] | None = None
+    ) -> None:
+        self.least, self.loss = fraction("least", least), loss or SigmoidPair()
+        super().__init__(1 - least, by, "pairs", groups)
+        self.range = Range(0.0, 1.0) if isinstance(self.loss, SigmoidPair) else Range()
+
+    def _name_rows(self) -> None:
+        self.names = [f"auc: {name}" for name in self.comparisons.names]
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a group if it holds both of its classes."""
+        y = required_column(columns, "y", self)
+        return [[side & (y == 1), side & (y != 1)] for side in self.comparisons.members(columns, self)]
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        losses, known = _pair_losses(self, self.loss, outputs, batch)
+        index = known.nonzero().squeeze(1)
+        return Inner(index, losses[index].unsqueeze(1))
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return phi
+
+    def violation(self, values: Tensor) -> Tensor:
+        return values[:, 0] - self.kappa
+
+
+class AUCParity(GroupConstraint):
+    r"""``h(w) = |AUC_a(w) - AUC_b(w)| - kappa <= 0`` for every comparison of two sides.
+
+    The AUC of a side is as in :class:`GroupAUCAtLeast`, over pairs within the side.
+
+    Args:
+        kappa: tolerance on a difference of AUCs, >= 0.
+        loss: l, the surrogate of 1[d <= 0].
+        by, against, groups: as of :class:`DemographicParity`.
+    """
+
+    width = 2
+    kinds = ("auc",)
+
+    def __init__(
+        self,
+        kappa: float = 0.02,
+        loss: PairLoss | None = None,
+        by: str = "group",
+        against: Against = "pairs",
+        groups: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(non_negative("kappa", kappa), by, against, groups)
+        self.loss = loss or SigmoidPair()
+        self.range = Range(0.0, 1.0) if isinstance(self.loss, SigmoidPair) else Range()
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a row if it holds both classes of both sides."""
+        y, sides = required_column(columns, "y", self), self.comparisons.members(columns, self)
+        return [
+            [sides[side] & is_class for side in (pair.first, pair.second) for is_class in (y == 1, y != 1)]
+            for pair in self.pairs
+        ]
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        losses, known = _pair_losses(self, self.loss, outputs, batch)
+        return _of_pairs(losses.view(1, -1, 1), known.unsqueeze(0), self.pairs)
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return AbsoluteDifference(phi)
+
+    def violation(self, values: Tensor) -> Tensor:
+        return (values[:, 0] - values[:, 1]).abs() - self.kappa
+
+
+def _pair_losses(constraint: GroupConstraint, loss: PairLoss, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+    """Mean loss of the pairs within every side, shape (number of sides,), and which sides have both classes."""
+    scores = binary_scores(outputs)
+    positive = required_column(batch, "y", constraint) == 1
+    member = constraint.comparisons.members(batch, constraint).to(scores.dtype)
+    if "weight" in batch:
+        member = member * batch["weight"].to(scores.dtype)
+    of_positives, of_negatives = member[:, positive], member[:, ~positive]
+    losses = loss(scores[positive].unsqueeze(1) - scores[~positive])
+    total = ((of_positives @ losses) * of_negatives).sum(1)
+    pairs = of_positives.sum(1) * of_negatives.sum(1)
+    return total / torch.where(pairs > 0, pairs, 1.0), pairs > 0
+
+
+def _of_pairs(means: Tensor, known: Tensor, pairs: Sequence[Pair]) -> Inner:
+    """The rows of comparisons.
+
+    Args:
+        means: of every kind and side, shape (number of kinds, number of sides, width of a side).
+        known: of which kinds and sides the batch has samples, shape (number of kinds, number of sides).
+        pairs: the two sides of every row of a kind.
+    """
+    first, second = [pair.first for pair in pairs], [pair.second for pair in pairs]
+    values = torch.cat([means[:, first], means[:, second]], dim=-1).flatten(0, 1)
+    index = (known[:, first] & known[:, second]).flatten().nonzero().squeeze(1)
+    return Inner(index, values[index])

@@ -1,0 +1,103 @@
+"""Subsets of the samples that a person describes by columns and values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.conditions import Condition, Where, described, holds, values_of
+from fcco_lightning.errors import DataError
+from fcco_lightning.records import Columns
+
+
+class Subset:
+    """The samples whose columns meet conditions, such as ``{race: Black, age: "<25"}``.
+
+    A condition is a value, a list of values of which the column must have one, or a text with comparisons ("<25",
+    ">=18 and <65").  Numbers are compared with the columns of a batch.  Names of values, and columns of the table that
+    batches do not have, are understood by the datamodule (:meth:`adapt`).
+
+    Args:
+        where: column -> condition; all samples if empty.
+        argument: what the subset is called where it is given, for messages.
+
+    Raises:
+        ConfigError: if a condition is neither a value nor a list of values.
+    """
+
+    def __init__(self, where: Mapping[str, Condition] | None, argument: str = "where") -> None:
+        self.where: Where = dict(where or {})
+        self.argument, self._resolved = argument, self.where
+        for column, condition in self.where.items():
+            values_of(condition, column)
+
+    def __str__(self) -> str:
+        return described(self.where)
+
+    def adapt(self, datamodule: Any) -> None:
+        """Let the datamodule (or None) translate names into what its batches have.
+
+        Raises:
+            DataError: if a column or a value does not exist.
+        """
+        if hasattr(datamodule, "resolve_where"):
+            self._resolved = datamodule.resolve_where(self.where)
+
+    def mask(self, batch: Columns) -> Tensor:
+        """Mark the samples of a batch that belong to the subset, shape (B,), bool.
+
+        Raises:
+            DataError: if a column is not in the batch, or a name is not known.
+        """
+        missing = [name for name in self._resolved if name not in batch]
+        if missing:
+            raise DataError(
+                f"`{self.argument}` names the column(s) {missing}, the batch has {sorted(batch)}. Use y (label, 0 or "
+                "1), group (1 for the favoured group) or another column of the data."
+            )
+        some_column = next(iter(batch.values()))
+        mask = torch.ones(some_column.shape[0], dtype=torch.bool, device=some_column.device)
+        for name, condition in self._resolved.items():
+            mask = mask & holds(batch[name], condition, name)
+        return mask
+
+    def of_split(self, columns: Columns) -> Tensor:
+        """Mark the samples of the whole training split that belong to the subset.
+
+        Raises:
+            DataError: if there are none.
+        """
+        mask = self.mask(columns)
+        if not bool(mask.any()):
+            raise DataError(
+                f"{self.argument}={self.where!r} holds for no training sample, so nothing can be learnt of it: "
+                f"{self._values(columns)}. Correct the description, or the split."
+            )
+        return mask
+
+    def _values(self, columns: Columns) -> str:
+        """How many samples meet each condition, and what the columns contain."""
+        parts = []
+        for (name, condition), asked in zip(self._resolved.items(), self.where, strict=True):
+            number = int(holds(columns[name], condition, name).sum())
+            values = torch.unique(columns[name]).tolist()
+            shown = "" if asked != name else f" (its values are {values[:12]}{' and more' if len(values) > 12 else ''})"
+            parts.append(f"{number} have {described({asked: self.where[asked]})}{shown}")
+        return ", ".join(parts)
+
+    def check(self, batch: Columns) -> None:
+        """Look at the first batch: a label that is asked for by its number must be one of the classes 0, 1, ...
+
+        Raises:
+            DataError: if the column ``y`` is asked for but has values that are no whole numbers >= 0.
+        """
+        if "y" not in self._resolved or "y" not in batch:
+            return
+        y = batch["y"]
+        wrong = y[(y < 0) | (y != y.round())] if y.is_floating_point() else y[y < 0]
+        if wrong.numel():
+            raise DataError(
+                f"{self.argument}={self.where!r} asks for a class, but the labels y contain {wrong[0].item():g}, and "
+                "classes are 0, 1, ... Recode the labels: (y + 1) // 2 for -1 and 1, (y > 0.5) for probabilities."
+            )

@@ -1,0 +1,105 @@
+"""The weights a run ends with under constraints."""
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+
+from fcco_lightning import FCCOModule, MeanAtMost, SoftRate, TensorDataModule
+from fcco_lightning.callbacks import BestFeasible, Report
+from fcco_lightning.data.sampling import UniformSampling
+from fcco_lightning.errors import ConfigError
+
+
+def columns(seed, rows=32):
+    x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed))
+    return {"x": x, "y": (x[:, 0] + 0.3 * x[:, 1] > 0).long()}
+
+
+def data(*, val=True):
+    splits = {"train": columns(0), "test": columns(1)} | ({"val": columns(2)} if val else {})
+    return TensorDataModule(splits, batches=UniformSampling(batch_size=8))
+
+
+class Scripted(FCCOModule):
+    """Whose validations say what the test wants; the weights are those of training."""
+
+    script = ()
+
+    def on_validation_epoch_end(self):
+        super().on_validation_epoch_end()
+        if "val" in self.last_summaries:
+            worst, auc = self.script[self.current_epoch]
+            self.last_summaries["val"] |= {"worst_violation": worst, "auc": auc}
+
+
+def fit(path, script, epochs=None, ckpt=None, **kwargs):
+    seed_everything(0)
+    module = Scripted(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
+    module.script, seen = script, []
+    choice, report = BestFeasible(enabled=True), Report(pictures=False, table=False, folder=str(path))
+
+    class Watch(BestFeasible):
+        def on_validation_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                seen.append(pl_module.network.weight.detach().clone())
+
+    trainer = Trainer(
+        max_epochs=epochs or len(script),
+        callbacks=[choice, Watch(), report],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        default_root_dir=path,
+        **kwargs,
+    )
+    trainer.fit(module, data(), ckpt_path=ckpt)
+    return module, choice, report, seen, trainer
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("script", "best"),
+    [
+        ([(0.1, 0.9), (-0.1, 0.7), (-0.2, 0.8), (0.01, 0.95)], 2),  # feasible, then by the figure
+        ([(0.3, 0.9), (0.1, 0.5), (NAN, 0.99)], 1),  # the least violated
+        ([(-0.1, NAN), (0.0, 0.6)], 1),
+    ],
+)
+def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
+    module, choice, report, seen, _ = fit(tmp_path, script)
+    assert choice.chosen["epoch"] == best
+    assert torch.equal(module.network.weight, seen[best])
+    assert report.report["selected"] == choice.chosen
+    line = "is feasible on" if script[best][0] <= 0 else "No epoch was feasible"
+    assert line in report.report["verdict"]
+    saved = torch.load(next(tmp_path.rglob("feasible.ckpt")), weights_only=True)
+    assert torch.equal(saved["state_dict"]["network.weight"], seen[best])
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_resumed_run_remembers_the_best_weights_before(tmp_path):
+    script = [(-0.1, 0.9), (-0.1, 0.5), (-0.1, 0.7)]
+    *_, seen, trainer = fit(tmp_path, script, epochs=2)
+    path = next(tmp_path.rglob("epoch=1*.ckpt"))
+    module, choice, *_ = fit(tmp_path, script, ckpt=str(path))
+    assert choice.chosen["epoch"] == 0
+    assert torch.equal(module.network.weight, seen[0])
+    assert trainer.current_epoch == 2
+
+
+def test_without_a_validation_split_nothing_is_chosen():
+    choice, module = (
+        BestFeasible(enabled=True),
+        FCCOModule(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)]),
+    )
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    Trainer(max_epochs=1, callbacks=[choice], enable_model_summary=False, **options).fit(module, data(val=False))
+    assert choice.chosen == choice.state_dict() == {}
+
+
+def test_mode_is_one_of_two():
+    with pytest.raises(ConfigError, match="mode must be one of 'max', 'min'"):
+        BestFeasible(mode="best")
