@@ -11,12 +11,14 @@ from mpmath import exp, expm1, findroot, log, log1p, mp, mpf, sqrt
 
 from fcco_lightning.outer import (
     AbsoluteDifference,
+    AbsoluteDistance,
     ChiSquare,
     Difference,
     DiscountedGain,
     Hinge,
     KullbackLeibler,
     KullbackLeiblerOfLog,
+    Linear,
     Log,
     LogRatio,
     LogSumExp,
@@ -27,6 +29,7 @@ from fcco_lightning.outer import (
     OuterFunction,
     Power,
     Ratio,
+    RatioDifference,
     Shifted,
     Softplus,
     Square,
@@ -273,6 +276,59 @@ class SignedDifferenceReference(Reference):
         return [mean + half, mean - half]
 
 
+class LinearReference(Reference):
+    def __init__(self, f: Linear) -> None:
+        self.phi, self.weights = reference(f.phi), [mpf(c) for c in f.weights]
+
+    def along(self, u: Row) -> mpf:
+        return sum(c * a for c, a in zip(self.weights, u, strict=True))
+
+    def value(self, u: Row) -> mpf:
+        return self.phi.value([self.along(u)])
+
+    def subgradient(self, u: Row) -> Row:
+        slope = self.phi.subgradient([self.along(u)])[0]
+        return [c * slope for c in self.weights]
+
+    def prox(self, u: Row, lam: mpf) -> Row:
+        """Moves along the weights only, by which the sum moves as under phi with |c|^2 lam."""
+        square, along = self.along(self.weights), self.along(u)
+        step = (self.phi.prox([along], square * lam)[0] - along) / square
+        return [a + c * step for c, a in zip(self.weights, u, strict=True)]
+
+
+class DistanceReference(Reference):
+    def __init__(self, f: AbsoluteDistance) -> None:
+        self.phi, self.centre = reference(f.phi), mpf(f.centre)
+
+    def value(self, u: Row) -> mpf:
+        return self.phi.value([abs(u[0] - self.centre)])
+
+    def subgradient(self, u: Row) -> Row:
+        slope = self.phi.subgradient([abs(u[0] - self.centre)])[0]
+        return [slope if u[0] > self.centre else -slope]
+
+    def prox(self, u: Row, lam: mpf) -> Row:
+        distance = self.phi.prox([abs(u[0] - self.centre)], lam)[0]
+        return [self.centre + (distance if u[0] > self.centre else -distance)]
+
+
+class RatioDifferenceReference(Reference):
+    def __init__(self, f: RatioDifference) -> None:
+        self.phi, self.floor = reference(f.phi), mpf(f.floor)
+
+    def value(self, u: Row) -> mpf:
+        a, b, c, d = u
+        return self.phi.value([abs(a / max(b, self.floor) - c / max(d, self.floor))])
+
+    def subgradient(self, u: Row) -> Row:
+        a, b, c, d = u
+        difference = a / max(b, self.floor) - c / max(d, self.floor)
+        slope = self.phi.subgradient([abs(difference)])[0] * (1 if difference > 0 else -1)
+        below = [-a / b**2 if b > self.floor else mpf(0), c / d**2 if d > self.floor else mpf(0)]
+        return [slope / max(b, self.floor), slope * below[0], -slope / max(d, self.floor), slope * below[1]]
+
+
 class LogDivergenceReference(Reference):
     def __init__(self, f: KullbackLeiblerOfLog) -> None:
         self.lam, self.tau, self.c = mpf(f.lam), mpf(f.tau), mpf(f.c.item())
@@ -326,12 +382,14 @@ class ShiftedReference(Reference):
 
 REFERENCES: dict[type[OuterFunction], Callable[..., Reference]] = {
     AbsoluteDifference: DifferenceReference,
+    AbsoluteDistance: DistanceReference,
     ChiSquare: chi_square,
     Difference: SignedDifferenceReference,
     DiscountedGain: discounted_gain,
     Hinge: hinge,
     KullbackLeibler: kullback_leibler,
     KullbackLeiblerOfLog: LogDivergenceReference,
+    Linear: LinearReference,
     Log: lambda f: logarithm(f.tau, 1),
     LogRatio: LogRatioReference,
     LogSumExp: LogSumExpReference,
@@ -341,6 +399,7 @@ REFERENCES: dict[type[OuterFunction], Callable[..., Reference]] = {
     NegativeLog: lambda f: logarithm(f.tau, -1),
     Power: power,
     Ratio: lambda _: RatioReference(),
+    RatioDifference: RatioDifferenceReference,
     Shifted: ShiftedReference,
     Softplus: softplus,
     Square: square,

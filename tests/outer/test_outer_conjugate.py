@@ -9,6 +9,7 @@ from fcco_lightning.outer import (
     ChiSquare,
     Difference,
     Hinge,
+    Linear,
     LogSumExp,
     Maximum,
     Shifted,
@@ -113,6 +114,22 @@ def test_conjugate_prox_of_a_function_of_a_difference_is_the_argmin_on_its_line(
         assert case.outer.conjugate_prox(row.unsqueeze(0), tau)[0].tolist() == pytest.approx([a, -a], abs=ARGMIN)
 
 
+@pytest.mark.parametrize("tau", [0.3, 2.0])
+@pytest.mark.parametrize("case", [c for c in WITH_PROX if isinstance(c.outer, Linear)], ids=case_name)
+def test_conjugate_prox_of_a_function_of_a_sum_is_the_argmin_on_its_line(case, tau):
+    weights = torch.tensor(case.outer.weights, dtype=torch.float64)
+    for row in case.rows(5):
+
+        def objective(a, row=row):
+            v = a * weights
+            return case.outer.conjugate(v) + (v - row).square().sum(-1) / (2 * tau)
+
+        reach = min(case.outer.phi.lipschitz, 12.0)
+        a, _ = minimum(objective, -reach, reach)
+        expected = (a * weights).tolist()
+        assert case.outer.conjugate_prox(row.unsqueeze(0), tau)[0].tolist() == pytest.approx(expected, abs=ARGMIN)
+
+
 @pytest.mark.parametrize("case", [c for c in WITH_PROX if isinstance(c.outer, Maximum)], ids=case_name)
 def test_conjugate_prox_of_the_maximum_is_the_projection_on_the_simplex(case):
     y = case.rows(10)
@@ -125,7 +142,7 @@ def test_conjugate_prox_of_the_maximum_is_the_projection_on_the_simplex(case):
 
 
 def test_every_wide_function_with_a_prox_has_a_dual_step_test():
-    kinds = (AbsoluteDifference, Difference, Maximum, Shifted)
+    kinds = (AbsoluteDifference, Difference, Linear, Maximum, Shifted)
     wide = [c.outer for c in WITH_PROX if c.width > 1]
     assert all(isinstance(o, kinds) or isinstance(o.outer, kinds) for o in wide)
 
