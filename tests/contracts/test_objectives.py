@@ -236,7 +236,7 @@ def test_group_labels_out_of_range_are_refused(name, wrong):
 # ---- three samples in two hundred
 
 
-@pytest.mark.parametrize("way", ["uniform", "balanced"])
+@pytest.mark.parametrize("way", ["uniform", pytest.param("balanced", marks=pytest.mark.slow)])
 def test_a_group_of_three_among_two_hundred(way):
     """An objective and a constraint on it, 5,000 batches of 20: within four standard errors in three directions.
 
