@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fcco_lightning.checks import positive
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, require_binary_labels, required_column
 from fcco_lightning.objectives.ranking import both_classes
-from fcco_lightning.outer import Difference, OuterFunction, SquaredHinge
+from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 from fcco_lightning.records import Columns, Inner
 
 
@@ -38,7 +38,7 @@ class AUCMargin(Objective):
 
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
-        self.outer: OuterFunction = Difference(SquaredHinge(rho=2.0, kappa=-positive("margin", margin)))
+        self.outer: OuterFunction = Linear(SquaredHinge(rho=2.0, kappa=-positive("margin", margin)), (1.0, -1.0))
         self.margin = margin
         self.a, self.b = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 

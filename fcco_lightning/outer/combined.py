@@ -89,10 +89,10 @@ class Linear(OuterFunction):
         return sum(weight * weight for weight in self.weights)
 
     def _sum(self, u: Tensor) -> Tensor:
-        return (u * u.new_tensor(self.weights)).sum(-1, keepdim=True)
+        return sum(c * u[..., j : j + 1] for j, c in enumerate(self.weights[1:], 1)) + self.weights[0] * u[..., :1]
 
     def _along(self, a: Tensor) -> Tensor:
-        return a * a.new_tensor(self.weights)
+        return torch.cat([c * a for c in self.weights], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -214,6 +214,11 @@ class RatioDifference(OuterFunction):
         )
 
     def difference(self, u: Tensor) -> Tensor:
-        """``u_1 / u_2 - u_3 / u_4`` of every row: (B, 4) -> (B, 1)."""
-        ratios = u[..., ::2] / u[..., 1::2].clamp(min=self.floor)
-        return ratios[..., :1] - ratios[..., 1:]
+        """See :func:`ratio_difference`."""
+        return ratio_difference(u, self.floor)
+
+
+def ratio_difference(u: Tensor, floor: float = 1e-6) -> Tensor:
+    """``u_1 / u_2 - u_3 / u_4`` of every row, denominators below ``floor`` counting as ``floor``: (B, 4) -> (B, 1)."""
+    ratios = u[..., ::2] / u[..., 1::2].clamp(min=floor)
+    return ratios[..., :1] - ratios[..., 1:]

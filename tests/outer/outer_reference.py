@@ -13,7 +13,6 @@ from fcco_lightning.outer import (
     AbsoluteDifference,
     AbsoluteDistance,
     ChiSquare,
-    Difference,
     DiscountedGain,
     Hinge,
     KullbackLeibler,
@@ -259,23 +258,6 @@ class DifferenceReference(Reference):
         return [mean + half, mean - half]
 
 
-class SignedDifferenceReference(Reference):
-    def __init__(self, f: Difference) -> None:
-        self.phi = reference(f.phi)
-
-    def value(self, u: Row) -> mpf:
-        return self.phi.value([u[0] - u[1]])
-
-    def subgradient(self, u: Row) -> Row:
-        a = self.phi.subgradient([u[0] - u[1]])[0]
-        return [a, -a]
-
-    def prox(self, u: Row, lam: mpf) -> Row:
-        """The mean of the two stays, their difference moves as under phi with 2 lam."""
-        half, mean = self.phi.prox([u[0] - u[1]], 2 * lam)[0] / 2, (u[0] + u[1]) / 2
-        return [mean + half, mean - half]
-
-
 class LinearReference(Reference):
     def __init__(self, f: Linear) -> None:
         self.phi, self.weights = reference(f.phi), [mpf(c) for c in f.weights]
@@ -384,7 +366,6 @@ REFERENCES: dict[type[OuterFunction], Callable[..., Reference]] = {
     AbsoluteDifference: DifferenceReference,
     AbsoluteDistance: DistanceReference,
     ChiSquare: chi_square,
-    Difference: SignedDifferenceReference,
     DiscountedGain: discounted_gain,
     Hinge: hinge,
     KullbackLeibler: kullback_leibler,

@@ -7,7 +7,6 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
-    Difference,
     Hinge,
     Linear,
     LogSumExp,
@@ -98,9 +97,7 @@ def test_conjugate_prox_is_the_argmin(case, tau):
 
 
 @pytest.mark.parametrize("tau", [0.2, 2.0])
-@pytest.mark.parametrize(
-    "case", [c for c in WITH_PROX if isinstance(c.outer, AbsoluteDifference | Difference)], ids=case_name
-)
+@pytest.mark.parametrize("case", [c for c in WITH_PROX if isinstance(c.outer, AbsoluteDifference)], ids=case_name)
 def test_conjugate_prox_of_a_function_of_a_difference_is_the_argmin_on_its_line(case, tau):
     rho = case.outer.phi.lipschitz
     for row in case.rows(5):
@@ -142,7 +139,7 @@ def test_conjugate_prox_of_the_maximum_is_the_projection_on_the_simplex(case):
 
 
 def test_every_wide_function_with_a_prox_has_a_dual_step_test():
-    kinds = (AbsoluteDifference, Difference, Linear, Maximum, Shifted)
+    kinds = (AbsoluteDifference, Linear, Maximum, Shifted)
     wide = [c.outer for c in WITH_PROX if c.width > 1]
     assert all(isinstance(o, kinds) or isinstance(o.outer, kinds) for o in wide)
 
