@@ -145,7 +145,7 @@ class MeanDifferenceAtMost(Constraint):
         return (values[:, 0] - values[:, 1]).abs() - self.kappa
 
 
-class MeanNear(Constraint):
+class MeanNear(MeanAtMost):
     r"""``h(w) = |mean of q over the subset - target| - kappa <= 0``: an equality, up to a tolerance.
 
     A batch without a sample of the subset leaves the row untouched.
@@ -159,8 +159,6 @@ class MeanNear(Constraint):
         part: which loader's samples, where several contribute to a batch; None for the objective's.
     """
 
-    width = 1
-
     def __init__(
         self,
         quantity: Quantity,
@@ -170,27 +168,8 @@ class MeanNear(Constraint):
         name: str = "mean",
         part: str | None = None,
     ) -> None:
-        self.quantity, self.where, self.target = quantity, Subset(where), finite("target", target)
-        self.kappa = non_negative("kappa", kappa)
-        self.names, self.part, self.range = [name], part, quantity.range
-
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of the mean if it holds a sample of the subset."""
-        return [[self.where.of_split(columns)]]
-
-    def adapt(self, datamodule: Any) -> None:
-        self.where.adapt(datamodule)
-
-    def check(self, outputs: Tensor, batch: Columns) -> None:
-        self.where.check(batch)
-        self.quantity.check(outputs, batch)
-
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, chosen = self.quantity(outputs, batch), self.where.mask(batch)
-        mean = _mean(q, chosen, batch)
-        if mean is None:
-            return _empty(q, 1)
-        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), mean.reshape(1, 1))
+        super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
+        self.target = finite("target", target)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDistance(phi, self.target)

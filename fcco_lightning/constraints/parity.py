@@ -19,7 +19,7 @@ from fcco_lightning.objectives import (
     require_binary_labels,
     required_column,
 )
-from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction, RatioDifference
+from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction, RatioDifference, ratio_difference
 from fcco_lightning.records import Columns, Inner
 
 
@@ -127,7 +127,11 @@ class _RateParity(GroupConstraint):
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """All decisions are equal: then all groups are treated alike, whatever the scores."""
-        return _constant_decisions(self.rate, outputs, batch)
+        positive = self.rate(outputs, batch) > 0.5
+        if bool(positive.any()) and not bool(positive.all()):
+            return None
+        decision = "positive" if bool(positive.any()) else "negative"
+        return f"the decisions are constant: every sample is decided {decision}"
 
 
 class DemographicParity(_RateParity):
@@ -215,7 +219,7 @@ class FourFifthsRule(_RateParity):
         return self.ratio * values[:, 1] - values[:, 0] - self.kappa
 
 
-class PredictiveParity(GroupConstraint):
+class PredictiveParity(_RateParity):
     r"""Equal precision: ``h(w) = |u_1/u_2 - u_3/u_4| - kappa <= 0`` with u = (mean of q y, mean of q) on both sides.
 
     q is the smoothed positive decision, so that ``u_1/u_2`` is the share of the positives among those who are decided
@@ -228,23 +232,11 @@ class PredictiveParity(GroupConstraint):
 
     width = 4
     kinds = ("precision",)
-    range = Range(0.0, 1.0)
+    classes = (None,)
 
-    def __init__(
-        self,
-        kappa: float = 0.05,
-        rate: SoftRate | None = None,
-        by: str = "group",
-        against: Against = "pairs",
-        groups: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(non_negative("kappa", kappa), by, against, groups)
-        self.rate = rate or SoftRate()
-
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds a sample of both sides."""
-        sides = self.comparisons.members(columns, self)
-        return [[sides[pair.first], sides[pair.second]] for pair in self.pairs]
+    @property
+    def needs_labels(self) -> bool:
+        return True
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q, positive = self.rate(outputs, batch), required_column(batch, "y", self) == 1
@@ -260,20 +252,7 @@ class PredictiveParity(GroupConstraint):
         return RatioDifference(phi)
 
     def violation(self, values: Tensor) -> Tensor:
-        ratios = values[:, ::2] / values[:, 1::2].clamp(min=1e-6)
-        return (ratios[:, 0] - ratios[:, 1]).abs() - self.kappa
-
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
-        """All decisions are equal: then all groups are treated alike, whatever the scores."""
-        return _constant_decisions(self.rate, outputs, batch)
-
-
-def _constant_decisions(rate: Quantity, outputs: Tensor, batch: Columns) -> str | None:
-    """Say so if the smoothed decision is on one side of 1/2 for every sample."""
-    positive = rate(outputs, batch) > 0.5
-    if bool(positive.any()) and not bool(positive.all()):
-        return None
-    return f"the decisions are constant: every sample is decided {'positive' if bool(positive.any()) else 'negative'}"
+        return ratio_difference(values).abs().squeeze(1) - self.kappa
 
 
 class GroupAUCAtLeast(GroupConstraint):
