@@ -105,12 +105,11 @@ class FCCOModule(LightningModule):
         self.network, self.objective = network, self.algorithm.posed(objective or AUC(), constraints)[0]
         self.constraints, self.penalty = list(constraints), penalty
         self.objective_lr = None if objective_lr is None else positive("objective_lr", objective_lr)
-        self.optimizer, self.pretrain = optimizer, pretrain
-        main = Phase(MAIN, self.objective, self.constraints, self.algorithm, optimizer, scheduler)
-        self._phases = {MAIN: main} if pretrain is None else {PRETRAINING: pretrain.before(main, network), MAIN: main}
-        self._phase, self._phase_start = next(iter(self._phases.values())), 0
-        if pretrain is not None:  # its parameters are moved to the device, and saved, with all others
-            self.pretraining_objective = self._phase.objective
+        self.optimizer, self.scheduler, self.pretrain = optimizer, scheduler, pretrain
+        self.pretraining, self._phase_start = pretrain is not None, 0
+        self._first_phase = None if pretrain is None else pretrain.before(self._main_phase, network)
+        if self._first_phase is not None:  # its parameters are moved to the device, and saved, with all others
+            self.pretraining_objective = self._first_phase.objective
         self.evaluation = evaluation or default_evaluation(self.objective)
         self.backend = LightningBackend(
             self, gradient_clip_val, gradient_clip_algorithm, scheduler_interval, scheduler_monitor
@@ -179,13 +178,21 @@ class FCCOModule(LightningModule):
             self._know_old_model()
 
     @property
-    def pretraining(self) -> bool:
-        """Whether the first of two phases is going on."""
-        return self._phase.name == PRETRAINING
+    def _main_phase(self) -> Phase:
+        return Phase(MAIN, self.objective, self.constraints, self.algorithm, self.optimizer, self.scheduler)
 
-    def _enter(self, phase: Phase, epoch: int) -> None:
+    @property
+    def _phases(self) -> list[Phase]:
+        return [self._main_phase] if self._first_phase is None else [self._first_phase, self._main_phase]
+
+    @property
+    def _phase(self) -> Phase:
+        """The present one."""
+        return self._phases[0] if self.pretraining else self._phases[-1]
+
+    def _enter(self, epoch: int, *, pretraining: bool) -> None:
         """Begin a phase of training in ``epoch``, with rows of its own."""
-        self._phase, self._phase_start, self.problem = phase, epoch, None
+        self.pretraining, self._phase_start, self.problem = pretraining, epoch, None
         self._make_problem(getattr(self.trainer, "datamodule", None))
 
     def _make_problem(self, datamodule: LightningDataModule | None) -> None:
@@ -198,10 +205,6 @@ class FCCOModule(LightningModule):
                 "Make a new FCCOModule for other data."
             )
         if self.problem is None:
-            if self._phase.name == MAIN:  # attributes that were replaced since count
-                self._phase = self._phases[MAIN] = self._phase._replace(
-                    objective=self.objective, constraints=self.constraints, algorithm=self.algorithm
-                )
             phase = self._phase
             phase.objective.adapt(datamodule)
             self.num_samples = int(n)
@@ -227,7 +230,7 @@ class FCCOModule(LightningModule):
 
     def _description(self, datamodule: LightningDataModule | None) -> dict[str, str]:
         """What must be the same on all processes."""
-        penalty, parts = self._require(self.problem).penalty, self._phases.values()
+        penalty, parts = self._require(self.problem).penalty, self._phases
         described = {
             "num_samples": str(self.num_samples),
             "algorithm": "; ".join(f"{p.algorithm.name} {p.algorithm.settings()}" for p in parts),
@@ -309,13 +312,13 @@ class FCCOModule(LightningModule):
         phase = self._phase
         self._engine = Engine(self.network, self._require(self.problem), phase.algorithm, self.backend)
         self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
-        others = [other.objective for other in self._phases.values() if other is not phase]
+        others = [other.objective for other in self._phases if other.name != phase.name]
         self.backend.idle = [p for objective in others for p in objective.parameters() if p.requires_grad]
 
     def _end_pretraining(self, pretrain: Pretraining) -> None:
         """Go over to the second phase: new rows, optimizer and schedule, and perhaps a new head."""
-        stop_asked, main = self.engine.stop_asked, self._phases[MAIN]
-        self._enter(main, self.current_epoch)
+        stop_asked, main = self.engine.stop_asked, self._main_phase
+        self._enter(self.current_epoch, pretraining=False)
         self._require(self.problem).to(self.device)
         if pretrain.new_head:
             renew(head_of(self.network, pretrain.head), self.processes.everyone(seed_of_head())[0])
@@ -603,13 +606,14 @@ class FCCOModule(LightningModule):
                 self._know_old_model()  # before the workers of the loaders copy the data
             return
         phase = stored.get("phase", {"name": MAIN, "epoch": 0})
-        if phase["name"] not in self._phases:
+        pretraining = phase["name"] == PRETRAINING
+        if pretraining and self._first_phase is None:
             raise CheckpointError(
                 "the checkpoint was written while pretraining, and this run does not pretrain. Give it the same "
                 "--model.pretrain, or start without --ckpt_path."
             )
-        if phase["name"] != self._phase.name:
-            self._enter(self._phases[phase["name"]], phase["epoch"])
+        if pretraining != self.pretraining:
+            self._enter(phase["epoch"], pretraining=pretraining)
         self._phase_start, algorithm = phase["epoch"], self._phase.algorithm
         if stored["algorithm"] != algorithm.name:
             raise CheckpointError(
