@@ -16,7 +16,7 @@ from fcco_lightning.engine.row_weights import (
     SampleWeights,
     SubsetWeights,
     can_know,
-    company,
+    partner_presence,
     presence,
     warn_of_rare_rows,
 )
@@ -142,7 +142,7 @@ class Problem(nn.Module):
         drawn = self._drawn(objective.part)
         together: torch.Tensor | float = 1.0
         if drawn is not None and partners is not None:
-            together = company(owners, partners, drawn, type(objective).__name__, of_batch)
+            together = partner_presence(owners, partners, drawn, type(objective).__name__, of_batch)
         return SampleWeights(len(owners) / row_map.num_rows, owners[0].numel(), together)
 
     def _constraint_term(self, constraint: Constraint, share: float, of_batch: float) -> Term:

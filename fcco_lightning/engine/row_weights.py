@@ -90,23 +90,27 @@ class SampleWeights(RowWeights):
     Args:
         samples_per_row: n_samples / n_rows, > 0.
         rows_per_sample: T, where a sample may own a row for each of T labels.
-        company: probability that a batch which holds the owner of row i speaks of it, shape (n_rows,) in (0, 1], or one
-            number for all rows.
+        partner_presence: probability that a batch which holds the owner of row i speaks of it, shape (n_rows,) in
+            (0, 1], or one number for all rows.
     """
 
-    company: Tensor | None
+    partner_presence: Tensor | None
 
-    def __init__(self, samples_per_row: float = 1.0, rows_per_sample: int = 1, company: Tensor | float = 1.0) -> None:
+    def __init__(
+        self, samples_per_row: float = 1.0, rows_per_sample: int = 1, partner_presence: Tensor | float = 1.0
+    ) -> None:
         super().__init__()
         self.samples_per_row, self.rows_per_sample = samples_per_row, rows_per_sample
-        self._company = company if isinstance(company, float) else 1.0
-        self.register_buffer("company", company if isinstance(company, Tensor) else None, persistent=False)
+        self._same_for_all = partner_presence if isinstance(partner_presence, float) else 1.0
+        self.register_buffer(
+            "partner_presence", partner_presence if isinstance(partner_presence, Tensor) else None, persistent=False
+        )
 
     def forward(self, arrival: Arrival) -> Tensor | float:
         weight = self._alone(arrival)
-        if self.company is not None:
-            return weight / self.company.index_select(0, arrival.index)
-        return weight / self._company
+        if self.partner_presence is not None:
+            return weight / self.partner_presence.index_select(0, arrival.index)
+        return weight / self._same_for_all
 
     def _alone(self, arrival: Arrival) -> Tensor | float:
         """The weights where a batch speaks of every row whose owner it holds."""
@@ -217,7 +221,7 @@ def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str
     return torch.tensor(probability, dtype=torch.float64)
 
 
-def company(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
+def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
     """Probability that a batch which holds an owner holds a partner too: one number, or (n_rows,) where it differs.
 
     Args:
