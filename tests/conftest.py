@@ -31,6 +31,25 @@ def files_of(root: Path) -> dict[str, int]:
     return found
 
 
+# Files that take longest, mostly waiting for processes that they start: they begin first, so that none is left alone at
+# the end while the other workers have nothing to do.
+LONGEST = (
+    "cli/test_torchrun.py",
+    "training/test_faults.py",
+    "training/test_ddp.py",
+    "cli/test_cli.py",
+    "test_configs.py",
+    "training/test_continual_clip.py",
+    "contracts/test_algorithms.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    place = {Path(__file__).parent / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _repository_is_left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing below the repository has come, gone or changed when all tests are done; fixtures run elsewhere."""

@@ -99,7 +99,10 @@ PLAIN = [
     Case(Shifted(Maximum(), torch.tensor([[0.5, -0.25]]), 0.5), 2, kinks=((0.75, 0.0),)),
     Case(AbsoluteDifference(Shifted(Hinge(3.0), torch.tensor(0.125))), 2, kinks=((0.625, 0.5), (0.5, 0.5))),
 ]
-ENVELOPES = [Case(MoreauEnvelope(c.outer, 0.4), c.width, c.low, c.high, c.kinks, c.dual) for c in PLAIN]
+ENVELOPES = [  # of the last case of every class
+    Case(MoreauEnvelope(c.outer, 0.4), c.width, c.low, c.high, c.kinks, c.dual)
+    for c in {type(c.outer): c for c in PLAIN}.values()
+]
 WITHOUT_PROX = [
     Case(LogSumExp(), 3, kinks=((0.0, 0.0, 0.0),)),
     Case(LogSumExp(theta=0.3, mean=True), 2, kinks=((0.0, 0.0),)),

@@ -13,7 +13,8 @@ from tests import fault_jobs
 from tests.jobs import whole_rows
 from tests.launch import launch, values
 
-KILLS_IN_SAVES, KILLS_IN_TRAINING, SEQUENCES = 35, 20, 20
+KILLS = [8, pytest.param(60, marks=pytest.mark.slow)]
+SEQUENCES = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 40))]
 
 
 def kill_later(path, chance, pids):
@@ -27,9 +28,10 @@ def kill_later(path, chance, pids):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_killed_while_saving_an_earlier_checkpoint_is_whole(tmp_path):
+@pytest.mark.parametrize("kills", KILLS)
+def test_killed_while_saving_an_earlier_checkpoint_is_whole(kills, tmp_path):
     path, chance, version, ends = tmp_path / "at.ckpt", random.Random(0), 0, set()  # noqa: S311
-    for _ in range(KILLS_IN_SAVES):
+    for _ in range(kills):
         results = launch(
             fault_jobs.save_versions, 2, str(path), version, limit=40, during=lambda p: kill_later(path, chance, p)
         )
@@ -50,15 +52,16 @@ def same(outcomes, expected, **tolerance):
     torch.testing.assert_close(whole_rows(outcomes), whole_rows(expected), equal_nan=True, **tolerance)
 
 
-def test_killed_while_training_and_continued_is_uninterrupted(tmp_path):
+@pytest.mark.parametrize("wanted", KILLS)
+def test_killed_while_training_and_continued_is_uninterrupted(wanted, tmp_path):
     steps = 400
     uninterrupted = values(launch(fault_jobs.train, 2, str(tmp_path / "whole.ckpt"), steps))
     kills, chance, run = 0, random.Random(1), 0  # noqa: S311
-    while kills < KILLS_IN_TRAINING:
+    while kills < wanted:
         path = tmp_path / f"killed{run}.ckpt"
         run += 1
         while True:
-            kill = kills < KILLS_IN_TRAINING
+            kill = kills < wanted
             results = launch(
                 fault_jobs.train, 2, str(path), steps, limit=60,
                 during=(lambda p, path=path: kill_later(path, chance, p)) if kill else None,
@@ -69,7 +72,7 @@ def test_killed_while_training_and_continued_is_uninterrupted(tmp_path):
         same(results, uninterrupted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("seed", range(SEQUENCES))
+@pytest.mark.parametrize("seed", SEQUENCES)
 def test_any_sequence_of_world_sizes_is_one_process(seed, tmp_path):
     chance = random.Random(seed)  # noqa: S311
     path, sizes = tmp_path / "at.ckpt", [chance.randint(1, 4) for _ in range(3)]
