@@ -167,6 +167,7 @@ def test_the_core_runs_without_lightning():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_each_core_module_is_importable_alone():
     # one interpreter: before each module all of the package is forgotten, torch is kept
     code = (
