@@ -66,7 +66,7 @@ class PooledPairs(OuterFunction):
         return (self.share / partners).to(u.dtype).unsqueeze(1) * slope
 
     def _losses(self, u: Tensor) -> Tensor:
-        """l of all pairs, a row for every positive and a column for every negative."""
+        """The losses of all pairs, a row for every positive and a column for every negative."""
         if len(u) != len(self.positive):
             raise ConfigError(
                 f"{self!r} was made for {len(self.positive)} bags, not for {len(u)}. Use take(positions) for some of "
@@ -163,7 +163,6 @@ class MultiInstanceAUC(Objective):
         return rows
 
     def _pairs(self, rows: Tensor) -> PooledPairs:
-        positive, n = self._positive[rows], len(self._positive)
-        positives = int(self._positive.sum())
-        share = torch.where(positive, n / max(1, positives), n / max(1, n - positives))
-        return PooledPairs(self.pooling, self.loss, positive, share)
+        sizes = torch.bincount(self._positive.long(), minlength=2)
+        positive = self._positive[rows]
+        return PooledPairs(self.pooling, self.loss, positive, sizes.sum() / sizes.double()[positive.long()])

@@ -77,9 +77,9 @@ def bags_of(columns: Columns, needed_by: object) -> Bags:
 
 
 class Pooling(ABC):
-    r"""The score of a bag as a function of means over its instances: ``h = score(u)``, ``u = mean over instances of t``.
+    r"""The score of a bag from means over its instances: ``h = score(u)`` with ``u = mean over instances of t``.
 
-    Some instances of a bag say without bias what u is; of h itself they would not.
+    Some of its instances estimate u without bias, but not h.
 
     Attributes:
         width: k, the number of means of a bag.
