@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives.base import Objective, RowDomain
-from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bags_of
 from fcco_lightning.objectives.ranking import both_classes
 from fcco_lightning.outer import OuterFunction
@@ -91,9 +91,13 @@ class MultiInstanceAUC(Objective):
     drawn without regard to bags if all bags of a class are of one size.  Means over a bag are weighted by the column
     ``weight``, if there is one.
 
+    Take an algorithm that updates u_i before it takes the gradient, such as :class:`SOAP`, as MIDAM does: exp(s / tau)
+    of a batch over the u_i from before the step has no bound, over the u_i with 1 / gamma of it 1 / gamma.  Losses of
+    bounded slope (sigmoid, logistic) bear with the u_j of other bags that are remembered from long ago.
+
     Args:
         pooling: h; :class:`SmoothMaxPooling` by default.
-        loss: l; the squared hinge with margin 1 by default.
+        loss: l; :class:`SigmoidPair` by default.
     """
 
     distinct = True
@@ -102,7 +106,7 @@ class MultiInstanceAUC(Objective):
     def __init__(self, pooling: Pooling | None = None, loss: PairLoss | None = None) -> None:
         super().__init__()
         self.pooling = pooling or SmoothMaxPooling()
-        self.loss = loss or SquaredHingePair()
+        self.loss = loss or SigmoidPair()
         self.width = self.pooling.width
         self._names: Tensor
         self._positive: Tensor

@@ -10,8 +10,8 @@ from fcco_lightning import (
     MultiInstanceAUC,
     RobustLogistic,
     SampledSoftmax,
-    SigmoidPair,
     SmoothMaxPooling,
+    SquaredHingePair,
     ViewContrastive,
 )
 from fcco_lightning.records import ClassVectors, Embeddings, LatentVectors
@@ -135,13 +135,13 @@ CASES = {
     "views": of_views("dataset", views(), ("uniform", "balanced")),
     "views without the pair": of_views("none", views(itself=False), ("uniform", "balanced")),
     "multi-instance auc, smooth maximum": of_bags(
-        lambda: MultiInstanceAUC(SmoothMaxPooling(0.5)), scores(), smooth_maximum, lambda d: torch.relu(1 - d) ** 2
+        lambda: MultiInstanceAUC(SmoothMaxPooling(0.5)), scores(), smooth_maximum, lambda d: sigmoid(-d)
     ),
     "multi-instance auc, attention": of_bags(
-        lambda: MultiInstanceAUC(AttentionPooling(), SigmoidPair(0.7)),
+        lambda: MultiInstanceAUC(AttentionPooling(), SquaredHingePair(1.5)),
         scores(N, 2),
         attention,
-        lambda d: sigmoid(-d / 0.7),
+        lambda d: torch.relu(1.5 - d) ** 2,
     ),
     "bellman residual": Case(
         lambda: BellmanResidual(0.8, num_states=3),

@@ -87,7 +87,7 @@ class BagBatches(BatchPlan):
         """Weight B / (n p) of a row that is in a batch p times on average."""
         chance = torch.empty(len(self._sizes), dtype=torch.float64)
         for members, drawn in self._classes:
-            chance[members] = self.instances_per_bag * drawn / len(members) / self._sizes[members]
+            chance[members] = self.instances_per_bag * drawn / len(members) / self._sizes[members].double()
         return (self.batch_size / (self.num_rows * chance))[self._bag].float()
 
     def columns(self) -> dict[str, Tensor]:
