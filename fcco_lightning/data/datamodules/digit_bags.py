@@ -13,8 +13,8 @@ class DigitBagsDataModule(TensorDataModule):
     """Bags of images of digits, of which those are positive that hold a nine.
 
     The images are those of :func:`fcco_lightning.data.digits.digits`, equally many of every digit, divided at random
-    among the bags.  An instance is one of them: batches have ``x`` (B, 256) float32, grey levels in [0, 1], ``bag``
-    (B,), ``y`` (B,), the label of the bag, and ``index`` (B,).
+    among the bags.  An instance is one of them: batches have ``x`` (B, 256) float32, grey levels of mean about 0
+    and variance about 1, ``bag`` (B,), ``y`` (B,), the label of the bag, and ``index`` (B,).
 
     Args:
         num_train: number of training bags.
@@ -58,4 +58,4 @@ def _bags(images: Digits, size: int, generator: torch.Generator) -> dict[str, Te
     order = torch.randperm(len(images.labels), generator=generator)
     positive = (images.labels[order] == 9).view(-1, size).any(1).long()
     bag = torch.arange(len(order)) // size
-    return {"x": images.images[order].flatten(1) / 255, "bag": bag, "y": positive[bag]}
+    return {"x": (images.images[order].flatten(1) / 255 - 0.2) / 0.3, "bag": bag, "y": positive[bag]}
