@@ -91,9 +91,9 @@ class MultiInstanceAUC(Objective):
     drawn without regard to bags if all bags of a class are of one size.  Means over a bag are weighted by the column
     ``weight``, if there is one.
 
-    Take an algorithm that updates u_i before it takes the gradient, such as :class:`SOAP`, as MIDAM does: exp(s / tau)
-    of a batch over the u_i from before the step has no bound, over the u_i with 1 / gamma of it 1 / gamma.  Losses of
-    bounded slope (sigmoid, logistic) bear with the u_j of other bags that are remembered from long ago.
+    As MIDAM does, take the gradient at the new u_i (:class:`SOAP`).  It contains the ratio of the batch's mean of
+    exp(s / tau) to u_i, which is at most 1 / gamma for the new u_i and has no bound for the one from before the step.
+    A loss of bounded slope (sigmoid, logistic) bears best with rows that were remembered long ago.
 
     Args:
         pooling: h; :class:`SmoothMaxPooling` by default.

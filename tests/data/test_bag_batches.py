@@ -1,9 +1,11 @@
 """Batches of bags beside what every plan keeps to."""
 
+import pandas as pd
 import pytest
 import torch
 
-from fcco_lightning.data import BagBatches, BagSampling
+from fcco_lightning.data import BagBatches, BagSampling, Columns, Splits
+from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.errors import ConfigError, DataError
 
 BAGS = torch.arange(48) // 6
@@ -46,3 +48,19 @@ def test_the_sampling_counts_the_instances_of_all_processes():
     assert (plan.positive_bags, plan.instances_per_bag, plan.batch_size) == (1, 4, 16)
     with pytest.raises(ConfigError, match="drawn by bags, but the training table has no whole numbers"):
         BagSampling().plan({"index": BAGS}, 0, 1)
+
+
+def test_a_table_of_instances_is_divided_by_bags():
+    table = pd.DataFrame({"x": range(48), "scan": BAGS + 100, "ill": LABELS})
+    data = TabularDataModule(
+        table,
+        columns=Columns("ill", positive=1, extra={"bag": "scan"}),
+        splits=Splits(test_fraction=0.5, whole="bag", seed=1),
+        batches=BagSampling(1, 1, 3),
+    )
+    data.setup()
+    train, test = (data.tables[split].columns["bag"].unique().tolist() for split in ("train", "test"))
+    assert sorted(train + test) == list(range(100, 108))
+    batch = next(iter(data.train_dataloader()))
+    assert (batch["x"].shape, batch["bag"].unique(return_counts=True)[1].tolist()) == ((6, 1), [3, 3])
+    assert sorted(batch["y"].tolist()) == [0, 0, 0, 1, 1, 1]

@@ -43,10 +43,10 @@ class DigitBagsDataModule(TensorDataModule):
         num_workers: int = 0,
     ) -> None:
         at_least("bag_size", bag_size, 1)
-        sizes = [at_least("num_train", num_train, 1) * bag_size, at_least("num_test", num_test, 1) * bag_size]
+        train, test = at_least("num_train", num_train, 1) * bag_size, at_least("num_test", num_test, 1) * bag_size
         generator = torch.Generator().manual_seed(data_seed)
         super().__init__(
-            {split: _bags(images, bag_size, generator) for split, images in digits(*sizes, data_seed).items()},
+            {split: _bags(part, bag_size, generator) for split, part in digits(train, test, data_seed).items()},
             batches=batches,
             eval_batch_size=eval_batch_size,
             seed=seed,
