@@ -95,7 +95,7 @@ def test_what_is_not_exact_on_average_and_by_how_much(name, way):
 
     Losses of a mini-batch (``positive="batch"`` at exact rows, and InfoNCE) are biased for small batches by definition.
     Risks of groups that cross strata are ratios of two estimates, right as batches grow; tasks need all groups at once,
-    which are then not drawn alike.
+    which are then not drawn alike.  Nor are bags of different sizes, where instances are drawn and not bags.
     """
     bench = Bench(CASES[name], WAYS[way]())
     mean, (_, expected) = bench.mean_gradient(), bench.brute()
