@@ -218,8 +218,8 @@ def xrisk_arguments(config, folder):
     name = config.stem
     if name == "synthetic_bellman_alexr":
         return ["--data.per_state=4", "--data.per_state_test=2"]
-    if name.startswith(("synthetic_list", "synthetic_ndcg")):
-        return ["--data.num_train=20", "--data.num_test=10"]
+    if name.startswith(("synthetic_list", "synthetic_ndcg", "digits_bags")):
+        return ["--data.num_train=30", "--data.num_test=10"]
     if name.startswith("synthetic"):
         return ["--data.num_train=200", "--data.num_test=100"]
     if name.startswith("survival"):

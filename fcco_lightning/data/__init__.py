@@ -8,6 +8,7 @@ from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.mixtures import LatentChoice, ManyClasses
 from fcco_lightning.data.pairs import PairTable, read_pairs
 from fcco_lightning.data.plans import (
+    BagBatches,
     BalancedBatches,
     BatchPlan,
     Drawn,
@@ -22,6 +23,7 @@ from fcco_lightning.data.plans import (
 )
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import (
+    BagSampling,
     BalancedSampling,
     EventSampling,
     GroupSampling,
@@ -38,6 +40,8 @@ from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, Proportio
 from fcco_lightning.data.table import LabelTable, TensorTable
 
 __all__ = [
+    "BagBatches",
+    "BagSampling",
     "BalancedBatches",
     "BalancedSampling",
     "BatchPlan",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.data.plans import (
+    BagBatches,
     BalancedBatches,
     BatchPlan,
     EventBatches,
@@ -253,6 +254,46 @@ class QuerySampling(Sampling):
 
 
 @dataclass(frozen=True)
+class BagSampling(Sampling):
+    """Every batch holds some instances of a few positive and a few negative bags: :class:`BagBatches`.
+
+    Bags are those of the column ``bag``, and a bag is positive if its instances have ``y`` = 1.
+
+    Args:
+        positive_bags: number of positive bags in a training batch, the same bags on all processes.
+        negative_bags: number of negative bags in it, likewise.
+        instances_per_bag: number of instances of each of them in a training batch of one process.
+        num_batches: number of batches of an epoch; None for as many as go through all bags once.
+
+    Raises:
+        ConfigError: if a number is out of range.
+    """
+
+    positive_bags: int = 8
+    negative_bags: int = 8
+    instances_per_bag: int = 4
+    num_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least("positive_bags", self.positive_bags, 1)
+        at_least("negative_bags", self.negative_bags, 1)
+        at_least("instances_per_bag", self.instances_per_bag, 1)
+        _at_least_or_none("num_batches", self.num_batches)
+
+    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BagBatches:
+        """Return union batches of these numbers of bags with instances of each process."""
+        return BagBatches(
+            _required(columns, "bag", "bags"),
+            _required(columns, "y", "labels of bags"),
+            self.positive_bags,
+            self.negative_bags,
+            self.instances_per_bag * world_size,
+            seed,
+            num_batches=self.num_batches,
+        )
+
+
+@dataclass(frozen=True)
 class EventSampling(Sampling):
     """Every batch holds the same number of events and of censored samples: :class:`EventBatches`.
 
@@ -396,7 +437,7 @@ def with_num_batches(sampling: Sampling, num_batches: int) -> Sampling:
     """
     if isinstance(sampling, TwoDraws):
         return TwoDraws(with_num_batches(sampling.batches, num_batches))
-    if not isinstance(sampling, UniformSampling | GroupSampling | QuerySampling):
+    if not isinstance(sampling, UniformSampling | GroupSampling | QuerySampling | BagSampling):
         raise ConfigError(f"{type(sampling).__name__} has epochs of a fixed length. Use GroupSampling here.")
     if sampling.num_batches not in (None, num_batches):
         raise ConfigError(

@@ -106,10 +106,10 @@ class Problem(nn.Module):
             term.outer = constraint.outer(self.penalty.outer(rho, constraint.kappa))
 
     def _objective_term(self, num_samples: int, layout: Layout, of_batch: float) -> Term:
-        objective, outer = self.objective, self.objective.outer
-        assert outer is not None  # noqa: S101 - the caller has seen to it
-        drawn = self._drawn(objective.part)
+        objective, drawn = self.objective, self._drawn(self.objective.part)
         domain = objective.row_domain(num_samples, None if drawn is None else drawn.columns)
+        outer = objective.outer  # it may depend on what the objective now knows of the rows
+        assert outer is not None  # noqa: S101 - the caller has seen to it
         row_map = None if domain.owners is None else RowMap(domain.owners.flatten())
         weights: RowWeights
         if domain.per_sample:

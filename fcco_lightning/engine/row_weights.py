@@ -262,8 +262,11 @@ def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
-    """Warn where a row is seen in fewer than one of twenty batches."""
-    rare = (probability < RARE).nonzero().flatten().tolist()
+    """Warn where a row is seen in fewer than one of twenty batches, and outweighs the mean of all rows where it is.
+
+    Of many rows each may be rare: a batch that speaks of 16 of 1,000 groups or bags gives each 1/16 of the mean.
+    """
+    rare = ((probability < RARE) & (probability * len(probability) < 1)).nonzero().flatten().tolist()
     if rare:
         shown = ", ".join(f"{names[i]!r} in {float(probability[i]):.2%}" for i in rare[:5])
         more = f" and {len(rare) - 5} more" if len(rare) > 5 else ""

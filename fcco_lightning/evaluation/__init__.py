@@ -1,5 +1,6 @@
 """Evaluations: what a run reports of the network's outputs on a whole split."""
 
+from fcco_lightning.evaluation.bags import BagEvaluation
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.binary import BinaryEvaluation
 from fcco_lightning.evaluation.classes import ClassEvaluation
@@ -15,6 +16,7 @@ from fcco_lightning.evaluation.tasks import TaskEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
 
 __all__ = [
+    "BagEvaluation",
     "BinaryEvaluation",
     "ClassEvaluation",
     "ContinualEvaluation",

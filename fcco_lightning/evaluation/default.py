@@ -4,6 +4,7 @@ from functools import singledispatch
 from typing import Any
 
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation.bags import BagEvaluation
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.binary import BinaryEvaluation
 from fcco_lightning.evaluation.classes import ClassEvaluation
@@ -26,6 +27,7 @@ from fcco_lightning.objectives import (
     LatentVariable,
     ListObjective,
     MeanAveragePrecision,
+    MultiInstanceAUC,
     MultiTaskGroupDRO,
     NeighbourhoodComponents,
     Objective,
@@ -101,6 +103,11 @@ def _(objective: CVaRPartialAUC) -> Evaluation:
 @default_evaluation.register
 def _(objective: MeanAveragePrecision) -> Evaluation:
     return RankingEvaluation(missing=objective.missing)
+
+
+@default_evaluation.register
+def _(objective: MultiInstanceAUC) -> Evaluation:
+    return BagEvaluation(objective.pooling)
 
 
 @default_evaluation.register(GlobalContrastive)

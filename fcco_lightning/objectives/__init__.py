@@ -29,6 +29,7 @@ from fcco_lightning.objectives.latent_variable import LatentVariable
 from fcco_lightning.objectives.list_mle import ListMLE
 from fcco_lightning.objectives.list_net import ListNet
 from fcco_lightning.objectives.lists import ListObjective
+from fcco_lightning.objectives.multi_instance import MultiInstanceAUC
 from fcco_lightning.objectives.ndcg import NDCG
 from fcco_lightning.objectives.neighbourhood_components import NeighbourhoodComponents
 from fcco_lightning.objectives.p_norm_push import PNormPush
@@ -41,6 +42,7 @@ from fcco_lightning.objectives.pairwise import (
     SquaredPair,
 )
 from fcco_lightning.objectives.partial_auc import CVaRPartialAUC, KLPartialAUC
+from fcco_lightning.objectives.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
 from fcco_lightning.objectives.quantities import (
     CrossEntropyLoss,
     LogisticLoss,
@@ -59,6 +61,7 @@ __all__ = [
     "AUC",
     "NDCG",
     "AUCMargin",
+    "AttentionPooling",
     "AveragePrecision",
     "BellmanResidual",
     "CVaRGroupDRO",
@@ -81,12 +84,15 @@ __all__ = [
     "LogisticLoss",
     "LogisticPair",
     "MeanAveragePrecision",
+    "MeanPooling",
+    "MultiInstanceAUC",
     "MultiLabelLoss",
     "MultiTaskGroupDRO",
     "NeighbourhoodComponents",
     "Objective",
     "PNormPush",
     "PairLoss",
+    "Pooling",
     "Quantity",
     "RankingObjective",
     "RecallAtK",
@@ -95,6 +101,7 @@ __all__ = [
     "SampleParameters",
     "SampledSoftmax",
     "SigmoidPair",
+    "SmoothMaxPooling",
     "SoftRate",
     "SquaredHingePair",
     "SquaredLoss",

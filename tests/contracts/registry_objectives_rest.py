@@ -3,9 +3,19 @@
 import torch
 from torch.nn.functional import normalize
 
-from fcco_lightning import BellmanResidual, LatentVariable, RobustLogistic, SampledSoftmax, ViewContrastive
+from fcco_lightning import (
+    AttentionPooling,
+    BellmanResidual,
+    LatentVariable,
+    MultiInstanceAUC,
+    RobustLogistic,
+    SampledSoftmax,
+    SmoothMaxPooling,
+    SquaredHingePair,
+    ViewContrastive,
+)
 from fcco_lightning.records import ClassVectors, Embeddings, LatentVectors
-from tests.contracts.sampled import GROUP, Case, N, logistic, mean, scores, table_columns
+from tests.contracts.sampled import BAG, GROUP, STRATUM, Case, N, logistic, mean, scores, sigmoid, table_columns
 
 
 def robust_logistic(s, columns):
@@ -82,6 +92,33 @@ def views(*, itself=True):
     return formula
 
 
+def smooth_maximum(instances):
+    return 0.5 * torch.log(mean([torch.exp(s / 0.5) for s in instances]))
+
+
+def attention(instances):
+    return sum(torch.exp(a) * s for s, a in instances) / sum(torch.exp(a) for _, a in instances)
+
+
+def of_bags(make, outputs, pooled, loss):
+    def formula(s, columns):
+        sides = {0: [], 1: []}
+        for bag in set(BAG):
+            inside = [i for i in range(N) if columns["bag"][i] == bag]
+            sides[columns["y"][inside[0]]].append(pooled([s[i] for i in inside]))
+        return mean([loss(h - other) for h in sides[1] for other in sides[0]])
+
+    return Case(
+        make,
+        outputs,
+        {"bag": torch.tensor(BAG), "y": torch.tensor(STRATUM)},
+        formula,
+        unbiased=("bags", "some bags"),
+        missing="bag",
+        bad_outputs=scores(N, 3),
+    )
+
+
 def of_views(positive, brute, unbiased):
     return Case(
         lambda: ViewContrastive(0.3, positive=positive),
@@ -97,6 +134,15 @@ def of_views(positive, brute, unbiased):
 CASES = {
     "views": of_views("dataset", views(), ("uniform", "balanced")),
     "views without the pair": of_views("none", views(itself=False), ("uniform", "balanced")),
+    "multi-instance auc, smooth maximum": of_bags(
+        lambda: MultiInstanceAUC(SmoothMaxPooling(0.5)), scores(), smooth_maximum, lambda d: sigmoid(-d)
+    ),
+    "multi-instance auc, attention": of_bags(
+        lambda: MultiInstanceAUC(AttentionPooling(), SquaredHingePair(1.5)),
+        scores(N, 2),
+        attention,
+        lambda d: torch.relu(1.5 - d) ** 2,
+    ),
     "bellman residual": Case(
         lambda: BellmanResidual(0.8, num_states=3),
         scores(N, 2),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from fcco_lightning.data.plans import (
+    BagBatches,
     BalancedBatches,
     BatchPlan,
     EventBatches,
@@ -74,6 +75,15 @@ QUERIES = torch.tensor([5, 5, 5, 9, 9, 5, 9, 2, 2, 2, 9, 5, 7, 7, 9, 9, 2, 2, 5,
 RELEVANT = torch.tensor([1, 1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1] * 2).bool()  # none for query 7
 TINY_QUERIES = torch.tensor([4, 4, 4, 4, 8, 8, 8, 6, 6])
 TINY_RELEVANT = torch.tensor([1, 1, 0, 0, 0, 1, 0, 0, 0]).bool()
+
+
+BAGS = torch.arange(40) ** 2 % 11  # six bags of 4 to 8 rows
+TINY_BAGS = torch.tensor([3, 8, 3, 5, 8, 6, 3, 9])
+TINY_BAG_LABELS = torch.tensor([1, 0, 1, 1, 0, 0, 1, 0])
+
+
+def two_of(members):
+    return equally_likely([members * 2] if len(members) == 1 else combinations(members, 2))
 
 
 def of_queries(chosen):
@@ -175,6 +185,11 @@ PLANS = {
         lambda seed: QueryBatches(QUERIES, RELEVANT, 2, 3, 4, seed),
         QueryBatches(TINY_QUERIES, TINY_RELEVANT, 2, 2, 3),
         of_queries(2),
+    ),
+    "bags": PlanCase(
+        lambda seed: BagBatches(BAGS, BAGS % 2, 2, 1, 3, seed),
+        BagBatches(TINY_BAGS, TINY_BAG_LABELS, 1, 2, 2),
+        both(of_groups([(0, 2, 6), (3,)], 1, two_of), of_groups([(1, 4), (5,), (7,)], 2, two_of)),
     ),
     "rows of a table": PlanCase(
         lambda seed: RowsOf(BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4), ROWS, 40),

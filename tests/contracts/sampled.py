@@ -31,6 +31,7 @@ QUERY = [3, 8, 3, 8, 3, 8, 3, 8, 3]
 GRADE = [2, 0, 1, 0, 1, 0, 0, 1, 0]
 EVENT = [1, 1, 1, 1, 0, 1, 0, 1, 0]
 CLASS = [0, 0, 1, 1, 2, 2, 0, 1, 2]
+BAG = [4, 7, 4, 2, 7, 11, 9, 2, 7]  # of one to three samples, each of one stratum
 
 
 class Way(NamedTuple):
@@ -90,6 +91,20 @@ class Nested(Sampler):
         return Way(self, strata, None if bool((weight == 1).all()) else weight, sized=True)
 
 
+class Apart(Sampler):
+    """A batch of every part, drawn independently."""
+
+    def __init__(self, parts: list[Sampler]) -> None:
+        self.parts = parts
+
+    def absent(self, subset: Any) -> float:
+        return prod(part.absent(subset) for part in self.parts)
+
+    def batches(self) -> Iterator[tuple[tuple[int, ...], float]]:
+        for chosen in product(*(part.batches() for part in self.parts)):
+            yield sum((batch for batch, _ in chosen), ()), prod(chance for _, chance in chosen)
+
+
 def queries_of(queries: list[int], grades: list[int], relevant: int, others: int, chosen: int) -> Way:
     """Relevant and other items of some queries."""
 
@@ -104,6 +119,23 @@ def classes_of(classes: list[int], samples: int, chosen: int) -> Way:
     """Samples of some classes."""
     members = [[i for i, c in enumerate(classes) if c == k] for k in sorted(set(classes))]
     return Nested([[(m, samples)] for m in members], chosen).way(len(classes))
+
+
+def bags_of(bags: list[int], labels: list[int], positive: int, negative: int, samples: int) -> Way:
+    """Samples of some positive and some negative bags."""
+    drawn = {1: positive, 0: negative}
+    members = {label: [] for label in drawn}
+    strata, weight = torch.zeros(len(bags), dtype=torch.int64), torch.zeros(len(bags), dtype=torch.float64)
+    for number, bag in enumerate(sorted(set(bags))):
+        inside = [i for i, b in enumerate(bags) if b == bag]
+        members[labels[inside[0]]].append(inside)
+        strata[inside] = number
+    for label, several in members.items():
+        for inside in several:
+            chance = drawn[label] / len(several) * samples / len(inside)
+            weight[inside] = (positive + negative) * samples / (len(bags) * chance)
+    parts = [Nested([[(m, samples)] for m in members[label]], drawn[label]) for label in drawn]
+    return Way(Apart(parts), strata, weight, sized=True)
 
 
 def balanced(labels: list[int], positives: int, negatives: int) -> Way:
@@ -129,6 +161,8 @@ WAYS: dict[str, Callable[[], Way]] = {
     "events": lambda: balanced(EVENT, 2, 2)._replace(sized=True),
     "classes": lambda: classes_of(STRATUM, 2, 2),
     "some classes": lambda: classes_of(CLASS, 2, 2),
+    "bags": lambda: bags_of(BAG, STRATUM, 1, 2, 2),
+    "some bags": lambda: classes_of(BAG, 2, 3),
 }
 
 

@@ -30,6 +30,8 @@ from torchmetrics.functional.classification import binary_accuracy
 
 import fcco_lightning.evaluation
 from fcco_lightning import (
+    AttentionPooling,
+    BagEvaluation,
     BinaryEvaluation,
     ContinualEvaluation,
     Evaluation,
@@ -164,34 +166,51 @@ def ranked(outputs, batch):
     every = []
     for t in range(2):
         known = batch["y"][:, t] != -1
-        s, y = outputs[known, t].numpy(), batch["y"][known, t].numpy()
-        grid = np.linspace(0, 1, 400_001)
-        fpr, tpr, _ = sklearn_roc_curve(y, s)
-        curve = np.interp(grid, fpr, tpr)
-        areas = []
-        for most, least in ((1.0, 0.3), (0.4, 0.3)):
-            inside = grid <= most
-            ours, chance = (np.clip(c[inside] - least, 0, None).sum() / 400_001 for c in (curve, grid))
-            areas.append((1 + (ours - chance) / (most * (1 - least) - chance)) / 2)
-        order = np.argsort(-s, kind="stable")
-        cut = s[order[19]]
-        tied = y[s == cut]
-        hits = y[s > cut].sum() + (20 - (s > cut).sum()) * tied.mean()
-        every.append(
-            {
-                "average_precision": average_precision_score(y, s),
-                "auc": roc_auc_score(y, s),
-                "partial_auc": roc_auc_score(y, s, max_fpr=0.4),
-                "partial_auc_tpr": areas[0],
-                "two_way_partial_auc": areas[1],
-                "precision_at_20": hits / 20,
-                "recall_at_20": hits / y.sum(),
-            }
-        )
+        every.append(of_a_list(outputs[known, t].numpy(), batch["y"][known, t].numpy()))
     figures = {name: (every[0][name] + every[1][name]) / 2 for name in every[0]}
     for name, one in zip(("first", "second"), every, strict=True):
         figures |= {f"{figure}/{name}": one[figure] for figure in ("average_precision", "auc")}
     return figures
+
+
+def of_a_list(s, y):
+    grid = np.linspace(0, 1, 400_001)
+    fpr, tpr, _ = sklearn_roc_curve(y, s)
+    curve = np.interp(grid, fpr, tpr)
+    areas = []
+    for most, least in ((1.0, 0.3), (0.4, 0.3)):
+        inside = grid <= most
+        ours, chance = (np.clip(c[inside] - least, 0, None).sum() / 400_001 for c in (curve, grid))
+        areas.append((1 + (ours - chance) / (most * (1 - least) - chance)) / 2)
+    order = np.argsort(-s, kind="stable")
+    cut = s[order[19]]
+    tied = y[s == cut]
+    hits = y[s > cut].sum() + (20 - (s > cut).sum()) * tied.mean()
+    return {
+        "average_precision": average_precision_score(y, s),
+        "auc": roc_auc_score(y, s),
+        "partial_auc": roc_auc_score(y, s, max_fpr=0.4),
+        "partial_auc_tpr": areas[0],
+        "two_way_partial_auc": areas[1],
+        "precision_at_20": hits / 20,
+        "recall_at_20": hits / y.sum(),
+    }
+
+
+def bags():
+    """Fifty bags, of which some positive ones are told apart by one instance."""
+    generator = torch.Generator().manual_seed(0)
+    bag = torch.randint(50, (300,), generator=generator) * 3
+    outputs, y = torch.randn(300, 2, generator=generator), (bag % 2 == 0).long()
+    outputs[:, 0] += y * (outputs[:, 1] > 0.5)
+    figures = RankingEvaluation(max_fpr=0.4, min_tpr=0.3, top=[20])
+    return Case(BagEvaluation(AttentionPooling(), figures), outputs, {"bag": bag, "y": y}, of_pooled_bags)
+
+
+def of_pooled_bags(outputs, batch):
+    table = pd.DataFrame({"bag": batch["bag"], "y": batch["y"], "s": outputs[:, 0], "a": outputs[:, 1].double()})
+    pooled = table.groupby("bag").apply(lambda b: np.average(b.s, weights=np.exp(b.a)), include_groups=False)
+    return of_a_list(pooled.to_numpy(), table.groupby("bag").y.first().to_numpy())
 
 
 def values():
@@ -314,6 +333,7 @@ CASES = {
     BinaryEvaluation: binary,
     GroupEvaluation: groups,
     RankingEvaluation: ranking,
+    BagEvaluation: bags,
     TaskEvaluation: tasks,
     ContinualEvaluation: continual,
     RetrievalEvaluation: retrieval,

@@ -2,6 +2,7 @@
 
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
+from fcco_lightning.data.datamodules.digit_bags import DigitBagsDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
 from fcco_lightning.data.datamodules.garnet import GarnetDataModule
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
@@ -19,6 +20,7 @@ from fcco_lightning.data.datamodules.tensors import TensorDataModule
 __all__ = [
     "Classes",
     "ContinualCLIPDataModule",
+    "DigitBagsDataModule",
     "DigitImages",
     "DigitsCLIPDataModule",
     "GarnetDataModule",

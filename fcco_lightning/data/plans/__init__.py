@@ -1,5 +1,6 @@
 """Batch plans: which rows are in which batch of an epoch, with what probability, and with what weight."""
 
+from fcco_lightning.data.plans.bags import BagBatches
 from fcco_lightning.data.plans.balanced import BalancedBatches
 from fcco_lightning.data.plans.base import BatchPlan, Drawn
 from fcco_lightning.data.plans.events import EventBatches
@@ -12,6 +13,7 @@ from fcco_lightning.data.plans.rows_of import RowsOf
 from fcco_lightning.data.plans.uniform import UniformBatches
 
 __all__ = [
+    "BagBatches",
     "BalancedBatches",
     "BatchPlan",
     "Drawn",

@@ -194,6 +194,8 @@ def mean_product(factors: Sequence[float], count: int) -> float:
 
     .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
     """
+    if sum(a > 0.0 for a in factors) < count:
+        return 0.0
     j = np.arange(count + 1)
     ones = sum(a == 1.0 for a in factors)
     means = (j <= ones).astype(np.float64)  # products of ones

@@ -1,0 +1,172 @@
+"""Area under the ROC curve of bags of instances, of which a batch holds some bags and some instances of each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.objectives.base import Objective, RowDomain
+from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
+from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bags_of
+from fcco_lightning.objectives.ranking import both_classes
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Columns, Inner
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PooledPairs(OuterFunction):
+    r"""Losses of pairs of a positive and a negative bag, divided between the bags: the rows of a batch together.
+
+    With the scores ``h_i = h(u_i)`` of the bags, row i of the n bags, of which n_i are of its class, has
+
+    ``f_i = n / (2 n_i) mean over the rows j of the other class of l(h_i - h_j)``, of negative i ``l(h_j - h_i)``,
+
+    so that the mean of f_i over all n bags is ``F = mean over pairs of l``.  As u_i is in f_j, too,
+    :meth:`subgradient` is not the slope of f_i but ``n dF / du_i``, which is ``2 df_i / du_i``.  Both are right on
+    average where the rows of the other class are any of its bags with equal chances.
+
+    It acts on the rows that it was made for, not on single rows, so it is not convex, and smooth as far as l is.
+
+    Args:
+        pooling: h.
+        loss: l.
+        positive: which rows are positive bags, shape (b,), bool.
+        share: n / n_i of every row, shape (b,).
+    """
+
+    pooling: Pooling
+    loss: PairLoss
+    positive: Tensor
+    share: Tensor
+    convex = False
+    smooth = True
+
+    def __repr__(self) -> str:
+        return f"PooledPairs({self.pooling!r}, {self.loss!r}), which compares bags with one another,"
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        return PooledPairs(self.pooling, self.loss, self.positive[positions], self.share[positions])
+
+    def value(self, u: Tensor) -> Tensor:
+        losses = self._losses(u)
+        of_positives, of_negatives = losses.mean(1), losses.mean(0)
+        each = torch.empty_like(u[..., 0])
+        each[self.positive], each[~self.positive] = of_positives, of_negatives
+        return self.share.to(u.dtype) / 2 * each
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            losses = self._losses(u)
+            (slope,) = torch.autograd.grad(losses.sum(), u)
+        partners = torch.where(self.positive, losses.shape[1], losses.shape[0])
+        return (self.share / partners).to(u.dtype).unsqueeze(1) * slope
+
+    def _losses(self, u: Tensor) -> Tensor:
+        """The losses of all pairs, a row for every positive and a column for every negative."""
+        if len(u) != len(self.positive):
+            raise ConfigError(
+                f"{self!r} was made for {len(self.positive)} bags, not for {len(u)}. Use take(positions) for some of "
+                "its rows."
+            )
+        h = self.pooling.score(u)
+        return self.loss(h[self.positive].unsqueeze(1) - h[~self.positive])
+
+
+class MultiInstanceAUC(Objective):
+    r"""``F(w) = mean over positive bags i and negative bags j of l(h_i - h_j)``, h a pooled score of a bag's instances.
+
+    Source: Zhu et al., 2023 (MIDAM), with the mean over pairs in the place of its min-max form.
+
+    Each sample is an instance.  The column ``bag`` (B,) int64 names its bag, ``y`` (B,) is the label of that bag, 0 or
+    1 and the same for all of its instances.  The score ``h_i = h(u_i)`` of a bag (:class:`Pooling`) is a function of
+    means over all of its instances; a batch holds some of them, and row i remembers their estimate u_i.
+
+    A batch speaks of a bag if it holds an instance of it and one of a bag of the other class, with whose remembered
+    means it is compared.  The gradient is right on average, given exact rows, where the bags of a class are drawn with
+    equal chances: batches of :class:`BagSampling`, of :class:`GroupSampling` with ``column: bag``, and batches that are
+    drawn without regard to bags if all bags of a class are of one size.  Means over a bag are weighted by the column
+    ``weight``, if there is one.
+
+    As MIDAM does, take the gradient at the new u_i (:class:`SOAP`).  It contains the ratio of the batch's mean of
+    exp(s / tau) to u_i, which is at most 1 / gamma for the new u_i and has no bound for the one from before the step.
+    A loss of bounded slope (sigmoid, logistic) bears best with rows that were remembered long ago.
+
+    Args:
+        pooling: h; :class:`SmoothMaxPooling` by default.
+        loss: l; :class:`SigmoidPair` by default.
+    """
+
+    distinct = True
+    dtype = torch.float64
+
+    def __init__(self, pooling: Pooling | None = None, loss: PairLoss | None = None) -> None:
+        super().__init__()
+        self.pooling = pooling or SmoothMaxPooling()
+        self.loss = loss or SigmoidPair()
+        self.width = self.pooling.width
+        self._names: Tensor
+        self._positive: Tensor
+        self.register_buffer("_names", torch.empty(0, dtype=torch.int64), persistent=False)  # of the bags, sorted
+        self.register_buffer("_positive", torch.empty(0, dtype=torch.bool), persistent=False)
+
+    @property
+    def outer(self) -> OuterFunction:  # type: ignore[override]
+        """The losses of the pairs of all bags, once these are known from :meth:`row_domain`."""
+        return self._pairs(torch.arange(len(self._names), device=self._names.device))
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row for every bag, by increasing name.
+
+        Raises:
+            ConfigError: if the training split is not known.
+            DataError: if it lacks bags or labels, a label is neither 0 nor 1, a bag holds both, or all bags have one.
+        """
+        both_classes(columns, self)
+        assert columns is not None  # noqa: S101 - refused by both_classes
+        bags = bags_of(columns, self)
+        self._names, self._positive = bags.names, bags.labels(columns, self) == 1
+        return RowDomain(len(bags.names), range=self.pooling.range)
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a bag if it holds an instance of it, and one of a bag of the other class."""
+        bags = bags_of(columns, self)
+        positive = bags.labels(columns, self) == 1
+        others = [~positive[bags.of], positive[bags.of]]
+        return [[bags.of == i, others[int(not label)]] for i, label in enumerate(positive.tolist())]
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner | None:
+        """The means over the instances of every bag in the batch; None if it lacks one of the classes.
+
+        Raises:
+            DataError: if the outputs do not fit the pooling, or bags are missing, wrong or not of the training split.
+        """
+        terms, bags = self.pooling.terms(outputs), bags_of(batch, self)
+        rows = self._rows(bags)
+        positive = self._positive[rows]
+        if bool(positive.all()) or not bool(positive.any()):
+            return None
+        means = bags.means(terms, batch.get("weight"))
+        alike = torch.ones_like(means[:, 0])  # in F; estimates of it then count a bag the more the rarer it is drawn
+        return Inner(rows, means, self._pairs(rows), alike)
+
+    def _rows(self, bags: Bags) -> Tensor:
+        """The rows of the bags of a batch."""
+        if not len(self._names):
+            raise ConfigError(f"{type(self).__name__} does not know the training split yet: pose the problem first.")
+        rows = torch.searchsorted(self._names, bags.names).clamp(max=len(self._names) - 1)
+        strange = self._names[rows] != bags.names
+        if bool(strange.any()):
+            raise DataError(
+                f"bag {int(bags.names[strange][0])} of a batch is none of the {len(self._names)} bags of the training "
+                "split. Name the bags of both in the same way."
+            )
+        return rows
+
+    def _pairs(self, rows: Tensor) -> PooledPairs:
+        sizes = torch.bincount(self._positive.long(), minlength=2)
+        positive = self._positive[rows]
+        return PooledPairs(self.pooling, self.loss, positive, sizes.sum() / sizes.double()[positive.long()])

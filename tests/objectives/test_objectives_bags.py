@@ -1,0 +1,89 @@
+"""Bags of instances beside what every objective keeps to: what is refused, and pooling at its limits."""
+
+import pytest
+import torch
+
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    SONEX,
+    SOX,
+    AttentionPooling,
+    BagEvaluation,
+    MeanPooling,
+    MultiInstanceAUC,
+    SmoothMaxPooling,
+)
+from fcco_lightning.data import BagBatches, Drawn
+from fcco_lightning.errors import ConfigError, DataError
+
+BAG = torch.tensor([5, 5, 2, 2, 2, 9, 9, 4])
+COLUMNS = {"bag": BAG, "y": (BAG > 4).long(), "index": torch.arange(8)}
+
+
+def pose(algorithm, columns=COLUMNS):
+    plan = BagBatches(BAG, COLUMNS["y"], 1, 2, 2)
+    return algorithm.pose(MultiInstanceAUC(), num_samples=8, sampling={"target": Drawn(columns, plan)})
+
+
+@pytest.mark.parametrize("algorithm", [ALEXR(), ALEXR2()])
+def test_dual_steps_are_refused_with_the_reason(algorithm):
+    with pytest.raises(ConfigError, match=r"PooledPairs\(.*, which compares bags with one another, is not convex"):
+        pose(algorithm)
+
+
+def test_sonex_leaves_it_alone_and_alexr2_takes_it_without_a_dual_step():
+    algorithm = SONEX()
+    outer = pose(algorithm).objective.outer
+    assert algorithm.smoothing(outer) is outer
+    assert len(pose(ALEXR2(objective_gamma=0.5)).states) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": torch.tensor([1, 0, 0, 0, 0, 1, 1, 0])}, r"1 bags hold both labels \(first: bag 5\)"),
+        ({"y": torch.zeros(8)}, "the training split has 0 samples with y = 1"),
+        ({"y": torch.full((8,), 2)}, "needs the labels 0 and 1"),
+        ({"bag": BAG.float()}, "`bag` must hold one whole number per instance"),
+    ],
+)
+def test_bags_that_cannot_be_learnt_from(change, message):
+    with pytest.raises(DataError, match=message):
+        pose(SOX(), COLUMNS | change)
+
+
+def test_a_strange_bag_and_an_unknown_split_are_named():
+    objective, outputs = MultiInstanceAUC(), torch.zeros(8)
+    with pytest.raises(ConfigError, match="does not know the training split"):
+        objective.inner(outputs, COLUMNS)
+    with pytest.raises(ConfigError, match="must know the labels"):
+        objective.row_domain(8, None)
+    objective.row_domain(8, COLUMNS)
+    with pytest.raises(DataError, match="bag 6 of a batch is none of the 4 bags"):
+        objective.inner(outputs, COLUMNS | {"bag": BAG + 2})
+
+
+def test_the_pairs_belong_to_their_rows():
+    objective = MultiInstanceAUC()
+    objective.row_domain(8, COLUMNS)
+    u = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).unsqueeze(1)
+    inner = objective.inner(torch.zeros(3), {name: column[[2, 5, 0]] for name, column in COLUMNS.items()})
+    assert inner.index.tolist() == [0, 2, 3]
+    some = u[inner.index]
+    torch.testing.assert_close(objective.outer.take(inner.index).value(some), inner.outer.value(some))
+    with pytest.raises(ConfigError, match="made for 4 bags, not for 3"):
+        objective.outer.value(some)
+
+
+def test_pooled_scores_are_between_mean_and_maximum():
+    scores, figures = torch.randn(8, generator=torch.Generator().manual_seed(0)), BagEvaluation(MeanPooling())
+    pooled = {tau: BagEvaluation(SmoothMaxPooling(tau))._bags(scores, COLUMNS)[0] for tau in (1e-2, 1.0, 1e4)}
+    mean = figures._bags(scores, COLUMNS)[0]
+    highest = torch.tensor([scores[bag == BAG].max() for bag in (2, 4, 5, 9)], dtype=torch.float64)
+    torch.testing.assert_close(pooled[1e-2], highest, rtol=0, atol=0.02)
+    torch.testing.assert_close(pooled[1e4], mean, rtol=0, atol=1e-3)
+    assert (mean <= pooled[1.0] + 1e-12).all()
+    assert (pooled[1.0] <= highest + 1e-12).all()
+    even = torch.stack([scores, torch.full((8,), 7.0)], dim=1)  # the same weight for all instances
+    torch.testing.assert_close(BagEvaluation(AttentionPooling())._bags(even, COLUMNS)[0], mean)
