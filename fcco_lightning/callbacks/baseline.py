@@ -29,12 +29,13 @@ class Baseline(Callback):
     optimizer of the same class and arguments, at the same learning rate and with the same clipping, with the mean of
     the mini-batch gradients since the last update:
 
-    ``(1/K) sum over those K batches of grad [ g_0(w) + (1/b) sum over rows i of the batch of f_i(g_i(w; batch)) ]``,
+    ``(1/K) sum over those K batches of grad [ g_0(w) + (1/b) sum over rows i of the batch of r_i f_i(g_i(w; batch)) ]``,
 
-    where nothing is remembered of earlier batches.  With several processes each takes its own part of a batch, and the
-    gradients are averaged.  The random streams are put back after each batch, so that the run is the same, bit for bit,
-    with and without it.  :class:`Report` shows its figures beside the model's.  It costs one more forward and backward
-    pass per batch, and the memory of one more network and optimizer; its state is part of every checkpoint.
+    where nothing is remembered of earlier batches and r_i is the relevance of a row.  With several processes each takes
+    its own part of a batch, and the gradients are averaged.  The random streams are put back after each batch, so that
+    the run is the same, bit for bit, with and without it.  :class:`Report` shows its figures beside the model's.  It
+    costs one more forward and backward pass per batch, and the memory of one more network and optimizer; its state is
+    part of every checkpoint.
 
     Args:
         enabled: whether to do so; a run without penalised constraints has no such copy.
@@ -187,7 +188,9 @@ class Baseline(Callback):
 
 
 def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
-    """What one batch says of the objective, as a scalar with the gradient ``grad g_0 + mean_i f_i'(g_i) grad g_i``.
+    """What one batch says of the objective, as a scalar with the gradient ``grad g_0 + mean_i r_i f_i'(g_i) grad g_i``.
+
+    r_i is the relevance of row i, 1 by default; the mean is over the rows of which the batch speaks.
 
     Args:
         objective: with an outer function that acts on single rows.
@@ -203,9 +206,10 @@ def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[
     if inner is None or objective.outer is None or len(inner.values) == 0:
         return loss  # type: ignore[no-any-return]
     outer, values = inner.outer or objective.outer, inner.values.detach()
-    surrogate = (outer.subgradient(values) * inner.values).sum(1).mean()
+    rows = (outer.subgradient(values) * inner.values).sum(1)
     if any(parameter.requires_grad for parameter in outer.parameters()):
-        surrogate = surrogate + outer.value(values).mean()
+        rows = rows + outer.value(values)
+    surrogate = (rows if inner.relevance is None else inner.relevance.to(rows.dtype) * rows).mean()
     total: Tensor = surrogate if loss is None else loss + surrogate
     return total
 

@@ -262,11 +262,13 @@ def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
-    """Warn where a row is seen in fewer than one of twenty batches, and outweighs the mean of all rows where it is.
+    """Warn where a row is seen in fewer than one of twenty batches, and others are seen more often or none mostly.
 
-    Of many rows each may be rare: a batch that speaks of 16 of 1,000 groups or bags gives each 1/16 of the mean.
+    Of many rows that are drawn alike each is rare, and nothing is wrong: a batch that speaks of 16 of 1,000 groups or
+    bags gives each of them 1/16 of the mean.
     """
-    rare = ((probability < RARE) & (probability * len(probability) < 1)).nonzero().flatten().tolist()
+    uneven = (probability * len(probability) < 1) | (probability < probability.max() / 2)
+    rare = ((probability < RARE) & uneven).nonzero().flatten().tolist()
     if rare:
         shown = ", ".join(f"{names[i]!r} in {float(probability[i]):.2%}" for i in rare[:5])
         more = f" and {len(rare) - 5} more" if len(rare) > 5 else ""

@@ -12,10 +12,13 @@ from lightning.pytorch import Callback
 from fcco_lightning import AUC, SGD, ConfigError, HeavyBall
 from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.callbacks import Baseline, Report
+from fcco_lightning.callbacks.baseline import objective_on_batch
 from fcco_lightning.cli import run
 from fcco_lightning.evaluation import summarise
 from fcco_lightning.outer import WorstCase
 from tests import jobs
+from tests.contracts.registry_objectives import CASES
+from tests.contracts.sampled import Bench, N
 from tests.launch import launch, values
 
 CONFIG = Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml"
@@ -52,6 +55,20 @@ def draws(module, data):
     module.network.register_forward_pre_hook(
         lambda network, x: (x[0] + 0.1 * torch.randn_like(x[0]),) if network.training else None
     )
+
+
+def on_one_batch(case):
+    """Whether the baseline takes it."""
+    return not case.coupled and case.make().sample_parameters is None
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if on_one_batch(case)])
+def test_a_batch_of_the_whole_data_gives_the_gradient_of_the_formula(name):
+    bench = Bench(CASES[name])
+    bench.engine.measure(bench.batch(range(N)))
+    value = objective_on_batch(bench.objective, bench.network, bench.batch(range(N)))
+    (gradient,) = torch.autograd.grad(value, [bench.network.table])
+    torch.testing.assert_close(gradient.flatten(), bench.brute()[1][: gradient.numel()], rtol=1e-9, atol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------- the run does not notice it
