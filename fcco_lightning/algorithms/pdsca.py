@@ -8,6 +8,7 @@ from torch import Tensor
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import fraction, positive
 from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate, part_name
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity, mean_over_data
 from fcco_lightning.records import Batch, Columns
@@ -19,33 +20,35 @@ class PDSCA(Estimation):
 
     ``u <- (1 - gamma) u + gamma (w - alpha grad L(w))``, then ``y = grad F(u)`` and ``G = (I - alpha hess L(w)) y``.
 
-    The inner function is the vector ``g(w) = w - alpha grad L(w)`` of the size of the network, and u, a second copy of
-    the trained weights, its one running estimate; G is the gradient of ``<stop_gradient(y), g(w)>``.  F is measured at
-    u.  If it has inner functions of its own (:class:`~fcco_lightning.AUCMargin`, average precision, partial AUC), their
-    rows are tracked at u as :class:`SOX` does, ``row_gamma`` being their weight.  Parameters of F, such as a threshold,
-    do not enter L: u follows them with the same gamma.  Constraints are measured at w, the weights that are validated
-    and saved, and penalised as by SOX.  The minimiser of F proper is u rather than w; they differ by one step on L.
+    The inner function is the vector ``g(w) = w - alpha grad L(w)`` of the size of the network.  Its one running
+    estimate is u, a second copy of the trained weights, and G is the gradient of ``<stop_gradient(y), g(w)>``.  F is
+    measured at u.  If it has inner functions of its own (the margin loss of AUC, average precision, partial AUC), their
+    rows are averaged at u as :class:`SOX` does, with the weight ``row_gamma``.  Parameters of F, such as a threshold,
+    do not enter L; u follows them with the same gamma.  Constraints are measured at w, the weights that are validated
+    and saved, and are penalised as by SOX.  Where F(g(w)) is least, it is g(w) that is best for F; w is one step on L
+    away from it.
 
-    A step takes two forward passes, at w and at u, and the Hessian-vector product differentiates the gradient of L once
-    more on the batch, which every operation of the network must allow (fused attention and the recurrent layers of
-    cuDNN do not).  With ``hessian=False`` it is left out, ``G = y``, as in the authors' code.  That biases G by
-    ``alpha hess L(w) y`` whatever the batch, so that the method no longer follows the gradient of any objective; it is
-    small where alpha times the curvature of L is.
+    A step takes two forward passes, at w and at u.  For the Hessian-vector product the gradient of L is differentiated
+    once more on the batch, which every operation of the network must allow; fused attention and the recurrent layers
+    of cuDNN do not.  With ``hessian=False`` the product is left out, ``G = y``, as in the authors' code.  G is then
+    biased by ``alpha hess L(w) y``, which no larger batch and no smaller step removes, and vanishes where u is
+    stationary for F.  That is small where alpha times the curvature of L is; at alpha = 1 it can ruin w.
 
-    As in the paper G is taken at the new u.  On one batch grad L, its Hessian and grad F are correlated, which biases G
-    by terms of order alpha / B.  Another part of the batch makes L independent of F: ``part: dual`` with ``batches:
-    TwoDraws``.
+    As in the paper, G is taken at the new u.  On one batch the gradient of L, its Hessian and the gradient of F are
+    correlated, which biases G by terms of order alpha / B.  L can be measured on another part of the batch, which is
+    independent of F: ``part: dual`` with ``batches: TwoDraws``.
 
     Args:
         alpha: step size of the inner gradient step, > 0.
         gamma: weight of the new value in u, in (0, 1].
         loss: quantity of single samples whose mean over the data is L; cross-entropy by default.
         part: part of a batch on which L is measured; None for the first.
-        hessian: whether G takes the derivative of the inner gradient step exactly, instead of as the identity.
+        hessian: whether G takes the derivative of the inner gradient step as it is, instead of as the identity.
         row_gamma: weight of the new value in the rows of the objective and of the constraints, in (0, 1].
 
     Raises:
-        ConfigError: if a number is out of range, or, when training starts, if the network recomputes activations.
+        ConfigError: if a number is out of range, or, when training starts, if the network recomputes activations or
+            gradients are scaled for half precision.
     Source: Yuan et al., Compositional Training for End-to-End Deep AUC Maximization (2022).  There F is the min-max
     form of the margin loss of AUC; here it is any objective, and the primal step is the optimizer's.
     """
@@ -67,6 +70,11 @@ class PDSCA(Estimation):
     def start(self, engine: Engine) -> None:
         super().start(engine)
         self.require_stored_activations(engine)
+        if engine.backend.drops_overflows:
+            raise ConfigError(
+                "PDSCA moves u by a gradient that may overflow in half precision, and cannot take that back as loss "
+                "scaling does. Use --trainer.precision bf16-mixed or 32."
+            )
         self._u, self._checked = [], False
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
@@ -82,8 +90,8 @@ class PDSCA(Estimation):
             if reading.term.name != "objective":
                 self.add(surrogate, reading, *self.track(engine, reading))
         engine.descend(surrogate)
-        if engine.commit():
-            self._u = [point.detach() for point in u]
+        engine.commit()
+        self._u = [point.detach() for point in u]
         engine.update()
 
     def _loss(self, engine: Engine, seen: Evaluated, batch: Batch) -> Tensor:
