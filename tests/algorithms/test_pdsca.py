@@ -170,5 +170,5 @@ def test_loss_scaling_is_refused():
         drops_overflows = True
 
     net, algorithm = Net(AUC()), PDSCA()
-    with pytest.raises(ConfigError, match="Use --trainer[.]precision bf16-mixed or 32"):
+    with pytest.raises(ConfigError, match=r"Use --trainer\.precision bf16-mixed or 32"):
         Engine(net.network, algorithm.pose(net.objective, num_samples=N), algorithm, Scaling())
