@@ -19,6 +19,7 @@ from fcco_lightning import (
     AUC,
     MSVR,
     OOA,
+    PDSCA,
     SGD,
     SMD,
     SONEX,
@@ -72,6 +73,7 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {
     "MSVR": lambda: MSVR(gamma=0.5, gamma_prime=0.3),
     "ALEXR2": lambda: ALEXR2(K=4, gamma=0.5),
     "SOXBoost": partial(SOXBoost, first_stage=3),
+    "PDSCA": lambda: PDSCA(0.3, 0.5),
 }
 
 

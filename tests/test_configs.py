@@ -221,7 +221,8 @@ def xrisk_arguments(config, folder):
     if name.startswith(("synthetic_list", "synthetic_ndcg", "digits_bags")):
         return ["--data.num_train=30", "--data.num_test=10"]
     if name.startswith("synthetic"):
-        return ["--data.num_train=200", "--data.num_test=100"]
+        rows = 2000 if name == "synthetic_auc_pdsca" else 200  # 5% positives, of which a batch takes 64
+        return [f"--data.num_train={rows}", f"--data.num_test={rows // 2}"]
     if name.startswith("survival"):
         table = {"age": rng.normal(size=400), "time": rng.exponential(size=400), "event": np.arange(400) % 2}
         pd.DataFrame(table).to_csv(folder / "train.csv", index=False)

@@ -9,6 +9,7 @@ from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.algorithms.moap import MOAP
 from fcco_lightning.algorithms.msvr import MSVR
 from fcco_lightning.algorithms.ooa import OOA, SMD
+from fcco_lightning.algorithms.pdsca import PDSCA
 from fcco_lightning.algorithms.scent import SCENT
 from fcco_lightning.algorithms.sgd import SGD
 from fcco_lightning.algorithms.single_loop import SingleLoop
@@ -26,6 +27,7 @@ __all__ = [
     "MOAP",
     "MSVR",
     "OOA",
+    "PDSCA",
     "SCENT",
     "SGD",
     "SMD",

@@ -6,7 +6,6 @@ import torch
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.engine import Engine, Surrogate
-from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import CorrectedEMA
 from fcco_lightning.records import Batch
 from fcco_lightning.steps import Storm, like_parameters
@@ -35,12 +34,7 @@ class MSVR(Estimation):
     def start(self, engine: Engine) -> None:
         super().start(engine)
         self._storm = Storm(self.b)
-        if getattr(engine.functions.network, "recomputes", False):
-            raise ConfigError(
-                f"grad_checkpointing=True of {type(engine.functions.network).__name__} does not go with MSVR: its "
-                "gradient at the previous weights would be computed at the present ones. Set grad_checkpointing to "
-                "false, or use an algorithm without that gradient, such as SONEX."
-            )
+        self.require_stored_activations(engine)
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
         weights = self._previous.tensors

@@ -23,8 +23,17 @@ class Backend(Protocol):
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Average ``.grad`` over the processes, where :meth:`backward` has not."""
 
-    def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """This process's gradients with respect to other tensors, in the unit of ``.grad`` when a step runs."""
+    def gradients(
+        self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
+    ) -> Sequence[Tensor | None]:
+        """This process's gradients with respect to other tensors, in the unit of ``.grad`` when a step runs.
+
+        Args:
+            surrogate: what is differentiated, a scalar.
+            weights: with respect to what.
+            keep: whether the surrogate's graph is kept for what shares it.
+            graph: whether the gradients have a graph of their own, for second derivatives; the other one is then kept.
+        """
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Bring ``.grad`` into its true unit (undo loss scaling)."""
@@ -56,9 +65,13 @@ class PlainBackend:
         """One collective."""
         self.processes.average_([p.grad for p in params if p.grad is not None])
 
-    def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def gradients(
+        self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
+    ) -> Sequence[Tensor | None]:
         """``torch.autograd.grad``."""
-        return torch.autograd.grad(surrogate, list(weights), allow_unused=True)
+        return torch.autograd.grad(
+            surrogate, list(weights), retain_graph=keep or graph, create_graph=graph, allow_unused=True
+        )
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Nothing to undo."""

@@ -54,6 +54,7 @@ class Evaluated(NamedTuple):
         before: at the other weights; None where there are none.
         elsewhere: the inner functions at the other weights.
         known: rows that came along, by term.
+        own: the network's outputs by part for the samples of this process alone, at the present weights, with graph.
         graph: whether what is measured at the other weights has a graph, too.
     """
 
@@ -61,6 +62,7 @@ class Evaluated(NamedTuple):
     before: Samples | None
     elsewhere: Elsewhere | None
     known: dict[Term, KnownRows]
+    own: Mapping[str, Any]
     graph: bool = False
 
     def halves(self) -> tuple["Evaluated", "Evaluated"]:
@@ -250,7 +252,27 @@ class Engine:
         if not self._checked:
             self.functions.check(now)
             self._checked = True
-        return Evaluated(now, earlier, elsewhere, known, graph)
+        return Evaluated(now, earlier, elsewhere, known, outputs[0], graph)
+
+    def evaluate_at(self, weights: Sequence[Tensor], seen: Evaluated, batch: Batch) -> Evaluated:
+        """Add the outputs at other weights, which are known only after a first look at the present ones.
+
+        As the second pass of :meth:`evaluate` with graph, but for the dropout masks, which are drawn anew.
+
+        Args:
+            weights: in the order of ``params``.
+            seen: the first look.
+            batch: of this process.
+
+        Raises:
+            NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
+        """
+        with self.processes.guard():
+            elsewhere = Elsewhere(self.functions, weights)
+            outputs = [elsewhere.outputs(batch)]
+        union = unite(outputs, batch, self.functions.network, [], self.processes)
+        before = Samples(union.outputs[0], seen.now.batch)
+        return seen._replace(before=before, elsewhere=elsewhere, graph=True)
 
     def inner(
         self,
@@ -338,24 +360,31 @@ class Engine:
         value, self._estimates = surrogate.value, surrogate.estimates
         self._surrogates.append(value)
         self._readings = surrogate.readings
-        parameters = self.problem.row_parameters
-        if parameters is not None:
-            self._row_step = parameters.step(value)
+        self._step_rows(value)
         if value.requires_grad:
             self.backend.backward(value)
             self.backend.synchronise(self.params)
 
     def gradients(self, surrogate: Surrogate, weights: Sequence[Tensor]) -> list[Tensor]:
         """Gradients of a surrogate with respect to other tensors, summed over the processes as ``.grad`` is."""
-        value = surrogate.value
-        self._surrogates.append(value)
-        if not value.requires_grad:  # the batch said nothing
-            return [torch.zeros_like(w) for w in weights]
-        computed = self.backend.gradients(value, weights)
-        gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, computed, strict=True)]
-        self.processes.average_(gradients)
-        self._gradients += gradients
-        return gradients
+        self._step_rows(surrogate.value)
+        return self.averaged(self._own_gradients(surrogate.value, weights))
+
+    def own_gradients(self, value: Tensor, *, graph: bool) -> list[Tensor]:
+        """This process's gradients of a scalar with respect to the parameters; its graph is kept for what follows.
+
+        Args:
+            value: measured on the outputs of this process alone (``own`` of :class:`Evaluated`).
+            graph: whether the gradients have a graph of their own, so that they can be differentiated once more.
+        """
+        return self._own_gradients(value, self.params, keep=True, graph=graph)
+
+    def averaged(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients averaged over the processes, without graph; :meth:`commit` sees whether they are finite."""
+        averages = [g.detach().clone() for g in gradients]
+        self.processes.average_(averages)
+        self._gradients += averages
+        return averages
 
     def commit(self, mover: Optimizer | None = None) -> bool:
         """Write what was proposed, if everything of this iteration is finite: values, rows and gradients.
@@ -408,6 +437,19 @@ class Engine:
         self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
 
     # ------------------------------------------------------------------------------------------------------- details
+
+    def _own_gradients(self, value: Tensor, weights: Sequence[Tensor], **options: bool) -> list[Tensor]:
+        self._surrogates.append(value)
+        if not value.requires_grad:  # the batch said nothing
+            return [torch.zeros_like(w) for w in weights]
+        computed = self.backend.gradients(value, weights, **options)
+        return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, computed, strict=True)]
+
+    def _step_rows(self, value: Tensor) -> None:
+        """Move the parameters of single samples by the first surrogate of an iteration."""
+        parameters = self.problem.row_parameters
+        if parameters is not None and self._row_step is None:
+            self._row_step = parameters.step(value)
 
     def _write(self) -> None:
         for term, place, rows, decay in self._proposals:

@@ -66,6 +66,12 @@ class Surrogate:
         if known is not None:
             self._parts.append(reading.total(known))
 
+    def replaced(self, value: Tensor) -> "Surrogate":
+        """Another scalar with graph in the place of S; the same readings and estimates of F."""
+        other = Surrogate(value)
+        other.estimates, other.readings = self.estimates, self.readings
+        return other
+
     @property
     def value(self) -> Tensor:
         """S, a scalar with graph."""

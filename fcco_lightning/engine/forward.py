@@ -165,9 +165,11 @@ class RandomState:
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
-    def again(self) -> "RandomState":
-        """The present random state of the same devices."""
-        return RandomState(self._device)
+    def replayed(self) -> "RandomState":
+        """Set the random state back to when this object was made; the one that was left."""
+        left = RandomState(self._device)
+        self.restore()
+        return left
 
     def restore(self) -> None:
         """Set the random state back to when this object was made."""
@@ -185,10 +187,10 @@ class Elsewhere:
     Args:
         functions: the module.
         weights: values for its trainable parameters, in their order.
-        random: random state from before the first forward.
+        random: random state from before the first forward; None draws new masks.
     """
 
-    def __init__(self, functions: InnerFunctions, weights: Sequence[Tensor], random: RandomState) -> None:
+    def __init__(self, functions: InnerFunctions, weights: Sequence[Tensor], random: RandomState | None = None) -> None:
         self.functions, self.random = functions, random
         trained, buffers = functions.names()
         self.values: dict[str, Tensor] = dict(zip(trained, weights, strict=True))
@@ -196,11 +198,11 @@ class Elsewhere:
 
     def outputs(self, batch: Batch) -> dict[str, Any]:
         """The network's outputs by part."""
-        after = self.random.again()
-        self.random.restore()
         values = self._below("network.")
+        after = None if self.random is None else self.random.replayed()
         outputs = self.functions.outputs(batch, lambda *a: functional_call(self.functions.network, values, a))
-        after.restore()
+        if after is not None:
+            after.restore()
         return outputs
 
     def measure(self, samples: Samples, terms: Sequence[int] | None = None, *, direct: bool) -> Estimated:

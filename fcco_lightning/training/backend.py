@@ -54,12 +54,17 @@ class LightningBackend:
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Nothing: DistributedDataParallel averages during backward."""
 
-    def gradients(self, surrogate: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Gradients at the previous weights, in true units (the loss is scaled against underflow, then unscaled)."""
+    def gradients(
+        self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
+    ) -> Sequence[Tensor | None]:
+        """Gradients beside the backward pass, in true units (the loss is scaled against underflow, then unscaled)."""
         scaler = self._scaler
+        value = surrogate if scaler is None else scaler.scale(surrogate)
+        scaled = torch.autograd.grad(
+            value, list(weights), retain_graph=keep or graph, create_graph=graph, allow_unused=True
+        )
         if scaler is None:
-            return torch.autograd.grad(surrogate, list(weights), allow_unused=True)
-        scaled = torch.autograd.grad(scaler.scale(surrogate), list(weights), allow_unused=True)
+            return scaled
         return [None if g is None else g / scaler.get_scale() for g in scaled]
 
     def prepare(self, optimizer: Optimizer) -> None:

@@ -10,6 +10,7 @@ from fcco_lightning import (
     MOAP,
     MSVR,
     OOA,
+    PDSCA,
     SCENT,
     SGD,
     SMD,
@@ -116,6 +117,12 @@ ALGORITHMS: dict[str, Member] = {
     "OOA, Euclidean": Member(lambda: OOA(0.02, "euclidean"), lambda: OOA(1e-12, "euclidean"), max_form=True),
     "SMD": Member(lambda: SMD(0.3), lambda: SMD(1e-12), max_form=True),
     "SCENT": Member(lambda: SCENT(0.4, 0.4), lambda: SCENT(1e12, 1.0), exact_rows=False, logarithm=True),
+    "PDSCA": Member(lambda: PDSCA(0.3, 0.4, row_gamma=0.4), lambda: PDSCA(1e-12, 1.0, row_gamma=1.0)),
+    "PDSCA, first order": Member(
+        lambda: PDSCA(0.3, 0.4, hessian=False, row_gamma=0.4),
+        lambda: PDSCA(1e-12, 1.0, hessian=False, row_gamma=1.0),
+        AdamType,
+    ),
     "SingleLoop": Member(
         lambda: SingleLoop(CorrectedEMA(0.4, 0.2, fresh=True), MoreauSmoothing(0.1)),
         lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)),

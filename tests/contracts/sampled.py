@@ -375,7 +375,7 @@ def united(bench: Bench, first: dict[str, Any], second: dict[str, Any]) -> Tenso
         columns = union.batch
         if bench.engine.problem.row_parameters is not None:
             columns = bench.engine.problem.row_parameters.attach(columns)
-        return Evaluated(Samples(union.outputs[0], columns), None, None, {})
+        return Evaluated(Samples(union.outputs[0], columns), None, None, {}, outputs)
 
     sent = []
     for batch in (first, second):

@@ -33,7 +33,9 @@ def assert_same(several, one, **tolerance):
     torch.testing.assert_close(rows, expected, **tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize("algorithm", list(jobs.ALGORITHMS))
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(name, marks=[pytest.mark.slow] * (name == "PDSCA")) for name in jobs.ALGORITHMS]
+)
 def test_two_processes_are_one(algorithm):
     job = {"algorithm": algorithm}
     assert_same(run(job, 2), run(job, 1), **CLOSE)

@@ -1,0 +1,133 @@
+"""PDSCA: an objective of the weights after a gradient step on another loss."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.algorithms.estimation import Estimation
+from fcco_lightning.checks import fraction, positive
+from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate, part_name
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import EMA
+from fcco_lightning.objectives import CrossEntropyLoss, Quantity, mean_over_data
+from fcco_lightning.records import Batch, Columns
+from fcco_lightning.steps import like_parameters
+
+
+class PDSCA(Estimation):
+    r"""Compositional training: ``min_w F(w - alpha grad L(w))`` with F the objective and L a mean loss over the data.
+
+    ``u <- (1 - gamma) u + gamma (w - alpha grad L(w))``, then ``y = grad F(u)`` and ``G = (I - alpha hess L(w)) y``.
+
+    The inner function is the vector ``g(w) = w - alpha grad L(w)`` of the size of the network.  Its one running
+    estimate is u, a second copy of the trained weights, and G is the gradient of ``<stop_gradient(y), g(w)>``.  F is
+    measured at u.  If it has inner functions of its own (the margin loss of AUC, average precision, partial AUC), their
+    rows are averaged at u as :class:`SOX` does, with the weight ``row_gamma``.  Parameters of F, such as a threshold,
+    do not enter L; u follows them with the same gamma.  Constraints are measured at w, the weights that are validated
+    and saved, and are penalised as by SOX.  Where F(g(w)) is least, it is g(w) that is best for F; w is one step on L
+    away from it.
+
+    A step takes two forward passes, at w and at u.  For the Hessian-vector product the gradient of L is differentiated
+    once more on the batch, which every operation of the network must allow; fused attention and the recurrent layers
+    of cuDNN do not.  With ``hessian=False`` the product is left out, ``G = y``, as in the authors' code.  G is then
+    biased by ``alpha hess L(w) y``, which no larger batch and no smaller step removes, and vanishes where u is
+    stationary for F.  That is small where alpha times the curvature of L is; at alpha = 1 it can ruin w.
+
+    As in the paper, G is taken at the new u.  On one batch the gradient of L, its Hessian and the gradient of F are
+    correlated, which biases G by terms of order alpha / B.  L can be measured on another part of the batch, which is
+    independent of F: ``part: dual`` with ``batches: TwoDraws``.
+
+    Args:
+        alpha: step size of the inner gradient step, > 0.
+        gamma: weight of the new value in u, in (0, 1].
+        loss: quantity of single samples whose mean over the data is L; cross-entropy by default.
+        part: part of a batch on which L is measured; None for the first.
+        hessian: whether G takes the derivative of the inner gradient step as it is, instead of as the identity.
+        row_gamma: weight of the new value in the rows of the objective and of the constraints, in (0, 1].
+
+    Raises:
+        ConfigError: if a number is out of range, or, when training starts, if the network recomputes activations or
+            gradients are scaled for half precision.
+    Source: Yuan et al., Compositional Training for End-to-End Deep AUC Maximization (2022).  There F is the min-max
+    form of the margin loss of AUC; here it is any objective, and the primal step is the optimizer's.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        gamma: float = 0.9,
+        loss: Quantity | None = None,
+        part: str | None = None,
+        hessian: bool = True,
+        row_gamma: float = 0.5,
+    ) -> None:
+        super().__init__(EMA(row_gamma))
+        self.alpha, self.gamma = positive("alpha", alpha), fraction("gamma", gamma)
+        self.loss, self.part, self.hessian = loss or CrossEntropyLoss(), part, hessian
+        self._u: list[Tensor] = []
+
+    def start(self, engine: Engine) -> None:
+        super().start(engine)
+        self.require_stored_activations(engine)
+        if engine.backend.drops_overflows:
+            raise ConfigError(
+                "PDSCA moves u by a gradient that may overflow in half precision, and cannot take that back as loss "
+                "scaling does. Use --trainer.precision bf16-mixed or 32."
+            )
+        self._u, self._checked = [], False
+
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        seen = engine.evaluate(batch)
+        inner = engine.own_gradients(self._loss(engine, seen, batch), graph=self.hessian)
+        u = self._moved(engine.averaged(inner))
+        now = engine.inner(engine.evaluate_at(u, seen, batch))
+        outer = self._at_u(engine, now)
+        y = engine.gradients(outer, u)
+        step = [w - self.alpha * g for w, g in zip(engine.params, inner, strict=True)]
+        surrogate = outer.replaced(torch.stack([(a * b).sum() for a, b in zip(y, step, strict=True)]).sum())
+        for reading in now.readings:
+            if reading.term.name != "objective":
+                self.add(surrogate, reading, *self.track(engine, reading))
+        engine.descend(surrogate)
+        engine.commit()
+        self._u = [point.detach() for point in u]
+        engine.update()
+
+    def _loss(self, engine: Engine, seen: Evaluated, batch: Batch) -> Tensor:
+        """This process's share of L, times the number of processes, so that their mean is L."""
+        part = part_name(batch, self.part)
+        everything = seen.now.batch[part]
+        if not self._checked:
+            self.loss.check(seen.now.outputs[part], everything)
+            self._checked = True
+        own = batch[part]
+        share = engine.processes.size * _size(own) / _size(everything)
+        return share * mean_over_data(self.loss(seen.own[part], own), own)
+
+    def _moved(self, gradient: list[Tensor]) -> list[Tensor]:
+        """The new u, exact at the first step."""
+        new = [w.detach() - self.alpha * g for w, g in zip(self._params, gradient, strict=True)]
+        if self._u:
+            new = list(torch._foreach_lerp(self._u, new, self.gamma))
+        return [u.requires_grad_() for u in new]
+
+    def _at_u(self, engine: Engine, now: Measured) -> Surrogate:
+        """The surrogate of F at u."""
+        surrogate = Surrogate(now.previous_direct)
+        for reading in now.readings:
+            if reading.term.name == "objective":
+                there = reading.at_previous()
+                self.add(surrogate, there, *self.track(engine, there))
+        return surrogate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "u": list(self._u)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._u = like_parameters(state["u"], self._params)
+
+
+def _size(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
