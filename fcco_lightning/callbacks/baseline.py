@@ -29,7 +29,7 @@ class Baseline(Callback):
     optimizer of the same class and arguments, at the same learning rate and with the same clipping, with the mean of
     the mini-batch gradients since the last update:
 
-    ``(1/K) sum over those K batches of grad [ g_0(w) + (1/b) sum over rows i of the batch of r_i f_i(g_i(w; batch)) ]``,
+    ``(1/K) sum over those K batches of grad [ g_0(w) + (1/b) sum over rows i of the batch of r_i f_i(g_i(w)) ]``,
 
     where nothing is remembered of earlier batches and r_i is the relevance of a row.  With several processes each takes
     its own part of a batch, and the gradients are averaged.  The random streams are put back after each batch, so that
