@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -104,7 +105,14 @@ def steps(rounds: int, labels: int, *, others: bool) -> Table:
         variants[name] = through_engine(copy.deepcopy(network), objective(), algorithm(), module)
         if others:
             variants[f"LibAUC {theirs}"] = libauc(copy.deepcopy(network), theirs, module, labels)
-    return interleaved(variants, list(module.train_dataloader())[:16], rounds, "cpu", warm_up=30, clock=time.process_time)
+    return interleaved(
+        variants,
+        list(itertools.islice(module.train_dataloader(), 16)),
+        rounds,
+        "cpu",
+        warm_up=min(30, rounds),
+        clock=time.process_time,
+    )
 
 
 def operators(*, others: bool) -> Table:

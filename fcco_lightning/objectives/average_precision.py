@@ -61,7 +61,8 @@ class AveragePrecision(RankingObjective):
         """
         scores = binary_scores(outputs)
         positive = required_column(batch, "y", self) == 1
-        owners = positive.nonzero().squeeze(1)
+        column = positive.nonzero()  # (m, 1)
+        owners = column.squeeze(1)
         shares = comparison_weights(
             "dataset",
             owners,
@@ -74,7 +75,7 @@ class AveragePrecision(RankingObjective):
         if self.class_sizes is not None and self.prevalence != "data":
             of_negatives, of_positives = self._changes()
             shares = shares * torch.where(positive, of_positives, of_negatives)
-        losses = shares * self.loss(scores[owners].unsqueeze(1) - scores)
+        losses = shares * self.loss(scores[column] - scores)
         return Inner(batch["index"][owners], torch.stack([losses[:, owners].sum(1), losses.sum(1)], dim=1))
 
     def _changes(self) -> tuple[float, float]:
