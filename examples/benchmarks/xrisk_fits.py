@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from runs import CHEAP, SEEDS, Job, Tuning, run_all, run_searches, seconds, table, value
 from torch import Tensor
 
 from fcco_lightning import (
@@ -30,7 +31,6 @@ from fcco_lightning import (
 from fcco_lightning.data.datamodules.labelled import imbalanced
 from fcco_lightning.data.splits import stratified_split
 from fcco_lightning.metrics.survival import partial_likelihood
-from runs import CHEAP, SEEDS, Job, Tuning, run_all, run_searches, seconds, table, value
 
 Overrides = dict[str, Any]
 LEARNING_RATES = [1e-3, 3e-3, 1e-2]
