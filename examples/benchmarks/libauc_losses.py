@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 INSTALL = "uv pip install --no-deps libauc==2.0.1 tqdm"
-LOSSES = ("APLoss", "pAUC_KL", "pAUC_CVaR", "AUCM", "pairwise AUC", "mAPLoss")
 GAMMA, MAX_FPR = 0.9, 0.3  # 0.9 is LibAUC's default
 
 
@@ -24,7 +23,14 @@ def available() -> bool:
 
 
 def made(name: str, samples: int, positives: int, labels: int = 1) -> nn.Module:
-    """A loss, for a training split with so many samples, positives and labels; squared hinges with margin 1."""
+    """A loss, for a training split with so many samples, positives and labels; squared hinges with margin 1.
+
+    Args:
+        name: "APLoss", "pAUC_KL", "pAUC_CVaR", "AUCM", "pairwise AUC" or "mAPLoss".
+        samples: of the training split.
+        positives: among them.
+        labels: of every sample, for "mAPLoss".
+    """
     from libauc import losses
 
     cpu = {"device": torch.device("cpu")}

@@ -66,7 +66,7 @@ def fits(given: argparse.Namespace, part: str) -> None:
 def keep(given: argparse.Namespace, part: str, picks: dict[str, Any], results: list[Any]) -> None:
     """Write the JSON file."""
     path = given.out / f"xrisk_{part}.json"
-    path.write_text(json.dumps({"picks": picks, "runs": results}, indent=1))
+    path.write_text(json.dumps({"picks": picks, "runs": results}, indent=1, default=str))  # paths of tables
     print(f"\n{path}", flush=True)
 
 

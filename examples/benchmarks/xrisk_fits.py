@@ -34,7 +34,7 @@ from fcco_lightning.metrics.survival import partial_likelihood
 
 Overrides = dict[str, Any]
 LEARNING_RATES = [1e-3, 3e-3, 1e-2]
-AFTER = {"data.columns.label": "y", "data.columns.positive": 1}  # of the tables that are written here
+WRITTEN = {"data.columns.label": "y", "data.columns.positive": 1}  # of the tables that are written here
 PUSH_EXPONENT = 4.0
 
 
@@ -82,7 +82,7 @@ class Comparison(NamedTuple):
 
 def compare(part: str, given: argparse.Namespace) -> tuple[dict[str, Any], list[Job]]:
     """Search, run and print; the picks and the runs."""
-    what: Comparison = globals()[part](given)
+    what = COMPARISONS[part](given)
     picks: dict[str, Any] = {}
     if what.score is not None:
         axes = {"model.optimizer.lr": what.rates}
@@ -141,7 +141,7 @@ def push(given: argparse.Namespace) -> Comparison:
     data: Overrides = {"data.train": given.train, "data.test": given.test}
     data |= {"data.columns.label": given.label, "data.columns.positive": given.positive}
     if given.train is None:
-        data = AFTER | {"data.train": given.out / "push_train.csv", "data.test": given.out / "push_test.csv"}
+        data = WRITTEN | {"data.train": given.out / "push_train.csv", "data.test": given.out / "push_test.csv"}
         for seed, split in enumerate(("train", "test")):
             sample = GaussianGroups().sample(8000, torch.Generator().manual_seed(seed))
             write(sample["x"], sample["y"], data[f"data.{split}"])
@@ -170,7 +170,7 @@ def write(x: Tensor, y: Tensor, path: Path) -> None:
 def images(given: argparse.Namespace) -> Comparison:
     """Digits 5 to 9 against 0 to 4 with 5 % positives in training, as the SOX paper's section 4.1 has CIFAR."""
     phases = {"trainer.max_epochs": 100, "data.batches.batch_size": 64, "model.network.hidden": [128]}
-    shape = AFTER | phases | {"data.batches.positive_fraction": 0.125, "model.objective.prevalence": 0.5}
+    shape = WRITTEN | phases | {"data.batches.positive_fraction": 0.125, "model.objective.prevalence": 0.5}
     first = {"model.pretrain.epochs": 50, "model.pretrain.objective": "CrossEntropy"}
     plain = {"model.objective": "CrossEntropy", "model.algorithm": "SGD", "data.batches": "UniformSampling"}
     methods = {name: first | overrides for name, overrides in algorithms(0.5).items()}
@@ -238,7 +238,7 @@ def other_neighbours(seed: int) -> Iterable[Job]:
 # ------------------------------------------------------------------------------------------------------------ survival
 
 
-PATIENTS, STEPS = 2000, 1000
+PATIENTS, STEPS = 1000, 500
 REMEMBERED: dict[str, Overrides] = {
     "SOX": {"model.algorithm": "SOX", "model.algorithm.gamma": 0.5},
     "SONEX": {
@@ -387,3 +387,12 @@ def lambda_mart(path: str | None, seed: int) -> Iterable[Job]:
         return {"test": RetrievalEvaluation(k=[5, 10])(scores, test)}
 
     yield beside("LambdaMART (LightGBM)", seed, run)
+
+
+COMPARISONS: dict[str, Callable[[argparse.Namespace], Comparison]] = {
+    "push": push,
+    "images": images,
+    "neighbours": neighbours,
+    "survival": survival,
+    "ranking": ranking,
+}
