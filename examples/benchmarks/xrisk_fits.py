@@ -287,7 +287,7 @@ def survival(given: argparse.Namespace) -> Comparison:
         ("train.loss", "test.c_index"),
         lambda seed: shape | data(seed),
         lambda run: -value(run, "train.loss"),
-        rates=[0.003, 0.01, 0.03],
+        rates=[0.001, 0.003, 0.01],
         others=lambda seed: [beside("full batch, L-BFGS", seed, lambda: best(seed))],
         extra={"gap, % of F(0) - F*": gap},
     )
