@@ -8,7 +8,7 @@ One or several parts, each a table and a JSON file below ``--out``::
     uv run python examples/benchmarks/xrisk.py --part ranking --train lists.letor
 
 ========== ======================================================================== ============= =====================
-part       compares                                                                 needs         on a core of its own
+part       compares                                                                 needs         on a free core, about
 ========== ======================================================================== ============= =====================
 cost       a step with cross-entropy's and LibAUC's, and dispatched operators       --            1 minute
 scores     training with five positives, 5 seeds, with losses of single samples,    --            8 minutes
@@ -20,7 +20,7 @@ survival   Cox's model from batches of 4, 16 and 64 with its exact optimum      
 ranking    ListNet and NDCG with LambdaMART                                         (--train)     2 minutes
 ========== ======================================================================== ============= =====================
 
-What stands in brackets has an embedded replacement.  LibAUC and LightGBM are no dependencies; their rows are left out
+The times are estimates.  What stands in brackets has an embedded replacement.  LibAUC and LightGBM are no dependencies; their rows are left out
 where they are not installed (``uv pip install --no-deps libauc==2.0.1 tqdm``, ``uv pip install lightgbm``), and
 scikit-learn's boosting takes LightGBM's place in ``scores``.
 
