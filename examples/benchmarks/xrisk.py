@@ -20,7 +20,9 @@ survival   Cox's model from batches of 4, 16 and 64 with its exact optimum      
 ranking    ListNet and NDCG with LambdaMART                                         (--train)     2 minutes
 ========== ======================================================================== ============= =====================
 
-The times are estimates.  What stands in brackets has an embedded replacement.  LibAUC and LightGBM are no dependencies; their rows are left out
+The times are estimates.
+
+What stands in brackets has an embedded replacement.  LibAUC and LightGBM are no dependencies; their rows are left out
 where they are not installed (``uv pip install --no-deps libauc==2.0.1 tqdm``, ``uv pip install lightgbm``), and
 scikit-learn's boosting takes LightGBM's place in ``scores``.
 
