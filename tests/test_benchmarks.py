@@ -19,10 +19,10 @@ def beside_the_scripts(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
 
 
-def in_this_process(jobs, workers, shown):
+def in_this_process(jobs, workers, shown, run=None):
     import runs
 
-    done = [runs.train(job) for job in jobs]
+    done = [(run or runs.train)(job) for job in jobs]
     assert all(isinstance(runs.value(job, name), float) for job in done for name in shown)
     return done
 
@@ -265,3 +265,76 @@ def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, mo
     assert table["transcription, b = n/d"]["of"] == "DRAGO, b = n/d"
     assert (tmp_path / "t.png").exists()
     assert len(json.loads((tmp_path / "histories.json").read_text())) == 1
+
+
+def test_losses_of_ranking_dispatch_few_operators():
+    counts = {name: row["here"] for name, row in script("xrisk_cost").operators(others=False).items()}
+    assert max(counts[name] for name in ("AP", "pAUC, KL", "pAUC, CVaR", "AUC", "AUC margin")) <= 30
+    assert 5 <= min(counts.values()) <= max(counts.values()) <= 40
+
+
+def test_x_risks_are_measured_with_few_positives_and_beside_plain_steps(tmp_path, monkeypatch, capsys):
+    scores, cost, runs = script("xrisk_scores"), script("xrisk_cost"), sys.modules["runs"]
+    for name, value in {"STEPS": 4, "DATA": {"digits": "eights"}, "LEARNING_RATES": [1e-3, 1e-2]}.items():
+        monkeypatch.setattr(scores, name, value)
+    monkeypatch.setattr(scores, "methods", lambda: ["BCE, classes weighted", "AP, pretrained"])
+    monkeypatch.setattr(cost, "BINARY", {"AUC": cost.BINARY["AUC"]})
+    monkeypatch.setattr(cost, "ROWS", 1024)
+    monkeypatch.setattr(cost.libauc_losses, "available", lambda: False)
+    monkeypatch.setattr(runs, "SEEDS", (100,))
+    monkeypatch.setattr(runs, "LONGEST", 0)
+    for where in (scores, runs):
+        monkeypatch.setattr(where, "run_all", in_this_process)
+    arguments = ["--part", "cost", "scores", "--seeds", "1", "--rounds", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["xrisk.py", *arguments])
+    script("xrisk").main()
+    printed = capsys.readouterr().out
+    assert "| mAP, ten labels |" in printed
+    assert "| digits: AP, pretrained | 1 |" in printed
+    kept = json.loads((tmp_path / "xrisk_scores.json").read_text())
+    assert kept["picks"]["digits: AP, pretrained"]["picked"] == kept["runs"][1]["overrides"]
+    train = scores.split("digits", 0)["train"]
+    assert train["y"].sum() == 5
+    assert train["x"].abs().max() <= 5
+
+
+def test_the_optimum_of_cox_model_is_that_of_its_partial_likelihood():
+    """No neighbour has a smaller loss, as the project's metric computes it."""
+    import torch
+
+    fits = script("xrisk_fits")
+    module = fits.SyntheticSurvivalDataModule(150, 50)
+    module.setup()
+    columns = module.tables["train"].columns
+    w = fits.optimum(columns)
+    assert w.abs().max() > 0.1
+
+    def loss(w):
+        return fits.partial_likelihood(columns["time"].double(), columns["event"] == 1, columns["x"].double() @ w)
+
+    for step in 1e-3 * torch.eye(len(w), dtype=torch.float64):
+        assert loss(w) < min(loss(w + step), loss(w - step))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the runs in their own process
+@pytest.mark.parametrize("part", ["push", "images", "neighbours", "survival", "ranking"])
+def test_parts_of_the_benchmark_of_x_risks(part, tmp_path, monkeypatch, capsys):
+    fits, runs = script("xrisk_fits"), sys.modules["runs"]
+    monkeypatch.setattr(runs, "SEEDS", (100,))
+    monkeypatch.setattr(runs, "LONGEST", 0)
+
+    def short(jobs, *rest):
+        for job in jobs:
+            job["overrides"]["trainer.max_epochs"] = 2
+            if "model.pretrain.epochs" in job["overrides"]:
+                job["overrides"]["model.pretrain.epochs"] = 1
+        return in_this_process(jobs, *rest)
+
+    for where in (fits, runs):
+        monkeypatch.setattr(where, "run_all", short)
+    monkeypatch.setattr(sys, "argv", ["xrisk.py", "--part", part, "--seeds", "1", "--out", str(tmp_path)])
+    script("xrisk").main()
+    labels = {run["label"] for run in json.loads((tmp_path / f"xrisk_{part}.json").read_text())["runs"]}
+    printed = capsys.readouterr().out
+    assert all(f"| {label} | 1 |" in printed for label in labels)

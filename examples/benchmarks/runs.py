@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+CHEAP = {"baseline.enabled": "false", "report.pictures": "false", "trainer.check_val_every_n_epoch": 1000}
 Job = dict[str, Any]  # label, config, seed, overrides, curves (logged metrics to keep); once it has run its report too
 
 
@@ -69,11 +70,14 @@ def expand(overrides: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def run_all(jobs: list[Job], workers: int, shown: Sequence[str]) -> list[Job]:
-    """All jobs, ``workers`` at a time, with a line each as they end: its figures ``shown`` ("split.name")."""
+def run_all(jobs: list[Job], workers: int, shown: Sequence[str], run: Callable[[Job], Job] = train) -> list[Job]:
+    """All jobs, ``workers`` at a time, with a line each as they end: its figures ``shown`` ("split.name").
+
+    A job is carried out by ``run``: ``fcco fit``, or a loop where a run is over before that has started.
+    """
     results = []
     with ProcessPoolExecutor(workers) as pool:
-        for done in pool.map(train, jobs):
+        for done in pool.map(run, jobs):
             results.append(done)
             figures = " ".join(f"{name}={value(done, name):.4f}" for name in shown) if "train" in done else "FAILED"
             print(
@@ -100,6 +104,7 @@ class Tuning:
         make: (overrides, seed) -> job.
         score: of a finished run, to be maximised; a run that failed has minus infinity.
         bounds: largest value of a hyperparameter, where there is one.
+        seeds: of the runs; None for three.
     """
 
     def __init__(
@@ -108,23 +113,24 @@ class Tuning:
         make: Callable[[dict[str, Any], int], Job],
         score: Callable[[Job], float],
         bounds: dict[str, float] | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> None:
         self.axes = {name: list(values) for name, values in axes.items()}
-        self.make, self.score, self.bounds = make, score, bounds or {}
+        self.make, self.score, self.bounds, self.seeds = make, score, bounds or {}, seeds or SEEDS
         self.room = {(name, end): LONGEST for name in axes for end in (0, -1)}
         self.runs: dict[tuple[Any, ...], list[Job]] = {}
 
     def search(self) -> Search:
         """Give jobs until the pick is inside."""
-        yield from self._run(list(itertools.product(*self.axes.values())), SEEDS[:1])
+        yield from self._run(list(itertools.product(*self.axes.values())), self.seeds[:1])
         while True:
             while new := self._beyond(self._best(1)[0]):
-                yield from self._run(new, SEEDS[:1])
-            yield from self._run(self._best(3), SEEDS[1:])
+                yield from self._run(new, self.seeds[:1])
+            yield from self._run(self._best(3), self.seeds[1:])
             new = self._beyond(self._pick())
             if not new:
                 return
-            yield from self._run(new, SEEDS[:1])
+            yield from self._run(new, self.seeds[:1])
 
     @property
     def picked(self) -> dict[str, Any]:
@@ -187,12 +193,14 @@ class Tuning:
         self.room[name, end] -= 1
 
 
-def run_searches(tunings: dict[str, Tuning], workers: int, shown: Sequence[str]) -> None:
+def run_searches(
+    tunings: dict[str, Tuning], workers: int, shown: Sequence[str], run: Callable[[Job], Job] = train
+) -> None:
     """All searches side by side, so that no worker waits for the end of a small grid."""
     open_searches = {label: tuning.search() for label, tuning in tunings.items()}
     wanted = {label: next(search) for label, search in open_searches.items()}
     while wanted:
-        results = iter(run_all([job for jobs in wanted.values() for job in jobs], workers, shown))
+        results = iter(run_all([job for jobs in wanted.values() for job in jobs], workers, shown, run))
         following = {}
         for label, jobs in wanted.items():
             with contextlib.suppress(StopIteration):

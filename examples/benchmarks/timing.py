@@ -20,6 +20,7 @@ def interleaved(
     device: str,
     bases: Mapping[str, str] | None = None,
     warm_up: int = 10,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Table:
     """Every round each variant makes one step on the same batch, in an order drawn anew.
 
@@ -30,6 +31,7 @@ def interleaved(
         device: "cpu" or "cuda", which is waited for.
         bases: of which variant a variant's ratio is; of the first one where nothing is said.
         warm_up: rounds before, for caches and allocators.
+        clock: seconds; ``time.process_time`` leaves out what other programs on a busy machine take.
 
     Returns: per variant the median milliseconds, and median and quartiles of its ratio within a round.
     """
@@ -40,9 +42,9 @@ def interleaved(
         batch = data[k % len(data)]
         for position in torch.randperm(len(names), generator=generator).tolist():
             name = names[position]
-            start = _now(device)
+            start = _now(device, clock)
             variants[name](batch)
-            seconds = _now(device) - start
+            seconds = _now(device, clock) - start
             if k >= warm_up:
                 times[name].append(seconds)
     table: Table = {}
@@ -55,10 +57,10 @@ def interleaved(
     return table
 
 
-def _now(device: str) -> float:
+def _now(device: str, clock: Callable[[], float]) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter()
+    return clock()
 
 
 def report(results: Mapping[str, Table], path: Path) -> None:

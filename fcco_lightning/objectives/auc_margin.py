@@ -78,5 +78,6 @@ class AUCMargin(Objective):
         """Weights of the samples in the means over negatives and positives, shape (2, B); None if a class is absent."""
         is_positive = required_column(batch, "y", self) == 1
         weight = batch["weight"].to(scores.dtype) if "weight" in batch else torch.ones_like(scores)
-        classes = torch.stack([~is_positive, is_positive])
-        return None if bool((classes.sum(1) == 0).any()) else classes * weight / (classes * weight).sum(1, keepdim=True)
+        weights = torch.stack([~is_positive, is_positive]) * weight
+        totals = weights.sum(1, keepdim=True)
+        return None if bool((totals == 0).any()) else weights / totals

@@ -61,7 +61,8 @@ class AveragePrecision(RankingObjective):
         """
         scores = binary_scores(outputs)
         positive = required_column(batch, "y", self) == 1
-        owners = positive.nonzero().squeeze(1)
+        column = positive.nonzero()  # (m, 1)
+        owners = column.squeeze(1)
         shares = comparison_weights(
             "dataset",
             owners,
@@ -74,8 +75,8 @@ class AveragePrecision(RankingObjective):
         if self.class_sizes is not None and self.prevalence != "data":
             of_negatives, of_positives = self._changes()
             shares = shares * torch.where(positive, of_positives, of_negatives)
-        losses = shares * self.loss(scores[owners].unsqueeze(1) - scores)
-        return Inner(batch["index"][owners], torch.stack([losses[:, positive].sum(1), losses.sum(1)], dim=1))
+        losses = shares * self.loss(scores[column] - scores)
+        return Inner(batch["index"][owners], torch.stack([losses[:, owners].sum(1), losses.sum(1)], dim=1))
 
     def _changes(self) -> tuple[float, float]:
         """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""
@@ -188,9 +189,9 @@ class MeanAveragePrecision(Objective):
         shares = comparison_weights(
             "dataset", every, size, n, batch.get("weight"), outputs.dtype, stratum=batch.get("stratum")
         )[owner]
-        known = y != self.missing if self.missing is not None else torch.ones_like(y, dtype=torch.bool)
-        of_known = shares * known.T[label] * (n / self.known[label]).unsqueeze(1)
-        losses = of_known * self.loss(outputs[owner, label].unsqueeze(1) - outputs.T[label])
+        if self.missing is not None:
+            shares = shares * (y != self.missing).T[label] * (n / self.known[label]).unsqueeze(1)
+        losses = shares * self.loss(outputs[owner, label].unsqueeze(1) - outputs.T[label])
         return self._rows(batch["index"][owner] * labels + label, label, losses, (y == 1).T[label])
 
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:

@@ -106,14 +106,15 @@ def comparison_weights(
         return table.scatter_(1, anchors.unsqueeze(1), own)
     self_and_others(kind, size, num_samples)  # checks the arguments
     weight = torch.ones(size, device=anchors.device, dtype=dtype) if weight is None else weight.to(dtype)
+    share = weight / size
     if kind == "batch":
-        return (weight / size).expand(len(anchors), size).clone()
+        return share.expand(len(anchors), size).clone()
     own = 1 / _known(num_samples)
     kinds = weight if stratum is None else stratum
     alike = kinds[anchors].unsqueeze(1) == kinds
     count = alike.sum(1, keepdim=True)
-    within = (weight[anchors].unsqueeze(1) * count / size - own) / (count - 1).clamp(min=1)
-    table = torch.where(alike, within.clamp(min=0), weight / size)
+    within = (share[anchors].unsqueeze(1) * count - own) / (count - 1).clamp(min=1)
+    table = torch.where(alike, within.clamp(min=0), share)
     if kind == "dataset":
         return table.scatter_(1, anchors.unsqueeze(1), own)
     return table.scatter_(1, anchors.unsqueeze(1), 0.0) / (1 - own)

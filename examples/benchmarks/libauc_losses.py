@@ -1,0 +1,79 @@
+"""The losses of LibAUC as training steps, for the benchmarks that compare with it; LibAUC is no dependency.
+
+``uv pip install --no-deps libauc==2.0.1 tqdm`` installs what is needed of it.
+"""
+
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INSTALL = "uv pip install --no-deps libauc==2.0.1 tqdm"
+GAMMA, MAX_FPR = 0.9, 0.3  # 0.9 is LibAUC's default
+
+
+def available() -> bool:
+    """Whether LibAUC is installed; says so if it is not."""
+    found = importlib.util.find_spec("libauc") is not None
+    if not found:
+        print(f"LibAUC is not installed, so its rows are left out: {INSTALL}")
+    return found
+
+
+def made(name: str, samples: int, positives: int, labels: int = 1) -> nn.Module:
+    """A loss, for a training split with so many samples, positives and labels; squared hinges with margin 1.
+
+    Args:
+        name: "APLoss", "pAUC_KL", "pAUC_CVaR", "AUCM", "pairwise AUC" or "mAPLoss".
+        samples: of the training split.
+        positives: among them.
+        labels: of every sample, for "mAPLoss".
+    """
+    from libauc import losses
+
+    cpu = {"device": torch.device("cpu")}
+    makers = {
+        "APLoss": lambda: losses.APLoss(samples, gamma=GAMMA, **cpu),
+        "pAUC_KL": lambda: losses.pAUCLoss("SOPAs", data_len=samples, gamma=GAMMA, **cpu),
+        "pAUC_CVaR": lambda: losses.pAUCLoss("SOPA", data_len=samples, pos_len=positives, beta=MAX_FPR, **cpu),
+        "AUCM": lambda: losses.AUCMLoss(version="v2", **cpu),
+        "pairwise AUC": lambda: losses.PairwiseAUCLoss("squared_hinge"),
+        "mAPLoss": lambda: losses.mAPLoss(samples, labels, gamma=GAMMA, **cpu),
+    }
+    return makers[name]()
+
+
+def groups(loss: nn.Module, params: Iterable[Tensor]) -> list[dict[str, Any]]:
+    """What an optimizer is given: AUCM's dual variable alpha ascends while everything else descends."""
+    own = dict(loss.named_parameters())
+    rest = {"params": [*params, *(p for name, p in own.items() if name != "alpha")]}
+    return [rest, {"params": [own["alpha"]], "maximize": True}] if "alpha" in own else [rest]
+
+
+class LibAUCStep:
+    """One training step, as LibAUC's tutorials write it, with any optimizer of torch.
+
+    Args:
+        network: whose outputs become scores in (0, 1) by a sigmoid.
+        loss: one of :func:`made`.
+        optimizer: over :func:`groups`.
+    """
+
+    def __init__(self, network: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.network, self.loss, self.optimizer = network, loss, optimizer
+
+    def __call__(self, batch: dict[str, Tensor]) -> None:
+        value = self.forward(torch.sigmoid(self.network(batch["x"])), batch)
+        self.optimizer.zero_grad()
+        value.backward()
+        self.optimizer.step()
+        alpha = getattr(self.loss, "alpha", None)
+        if alpha is not None:
+            alpha.data.clamp_(min=0)
+
+    def forward(self, scores: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """The loss alone."""
+        value: Tensor = self.loss(scores, batch["y"].float(), index=batch["index"])
+        return value

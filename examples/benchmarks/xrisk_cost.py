@@ -1,0 +1,158 @@
+"""What a step of the ranking objectives costs: part ``cost`` of xrisk.py."""
+
+import copy
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import libauc_losses
+import torch
+from libauc_losses import LibAUCStep
+from step_cost import Counter
+from timing import Step, Table, interleaved
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from fcco_lightning import (
+    AUC,
+    SGD,
+    SOX,
+    Algorithm,
+    AUCMargin,
+    AveragePrecision,
+    BalancedSampling,
+    CVaRPartialAUC,
+    Engine,
+    KLPartialAUC,
+    MeanAveragePrecision,
+    Objective,
+    SquaredHingePair,
+    TabularMLP,
+    TensorDataModule,
+    UniformSampling,
+)
+
+ROWS, FEATURES, BATCH, LABELS, PREVALENCE = 10_000, 122, 128, 10, 0.1
+
+# Name -> (objective, algorithm, LibAUC's loss of the same kind).
+BINARY = {
+    "AP": (AveragePrecision, lambda: SOX(0.9), "APLoss"),
+    "pAUC, KL": (KLPartialAUC, lambda: SOX(0.9), "pAUC_KL"),
+    "pAUC, CVaR": (lambda: CVaRPartialAUC(max_fpr=0.3), SGD, "pAUC_CVaR"),
+    "AUC": (lambda: AUC(SquaredHingePair()), SGD, "pairwise AUC"),
+    "AUC margin": (AUCMargin, lambda: SOX(0.9), "AUCM"),
+}
+SEVERAL = {"mAP, ten labels": (MeanAveragePrecision, lambda: SOX(0.9), "mAPLoss")}
+
+
+def data(labels: int) -> TensorDataModule:
+    """A table of noise, every label with a tenth of positives; batches of half positives if there is one label."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (ROWS, labels) if labels > 1 else (ROWS,)
+    columns = {
+        "x": torch.randn(ROWS, FEATURES, generator=generator),
+        "y": (torch.rand(shape, generator=generator) < PREVALENCE).long(),
+    }
+    batches = UniformSampling(BATCH) if labels > 1 else BalancedSampling(BATCH)
+    module = TensorDataModule({"train": columns, "test": columns}, batches=batches)
+    module.setup()
+    return module
+
+
+def optimizer(params: Any) -> torch.optim.Optimizer:
+    """The same for everybody."""
+    return torch.optim.SGD(params, lr=1e-4, momentum=0.9)
+
+
+def plain(network: nn.Module) -> Step:
+    """Cross-entropy, in a loop that anyone would write."""
+    steps = optimizer(network.parameters())
+
+    def step(batch: dict[str, Tensor]) -> None:
+        loss = binary_cross_entropy_with_logits(network(batch["x"]), batch["y"].float())
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+
+    return step
+
+
+def through_engine(network: nn.Module, objective: Objective, algorithm: Algorithm, module: TensorDataModule) -> Step:
+    """One batch through the engine."""
+    problem = algorithm.pose(objective, num_samples=ROWS, sampling=module.sampling())
+    engine = Engine(network, problem, algorithm)
+    steps = optimizer(engine.params)
+    return lambda batch: engine.train_batch(batch, steps)
+
+
+def libauc(network: nn.Module, name: str, module: TensorDataModule, labels: int) -> LibAUCStep:
+    """One step on a loss of LibAUC."""
+    positives = int(module.tables["train"].columns["y"].sum())
+    loss = libauc_losses.made(name, ROWS, positives, labels)
+    return LibAUCStep(network, loss, optimizer(libauc_losses.groups(loss, network.parameters())))
+
+
+def steps(rounds: int, labels: int, *, others: bool) -> Table:
+    """Ratios to cross-entropy on the same batches."""
+    module = data(labels)
+    torch.manual_seed(0)
+    network = TabularMLP([256, 256], labels, FEATURES)
+    base = "BCE" if labels == 1 else f"BCE, {labels} labels"
+    variants: dict[str, Step] = {base: plain(copy.deepcopy(network))}
+    for name, (objective, algorithm, theirs) in (BINARY if labels == 1 else SEVERAL).items():
+        variants[name] = through_engine(copy.deepcopy(network), objective(), algorithm(), module)
+        if others:
+            variants[f"LibAUC {theirs}"] = libauc(copy.deepcopy(network), theirs, module, labels)
+    return interleaved(
+        variants,
+        list(itertools.islice(module.train_dataloader(), 16)),
+        rounds,
+        "cpu",
+        warm_up=min(30, rounds),
+        clock=time.process_time,
+    )
+
+
+def operators(*, others: bool) -> Table:
+    """Operators that the forward pass of a loss dispatches on one batch, from scores to inner values and g_0."""
+    table: Table = {}
+    for labels, cases in ((1, BINARY), (LABELS, SEVERAL)):
+        module = data(labels)
+        batch = next(iter(module.train_dataloader()))
+        scores = torch.randn(batch["y"].shape, requires_grad=True)
+        for name, (objective, algorithm, theirs) in cases.items():
+            ours = objective()
+            algorithm().pose(ours, num_samples=ROWS, sampling=module.sampling())
+            given = batch | {"threshold": torch.zeros(BATCH, 1, requires_grad=True)}
+            row = {"here": counted(functools.partial(measured, ours, scores, given))}
+            if others:
+                loss = libauc_losses.made(theirs, ROWS, int(batch["y"].sum()), labels)
+                step = LibAUCStep(nn.Identity(), loss, optimizer([scores]))
+                row["LibAUC"] = counted(functools.partial(step.forward, torch.sigmoid(scores), batch))
+            table[name] = row
+    return table
+
+
+def measured(objective: Objective, scores: Tensor, batch: dict[str, Tensor]) -> None:
+    """G_0 and the inner functions."""
+    objective.direct(scores, batch)
+    objective.inner(scores, batch)
+
+
+def counted(forward: Callable[[], object]) -> int:
+    """Dispatched operators."""
+    with Counter() as counter:
+        forward()
+    return counter.count
+
+
+def cost(rounds: int) -> dict[str, Table]:
+    """All tables."""
+    others = libauc_losses.available()
+    return {
+        f"MLP 122-256-256-1, batch {BATCH}": steps(rounds, 1, others=others),
+        f"MLP 122-256-256-{LABELS}, batch {BATCH}": steps(rounds, LABELS, others=others),
+        f"operators of a loss's forward pass, batch {BATCH}": operators(others=others),
+    }

@@ -1,0 +1,398 @@
+"""Whole trainings with X-risks, every run through ``fcco fit``: the parts of xrisk.py from ``push`` on."""
+
+import argparse
+import functools
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from runs import CHEAP, SEEDS, Job, Tuning, run_all, run_searches, seconds, table, value
+from torch import Tensor
+
+from fcco_lightning import (
+    Columns,
+    Encoding,
+    GaussianGroups,
+    NeighbourEvaluation,
+    RankingEvaluation,
+    RetrievalEvaluation,
+    Splits,
+    SurvivalEvaluation,
+    SyntheticQueriesDataModule,
+    SyntheticSurvivalDataModule,
+    TabularDataModule,
+)
+from fcco_lightning.data.datamodules.labelled import imbalanced
+from fcco_lightning.data.splits import stratified_split
+from fcco_lightning.metrics.survival import partial_likelihood
+
+Overrides = dict[str, Any]
+LEARNING_RATES = [1e-3, 3e-3, 1e-2]
+WRITTEN = {"data.columns.label": "y", "data.columns.positive": 1}  # of the tables that are written here
+PUSH_EXPONENT = 4.0
+
+
+def algorithms(gamma: float) -> dict[str, Overrides]:
+    """Four ways to remember inner values, with the same gamma."""
+    keeping = {"SOX": gamma, "MOAP": gamma, "SOAP": gamma}
+    named = {name: {"model.algorithm": name, "model.algorithm.gamma": g} for name, g in keeping.items()}
+    return named | {"BSGD": {"model.algorithm": "BSGD"}}
+
+
+class Comparison(NamedTuple):
+    """Methods on one problem.
+
+    Attributes:
+        config: under ``configs/``.
+        methods: label -> overrides.
+        columns: of the table, "split.name".
+        common: seed -> overrides of all runs.
+        score: of a run of the search for the learning rate, maximised; None keeps that of the config.
+        rates: learning rates that the search starts with.
+        tuning: seed -> further overrides of the search's runs.
+        others: seed -> what runs beside ``fcco fit``, as finished jobs.
+        extra: further columns, made of a label's runs.
+    """
+
+    config: str
+    methods: dict[str, Overrides]
+    columns: tuple[str, ...]
+    common: Callable[[int], Overrides]
+    score: Callable[[Job], float] | None = None
+    rates: list[float] = LEARNING_RATES
+    tuning: Callable[[int], Overrides] = lambda seed: {}  # noqa: ARG005
+    others: Callable[[int], Iterable[Job]] = lambda seed: ()  # noqa: ARG005
+    extra: dict[str, Callable[[list[Job]], str]] = {}  # noqa: RUF012
+
+    def job(self, label: str, overrides: Overrides, seed: int) -> Job:
+        """One run."""
+        given = CHEAP | self.common(seed) | self.methods[label] | overrides
+        return {"label": label, "config": self.config, "seed": seed, "overrides": given}
+
+    def tuning_job(self, label: str, overrides: Overrides, seed: int) -> Job:
+        """A run of the search."""
+        return self.job(label, self.tuning(seed) | overrides, seed)
+
+
+def compare(part: str, given: argparse.Namespace) -> tuple[dict[str, Any], list[Job]]:
+    """Search, run and print; the picks and the runs."""
+    what = COMPARISONS[part](given)
+    picks: dict[str, Any] = {}
+    if what.score is not None:
+        axes = {"model.optimizer.lr": what.rates}
+        tunings = {
+            label: Tuning(
+                axes, functools.partial(what.tuning_job, label), what.score, seeds=SEEDS[: given.tuning_seeds]
+            )
+            for label in what.methods
+        }
+        run_searches(tunings, given.jobs, [])
+        picks = {label: tuning.summary for label, tuning in tunings.items()}
+    jobs = [
+        what.job(label, picks.get(label, {"picked": {}})["picked"], seed)
+        for label in what.methods
+        for seed in range(given.seeds)
+    ]
+    results = run_all(jobs, given.jobs, what.columns)
+    results += [job for seed in range(given.seeds) for job in what.others(seed)]
+    print(f"\n{part}\n" + table(results, what.columns, what.extra | ({"lr": rate} if picks else {}) | {"s": seconds}))
+    return picks, results
+
+
+def rate(runs: list[Job]) -> str:
+    """The learning rate."""
+    return f"{runs[0]['overrides'].get('model.optimizer.lr', '')}"
+
+
+def beside(label: str, seed: int, run: Callable[[], dict[str, dict[str, float]]]) -> Job:
+    """What is no run of ``fcco fit``, as a finished job: figures by split, and seconds."""
+    start = time.perf_counter()
+    figures = run()
+    return {
+        "label": label,
+        "seed": seed,
+        "overrides": {},
+        "train": {},
+        **figures,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- push
+
+
+class PushLoss(RankingEvaluation):
+    """Beside the ranking figures ``push_loss``: the p-norm push over the negatives, p = 4, with exponential losses."""
+
+    def __call__(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, float]:
+        scores, positive = outputs.double().flatten(), batch["y"] == 1
+        means = (torch.logsumexp(-scores[positive], 0) + scores[~positive]).exp() / positive.sum()
+        return super().__call__(outputs, batch) | {"push_loss": float(means.pow(PUSH_EXPONENT).mean())}
+
+
+def push(given: argparse.Namespace) -> Comparison:
+    """The p-norm push of a linear model, p = 4, batches of 64 (SOX paper, Tables 3 and 4)."""
+    data: Overrides = {"data.train": given.train, "data.test": given.test}
+    data |= {"data.columns.label": given.label, "data.columns.positive": given.positive}
+    if given.train is None:
+        data = WRITTEN | {"data.train": given.out / "push_train.csv", "data.test": given.out / "push_test.csv"}
+        for seed, split in enumerate(("train", "test")):
+            sample = GaussianGroups().sample(8000, torch.Generator().manual_seed(seed))
+            write(sample["x"], sample["y"], data[f"data.{split}"])
+    shape = {"model.network.hidden": [], "data.batches.batch_size": 64, "model.objective.p": PUSH_EXPONENT}
+    shape |= {"trainer.max_epochs": 5}
+    return Comparison(
+        "xrisk/adult_p_norm_push",
+        algorithms(0.5),
+        ("train.push_loss", "test.push_loss", "test.auc"),
+        lambda seed: data | shape | {"model.evaluation": "xrisk_fits.PushLoss"},  # noqa: ARG005
+        lambda run: -value(run, "val.push_loss"),
+        tuning=lambda seed: {"data.splits.val_fraction": 0.2, "data.splits.seed": seed},
+        extra={"test, median": lambda runs: f"{statistics.median(value(r, 'test.push_loss') for r in runs):.4f}"},
+    )
+
+
+def write(x: Tensor, y: Tensor, path: Path) -> None:
+    """A table with the columns x00, x01, ... and y."""
+    frame = pd.DataFrame(x.numpy(), columns=[f"x{i:02d}" for i in range(x.shape[1])])
+    frame.assign(y=y.numpy()).to_csv(path, index=False)
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+
+
+def images(given: argparse.Namespace) -> Comparison:
+    """Digits 5 to 9 against 0 to 4 with 5 % positives in training, as the SOX paper's section 4.1 has CIFAR."""
+    phases = {"trainer.max_epochs": 100, "data.batches.batch_size": 64, "model.network.hidden": [128]}
+    shape = WRITTEN | phases | {"data.batches.positive_fraction": 0.125, "model.objective.prevalence": 0.5}
+    first = {"model.pretrain.epochs": 50, "model.pretrain.objective": "CrossEntropy"}
+    plain = {"model.objective": "CrossEntropy", "model.algorithm": "SGD", "data.batches": "UniformSampling"}
+    methods = {name: first | overrides for name, overrides in algorithms(0.5).items()}
+    return Comparison(
+        "xrisk/adult_average_precision",
+        methods | {"BCE": plain},
+        ("test.average_precision", "test.auc"),
+        lambda seed: shape | digits(given.out, seed, "test"),
+        lambda run: value(run, "test.average_precision"),  # of the validation table
+        tuning=lambda seed: digits(given.out, seed, "val"),
+    )
+
+
+def digits(folder: Path, seed: int, judged: str) -> Overrides:
+    """Tables of half the digits, a fifth for validation and the rest for testing; the training one is imbalanced."""
+    from sklearn.datasets import load_digits
+
+    pixels, digit = load_digits(return_X_y=True)
+    x, y = torch.from_numpy(pixels), torch.from_numpy(digit >= 5).long()
+    rest, test = stratified_split(y, 0.3, seed, "test")
+    train, val = (rest[rows] for rows in stratified_split(y[rest], 0.3, seed + 1, "val"))
+    train = train[imbalanced(y[train], 0.05, seed)]
+    paths = {"train": folder / f"digits_{seed}_train.csv", judged: folder / f"digits_{seed}_{judged}.csv"}
+    for name, rows in {"train": train, judged: {"val": val, "test": test}[judged]}.items():
+        write(x[rows], y[rows], paths[name])
+    return {"data.train": paths["train"], "data.test": paths[judged]}
+
+
+# ---------------------------------------------------------------------------------------------------------- neighbours
+
+
+def neighbours(given: argparse.Namespace) -> Comparison:  # noqa: ARG001
+    """Linear maps of scikit-learn's digits to 8 dimensions, judged by 3 nearest neighbours within the test split."""
+    return Comparison(
+        "xrisk/digits_nca_sox",
+        {name: overrides for name, overrides in algorithms(0.5).items() if name != "MOAP"},
+        ("train.knn_accuracy", "test.knn_accuracy"),
+        lambda seed: {"data.splits.seed": seed},
+        others=other_neighbours,
+    )
+
+
+def other_neighbours(seed: int) -> Iterable[Job]:
+    """Scikit-learn's method with the full gradient, principal components, and the pixels as they are."""
+    from sklearn.decomposition import PCA
+    from sklearn.neighbors import NeighborhoodComponentsAnalysis
+
+    splits = Splits(test_fraction=0.3, seed=seed)
+    module = TabularDataModule("sklearn:digits", columns=Columns("target"), splits=splits)
+    module.setup()
+    columns = {name: module.tables[name].columns for name in ("train", "test")}
+    evaluation = NeighbourEvaluation(k=3, distance="euclidean")
+
+    def judged(transform: Callable[[Any], Any]) -> dict[str, dict[str, float]]:
+        points = {name: np.asarray(transform(split["x"].numpy())) for name, split in columns.items()}
+        return {name: evaluation(torch.from_numpy(points[name]), split) for name, split in columns.items()}
+
+    x, y = columns["train"]["x"].numpy(), columns["train"]["y"].numpy()
+    nca = NeighborhoodComponentsAnalysis(n_components=8, random_state=seed)
+    yield beside("scikit-learn", seed, lambda: judged(nca.fit(x, y).transform))
+    yield beside("8 principal components", seed, lambda: judged(PCA(8, random_state=seed).fit(x).transform))
+    yield beside("pixels", seed, lambda: judged(lambda x: x))
+
+
+# ------------------------------------------------------------------------------------------------------------ survival
+
+
+PATIENTS, STEPS = 1000, 500
+REMEMBERED: dict[str, Overrides] = {
+    "SOX": {"model.algorithm": "SOX", "model.algorithm.gamma": 0.5},
+    "SONEX": {
+        "model.algorithm": "SONEX",
+        "model.algorithm.gamma": 0.3,
+        "model.algorithm.gamma_prime": 0.3,
+    },
+    "in-batch Cox (BSGD)": {"model.algorithm": "BSGD"},
+}
+
+
+def survival(given: argparse.Namespace) -> Comparison:
+    """A linear Cox model from batches that hold as many events as censored patients."""
+    rows = patients(given, 0).num_train
+    methods = {
+        f"batch {size}, {name}": overrides
+        | {f"data.batches.{kind}_per_batch": size // 2 for kind in ("events", "censored")}
+        | {"trainer.max_epochs": max(1, round(STEPS * size / rows))}
+        for size in (4, 16, 64)
+        for name, overrides in REMEMBERED.items()
+    }
+    shape = {"model.network.hidden": [], "model.objective.ties": "breslow"}
+
+    def data(seed: int) -> Overrides:
+        if given.train is None:
+            return {"data.data_seed": seed, "data.num_train": PATIENTS}
+        columns = {"label": given.event, "extra": f"{{time: {given.time}, event: {given.event}}}"}
+        named = {f"data.columns.{name}": column for name, column in columns.items()}
+        return {"data.train": given.train, "data.splits.seed": seed, "data.splits.val_fraction": 0.0} | named
+
+    @functools.cache
+    def best(seed: int) -> dict[str, dict[str, float]]:
+        return full_batch(patients(given, seed))
+
+    def gap(runs: list[Job]) -> str:
+        shares = [
+            100 * (value(r, "train.loss") - best(r["seed"])["train"]["loss"]) / best(r["seed"])["range"]["loss"]
+            for r in runs
+        ]
+        spread = statistics.stdev(shares) if len(shares) > 1 else 0.0
+        return f"{statistics.fmean(shares):.2f} +- {spread:.2f}"
+
+    return Comparison(
+        "xrisk/synthetic_cox_sox" if given.train is None else "xrisk/survival_cox_sox",
+        methods,
+        ("train.loss", "test.c_index"),
+        lambda seed: shape | data(seed),
+        lambda run: -value(run, "train.loss"),
+        rates=[0.001, 0.003, 0.01],
+        others=lambda seed: [beside("full batch, L-BFGS", seed, lambda: best(seed))],
+        extra={"gap, % of F(0) - F*": gap},
+    )
+
+
+def patients(given: argparse.Namespace, seed: int) -> TabularDataModule:
+    """The data of the configs."""
+    module: TabularDataModule = SyntheticSurvivalDataModule(PATIENTS, data_seed=seed)
+    if given.train is not None:
+        module = TabularDataModule(
+            given.train,
+            columns=Columns(given.event, positive=1, extra={"time": given.time, "event": given.event}),
+            splits=Splits(test_fraction=0.2, seed=seed),
+            encoding=Encoding(missing="impute"),
+        )
+    module.setup()
+    return module
+
+
+def optimum(columns: dict[str, Tensor]) -> Tensor:
+    """The weights (d,) at which the exact partial likelihood (ties by Breslow's method) is largest, by L-BFGS."""
+    from scipy.optimize import minimize
+
+    x, times, event = columns["x"].double(), columns["time"].double(), columns["event"] == 1
+    order = times.argsort(descending=True)
+    last = torch.searchsorted(-times[order], -times, right=True) - 1  # of those at risk, in this order
+
+    def loss(w: Any) -> tuple[float, Any]:
+        weights = torch.tensor(w, requires_grad=True)
+        risk = x @ weights
+        mean = (torch.logcumsumexp(risk[order], 0)[last] - risk)[event].mean()
+        return mean.item(), torch.autograd.grad(mean, weights)[0].numpy()
+
+    options = {"ftol": 1e-14, "gtol": 1e-9}
+    return torch.from_numpy(minimize(loss, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B", options=options).x)
+
+
+def full_batch(module: TabularDataModule) -> dict[str, dict[str, float]]:
+    """What the optimum reaches, and F(0) - F*."""
+    train, test = (module.tables[name].columns for name in ("train", "test"))
+    w = optimum(train)
+
+    def loss(weights: Tensor) -> float:
+        return partial_likelihood(train["time"].double(), train["event"] == 1, train["x"].double() @ weights)
+
+    concordance = SurvivalEvaluation()(test["x"].double() @ w, test)["c_index"]
+    best = loss(w)
+    return {"train": {"loss": best}, "test": {"c_index": concordance}, "range": {"loss": loss(0 * w) - best}}
+
+
+# ------------------------------------------------------------------------------------------------------------- ranking
+
+
+def ranking(given: argparse.Namespace) -> Comparison:
+    """ListNet, NDCG from scratch and after ListNet, all of the same number of epochs, and LambdaMART."""
+    own = given.train is not None
+    epochs = 20 if own else 30
+    smooth = {"model.objective": "NDCG", "model.objective.loss": "SigmoidPair", "model.objective.loss.scale": 0.5}
+    first = {
+        "model.pretrain.epochs": epochs // 2,
+        "model.pretrain.objective": "ListNet",
+        "model.pretrain.algorithm": "SOX",
+    }
+    return Comparison(
+        "xrisk/letor_list_net_sox" if own else "xrisk/synthetic_list_net_sox",
+        {
+            "ListNet": {},
+            "NDCG, after ListNet": smooth | first | {"model.pretrain.new_head": "false"},
+            "NDCG": smooth,
+        },
+        ("test.ndcg_5", "test.ndcg_10"),
+        lambda seed: {"data.train": given.train, "data.splits.seed": seed} if own else {"data.data_seed": seed},
+        others=functools.partial(lambda_mart, given.train),
+    )
+
+
+def lambda_mart(path: str | None, seed: int) -> Iterable[Job]:
+    """LightGBM's, with its default parameters, on the same splits."""
+    if not importlib.util.find_spec("lightgbm"):
+        return
+    from lightgbm import LGBMRanker
+
+    module: TabularDataModule = SyntheticQueriesDataModule(data_seed=seed)
+    if path is not None:
+        columns = Columns("label", target="number", extra={"query": "qid"})
+        splits = Splits(test_fraction=0.2, val_fraction=0.1, seed=seed, whole="query")
+        module = TabularDataModule(path, columns=columns, splits=splits)
+    module.setup()
+    train, test = (module.tables[name].columns for name in ("train", "test"))
+
+    def run() -> dict[str, dict[str, float]]:
+        order = train["query"].argsort(stable=True)
+        sizes = torch.unique(train["query"], return_counts=True)[1]
+        model = LGBMRanker(random_state=seed, n_jobs=1, verbose=-1)
+        model.fit(train["x"][order].numpy(), train["y"][order].long().numpy(), group=sizes.numpy())
+        scores = torch.from_numpy(model.predict(test["x"].numpy()))
+        return {"test": RetrievalEvaluation(k=[5, 10])(scores, test)}
+
+    yield beside("LambdaMART (LightGBM)", seed, run)
+
+
+COMPARISONS: dict[str, Callable[[argparse.Namespace], Comparison]] = {
+    "push": push,
+    "images": images,
+    "neighbours": neighbours,
+    "survival": survival,
+    "ranking": ranking,
+}
