@@ -83,14 +83,10 @@ def hypervolume(runs: list[Job]) -> float:
     return area
 
 
-def front_learning_rate(runs: list[Job]) -> dict[str, Any]:
-    """The learning rate with the largest mean area over the tuning seeds."""
-    areas = {}
-    seeds = {r["seed"] for r in runs}
-    for lr in {r["overrides"]["model.optimizer.lr"] for r in runs}:
-        of_lr = [r for r in runs if r["overrides"]["model.optimizer.lr"] == lr and "failed" not in r]
-        areas[lr] = statistics.fmean(hypervolume([r for r in of_lr if r["seed"] == s]) for s in seeds)
-    return {"model.optimizer.lr": max(areas, key=lambda lr: areas[lr]), "areas": areas}
+def front_area(runs: list[Job]) -> float:
+    """The mean area over the tuning seeds."""
+    finished = [r for r in runs if "failed" not in r]
+    return statistics.fmean(hypervolume([r for r in finished if r["seed"] == seed]) for seed in SEEDS)
 
 
 def vacuous(runs: list[Job]) -> str:
@@ -171,17 +167,26 @@ class Benchmark:
         return self.job(label, method, seed, settings | HELD_OUT | overrides)
 
     def tune_fronts(self) -> None:
-        """Search for the learning rate of every method's front."""
+        """Search for the learning rate of every method's front, with more of them while the best is an end of the grid.
+
+        Rates that an earlier search has measured are not measured again.
+        """
         for m in self.fronts:
-            jobs = [
-                self.job(m, m, seed, FRONT | HELD_OUT | {"model.penalty.rho": rho, "model.optimizer.lr": lr})
-                for lr in OPTIMIZERS["Adam"][1]
-                for rho in FRONT_RHO[m]
-                for seed in SEEDS
-            ]
-            runs = run_all(jobs, self.given.jobs, ["train.auc", "train.worst_violation", "val.auc", "val.roc_gap"])
-            self.picks[f"front {m}"] = front_learning_rate(runs)
-            print(f"picked front {m}: {self.picks[f'front {m}']}", flush=True)
+            key, rates = f"front {m}", list(OPTIMIZERS["Adam"][1])
+            areas = {float(lr): area for lr, area in self.picks.get(key, {}).get("areas", {}).items()}
+            while rates:
+                areas |= {lr: front_area(self._front(m, lr)) for lr in rates if lr not in areas}
+                best = max(areas, key=lambda lr: areas[lr])
+                beyond = [best * 3] if best == max(areas) else [best / 3] if best == min(areas) else []
+                rates = [float(f"{lr:.3g}") for lr in beyond]
+            self.picks[key] = {"model.optimizer.lr": best, "areas": areas}
+            print(f"picked {key}: {self.picks[key]}", flush=True)
+
+    def _front(self, m: str, lr: float) -> list[Job]:
+        """The runs of a front in the search."""
+        changes = FRONT | HELD_OUT | {"model.optimizer.lr": lr}
+        jobs = [self.job(m, m, seed, changes | {"model.penalty.rho": rho}) for rho in FRONT_RHO[m] for seed in SEEDS]
+        return run_all(jobs, self.given.jobs, ["train.auc", "train.worst_violation", "val.auc", "val.roc_gap"])
 
     def results(self) -> list[Job]:
         """The jobs of a table."""
