@@ -173,6 +173,7 @@ def images(given: argparse.Namespace) -> Comparison:
     shape = WRITTEN | phases | {"data.batches.positive_fraction": 0.125, "model.objective.prevalence": 0.5}
     first = {"model.pretrain.epochs": 50, "model.pretrain.objective": "CrossEntropy"}
     plain = {"model.objective": "CrossEntropy", "model.algorithm": "SGD", "data.batches": "UniformSampling"}
+    plain |= {"model.evaluation": "RankingEvaluation"}
     methods = {name: first | overrides for name, overrides in algorithms(0.5).items()}
     return Comparison(
         "xrisk/adult_average_precision",
