@@ -1,6 +1,7 @@
 """Evaluating all inner functions at the present and at other weights."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -109,7 +110,8 @@ class InnerFunctions(nn.Module):
         """Estimates from the network's outputs.
 
         The objective is measured on the first part of the batch and every constraint on its own, unless they name the
-        parts they read.
+        parts they read.  Mixed precision ends with the network: its outputs are taken at least to float32, and autocast
+        is off, because rows and outer functions would magnify whatever is rounded away here.
 
         Args:
             samples: outputs and columns.
@@ -120,8 +122,11 @@ class InnerFunctions(nn.Module):
         measurable: list[Objective | Constraint] = [] if self.objective.outer is None else [self.objective]
         measurable += self.constraints
         chosen = measurable if terms is None else [measurable[i] for i in terms]
-        values = [part.inner(*_read(samples, part.part)) for part in chosen]
-        return Estimated(self.objective.direct(*_read(samples, self.objective.part)) if direct else None, values)
+        device = next(iter(next(iter(samples.batch.values())).values())).device.type
+        autocast = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if autocast else nullcontext():
+            values = [part.inner(*_read(samples, part.part)) for part in chosen]
+            return Estimated(self.objective.direct(*_read(samples, self.objective.part)) if direct else None, values)
 
     def check(self, samples: Samples) -> None:
         """Let the objective and the constraints look at a batch and refuse data that they would misread.
@@ -149,12 +154,22 @@ class InnerFunctions(nn.Module):
 
 
 def _read(samples: Samples, part: str | tuple[str, ...] | None) -> tuple[Any, Any]:
-    """Outputs and columns of a part, or by name of several."""
+    """Outputs, at least in float32, and columns of a part, or by name of several."""
     if isinstance(part, tuple):
         names = [part_name(samples.batch, name) for name in part]
-        return {n: samples.outputs[n] for n in names}, {n: samples.batch[n] for n in names}
+        return {n: _wide(samples.outputs[n]) for n in names}, {n: samples.batch[n] for n in names}
     name = part_name(samples.batch, part)
-    return samples.outputs[name], samples.batch[name]
+    return _wide(samples.outputs[name]), samples.batch[name]
+
+
+def _wide(outputs: Any) -> Any:
+    if isinstance(outputs, Tensor):  # as most networks have it, at less cost
+        return _at_least_float32(outputs)
+    return pytree.tree_map_only(Tensor, _at_least_float32, outputs)
+
+
+def _at_least_float32(leaf: Tensor) -> Tensor:
+    return leaf.float() if leaf.dtype in (torch.bfloat16, torch.float16) else leaf
 
 
 class RandomState:

@@ -156,10 +156,10 @@ class Term(nn.Module):
         values, relevance, outer = inner.values, inner.relevance, inner.outer or self.outer
         before = None if previous is None else previous.values
         old_outer = None if previous is None else previous.outer or self.outer
-        if self.state is not None and not self.distinct:
-            self.state.checked_index(rows)  # before repeats are merged, so that an error names the batch's position
         again = None if self.distinct else repeats(rows)
         if again is not None:
+            if self.state is not None:
+                self.state.checked_index(rows)  # before repeats are merged: an error names the batch's position
             first = again.first
             rows, samples, values = again.index, samples[first], again.mean(values)
             before = None if before is None else again.mean(before)

@@ -11,7 +11,7 @@ from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
-from fcco_lightning.objectives.self_weights import comparison_weights
+from fcco_lightning.objectives.self_weights import common_weights, comparison_weights
 from fcco_lightning.outer import Ratio
 from fcco_lightning.records import Columns, Inner
 
@@ -63,20 +63,26 @@ class AveragePrecision(RankingObjective):
         positive = required_column(batch, "y", self) == 1
         column = positive.nonzero()  # (m, 1)
         owners = column.squeeze(1)
-        shares = comparison_weights(
-            "dataset",
-            owners,
-            len(scores),
-            self.num_samples,
-            batch.get("weight"),
-            scores.dtype,
-            stratum=batch.get("stratum"),
-        )
-        if self.class_sizes is not None and self.prevalence != "data":
-            of_negatives, of_positives = self._changes()
-            shares = shares * torch.where(positive, of_positives, of_negatives)
-        losses = shares * self.loss(scores[column] - scores)
-        return Inner(batch["index"][owners], torch.stack([losses[:, owners].sum(1), losses.sum(1)], dim=1))
+        losses = self.loss(scores[column] - scores)
+        return Inner(batch["index"][owners], self._ranks(losses, owners, positive, batch))
+
+    def _ranks(self, losses: Tensor, owners: Tensor, positive: Tensor, batch: Columns) -> Tensor:
+        """Weighted sums (m, 2) of the losses (m, B) over the positives and over all samples."""
+        if not len(owners):
+            return losses.new_zeros(0, 2)
+        size, n, dtype = len(positive), self.num_samples, losses.dtype
+        weight, stratum = batch.get("weight"), batch.get("stratum")
+        of_negatives, of_positives = self._changes()
+        changes = None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
+        common = common_weights(owners, size, n, weight, dtype, stratum=stratum)
+        if common is None:
+            shares = comparison_weights("dataset", owners, size, n, weight, dtype, stratum=stratum)
+            weighted = losses * (shares if changes is None else shares * changes)
+            return torch.stack([weighted[:, owners].sum(1), weighted.sum(1)], dim=1)
+        shares, own = common
+        shares = shares if changes is None else shares * changes
+        others = losses.scatter(1, owners.unsqueeze(1), 0.0)  # the positive itself has a weight of its own
+        return torch.stack([others @ (shares * positive), others @ shares], dim=1) + of_positives * own * self.own
 
     def _changes(self) -> tuple[float, float]:
         """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""

@@ -120,6 +120,41 @@ def comparison_weights(
     return table.scatter_(1, anchors.unsqueeze(1), 0.0) / (1 - own)
 
 
+def common_weights(
+    anchors: Tensor,
+    size: int,
+    num_samples: int | None,
+    weight: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    stratum: Tensor | None = None,
+) -> tuple[Tensor, float] | None:
+    """The weights "dataset" of :func:`comparison_weights` where they are the same for all anchors.
+
+    They are where all anchors come from one stratum, as all positives do in batches by class: instead of a table there
+    is then one vector, and a weighted sum over the batch is a product of a matrix and a vector.
+
+    Args: as of :func:`comparison_weights`; at least one anchor.
+
+    Returns: the weights of all samples but the anchor itself, shape (B,), and the weight 1/n of the anchor; None where
+        the anchors come from several strata.
+    """
+    own, others = self_and_others("dataset", size, num_samples)
+    if weight is None and stratum is None:
+        return torch.full((size,), others, device=anchors.device, dtype=dtype), own
+    kinds = weight if stratum is None else stratum
+    assert kinds is not None  # noqa: S101 - one of them is given
+    of_anchors = kinds[anchors]
+    if bool((of_anchors != of_anchors[0]).any()):
+        return None
+    share = torch.full((size,), 1 / size, device=anchors.device, dtype=dtype)
+    share = share if weight is None else weight.to(dtype) / size
+    alike = kinds == of_anchors[0]
+    count = alike.sum()
+    within = (share[anchors[0]] * count - own) / (count - 1).clamp(min=1)
+    return torch.where(alike, within.clamp(min=0), share), own
+
+
 def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, within: Tensor | None = None) -> Tensor:
     r"""How many samples of the data each other sample of a batch stands for, seen from some anchors in the batch.
 

@@ -4,9 +4,11 @@ from itertools import combinations
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from fcco_lightning import MOAP, MSVR, AveragePrecision, CVaRGroupDRO, Engine, MeanAtMost
 from fcco_lightning.constraints import HingePenalty
+from fcco_lightning.engine.forward import Samples
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.objectives import LogisticLoss, Objective
 from tests.contracts.completeness import concrete_classes, unregistered
@@ -81,6 +83,24 @@ def test_gradient_at_exact_rows_is_that_of_the_formula(name):
             values.append(bench.formula().item())
             table.view(-1)[0] -= sign * step
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(expected[0].item(), abs=1e-7)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_half_precision_ends_with_the_network(name):
+    """What is computed from outputs of 8 bits has the 24 bits of float32, whatever autocast would do with it."""
+    bench = Bench(CASES[name], WAYS["balanced"]())
+    seen = bench.engine.evaluate(bench.batch([0, 1, 2, 5, 6, 7])).now
+
+    def measured(dtype):
+        outputs = pytree.tree_map(lambda one: one.detach().bfloat16().to(dtype), seen.outputs)
+        one = bench.engine.functions(Samples(outputs, seen.batch))
+        values = [] if one.direct is None else [one.direct.view(1)]
+        return torch.cat([*values, *(inner.values.flatten() for inner in one.inner if inner is not None)])
+
+    expected = measured(torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = measured(torch.bfloat16)
+    torch.testing.assert_close(found.double(), expected.double(), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(("name", "way"), [(name, way) for name, case in CASES.items() for way in case.unbiased])

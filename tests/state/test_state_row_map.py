@@ -9,7 +9,7 @@ from fcco_lightning.state import RowMap
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 1000])
 def test_rows_are_numbered_in_the_order_of_their_owners(size, share):
     owners = np.random.default_rng(size).random(size) < share
     owners[-1] = True
