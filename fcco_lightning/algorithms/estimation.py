@@ -58,6 +58,7 @@ class Estimation(Algorithm):
     def start(self, engine: Engine) -> None:
         self._params = engine.params
         self._previous = PreviousWeights()
+        self._fading = [term for term in engine.problem.all_terms if self.estimator_of(term).decay() != 1]
 
     def require_stored_activations(self, engine: Engine) -> None:
         """Refuse networks that recompute activations, for gradients at other weights than the network's own.
@@ -79,8 +80,8 @@ class Estimation(Algorithm):
         surrogate = Surrogate(now.direct)
         for reading in now.readings:
             self.add(surrogate, reading, *self.track(engine, reading))
-        for term in engine.problem.all_terms:
-            if self.estimator_of(term).decay() != 1 and all(reading.term is not term for reading in now.readings):
+        for term in self._fading:
+            if all(reading.term is not term for reading in now.readings):
                 engine.shrink(term, self.estimator_of(term).decay())
         return surrogate
 

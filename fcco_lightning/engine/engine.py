@@ -53,7 +53,7 @@ class Evaluated(NamedTuple):
         now: at the present weights, with graph.
         before: at the other weights; None where there are none.
         elsewhere: the inner functions at the other weights.
-        known: rows that came along, by term.
+        known: rows that came along, by the state that they belong to.
         own: the network's outputs by part for the samples of this process alone, at the present weights, with graph.
         graph: whether what is measured at the other weights has a graph, too.
     """
@@ -61,7 +61,7 @@ class Evaluated(NamedTuple):
     now: Samples
     before: Samples | None
     elsewhere: Elsewhere | None
-    known: dict[Term, KnownRows]
+    known: Mapping[DualState, KnownRows]
     own: Mapping[str, Any]
     graph: bool = False
 
@@ -135,6 +135,7 @@ class Engine:
         self.has_schedule = False  # of the learning rate
         self.last_batch = False  # of an epoch
         self._checked = False  # whether the parts have looked at a batch
+        self._followers = problem.states_of_samples
         self.stop_asked = False  # of this process
         self.stop_agreed = False  # of any; all processes know it in the same step
         self._proposals: list[Proposal] = []
@@ -239,20 +240,16 @@ class Engine:
                 with torch.set_grad_enabled(graph):
                     outputs.append(elsewhere.outputs(batch))
         # behind it all processes compute the same, so they fail together
-        terms = [term for term in self.problem.all_terms if term.rows_follow_samples]
-        states = [term.state for term in terms if term.state is not None]
-        parameters = self.problem.row_parameters
-        own = states if parameters is None else [*states, parameters.state]
-        union = unite(outputs, batch, network, own, self.processes, stop=self.stop_asked)
+        union = unite(outputs, batch, network, self._followers, self.processes, stop=self.stop_asked)
         self.stop_agreed = union.stop
+        parameters = self.problem.row_parameters
         columns = union.batch if parameters is None else parameters.attach(union.batch)
-        known = {terms[i]: rows for i, rows in union.known.items() if i < len(terms)}
         earlier = None if elsewhere is None else Samples(union.outputs[1], columns)
         now = Samples(union.outputs[0], columns)
         if not self._checked:
             self.functions.check(now)
             self._checked = True
-        return Evaluated(now, earlier, elsewhere, known, outputs[0], graph)
+        return Evaluated(now, earlier, elsewhere, union.known, outputs[0], graph)
 
     def evaluate_at(self, weights: Sequence[Tensor], seen: Evaluated, batch: Batch) -> Evaluated:
         """Add the outputs at other weights, which are known only after a first look at the present ones.
@@ -288,9 +285,10 @@ class Engine:
             direct: whether g_0 is measured.
             terms: which terms are measured; None for all.
         """
-        everything = self.problem.all_terms
-        chosen = everything if terms is None else [term for term in everything if term in terms]
-        which = [everything.index(term) for term in chosen]
+        chosen, which = self.problem.all_terms, None
+        if terms is not None:
+            which = [i for i, term in enumerate(chosen) if term in terms]
+            chosen = [chosen[i] for i in which]
         now: Estimated = self.functions(seen.now, which, direct=direct)
         before: Estimated | None = None
         if seen.elsewhere is not None and seen.before is not None:
@@ -302,7 +300,8 @@ class Engine:
             if one is not None:
                 columns = seen.now.batch[part_name(seen.now.batch, term.owners_part)]
                 old = None if before is None else before.inner[i]
-                reading = term.reading(one, old, columns, seen.known.get(term))
+                known = None if term.state is None else seen.known.get(term.state)
+                reading = term.reading(one, old, columns, known)
                 readings += [] if reading is None else [reading]
         return Measured(self._weighted(now.direct), readings, None if before is None else self._weighted(before.direct))
 

@@ -210,19 +210,19 @@ class Elsewhere:
         trained, buffers = functions.names()
         self.values: dict[str, Tensor] = dict(zip(trained, weights, strict=True))
         self.values.update({name: functions.get_buffer(name).clone() for name in buffers})
+        self._of_network = self._below("network.")
 
     def outputs(self, batch: Batch) -> dict[str, Any]:
         """The network's outputs by part."""
-        values = self._below("network.")
         after = None if self.random is None else self.random.replayed()
-        outputs = self.functions.outputs(batch, lambda *a: functional_call(self.functions.network, values, a))
+        outputs = self.functions.outputs(batch, lambda *a: functional_call(self.functions.network, self._of_network, a))
         if after is not None:
             after.restore()
         return outputs
 
     def measure(self, samples: Samples, terms: Sequence[int] | None = None, *, direct: bool) -> Estimated:
         """Estimates from the network's outputs, see :meth:`InnerFunctions.forward`."""
-        if not self._below("objective."):  # nothing to replace: calling the module directly is faster
+        if len(self._of_network) == len(self.values):  # nothing else to replace: a direct call is faster
             return self.functions(samples, terms, direct=direct)  # type: ignore[no-any-return]
         measured: Estimated = functional_call(self.functions, self.values, (samples, terms), {"direct": direct})
         return measured

@@ -1,7 +1,7 @@
 """The problem: all terms together."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -70,12 +70,12 @@ class Problem(nn.Module):
         self.constraints = list(constraints) if self.penalty.rho > 0 else []
         self._sampling, self._dtype = sampling, dtype
         objective.prepare(num_samples)
-        terms = []
+        terms: list[Term] = []
         if objective.outer is not None:
             terms.append(self._objective_term(num_samples, layout, objective_share))
         m = sum(c.num_rows for c in self.constraints)
         terms += [self._constraint_term(c, c.num_rows / m, constraint_share) for c in self.constraints]
-        self.terms = nn.ModuleList(terms)
+        self.all_terms, self.terms = terms, nn.ModuleList(terms)
         per_sample = objective.sample_parameters
         self.row_parameters = (
             None if per_sample is None else RowParameters(per_sample, num_samples, self.processes, layout, dtype)
@@ -89,14 +89,15 @@ class Problem(nn.Module):
         return self._objective[0]
 
     @property
-    def all_terms(self) -> list[Term]:
-        """The terms, as a list of their type."""
-        return [cast("Term", term) for term in self.terms]
-
-    @property
     def states(self) -> list[DualState]:
         """The dual states of all terms that keep rows."""
         return kept(self.all_terms)
+
+    @property
+    def states_of_samples(self) -> list[DualState]:
+        """Those in which row i belongs to sample i of the first part: their rows can come along with a batch."""
+        states = kept([term for term in self.all_terms if term.per_sample and term.row_map is None])
+        return states if self.row_parameters is None else [*states, self.row_parameters.state]
 
     def begin_epoch(self, epoch: int) -> None:
         """Let rho follow its schedule."""

@@ -135,11 +135,6 @@ class Term(nn.Module):
         """The part of a batch whose samples own the rows, or are in the groups that do; None for the first one."""
         return self.part[0] if isinstance(self.part, tuple) else self.part
 
-    @property
-    def rows_follow_samples(self) -> bool:
-        """Whether row i belongs to sample i of the first part, so that rows can come along with a batch."""
-        return self.per_sample and self.row_map is None and self.state is not None
-
     def reading(
         self, inner: Inner, previous: Inner | None, columns: Columns, known: KnownRows | None
     ) -> Reading | None:

@@ -41,13 +41,13 @@ class Union(NamedTuple):
     Attributes:
         outputs: of the network by part, one entry per point of evaluation, for the samples of all processes.
         batch: their columns, all but the network's input.
-        known: the rows that came along, by the state's position among those given to :func:`unite`.
+        known: the rows that came along, by the state that they belong to.
         stop: whether a process was asked to stop.
     """
 
     outputs: list[dict[str, Any]]
     batch: Batch
-    known: dict[int, KnownRows]
+    known: dict[DualState, KnownRows]
     stop: bool
 
 
@@ -78,7 +78,7 @@ def unite(
         return Union(list(outputs), batch, {}, stop)
     united: list[dict[str, Any]] = [{} for _ in outputs]
     columns: dict[str, Columns] = {}
-    known: dict[int, KnownRows] = {}
+    known: dict[DualState, KnownRows] = {}
     for position, (name, part) in enumerate(batch.items()):
         one = _unite_part(
             [o[name] for o in outputs], other_columns(network, part), [] if position else states, processes, stop=stop
@@ -95,18 +95,18 @@ def _unite_part(
 ) -> Union:
     with processes.guard():
         leaves, structure = pytree.tree_flatten(outputs)
-        divided = {i: s for i, s in enumerate(states) if s.divided and "index" in columns}
-        places = {i: s.locate(columns["index"]) for i, s in divided.items()}
-        scattered = any(place.positions is not None for place in places.values())
+        divided = [s for s in states if s.divided and "index" in columns]
+        places = [s.locate(columns["index"]) for s in divided]
+        scattered = any(place.positions is not None for place in places)
         rows = [
-            s.rows.new_zeros(len(columns["index"]), s.width) if scattered else s.rows.index_select(0, places[i].local)
-            for i, s in divided.items()
+            s.rows.new_zeros(len(columns["index"]), s.width) if scattered else s.rows.index_select(0, place.local)
+            for s, place in zip(divided, places, strict=True)
         ]
     union = processes.gather([*leaves, *columns.values(), *rows], STOP * stop | SCATTERED * scattered)
     whole = iter(union.tensors)
     united = pytree.tree_unflatten([next(whole) for _ in leaves], structure)
     together = {name: next(whole) for name in columns}
-    known: dict[int, KnownRows] = {}
+    known: dict[DualState, KnownRows] = {}
     if not union.any_mark(SCATTERED):
-        known = {i: KnownRows(together["index"], values) for i, values in zip(divided, whole, strict=True)}
+        known = {s: KnownRows(together["index"], values) for s, values in zip(divided, whole, strict=True)}
     return Union([{"part": o} for o in united], {"part": together}, known, union.any_mark(STOP))
