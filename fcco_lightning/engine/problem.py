@@ -183,4 +183,6 @@ class Problem(nn.Module):
         names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(domain.num_rows)]
         probability = presence(subsets, drawn, names, of_batch)
         warn_of_rare_rows(probability, names)
+        if isinstance(part, Objective):
+            part.know_presence(probability)
         return SubsetWeights(probability)

@@ -273,7 +273,7 @@ def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
         shown = ", ".join(f"{names[i]!r} in {float(probability[i]):.2%}" for i in rare[:5])
         more = f" and {len(rare) - 5} more" if len(rare) > 5 else ""
         warnings.warn(
-            f"few batches speak of {shown}{more}: their gradient is right on average, but weighs up to "
+            f"few batches speak of {shown}{more}: to make up for it, their gradient weighs up to "
             f"{1 / max(float(probability.min()), 1e-12):,.0f} times as much where it comes, which is noisy. Draw these "
             "samples more often, with `batches: GroupBatches` (or BalancedBatches if they are of one class), or use "
             "larger batches.",

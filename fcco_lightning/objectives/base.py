@@ -120,6 +120,13 @@ class Objective(nn.Module, ABC):
         """
         return None
 
+    def know_presence(self, probability: Tensor) -> None:
+        """Learn how likely a batch is to speak of each row, shape (n,), where that follows from :meth:`subsets`.
+
+        Each row's weight makes up for it.  An objective whose rows also speak of one another says here if that is not
+        enough.
+        """
+
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:  # noqa: ARG002
         """Of which samples a batch must hold one each for g_0 to be measured, as masks (num_samples,); None for any.
 

@@ -1,5 +1,6 @@
 """Area under the ROC curve of bags of instances, of which a batch holds some bags and some instances of each."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +89,8 @@ class MultiInstanceAUC(Objective):
     A batch speaks of a bag if it holds an instance of it and one of a bag of the other class, with whose remembered
     means it is compared.  The gradient is right on average, given exact rows, where the bags of a class are drawn with
     equal chances: batches of :class:`BagSampling`, of :class:`GroupSampling` with ``column: bag``, and batches that are
-    drawn without regard to bags if all bags of a class are of one size.  Means over a bag are weighted by the column
-    ``weight``, if there is one.
+    drawn without regard to bags if all bags of a class are of one size.  It is biased with others, which are warned of.
+    Means over a bag are weighted by the column ``weight``, if there is one.
 
     As MIDAM does, take the gradient at the new u_i (:class:`SOAP`).  It contains the ratio of the batch's mean of
     exp(s / tau) to u_i, which is at most 1 / gamma for the new u_i and has no bound for the one from before the step.
@@ -137,6 +138,19 @@ class MultiInstanceAUC(Objective):
         positive = bags.labels(columns, self) == 1
         others = [~positive[bags.of], positive[bags.of]]
         return [[bags.of == i, others[int(not label)]] for i, label in enumerate(positive.tolist())]
+
+    def know_presence(self, probability: Tensor) -> None:
+        """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner."""
+        for label, of_class in ((1, self._positive.cpu()), (0, ~self._positive.cpu())):
+            least, most = (float(end) for end in probability[of_class].aminmax())
+            if most > (1 + 1e-6) * least:
+                warnings.warn(
+                    f"MultiInstanceAUC compares every bag with the bags of the other class in its batch, and bags with "
+                    f"y = {label} are there with probabilities from {least:.2g} to {most:.2g}: those seen more often "
+                    "are compared with more often, so that the gradient is biased towards them. Draw bags with equal "
+                    "chances: `batches: BagSampling`.",
+                    stacklevel=2,
+                )
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:
         """The means over the instances of every bag in the batch; None if it lacks one of the classes.

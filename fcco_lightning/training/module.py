@@ -1,13 +1,13 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -21,14 +21,15 @@ from fcco_lightning.algorithms import SONEX, Algorithm, DoubleLoop
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes, require_same_everywhere
-from fcco_lightning.engine import Drawn, Engine, Problem, other_columns, outputs_of_columns
+from fcco_lightning.engine import Drawn, Engine, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
-from fcco_lightning.evaluation import Evaluation, concatenate, default_evaluation, summarise
+from fcco_lightning.evaluation import Evaluation, default_evaluation
 from fcco_lightning.models import BatchNetwork, head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
+from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
@@ -43,7 +44,7 @@ T = TypeVar("T")
 CHECKPOINT_VERSION = 3
 
 
-class FCCOModule(LightningModule):
+class FCCOModule(EvaluatingModule):
     r"""Trains a network on an objective under constraints with any algorithm of the package.
 
     ``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))  subject to  h_j(w) <= 0``, the constraints through a penalty.
@@ -121,9 +122,6 @@ class FCCOModule(LightningModule):
         self._engine: Engine | None = None
         self._restored: dict[str, Any] | None = None
         self._references: References | None = None
-        self._collected: dict[int, list[tuple[Tensor, dict[str, Tensor]]]] = {}
-        self._was_vacuous: dict[str, bool] = {}
-        self.last_summaries: dict[str, dict[str, float]] = {}
         self._own_accumulation = False
         self._typed: Hyperparameters = []
 
@@ -458,99 +456,6 @@ class FCCOModule(LightningModule):
         while loader is not None:
             for batch, *_ in loader:
                 yield self.trainer.strategy.batch_to_device(batch)
-
-    # ------------------------------------------------------------------------------------------------ evaluation
-
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
-        """Collect outputs; the dual state is not touched."""
-        self._collect(batch, dataloader_idx)
-
-    def on_validation_start(self) -> None:
-        """All processes evaluate the same network."""
-        self._share_statistics()
-
-    def _share_statistics(self) -> None:
-        """Average what BatchNorm has seen: each process has updated its own running statistics."""
-        self.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
-
-    def on_validation_epoch_end(self) -> None:
-        """Report every split on which validation runs."""
-        names = getattr(getattr(self.trainer, "datamodule", None), "val_names", ["val"])
-        self._report(names)
-
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
-        """Collect outputs."""
-        self._collect(batch, dataloader_idx)
-
-    def on_test_epoch_end(self) -> None:
-        """Report the test split."""
-        self._report(["test"])
-
-    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Outputs with the samples' index."""
-        return {"index": batch["index"], "output": outputs_of_columns(self.network, batch)}
-
-    def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
-        found = outputs_of_columns(self.network, batch), other_columns(self.network, batch)
-        self._collected.setdefault(loader, []).append(found)
-
-    @torch.no_grad()
-    def evaluate(
-        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs and columns of a whole split on the CPU, for which every process evaluates its part.
-
-        Args:
-            loader: of this process's part of the split.
-            network: another one to take in place of the module's.
-        """
-        was_training = self.training
-        self.eval()
-        network = self.network if network is None else network.eval()
-        parts = []
-        with self.trainer.precision_plugin.val_step_context():
-            for batch in loader:
-                moved = self.transfer_batch_to_device(batch, self.device, 0)
-                parts.append((outputs_of_columns(network, moved).cpu(), other_columns(network, batch)))
-        self.train(was_training)
-        return concatenate(parts, self.processes)
-
-    def _report(self, names: Sequence[str]) -> None:
-        collected, self._collected = self._collected, {}
-        self.last_summaries = {}
-        if self.trainer.sanity_checking:
-            return
-        for loader, parts in sorted(collected.items()):
-            split = names[loader] if loader < len(names) else f"{names[-1]}{loader}"
-            outputs, columns = concatenate(parts, self.processes)
-            summary = self.summarise(split, outputs, columns)
-            self.last_summaries[split] = dict(summary)
-            bar = {f"{split}_{k}": summary.pop(k) for k in (*self.evaluation.bar, "worst_violation") if k in summary}
-            rest = {f"{split}_{k}": v for k, v in summary.items()}
-            sync = self.processes.size > 1  # all have computed the same figures, but Lightning warns otherwise
-            self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
-            self.log_dict(rest, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
-
-    def summarise(self, split: str, outputs: Tensor, columns: dict[str, Tensor]) -> dict[str, float]:
-        """All figures of a split; warns when its constraints have become vacuous.
-
-        Raises:
-            NonFiniteError: if an output is NaN or infinite.
-        """
-        if not bool(torch.isfinite(outputs).all()):
-            raise NonFiniteError(
-                f"the network's outputs on the {split} split are not finite: the weights diverged or the features hold "
-                "NaN. Lower the learning rate, or clip with --model.gradient_clip_val."
-            )
-        summary, reason = summarise(self.evaluation, self.constraints, outputs, columns)
-        if reason and not self._was_vacuous.get(split, False):
-            rank_zero_warn(
-                f"the constraints say nothing any more about the {split} split: {reason}. They can hold while the "
-                f"groups' ROC curves differ (hard gap {summary.get('roc_gap', float('nan')):.3f}). Use "
-                "`scale: QuantileScores` in ROCFairness; see configs/roc_fairness/adult_ungameable.yaml."
-            )
-        self._was_vacuous[split] = reason is not None
-        return summary
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 

@@ -1,0 +1,128 @@
+"""How a LightningModule evaluates a split: outputs are collected, and figures are made of all of them together."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.distributed import Processes
+from fcco_lightning.engine import other_columns, outputs_of_columns
+from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.evaluation import Evaluation, concatenate, summarise
+
+
+class EvaluatingModule(LightningModule):
+    """A module that reports its evaluation's figures, and how far the constraints hold, on whole splits.
+
+    Attributes:
+        network: what is evaluated.
+        constraints: that are reported on.
+        evaluation: what is reported of a split.
+        processes: of the job, which share a split.
+        last_summaries: all figures of the last validation or test by split.
+    """
+
+    network: nn.Module
+    constraints: list[Constraint]
+    evaluation: Evaluation
+    processes: Processes
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_summaries: dict[str, dict[str, float]] = {}
+        self._collected: dict[int, list[tuple[Tensor, dict[str, Tensor]]]] = {}
+        self._was_vacuous: dict[str, bool] = {}
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+        """Collect outputs; the dual state is not touched."""
+        self._collect(batch, dataloader_idx)
+
+    def on_validation_start(self) -> None:
+        """All processes evaluate the same network."""
+        self._share_statistics()
+
+    def _share_statistics(self) -> None:
+        """Average what BatchNorm has seen: each process has updated its own running statistics."""
+        self.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
+
+    def on_validation_epoch_end(self) -> None:
+        """Report every split on which validation runs."""
+        names = getattr(getattr(self.trainer, "datamodule", None), "val_names", ["val"])
+        self._report(names)
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+        """Collect outputs."""
+        self._collect(batch, dataloader_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Report the test split."""
+        self._report(["test"])
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """Outputs with the samples' index."""
+        return {"index": batch["index"], "output": outputs_of_columns(self.network, batch)}
+
+    def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
+        found = outputs_of_columns(self.network, batch), other_columns(self.network, batch)
+        self._collected.setdefault(loader, []).append(found)
+
+    @torch.no_grad()
+    def evaluate(
+        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs and columns of a whole split on the CPU, for which every process evaluates its part.
+
+        Args:
+            loader: of this process's part of the split.
+            network: another one to take in place of the module's.
+        """
+        was_training = self.training
+        self.eval()
+        network = self.network if network is None else network.eval()
+        parts = []
+        with self.trainer.precision_plugin.val_step_context():
+            for batch in loader:
+                moved = self.transfer_batch_to_device(batch, self.device, 0)
+                parts.append((outputs_of_columns(network, moved).cpu(), other_columns(network, batch)))
+        self.train(was_training)
+        return concatenate(parts, self.processes)
+
+    def _report(self, names: Sequence[str]) -> None:
+        collected, self._collected = self._collected, {}
+        self.last_summaries = {}
+        if self.trainer.sanity_checking:
+            return
+        for loader, parts in sorted(collected.items()):
+            split = names[loader] if loader < len(names) else f"{names[-1]}{loader}"
+            outputs, columns = concatenate(parts, self.processes)
+            summary = self.summarise(split, outputs, columns)
+            self.last_summaries[split] = dict(summary)
+            bar = {f"{split}_{k}": summary.pop(k) for k in (*self.evaluation.bar, "worst_violation") if k in summary}
+            rest = {f"{split}_{k}": v for k, v in summary.items()}
+            sync = self.processes.size > 1  # all have computed the same figures, but Lightning warns otherwise
+            self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
+            self.log_dict(rest, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
+
+    def summarise(self, split: str, outputs: Tensor, columns: dict[str, Tensor]) -> dict[str, float]:
+        """All figures of a split; warns when its constraints have become vacuous.
+
+        Raises:
+            NonFiniteError: if an output is NaN or infinite.
+        """
+        if not bool(torch.isfinite(outputs).all()):
+            raise NonFiniteError(
+                f"the network's outputs on the {split} split are not finite: the weights diverged or the features hold "
+                "NaN. Lower the learning rate, or clip with --model.gradient_clip_val."
+            )
+        summary, reason = summarise(self.evaluation, self.constraints, outputs, columns)
+        if reason and not self._was_vacuous.get(split, False):
+            rank_zero_warn(
+                f"the constraints say nothing any more about the {split} split: {reason}. They can hold while the "
+                f"groups' ROC curves differ (hard gap {summary.get('roc_gap', float('nan')):.3f}). Use "
+                "`scale: QuantileScores` in ROCFairness; see configs/roc_fairness/adult_ungameable.yaml."
+            )
+        self._was_vacuous[split] = reason is not None
+        return summary
