@@ -32,7 +32,7 @@ JUMP = 10.0  # a Lipschitz gradient's difference quotient does not grow; a jump'
 
 
 def missing_from(known):
-    """Names of the outer functions that ``known`` lacks; what acts on all rows together is tested with its estimator."""
+    """Names of the outer functions that ``known`` lacks; those of all rows together are tested with their estimator."""
     found = {c for c in concrete_classes(OuterFunction) if c.__module__.startswith(package.__name__)}
     wanted = {c.__name__ for c in found if not (c.coupled or isabstract(c) or c.__name__.startswith("_"))}
     return sorted(wanted - set(known))
