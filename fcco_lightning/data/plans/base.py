@@ -126,6 +126,19 @@ class BatchPlan(ABC):
         mixed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
         return torch.Generator().manual_seed(int(mixed))
 
+    def generators(self, epoch: int) -> tuple[torch.Generator, torch.Generator]:
+        """Return the generator of what is in every batch (its bags, queries or labels), and that of the rows of them.
+
+        A second draw chooses as the first one does.  For the first draw the two are one: all choices of an epoch are
+        made before any row is drawn.
+        """
+        own = self.generator(epoch)
+        if not self.stream:
+            return own, own
+        first = copy.copy(self)
+        first.stream = 0
+        return first.generator(epoch), own
+
     def _stratum_sizes(self) -> Tensor:
         strata = self.strata
         return torch.tensor([self.num_rows]) if strata is None else torch.bincount(strata)
@@ -167,6 +180,20 @@ def enough_rows(num_rows: int, batch_size: int) -> int:
             "(with several processes it counts the rows of all of them). Lower batch_size."
         )
     return num_rows
+
+
+def require_keyed(keys: Tensor, values: Tensor, name: str, of_values: str) -> None:
+    """Raise :class:`DataError` unless ``keys`` are whole numbers (n,), n >= 1, and ``values`` are as many."""
+    if keys.dim() != 1 or keys.is_floating_point() or values.shape != keys.shape or not len(keys):
+        raise DataError(
+            f"{name} must be whole numbers of shape (n,) with n >= 1 and {of_values} of the same shape, got "
+            f"{keys.dtype} of shape {tuple(keys.shape)} and shape {tuple(values.shape)}."
+        )
+
+
+def spread_evenly(count: int, size: int) -> Tensor:
+    """Return a mask (size,) with ``count`` places evenly spread: where floor(j count / size) steps up, in integers."""
+    return (torch.arange(size + 1) * count // size).diff().bool()
 
 
 def none_drawn(size: int, marked: int, drawn: int) -> float:

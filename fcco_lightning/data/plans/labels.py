@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn
+from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn, spread_evenly
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -61,33 +61,21 @@ class LabelBatches(BatchPlan):
         if num_batches is None:
             num_batches = max(1, int(self._sizes[1::2].sum()) // (self.labels_per_batch * self.drawn[1]))
         self.num_batches = at_least("num_batches", num_batches, 1)
-        # The rows class by class: stratum s owns self._rows[first : first + size].
-        self._rows = torch.argsort(self._strata, stable=True)
-        self._firsts = self._sizes.cumsum(0) - self._sizes
-        steps = torch.arange(sum(self.drawn) + 1) * self.drawn[1] // sum(self.drawn)
-        self._is_positive = steps.diff().bool()
+        self._rows = torch.split(torch.argsort(self._strata, stable=True), self._sizes.tolist())  # by stratum
+        self._is_positive = spread_evenly(self.drawn[1], sum(self.drawn))
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield batches of shape (L (P + M),); entry j belongs to the batch's label number j mod L."""
-        first = copy.copy(self)
-        first.stream = 0
-        generator = first.generator(epoch)
-        # a second draw has the labels of the first one
-        choices = [
-            torch.randperm(self.num_labels, generator=generator)[: self.labels_per_batch]
-            for _ in range(self.num_batches)
+        choices, generator = self.generators(epoch)
+        chosen_labels = [
+            torch.randperm(self.num_labels, generator=choices)[: self.labels_per_batch] for _ in range(self.num_batches)
         ]
-        if self.stream:
-            generator = self.generator(epoch)
-        cycles: dict[int, Iterator[Tensor]] = {}
-        for chosen in choices:
+        cycles = [cycle(rows, self.drawn[stratum % 2], generator) for stratum, rows in enumerate(self._rows)]
+        for chosen in chosen_labels:
             batch = torch.empty(len(self._is_positive), self.labels_per_batch, dtype=torch.int64)
             for place, label in enumerate(chosen.tolist()):
                 for value, mask in enumerate((~self._is_positive, self._is_positive)):
-                    stratum = 2 * label + value
-                    if stratum not in cycles:
-                        cycles[stratum] = cycle(self._members(stratum), self.drawn[value], generator)
-                    batch[mask, place] = next(cycles[stratum])
+                    batch[mask, place] = next(cycles[2 * label + value])
             yield batch.flatten()
 
     @property
@@ -122,10 +110,6 @@ class LabelBatches(BatchPlan):
 
     def _stratum_sizes(self) -> Tensor:
         return self._sizes
-
-    def _members(self, stratum: int) -> Tensor:
-        first, size = int(self._firsts[stratum]), int(self._sizes[stratum])
-        return self._rows[first : first + size]
 
     def _check(self, task: Tensor, y: Tensor) -> None:
         if task.shape != y.shape or task.ndim != 1 or not len(task) or task.is_floating_point() or int(task.min()) < 0:
