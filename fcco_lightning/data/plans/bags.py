@@ -1,7 +1,7 @@
 """Batches of a few positive and a few negative bags with some instances of each."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Self
 
@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn, require_keyed, with_strata
+from fcco_lightning.data.plans.base import (
+    BatchPlan,
+    cycle,
+    mean_product,
+    none_drawn_of_each,
+    require_keyed,
+    with_strata,
+)
 from fcco_lightning.errors import DataError
 
 
@@ -88,14 +95,16 @@ class BagBatches(BatchPlan):
         """``weight`` and the strata."""
         return with_strata(super().columns(), self._bag)
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Product over the classes, which are drawn from independently, of the mean over all choices of bags."""
         found = 1.0
         for members, drawn in self._classes:
-            bags = zip(members.tolist(), self._sizes[members].tolist(), strict=True)
-            absences = [none_drawn(size, counts[bag], self.instances_per_bag) for bag, size in bags]
+            absences = none_drawn_of_each(self._sizes[members], counts[members], self.instances_per_bag)
             found *= mean_product(absences, drawn)
         return found
+
+    def _stratum_sizes(self) -> Tensor:
+        return self._sizes
 
     def _second_half(self) -> Self:
         """The later instances of every bag, exactly so for an even number of instances."""

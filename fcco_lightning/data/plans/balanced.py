@@ -1,7 +1,7 @@
 """Batches with a fixed number of positives."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, Self
 
 import torch
@@ -108,10 +108,10 @@ class BalancedBatches(BatchPlan):
         half.num_positive, half.num_negative = int(rest.sum()), int((~rest).sum())
         return half
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Product over the classes, which are drawn from independently."""
-        negative = none_drawn(len(self._negatives), counts[0], self.num_negative)
-        return negative * none_drawn(len(self._positives), counts[1], self.num_positive)
+        negative = none_drawn(len(self._negatives), int(counts[0]), self.num_negative)
+        return negative * none_drawn(len(self._positives), int(counts[1]), self.num_positive)
 
     def _rows_of(self, labels: Tensor, label: int, needed: int) -> Tensor:
         rows = (labels == label).nonzero().flatten()

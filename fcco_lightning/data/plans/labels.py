@@ -1,14 +1,14 @@
 """Batches of a few labels with a fixed number of positives and negatives of each."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn, spread_evenly
+from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn_of_each, spread_evenly
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -95,12 +95,10 @@ class LabelBatches(BatchPlan):
         weights = (self._sizes * self.batch_size / (self.num_rows * expected))[self._strata].float()
         return None if bool((weights == 1).all()) else weights
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Mean over all choices of labels of the product of the absences from the draws of their classes."""
-        own = [
-            none_drawn(int(n), k, self.drawn[s % 2]) for s, (n, k) in enumerate(zip(self._sizes, counts, strict=True))
-        ]
-        return mean_product([a * b for a, b in zip(own[::2], own[1::2], strict=True)], self.labels_per_batch)
+        own = none_drawn_of_each(self._sizes, counts, torch.tensor(self.drawn).repeat(self.num_labels))
+        return mean_product(own[::2] * own[1::2], self.labels_per_batch)
 
     def _second_half(self) -> Self:
         """Half the rows of every label, exactly so where their number is even."""

@@ -1,10 +1,11 @@
 """Batches of a few queries with some relevant and some irrelevant items of each."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from fcco_lightning.data.plans.base import (
     BatchPlan,
     cycle,
     mean_product,
-    none_drawn,
+    none_drawn_of_each,
     require_keyed,
     spread_evenly,
     with_strata,
@@ -118,13 +119,14 @@ class QueryBatches(BatchPlan):
         apart = torch.tensor(self._drawn)[self._kind]
         return torch.where(self._alone, torch.full_like(apart, sum(self._drawn)), apart)
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Mean over all choices of queries of the product over the strata of those chosen."""
-        absences = [1.0] * self.num_queries
-        drawn = self._counts().tolist()
-        for stratum, (query, size) in enumerate(zip(self._query.tolist(), self._sizes.tolist(), strict=True)):
-            absences[query] *= none_drawn(size, counts[stratum], drawn[stratum])
+        absences = np.ones(self.num_queries)
+        np.multiply.at(absences, self._query.numpy(), none_drawn_of_each(self._sizes, counts, self._counts()))
         return mean_product(absences, self.queries_per_batch)
+
+    def _stratum_sizes(self) -> Tensor:
+        return self._sizes
 
     def _second_half(self) -> Self:
         """The later items of every query, exactly so for an even number of items."""
