@@ -278,7 +278,7 @@ def test_x_risks_are_measured_with_few_positives_and_beside_plain_steps(tmp_path
     for name, value in {"STEPS": 4, "DATA": {"digits": "eights"}, "LEARNING_RATES": [1e-3, 1e-2]}.items():
         monkeypatch.setattr(scores, name, value)
     monkeypatch.setattr(scores, "methods", lambda: ["BCE, classes weighted", "AP, pretrained"])
-    monkeypatch.setattr(cost, "BINARY", {"AUC": cost.BINARY["AUC"]})
+    monkeypatch.setattr(cost, "RANKING", {"AUC": cost.RANKING["AUC"]})
     monkeypatch.setattr(cost, "ROWS", 1024)
     monkeypatch.setattr(cost.libauc_losses, "available", lambda: False)
     monkeypatch.setattr(runs, "SEEDS", (100,))

@@ -14,37 +14,19 @@ from step_cost import Counter
 from timing import Step, Table, interleaved
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from xrisk_losses import RANKING, RankingLoss, moving_averages, through_engine
 
 from fcco_lightning import (
-    AUC,
-    SGD,
-    SOX,
-    Algorithm,
-    AUCMargin,
-    AveragePrecision,
     BalancedSampling,
-    CVaRPartialAUC,
-    Engine,
-    KLPartialAUC,
     MeanAveragePrecision,
     Objective,
-    SquaredHingePair,
     TabularMLP,
     TensorDataModule,
     UniformSampling,
 )
 
 ROWS, FEATURES, BATCH, LABELS, PREVALENCE = 10_000, 122, 128, 10, 0.1
-
-# Name -> (objective, algorithm, LibAUC's loss of the same kind).
-BINARY = {
-    "AP": (AveragePrecision, lambda: SOX(0.9), "APLoss"),
-    "pAUC, KL": (KLPartialAUC, lambda: SOX(0.9), "pAUC_KL"),
-    "pAUC, CVaR": (lambda: CVaRPartialAUC(max_fpr=0.3), SGD, "pAUC_CVaR"),
-    "AUC": (lambda: AUC(SquaredHingePair()), SGD, "pairwise AUC"),
-    "AUC margin": (AUCMargin, lambda: SOX(0.9), "AUCM"),
-}
-SEVERAL = {"mAP, ten labels": (MeanAveragePrecision, lambda: SOX(0.9), "mAPLoss")}
+SEVERAL = {"mAP, ten labels": RankingLoss(MeanAveragePrecision, moving_averages, "mAPLoss")}
 
 
 def data(labels: int) -> TensorDataModule:
@@ -79,14 +61,6 @@ def plain(network: nn.Module) -> Step:
     return step
 
 
-def through_engine(network: nn.Module, objective: Objective, algorithm: Algorithm, module: TensorDataModule) -> Step:
-    """One batch through the engine."""
-    problem = algorithm.pose(objective, num_samples=ROWS, sampling=module.sampling())
-    engine = Engine(network, problem, algorithm)
-    steps = optimizer(engine.params)
-    return lambda batch: engine.train_batch(batch, steps)
-
-
 def libauc(network: nn.Module, name: str, module: TensorDataModule, labels: int) -> LibAUCStep:
     """One step on a loss of LibAUC."""
     positives = int(module.tables["train"].columns["y"].sum())
@@ -101,8 +75,8 @@ def steps(rounds: int, labels: int, *, others: bool) -> Table:
     network = TabularMLP([256, 256], labels, FEATURES)
     base = "BCE" if labels == 1 else f"BCE, {labels} labels"
     variants: dict[str, Step] = {base: plain(copy.deepcopy(network))}
-    for name, (objective, algorithm, theirs) in (BINARY if labels == 1 else SEVERAL).items():
-        variants[name] = through_engine(copy.deepcopy(network), objective(), algorithm(), module)
+    for name, (objective, algorithm, theirs) in (RANKING if labels == 1 else SEVERAL).items():
+        variants[name] = through_engine(copy.deepcopy(network), objective(), algorithm(), module, optimizer)
         if others:
             variants[f"LibAUC {theirs}"] = libauc(copy.deepcopy(network), theirs, module, labels)
     return interleaved(
@@ -118,7 +92,7 @@ def steps(rounds: int, labels: int, *, others: bool) -> Table:
 def operators(*, others: bool) -> Table:
     """Operators that the forward pass of a loss dispatches on one batch, from scores to inner values and g_0."""
     table: Table = {}
-    for labels, cases in ((1, BINARY), (LABELS, SEVERAL)):
+    for labels, cases in ((1, RANKING), (LABELS, SEVERAL)):
         module = data(labels)
         batch = next(iter(module.train_dataloader()))
         scores = torch.randn(batch["y"].shape, requires_grad=True)

@@ -18,23 +18,14 @@ from runs import Job, Tuning, run_all, run_searches, table, value
 from timing import Step
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from xrisk_losses import RANKING, through_engine
 
 from fcco_lightning import (
-    AUC,
     SGD,
-    SOX,
-    Algorithm,
-    AUCMargin,
-    AveragePrecision,
     BalancedSampling,
     CrossEntropy,
-    CVaRPartialAUC,
-    Engine,
-    KLPartialAUC,
-    Objective,
     RankingEvaluation,
     Sampling,
-    SquaredHingePair,
     TabularMLP,
     TensorDataModule,
     UniformSampling,
@@ -43,7 +34,7 @@ from fcco_lightning.data.splits import stratified_split
 from fcco_lightning.models import head_of, renew
 
 DATA = {"breast cancer": "malignant tumours", "digits": "eights against the rest"}
-POSITIVES, STEPS, BATCH, MAX_FPR = 5, 600, 32, 0.3
+POSITIVES, STEPS, BATCH = 5, 600, 32
 LEARNING_RATES = [1e-3, 3e-3, 1e-2]
 BALANCED = BalancedSampling(BATCH, positive_fraction=1 / 8)
 FIGURES = ("test.auc", "test.average_precision", "test.partial_auc")
@@ -92,12 +83,12 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]] = {
     "BCE, classes weighted": weighted,
     "focal loss": focal,
 }
-OURS: dict[str, tuple[Callable[[], Objective], Callable[[], Algorithm]]] = {
-    "AUC": (lambda: AUC(SquaredHingePair()), SGD),
-    "AUC margin": (AUCMargin, lambda: SOX(0.9)),
-    "AP, pretrained": (AveragePrecision, lambda: SOX(0.9)),
-    "pAUC, KL": (KLPartialAUC, lambda: SOX(0.9)),
-    "pAUC, CVaR": (lambda: CVaRPartialAUC(max_fpr=MAX_FPR), SGD),
+OURS = {
+    "AUC": RANKING["AUC"],
+    "AUC margin": RANKING["AUC margin"],
+    "AP, pretrained": RANKING["AP"],
+    "pAUC, KL": RANKING["pAUC, KL"],
+    "pAUC, CVaR": RANKING["pAUC, CVaR"],
 }
 LIBAUC = {
     "LibAUC pairwise AUC": "pairwise AUC",
@@ -127,17 +118,6 @@ def optimizer(groups: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr=lr)
 
 
-def through_engine(
-    network: nn.Module, objective: Objective, algorithm: Algorithm, module: TensorDataModule, lr: float
-) -> Step:
-    """One batch through the engine."""
-    engine = Engine(
-        network, algorithm.pose(objective, num_samples=module.num_train, sampling=module.sampling()), algorithm
-    )
-    steps = optimizer(engine.params, lr)
-    return lambda batch: engine.train_batch(batch, steps)
-
-
 def plain(network: nn.Module, method: str, module: TensorDataModule, lr: float) -> Step:
     """A loss of single samples, in a loop that anyone would write."""
     steps, columns = optimizer(network.parameters(), lr), module.tables["train"].columns
@@ -156,8 +136,8 @@ def main_step(network: nn.Module, method: str, module: TensorDataModule, lr: flo
     if method in PLAIN:
         return plain(network, method, module, lr)
     if method in OURS:
-        objective, algorithm = OURS[method]
-        return through_engine(network, objective(), algorithm(), module, lr)
+        ours = OURS[method]
+        return through_engine(network, ours.objective(), ours.algorithm(), module, lambda p: optimizer(p, lr))
     loss = libauc_losses.made(LIBAUC[method], module.num_train, POSITIVES)
     return LibAUCStep(network, loss, optimizer(libauc_losses.groups(loss, network.parameters()), lr))
 
@@ -171,7 +151,7 @@ def fitted(method: str, splits: Split, lr: float, seed: int) -> Callable[[Tensor
     network = TabularMLP([32], in_features=module.num_features)
     drawn, left = batches(module), STEPS
     if "pretrained" in method:
-        step, left = through_engine(network, CrossEntropy(), SGD(), module, lr), STEPS // 2
+        step, left = through_engine(network, CrossEntropy(), SGD(), module, lambda p: optimizer(p, lr)), STEPS // 2
         for batch in itertools.islice(drawn, left):
             step(batch)
         renew(head_of(network), seed)
@@ -207,7 +187,7 @@ def train(job: Job) -> Job:
     splits = split(job["data"], job["seed"])
     lr = job["overrides"]["lr"]
     model = trees(splits, lr, job["seed"]) if job["method"] == TREES else fitted(job["method"], splits, lr, job["seed"])
-    evaluation = RankingEvaluation(max_fpr=MAX_FPR, top=())
+    evaluation = RankingEvaluation(max_fpr=libauc_losses.MAX_FPR, top=())
     with torch.no_grad():
         figures = {name: evaluation(model(columns["x"]), columns) for name, columns in splits.items()}
     return {**job, **figures, "seconds": round(time.perf_counter() - start, 2)}

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,24 @@ from torch.special import ndtr
 
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.errors import ConfigError
+
+
+class Distribution(Protocol):
+    """What samples can be drawn from."""
+
+    def sample(self, size: int, generator: torch.Generator, /) -> dict[str, Tensor]:
+        """Return ``size`` samples, or that many lists of them, as columns."""
+
+
+def train_and_test(problem: Distribution, num_train: int, num_test: int, seed: int) -> dict[str, dict[str, Tensor]]:
+    """Return independent samples of both splits, by their names.
+
+    Raises:
+        ConfigError: if a number is below 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"train": at_least("num_train", num_train, 1), "test": at_least("num_test", num_test, 1)}
+    return {split: problem.sample(size, generator) for split, size in sizes.items()}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from outer_cases import CONVEX, NOT_CONVEX, WITH_PROX, WITHOUT_PROX, case_name, minimum
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import (
@@ -16,6 +15,8 @@ from fcco_lightning.outer import (
     SquaredHinge,
 )
 from fcco_lightning.outer import MoreauEnvelope as Envelope
+from tests.outer.case import case_name, minimum
+from tests.outer.cases import CONVEX, NOT_CONVEX, WITH_PROX
 
 ARGMIN = 2e-6  # a minimiser is found to about the square root of the value's rounding error
 SUPREMUM = 1e-6  # slope at a kink times the 1.5e-8 |u| to which scipy places it
@@ -138,10 +139,17 @@ def test_conjugate_prox_of_the_maximum_is_the_projection_on_the_simplex(case):
     assert ((y - p).unsqueeze(1) * (corners - p.unsqueeze(1))).sum(-1).max() <= EXACT
 
 
-def test_every_wide_function_with_a_prox_has_a_dual_step_test():
-    kinds = (AbsoluteDifference, Linear, Maximum, Shifted)
-    wide = [c.outer for c in WITH_PROX if c.width > 1]
-    assert all(isinstance(o, kinds) or isinstance(o.outer, kinds) for o in wide)
+def test_conjugate_prox_of_every_wide_function_satisfies_the_three_point_inequality():
+    # h(v) = f*(v) + |v - y|^2/(2 tau) is (1/tau)-strongly convex: v = argmin iff h(z) >= h(v) + |z - v|^2/(2 tau)
+    tau = 0.6
+    for case in (c for c in WITH_PROX if c.width > 1):
+        for y in case.rows(10, seed=1):
+            v = case.outer.conjugate_prox(y.unsqueeze(0), tau)
+            corners = case.outer.subgradient(3 * case.rows(60, seed=2))  # in dom f*, as all between them and v
+            z = torch.cat([v + t * (corners - v) for t in (1.0, 0.1, 1e-3)])
+            ahead, best = (case.outer.conjugate(w) + (w - y).square().sum(-1) / (2 * tau) for w in (z, v))
+            slack = ahead - best - (z - v).square().sum(-1) / (2 * tau)
+            assert slack.min() >= -VALUE * (1 + best.abs().item()), case_name(case)
 
 
 @pytest.mark.parametrize("lam", [0.3, 2.0])
@@ -225,4 +233,4 @@ def test_tau_must_be_positive(case, tau):
 
 def test_no_prox_means_no_dual_step():
     with pytest.raises(ConfigError, match="no closed-form prox"):
-        WITHOUT_PROX[0].outer.conjugate_prox(torch.zeros(1, 3), 1.0)
+        LogSumExp().conjugate_prox(torch.zeros(1, 3), 1.0)

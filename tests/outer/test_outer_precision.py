@@ -3,10 +3,10 @@
 import pytest
 import torch
 from mpmath import mpf
-from outer_cases import ALL_OUTER, WITH_PROX, WITHOUT_PROX, Case, case_name
-from outer_reference import reference
 
-from fcco_lightning.outer import Log, LogRatio, MoreauEnvelope, NegativeLog, Ratio, Shifted, Softplus
+from fcco_lightning.outer import MoreauEnvelope, NegativeLog, Shifted, Softplus
+from tests.outer.case import Case, case_name, reference
+from tests.outer.cases import ALL_OUTER, WITH_PROX
 
 DIGITS = 1e-6  # relative; rounding a result to float32 takes 6e-8 of it
 SINGLE = torch.finfo(torch.float32)
@@ -25,18 +25,6 @@ def rows(case: Case, *, positive: bool) -> torch.Tensor:
     near = [kinks, kinks * (1 + 2e-6), kinks * (1 - 2e-6), kinks + 1e-6 * first, kinks - 0.01 * first]
     found = torch.cat([*(spread if case.width > 1 else spread[:1]), *near])
     return found[(found > 0).all(dim=1)] if positive else found
-
-
-def inside(case: Case, u: torch.Tensor, lam: float) -> torch.Tensor:
-    """The rows at which a function that is not convex has a prox."""
-    if isinstance(case.outer, Log):
-        return u[(u >= 2.01 * (lam * case.outer.tau) ** 0.5).all(dim=1)]
-    if isinstance(case.outer, LogRatio):
-        unequal = (u[:, 1] / u[:, 0]).log().abs() > 0.1  # a difference of equal logarithms has no digits
-        return u[unequal & (u[:, 1] >= 2.01 * (lam * case.outer.tau) ** 0.5)]
-    if isinstance(case.outer, Ratio):
-        return u[lam * (u[:, 0] / u[:, 1] ** 3 + 1 / u[:, 1] ** 2) < 0.01]
-    return u
 
 
 def assert_precise(got: torch.Tensor, wanted: list[list[mpf]], u: torch.Tensor, beside: torch.Tensor | None = None):
@@ -68,9 +56,10 @@ def with_lams(cases: list[Case]) -> list[tuple[Case, float]]:
     return [(c, lam) for c in cases for lam in (LAMS[1:2] if isinstance(c.outer, MoreauEnvelope) else LAMS)]
 
 
-@pytest.mark.parametrize(("case", "lam"), with_lams([c for c in ALL_OUTER if c not in WITHOUT_PROX]), ids=case_name)
+@pytest.mark.parametrize(("case", "lam"), with_lams([c for c in ALL_OUTER if c.prox]), ids=case_name)
 def test_prox_envelope_and_its_gradient(case, lam):
-    exact, u = reference(case.outer), inside(case, rows(case, positive=not case.outer.convex), lam)
+    exact, u = reference(case.outer), rows(case, positive=not case.outer.convex)
+    u = u[case.proximal(u, lam)]
     if not len(u):
         return
     moved = [exact.prox(numbers(row), mpf(lam)) for row in u]

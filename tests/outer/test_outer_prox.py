@@ -1,20 +1,11 @@
 import pytest
 import torch
-from outer_cases import (
-    ALL_OUTER,
-    CONVEX,
-    NOT_CONVEX_WITH_PROX,
-    WITH_PROX,
-    WITHOUT_PROX,
-    Case,
-    case_name,
-    cloud,
-    minimum,
-)
 from scipy.optimize import minimize
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import Hinge, Log, Ratio
+from tests.outer.case import Case, case_name, cloud, minimum
+from tests.outer.cases import ALL_OUTER, CONVEX, NOT_CONVEX_WITH_PROX, WITH_PROX, WITHOUT_PROX
 
 ARGMIN = 2e-6  # a minimiser is found to about the square root of the value's rounding error
 MINIMUM = 1e-7  # slope at a kink times the 1.5e-8 |u| to which scipy places it
@@ -98,7 +89,7 @@ def test_shapes_and_dtypes_are_kept(case):
     assert case.outer.value(u).shape == u.shape[:1]
     assert case.outer.value(u).dtype == case.outer.subgradient(u).dtype == torch.float32
     assert case.outer.subgradient(u).shape == u.shape
-    if case not in WITHOUT_PROX:
+    if case.prox:
         small = case.outer.prox(u, 0.01)
         assert small.shape == u.shape
         assert small.dtype == torch.float32

@@ -6,6 +6,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.mixtures import LatentChoice, ManyClasses
 from fcco_lightning.data.sampling import Sampling, UniformSampling
+from fcco_lightning.data.synthetic import train_and_test
 
 
 class ManyClassesDataModule(TensorDataModule):
@@ -41,10 +42,8 @@ class ManyClassesDataModule(TensorDataModule):
     ) -> None:
         self.problem = problem or ManyClasses()
         self.num_classes = self.problem.num_classes
-        generator = torch.Generator().manual_seed(data_seed)
-        sizes = {"train": at_least("num_train", num_train, 1), "test": at_least("num_test", num_test, 1)}
         super().__init__(
-            {name: self.problem.sample(size, generator) for name, size in sizes.items()},
+            train_and_test(self.problem, num_train, num_test, data_seed),
             {"classes": {"x": torch.arange(self.num_classes)}},
             batches=batches,
             other_batches={"classes": UniformSampling(at_least("classes_per_batch", classes_per_batch, 1))},
@@ -86,10 +85,8 @@ class LatentChoiceDataModule(TensorDataModule):
         num_workers: int = 0,
     ) -> None:
         self.problem = problem or LatentChoice()
-        generator = torch.Generator().manual_seed(data_seed)
-        sizes = {"train": at_least("num_train", num_train, 1), "test": at_least("num_test", num_test, 1)}
         super().__init__(
-            {name: self.problem.sample(size, generator) for name, size in sizes.items()},
+            train_and_test(self.problem, num_train, num_test, data_seed),
             {"latent": {"x": torch.arange(self.problem.num_latent)}},
             batches=batches,
             other_batches={"latent": UniformSampling(at_least("latent_per_batch", latent_per_batch, 1))},

@@ -1,15 +1,13 @@
 """Problems made in memory as datamodules."""
 
 import pandas as pd
-import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import EventSampling, QuerySampling, Sampling, UniformSampling
 from fcco_lightning.data.splits import Splits
-from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
+from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards, train_and_test
 
 
 class SyntheticDataModule(TabularDataModule):
@@ -43,10 +41,10 @@ class SyntheticDataModule(TabularDataModule):
         num_workers: int = 0,
     ) -> None:
         self.problem = problem or GaussianGroups()
-        generator = torch.Generator().manual_seed(data_seed)
+        samples = train_and_test(self.problem, num_train, num_test, data_seed)
         super().__init__(
-            train=_frame(self.problem, at_least("num_train", num_train, 1), generator),
-            test=_frame(self.problem, at_least("num_test", num_test, 1), generator),
+            train=_with_group(samples["train"]),
+            test=_with_group(samples["test"]),
             columns=Columns("y", positive=1, sensitive="group", favoured=1),
             splits=Splits(val_fraction=val_fraction),
             batches=batches,
@@ -85,10 +83,10 @@ class SyntheticSurvivalDataModule(TabularDataModule):
         num_workers: int = 0,
     ) -> None:
         self.problem = problem or ProportionalHazards()
-        generator = torch.Generator().manual_seed(data_seed)
+        samples = train_and_test(self.problem, num_train, num_test, data_seed)
         super().__init__(
-            train=_table(self.problem.sample(at_least("num_train", num_train, 1), generator)),
-            test=_table(self.problem.sample(at_least("num_test", num_test, 1), generator)),
+            train=_table(samples["train"]),
+            test=_table(samples["test"]),
             columns=Columns("event", positive=1, extra=["time", "event"]),
             splits=Splits(val_fraction=val_fraction),
             batches=batches,
@@ -127,10 +125,10 @@ class SyntheticQueriesDataModule(TabularDataModule):
         num_workers: int = 0,
     ) -> None:
         self.problem = problem or GradedLists()
-        generator = torch.Generator().manual_seed(data_seed)
+        samples = train_and_test(self.problem, num_train, num_test, data_seed)
         super().__init__(
-            train=_table(self.problem.sample(at_least("num_train", num_train, 1), generator)),
-            test=_table(self.problem.sample(at_least("num_test", num_test, 1), generator)),
+            train=_table(samples["train"]),
+            test=_table(samples["test"]),
             columns=Columns("y", target="number", extra=["query"]),
             splits=Splits(val_fraction=val_fraction, whole="query"),
             batches=batches,
@@ -140,8 +138,8 @@ class SyntheticQueriesDataModule(TabularDataModule):
         )
 
 
-def _frame(problem: GaussianGroups, size: int, generator: torch.Generator) -> pd.DataFrame:
-    sample = problem.sample(size, generator)
+def _with_group(sample: dict[str, Tensor]) -> pd.DataFrame:
+    """Return the group as a column of its own instead of the last feature."""
     return _table({"x": sample["x"][:, :-1], "group": sample["group"], "y": sample["y"]})
 
 

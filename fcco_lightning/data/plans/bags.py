@@ -1,7 +1,7 @@
 """Batches of a few positive and a few negative bags with some instances of each."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Self
 
@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn, with_strata
+from fcco_lightning.data.plans.base import (
+    BatchPlan,
+    cycle,
+    mean_product,
+    none_drawn_of_each,
+    require_keyed,
+    with_strata,
+)
 from fcco_lightning.errors import DataError
 
 
@@ -54,11 +61,7 @@ class BagBatches(BatchPlan):
         self.negative_bags = at_least("negative_bags", negative_bags, 1)
         self.instances_per_bag = at_least("instances_per_bag", instances_per_bag, 1)
         super().__init__(len(bags), (self.positive_bags + self.negative_bags) * self.instances_per_bag, seed)
-        if bags.dim() != 1 or bags.is_floating_point() or labels.shape != bags.shape or not len(bags):
-            raise DataError(
-                f"bags must be whole numbers of shape (n,) and labels as many numbers, got {bags.dtype} of shape "
-                f"{tuple(bags.shape)} and labels of shape {tuple(labels.shape)}."
-            )
+        require_keyed(bags, labels, "bags", "labels")
         self._bag: Tensor = torch.unique(bags, return_inverse=True)[1]
         self._sizes = torch.bincount(self._bag)
         self._positive = torch.bincount(self._bag[labels == 1], minlength=len(self._sizes)) > 0
@@ -70,12 +73,10 @@ class BagBatches(BatchPlan):
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield batches of shape (batch_size,); entry j belongs to bag number j mod (their number) of the batch."""
-        generator = self.generator(epoch)
-        cycles: dict[int, Iterator[Tensor]] = {}
-        for chosen in self._choices(epoch, generator):
-            for bag in chosen.tolist():
-                if bag not in cycles:
-                    cycles[bag] = cycle(self._rows[bag], self.instances_per_bag, generator)
+        choices, generator = self.generators(epoch)
+        chosen_bags = [list(islice(cycle(m, drawn, choices), self.num_batches)) for m, drawn in self._classes]
+        cycles = [cycle(rows, self.instances_per_bag, generator) for rows in self._rows]  # shuffled when first drawn
+        for chosen in map(torch.cat, zip(*chosen_bags, strict=True)):
             yield torch.stack([next(cycles[bag]) for bag in chosen.tolist()], dim=1).flatten()
 
     @property
@@ -94,30 +95,22 @@ class BagBatches(BatchPlan):
         """``weight`` and the strata."""
         return with_strata(super().columns(), self._bag)
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Product over the classes, which are drawn from independently, of the mean over all choices of bags."""
         found = 1.0
         for members, drawn in self._classes:
-            bags = zip(members.tolist(), self._sizes[members].tolist(), strict=True)
-            absences = [none_drawn(size, counts[bag], self.instances_per_bag) for bag, size in bags]
+            absences = none_drawn_of_each(self._sizes[members], counts[members], self.instances_per_bag)
             found *= mean_product(absences, drawn)
         return found
+
+    def _stratum_sizes(self) -> Tensor:
+        return self._sizes
 
     def _second_half(self) -> Self:
         """The later instances of every bag, exactly so for an even number of instances."""
         half = copy.copy(self)
         half.instances_per_bag = self.instances_per_bag - self.instances_per_bag // 2
         return half
-
-    def _choices(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Return the bags of every batch of an epoch: those of the first draw, whichever draw this is."""
-        if self.stream:
-            first = copy.copy(self)
-            first.stream = 0
-            generator = first.generator(epoch)
-        # before any instance is drawn
-        chosen = [list(islice(cycle(m, drawn, generator), self.num_batches)) for m, drawn in self._classes]
-        return (torch.cat(both) for both in zip(*chosen, strict=True))
 
     def _bags_of_classes(self) -> list[tuple[Tensor, int]]:
         """The positive and the negative bags, each with how many of them are drawn."""

@@ -1,7 +1,7 @@
 """Batches with a fixed number of positives."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, Self
 
 import torch
@@ -14,6 +14,7 @@ from fcco_lightning.data.plans.base import (
     enough_rows,
     listed_numbers,
     none_drawn,
+    spread_evenly,
     stratum_weights,
     with_strata,
 )
@@ -73,9 +74,7 @@ class BalancedBatches(BatchPlan):
         self._strata = (labels == 1).long()
         self._positives = self._rows_of(labels, 1, self.num_positive)
         self._negatives = self._rows_of(labels, 0, self.num_negative)
-        # Position j is a positive where the count floor(j * share) steps up: evenly spaced, and exact in integers.
-        steps = torch.arange(self.batch_size + 1) * self.num_positive // self.batch_size
-        self._is_positive = steps.diff().bool()
+        self._is_positive = spread_evenly(self.num_positive, self.batch_size)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield batches of shape (batch_size,) with ``num_positive`` positives each."""
@@ -109,10 +108,10 @@ class BalancedBatches(BatchPlan):
         half.num_positive, half.num_negative = int(rest.sum()), int((~rest).sum())
         return half
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Product over the classes, which are drawn from independently."""
-        negative = none_drawn(len(self._negatives), counts[0], self.num_negative)
-        return negative * none_drawn(len(self._positives), counts[1], self.num_positive)
+        negative = none_drawn(len(self._negatives), int(counts[0]), self.num_negative)
+        return negative * none_drawn(len(self._positives), int(counts[1]), self.num_positive)
 
     def _rows_of(self, labels: Tensor, label: int, needed: int) -> Tensor:
         rows = (labels == label).nonzero().flatten()

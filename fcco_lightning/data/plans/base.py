@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
@@ -77,11 +78,11 @@ class BatchPlan(ABC):
                 f"many of its rows are marked, got {listed_numbers(counts.tolist())}."
             )
         plan = self if one_of("share", share, (1.0, 0.5)) == 1 else self._second_half()
-        return min(max(plan._absence([int(count) for count in counts.tolist()]), 0.0), 1.0)
+        return min(max(plan._absence(counts.cpu().long()), 0.0), 1.0)
 
     @abstractmethod
-    def _absence(self, counts: Sequence[int]) -> float:
-        """Return what :meth:`absence` promises, of checked counts."""
+    def _absence(self, counts: Tensor) -> float:
+        """Return what :meth:`absence` promises, of checked counts, shape (S,), int64."""
 
     @abstractmethod
     def _second_half(self) -> Self:
@@ -126,6 +127,19 @@ class BatchPlan(ABC):
         mixed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
         return torch.Generator().manual_seed(int(mixed))
 
+    def generators(self, epoch: int) -> tuple[torch.Generator, torch.Generator]:
+        """Return the generator of what is in every batch (its bags, queries or labels), and that of the rows of them.
+
+        A second draw chooses as the first one does.  For the first draw the two are one: all choices of an epoch are
+        made before any row is drawn.
+        """
+        own = self.generator(epoch)
+        if not self.stream:
+            return own, own
+        first = copy.copy(self)
+        first.stream = 0
+        return first.generator(epoch), own
+
     def _stratum_sizes(self) -> Tensor:
         strata = self.strata
         return torch.tensor([self.num_rows]) if strata is None else torch.bincount(strata)
@@ -169,6 +183,20 @@ def enough_rows(num_rows: int, batch_size: int) -> int:
     return num_rows
 
 
+def require_keyed(keys: Tensor, values: Tensor, name: str, of_values: str) -> None:
+    """Raise :class:`DataError` unless ``keys`` are whole numbers (n,), n >= 1, and ``values`` are as many."""
+    if keys.dim() != 1 or keys.is_floating_point() or values.shape != keys.shape or not len(keys):
+        raise DataError(
+            f"{name} must be whole numbers of shape (n,) with n >= 1 and {of_values} of the same shape, got "
+            f"{keys.dtype} of shape {tuple(keys.shape)} and shape {tuple(values.shape)}."
+        )
+
+
+def spread_evenly(count: int, size: int) -> Tensor:
+    """Return a mask (size,) with ``count`` places evenly spread: where floor(j count / size) steps up, in integers."""
+    return (torch.arange(size + 1) * count // size).diff().bool()
+
+
 def none_drawn(size: int, marked: int, drawn: int) -> float:
     r"""Return the probability that none of ``marked`` rows is among ``drawn`` of ``size`` rows, without replacement.
 
@@ -186,7 +214,19 @@ def none_drawn(size: int, marked: int, drawn: int) -> float:
     return math.exp(min(log, 0.0))
 
 
-def mean_product(factors: Sequence[float], count: int) -> float:
+def none_drawn_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> NDArray[np.float64]:
+    """Return :func:`none_drawn` of every stratum, each argument of shape (S,), or a number for all.
+
+    Only strata of which some rows are marked, and enough are not, take time: S may be large, and asked of often.
+    """
+    drawn = torch.as_tensor(drawn).expand(len(sizes))
+    absences = ((marked == 0) | (drawn == 0)).double().numpy()
+    for s in ((absences == 0) & (drawn <= sizes - marked).numpy()).nonzero()[0].tolist():
+        absences[s] = none_drawn(int(sizes[s]), int(marked[s]), int(drawn[s]))
+    return absences
+
+
+def mean_product(factors: NDArray[np.float64], count: int) -> float:
     r"""Return the mean over all choices of ``count`` of m numbers a_1..a_m in [0, 1] of the product of those chosen.
 
     That is the elementary symmetric polynomial e_count(a_1..a_m) divided by its number of terms.  Divided so at every
@@ -194,12 +234,12 @@ def mean_product(factors: Sequence[float], count: int) -> float:
 
     .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
     """
-    if sum(a > 0.0 for a in factors) < count:
+    if np.count_nonzero(factors > 0.0) < count:
         return 0.0
     j = np.arange(count + 1)
-    ones = sum(a == 1.0 for a in factors)
+    ones = int(np.count_nonzero(factors == 1.0))
     means = (j <= ones).astype(np.float64)  # products of ones
-    for m, a in enumerate((a for a in factors if a != 1.0), start=ones + 1):
+    for m, a in enumerate(factors[factors != 1.0].tolist(), start=ones + 1):
         before = np.concatenate([[0.0], means[:-1]])
         means = np.where(j <= m, (m - j) / m * means + j / m * a * before, 0.0)
     return float(means[-1])

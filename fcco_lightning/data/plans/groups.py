@@ -1,7 +1,7 @@
 """Batches of a few groups with equally many samples of each."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Self
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.plans.balanced import Prevalence, checked_prevalence
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn, with_strata
+from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn_of_each, with_strata
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -100,22 +100,19 @@ class GroupBatches(BatchPlan):
         columns = super().columns()
         return columns if self.prevalence == "batch" else with_strata(columns, self._groups)
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Mean over all choices of B1 of the G groups of the product of their own absences."""
-        groups = zip(self._sizes.tolist(), counts, strict=True)
-        return mean_product([self._absence_in(int(size), count) for size, count in groups], self.groups_per_batch)
+        if self.replacement:
+            absences = ((1 - counts / self._sizes.double()) ** self.samples_per_group).numpy()
+        else:
+            absences = none_drawn_of_each(self._sizes, counts, self.samples_per_group)
+        return mean_product(absences, self.groups_per_batch)
 
     def _second_half(self) -> Self:
         """Half the samples of every group, exactly so for even ``samples_per_group``."""
         half = copy.copy(self)
         half.samples_per_group = self.samples_per_group - self.samples_per_group // 2
         return half
-
-    def _absence_in(self, size: int, marked: int) -> float:
-        """Probability that none of the samples of a group that was drawn is marked."""
-        if self.replacement:
-            return (1 - marked / size) ** self.samples_per_group
-        return none_drawn(size, marked, self.samples_per_group)
 
     def _choices(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the groups of every batch, shape (B1,): those of the first draw, whichever draw this is."""

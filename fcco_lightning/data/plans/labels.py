@@ -1,14 +1,14 @@
 """Batches of a few labels with a fixed number of positives and negatives of each."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn
+from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn_of_each, spread_evenly
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -61,33 +61,21 @@ class LabelBatches(BatchPlan):
         if num_batches is None:
             num_batches = max(1, int(self._sizes[1::2].sum()) // (self.labels_per_batch * self.drawn[1]))
         self.num_batches = at_least("num_batches", num_batches, 1)
-        # The rows class by class: stratum s owns self._rows[first : first + size].
-        self._rows = torch.argsort(self._strata, stable=True)
-        self._firsts = self._sizes.cumsum(0) - self._sizes
-        steps = torch.arange(sum(self.drawn) + 1) * self.drawn[1] // sum(self.drawn)
-        self._is_positive = steps.diff().bool()
+        self._rows = torch.split(torch.argsort(self._strata, stable=True), self._sizes.tolist())  # by stratum
+        self._is_positive = spread_evenly(self.drawn[1], sum(self.drawn))
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield batches of shape (L (P + M),); entry j belongs to the batch's label number j mod L."""
-        first = copy.copy(self)
-        first.stream = 0
-        generator = first.generator(epoch)
-        # a second draw has the labels of the first one
-        choices = [
-            torch.randperm(self.num_labels, generator=generator)[: self.labels_per_batch]
-            for _ in range(self.num_batches)
+        choices, generator = self.generators(epoch)
+        chosen_labels = [
+            torch.randperm(self.num_labels, generator=choices)[: self.labels_per_batch] for _ in range(self.num_batches)
         ]
-        if self.stream:
-            generator = self.generator(epoch)
-        cycles: dict[int, Iterator[Tensor]] = {}
-        for chosen in choices:
+        cycles = [cycle(rows, self.drawn[stratum % 2], generator) for stratum, rows in enumerate(self._rows)]
+        for chosen in chosen_labels:
             batch = torch.empty(len(self._is_positive), self.labels_per_batch, dtype=torch.int64)
             for place, label in enumerate(chosen.tolist()):
                 for value, mask in enumerate((~self._is_positive, self._is_positive)):
-                    stratum = 2 * label + value
-                    if stratum not in cycles:
-                        cycles[stratum] = cycle(self._members(stratum), self.drawn[value], generator)
-                    batch[mask, place] = next(cycles[stratum])
+                    batch[mask, place] = next(cycles[2 * label + value])
             yield batch.flatten()
 
     @property
@@ -107,12 +95,10 @@ class LabelBatches(BatchPlan):
         weights = (self._sizes * self.batch_size / (self.num_rows * expected))[self._strata].float()
         return None if bool((weights == 1).all()) else weights
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Mean over all choices of labels of the product of the absences from the draws of their classes."""
-        own = [
-            none_drawn(int(n), k, self.drawn[s % 2]) for s, (n, k) in enumerate(zip(self._sizes, counts, strict=True))
-        ]
-        return mean_product([a * b for a, b in zip(own[::2], own[1::2], strict=True)], self.labels_per_batch)
+        own = none_drawn_of_each(self._sizes, counts, torch.tensor(self.drawn).repeat(self.num_labels))
+        return mean_product(own[::2] * own[1::2], self.labels_per_batch)
 
     def _second_half(self) -> Self:
         """Half the rows of every label, exactly so where their number is even."""
@@ -122,10 +108,6 @@ class LabelBatches(BatchPlan):
 
     def _stratum_sizes(self) -> Tensor:
         return self._sizes
-
-    def _members(self, stratum: int) -> Tensor:
-        first, size = int(self._firsts[stratum]), int(self._sizes[stratum])
-        return self._rows[first : first + size]
 
     def _check(self, task: Tensor, y: Tensor) -> None:
         if task.shape != y.shape or task.ndim != 1 or not len(task) or task.is_floating_point() or int(task.min()) < 0:

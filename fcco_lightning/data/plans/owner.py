@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Self
 
@@ -73,7 +73,7 @@ class OwnerBatches(BatchPlan):
         half._shares = [max(0, high - max(low, first)) for low, high in pairwise(ends)]
         return half
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Product over the shards, which are drawn from independently."""
-        shards = zip(self._shards, counts, self._shares, strict=True)
+        shards = zip(self._shards, counts.tolist(), self._shares, strict=True)
         return math.prod(none_drawn(size, marked, drawn) for (_, size), marked, drawn in shards)

@@ -1,15 +1,24 @@
 """Batches of a few queries with some relevant and some irrelevant items of each."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn, with_strata
+from fcco_lightning.data.plans.base import (
+    BatchPlan,
+    cycle,
+    mean_product,
+    none_drawn_of_each,
+    require_keyed,
+    spread_evenly,
+    with_strata,
+)
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -59,11 +68,7 @@ class QueryBatches(BatchPlan):
             at_least("positives_per_query", positives_per_query, 1),
         )
         super().__init__(len(queries), self.queries_per_batch * sum(self._drawn), seed)
-        if queries.dim() != 1 or queries.is_floating_point() or relevant.shape != queries.shape or not len(queries):
-            raise DataError(
-                f"queries must be whole numbers of shape (n,) and relevant as many truth values, got {queries.dtype} "
-                f"of shape {tuple(queries.shape)} and shape {tuple(relevant.shape)}."
-            )
+        require_keyed(queries, relevant, "queries", "relevant")
         _, query = torch.unique(queries, return_inverse=True)
         self.num_queries = int(query.max()) + 1
         if self.queries_per_batch > self.num_queries:
@@ -79,21 +84,21 @@ class QueryBatches(BatchPlan):
         if num_batches is None:
             num_batches = -(-self.num_queries // self.queries_per_batch)
         self.num_batches = at_least("num_batches", num_batches, 1)
-        # Position j of a query is relevant where the count floor(j * share) steps up: evenly spaced.
-        items = sum(self._drawn)
-        self._is_positive = (torch.arange(items + 1) * self._drawn[1] // items).diff().bool()
+        self._is_positive = spread_evenly(self._drawn[1], sum(self._drawn))
         self._refuse_single_draws()
         rows = torch.argsort(self._strata, stable=True)
         self._rows = torch.split(rows, self._sizes.tolist())  # by stratum
-        self._strata_of = [(self._query == q).nonzero().flatten().tolist() for q in range(self.num_queries)]
+        strata_of = torch.split(torch.arange(len(self._query)), torch.bincount(self._query).tolist())
+        self._strata_of: list[list[int]] = [of.tolist() for of in strata_of]  # by query
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield batches of shape (batch_size,); entry j belongs to the batch's query number j mod queries_per_batch."""
-        generator = self.generator(epoch)
-        cycles: dict[int, Iterator[Tensor]] = {}
-        for chosen in self._choices(epoch, generator):
-            parts = [self._items(query, cycles, generator) for query in chosen.tolist()]
-            yield torch.stack(parts, dim=1).flatten()
+        choices, generator = self.generators(epoch)
+        queries = cycle(torch.arange(self.num_queries), self.queries_per_batch, choices)
+        sizes = self._counts().tolist()
+        cycles = [cycle(rows, size, generator) for rows, size in zip(self._rows, sizes, strict=True)]
+        for chosen in list(islice(queries, self.num_batches)):  # all of them before any item is drawn
+            yield torch.stack([self._items(query, cycles) for query in chosen.tolist()], dim=1).flatten()
 
     @property
     def strata(self) -> Tensor:
@@ -114,13 +119,14 @@ class QueryBatches(BatchPlan):
         apart = torch.tensor(self._drawn)[self._kind]
         return torch.where(self._alone, torch.full_like(apart, sum(self._drawn)), apart)
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Mean over all choices of queries of the product over the strata of those chosen."""
-        absences = [1.0] * self.num_queries
-        drawn = self._counts().tolist()
-        for stratum, (query, size) in enumerate(zip(self._query.tolist(), self._sizes.tolist(), strict=True)):
-            absences[query] *= none_drawn(size, counts[stratum], drawn[stratum])
+        absences = np.ones(self.num_queries)
+        np.multiply.at(absences, self._query.numpy(), none_drawn_of_each(self._sizes, counts, self._counts()))
         return mean_product(absences, self.queries_per_batch)
+
+    def _stratum_sizes(self) -> Tensor:
+        return self._sizes
 
     def _second_half(self) -> Self:
         """The later items of every query, exactly so for an even number of items."""
@@ -128,23 +134,8 @@ class QueryBatches(BatchPlan):
         half._drawn = (int((~rest).sum()), int(rest.sum()))
         return half
 
-    def _choices(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Return the queries of every batch of an epoch: those of the first draw, whichever draw this is."""
-        if self.stream:
-            first = copy.copy(self)
-            first.stream = 0
-            generator = first.generator(epoch)
-        chosen = cycle(torch.arange(self.num_queries), self.queries_per_batch, generator)
-        return iter(list(islice(chosen, self.num_batches)))  # before any item is drawn
-
-    def _items(self, query: int, cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Tensor:
-        strata = self._strata_of[query]
-        drawn = []
-        for stratum in strata:
-            if stratum not in cycles:
-                size = sum(self._drawn) if len(strata) == 1 else self._drawn[int(self._kind[stratum])]
-                cycles[stratum] = cycle(self._rows[stratum], size, generator)
-            drawn.append(next(cycles[stratum]))
+    def _items(self, query: int, cycles: list[Iterator[Tensor]]) -> Tensor:
+        drawn = [next(cycles[stratum]) for stratum in self._strata_of[query]]
         if len(drawn) == 1:
             return drawn[0]
         items = torch.empty(len(self._is_positive), dtype=torch.int64)

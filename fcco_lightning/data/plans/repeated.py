@@ -1,7 +1,7 @@
 """Batches in which every sample comes several times, each time perturbed anew."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Self
 
 import torch
@@ -56,5 +56,5 @@ class RepeatedBatches(BatchPlan):
     def _second_half(self) -> Self:
         return copy.copy(self)  # it holds a whole copy of the batch
 
-    def _absence(self, counts: Sequence[int]) -> float:
-        return self.plan.absence(torch.tensor(counts))
+    def _absence(self, counts: Tensor) -> float:
+        return self.plan.absence(counts)

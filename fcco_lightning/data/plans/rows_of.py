@@ -1,7 +1,7 @@
 """Batches of some of the rows of a table."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Self
 
 import torch
@@ -76,8 +76,8 @@ class RowsOf(BatchPlan):
         half.plan = self.plan._second_half()
         return half
 
-    def _absence(self, counts: Sequence[int]) -> float:
-        return self.plan.absence(torch.tensor(counts[: self.plan.num_strata]))
+    def _absence(self, counts: Tensor) -> float:
+        return self.plan.absence(counts[: self.plan.num_strata])
 
     @staticmethod
     def _check(plan: BatchPlan, rows: Tensor, num_rows: int | None) -> None:

@@ -1,7 +1,7 @@
 """Uniform draws without replacement."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Self
 
@@ -65,10 +65,10 @@ class UniformBatches(BatchPlan):
         half.batch_size, half._rest = (size - size // 2 for size in (self.batch_size, self._rest))
         return half
 
-    def _absence(self, counts: Sequence[int]) -> float:
+    def _absence(self, counts: Tensor) -> float:
         """Hypergeometric: a batch, also one that spans two permutations, is a uniform set of its size."""
-        whole = none_drawn(self.num_rows, counts[0], self.batch_size)
+        whole = none_drawn(self.num_rows, int(counts[0]), self.batch_size)
         if not self._one_pass or self.drop_last or not self._rest:
             return whole
-        short = none_drawn(self.num_rows, counts[0], self._rest)
+        short = none_drawn(self.num_rows, int(counts[0]), self._rest)
         return ((self.num_batches - 1) * whole + short) / self.num_batches

@@ -1,0 +1,169 @@
+"""The table that hands out images with their captions, and the sequences that it is made of."""
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.data.images import Images, ImageTable
+from fcco_lightning.errors import DataError
+
+
+class Captions(Protocol):
+    """The captions of n images by position, and one after the other: a list, or a column of a data set.
+
+    A caption is a text, or several of which one is drawn at a time.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class PairTable(ImageTable):
+    """Images with captions: samples have ``x`` (3, H, W) float32, ``text`` (L,) int64 and ``index``.
+
+    Args:
+        images: n images, see :class:`ImageTable`.
+        captions: n captions; where one is a list of texts, one is drawn by (caption_seed, epoch, position).
+        transform: PIL image in RGB -> float32 tensor of shape (3, H, W).
+        tokenizer: list of k texts -> tokens (k, L), int64.
+        seed: what random transforms depend on, with the epoch and the position; None for transforms that draw nothing.
+        caption_seed: what the choice among several captions depends on.
+        corrupt: what becomes of images that are missing or unreadable, see :class:`ImageTable`.
+        root: folder that relative paths start from.
+
+    Raises:
+        DataError: if there is not one caption per image.
+
+    Example:
+        >>> import torch
+        >>> from PIL import Image
+        >>> from torchvision.transforms.functional import to_tensor
+        >>> lengths = lambda texts: torch.tensor([[len(text)] for text in texts])
+        >>> table = PairTable([Image.new("RGB", (2, 2))], ["a photo"], to_tensor, lengths)
+        >>> table[0]["text"]
+        tensor([7])
+    """
+
+    def __init__(
+        self,
+        images: Images | Sequence[Any],
+        captions: Captions,
+        transform: Callable[[Any], Tensor],
+        tokenizer: Callable[[list[str]], Tensor],
+        *,
+        seed: int | None = None,
+        caption_seed: int = 0,
+        corrupt: Literal["error", "blank", "skip"] = "error",
+        root: str | PathLike[str] = "",
+    ) -> None:
+        if len(images) != len(captions):
+            raise DataError(f"Every image needs a caption, got {len(images)} images and {len(captions)} captions.")
+        super().__init__(images, {}, transform, seed=seed, corrupt=corrupt, root=root)
+        self.captions, self.tokenizer = captions, tokenizer
+        self.caption_seed = at_least("caption_seed", caption_seed, 0)
+
+    def caption(self, i: int) -> str:
+        """Return the text of sample ``i`` in this epoch."""
+        caption = self.captions[i]
+        if isinstance(caption, str):
+            return caption
+        # One number more than for the image: with equal seeds the crop and the text are still drawn independently.
+        drawn = np.random.SeedSequence([self.caption_seed, self.epoch, i, 1]).generate_state(1)[0]
+        return str(caption[int(drawn) % len(caption)])
+
+    def _sample(self, i: int) -> dict[str, Tensor] | None:
+        sample = super()._sample(i)
+        return sample and {**sample, "text": self.tokenizer([self.caption(i)])[0]}
+
+
+class Joined:
+    """Several sequences one behind the other, or some of their members.
+
+    Args:
+        parts: the sequences.
+        rows: positions among all their members, shape (n,), int64; None for all of them.
+
+    Example:
+        >>> import torch
+        >>> joined = Joined([["a", "b"], ["c"]])
+        >>> list(joined), list(joined.take(torch.tensor([2, 0])))
+        (['a', 'b', 'c'], ['c', 'a'])
+    """
+
+    def __init__(self, parts: Sequence[Any], rows: Tensor | None = None) -> None:
+        self.parts, self.rows = list(parts), rows
+        self._ends = list(itertools.accumulate(len(part) for part in self.parts))
+
+    def __len__(self) -> int:
+        return (self._ends[-1] if self._ends else 0) if self.rows is None else len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        at = i if self.rows is None else int(self.rows[i])
+        if not 0 <= at < (self._ends[-1] if self._ends else 0):
+            raise IndexError(f"position {i} of {len(self)}")
+        part = bisect_right(self._ends, at)
+        return self.parts[part][at - (self._ends[part - 1] if part else 0)]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.rows is None:
+            return itertools.chain.from_iterable(self.parts)
+        return (self[i] for i in range(len(self)))
+
+    def take(self, rows: Tensor) -> "Joined":
+        """Return the members at ``rows``, in that order."""
+        return Joined(self.parts, rows if self.rows is None else self.rows[rows])
+
+
+class CaptionColumn:
+    """The captions in a column of a ``datasets.Dataset``, read when they are asked for.
+
+    Args:
+        dataset: the data set.
+        name: its column, or "column.field" for the field of a column of mappings.
+    """
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        column, _, self.field = (name, "", "") if name in dataset.column_names else name.partition(".")
+        self.name, self.dataset = column, dataset.select_columns([column])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> Any:
+        return self._inner(self.dataset[int(i)][self.name])
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.dataset.iter(batch_size=1000):
+            yield from map(self._inner, batch[self.name])
+
+    def _inner(self, cell: Any) -> Any:
+        return cell.get(self.field) if self.field and isinstance(cell, Mapping) else cell
+
+
+class FilesIn:
+    """Images whose paths are relative to a folder.
+
+    Args:
+        images: n images, some or all of them paths.
+        folder: where the paths start.
+    """
+
+    def __init__(self, images: Any, folder: str | PathLike[str]) -> None:
+        self.images, self.folder = images, Path(folder)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> Any:
+        stored = self.images[i]
+        return self.folder / stored if isinstance(stored, str) else stored

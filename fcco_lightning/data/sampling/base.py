@@ -1,0 +1,62 @@
+"""What every way of drawing training batches offers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.data.plans import BatchPlan
+from fcco_lightning.data.table import LabelTable, TensorTable
+from fcco_lightning.errors import ConfigError
+
+
+class Sampling(ABC):
+    """A way of drawing training batches, which becomes a :class:`BatchPlan` once the table is known."""
+
+    @abstractmethod
+    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+        """Return the union batches of ``world_size`` processes.
+
+        Args:
+            columns: columns of the training table with ``index``, each with first dimension n.
+            seed: seed of the batches.
+            world_size: number of processes P.
+
+        Raises:
+            ConfigError: if the table has no column that these batches are drawn by.
+            DataError: if it does not have enough rows.
+        """
+
+    @property
+    def draws(self) -> int:
+        """Number of independent draws in a batch."""
+        return 1
+
+    def table(self, table: TensorTable) -> TensorTable | LabelTable:
+        """Return the table whose rows are drawn: that of the training split, unless another view of it is needed."""
+        return table
+
+    def row_order(self, size: int) -> Tensor | None:  # noqa: ARG002
+        """Return the order in which the ``size`` rows of the training table are to lie, (size,); None for any."""
+        return None
+
+
+def required_column(columns: Mapping[str, Tensor], name: str, what: str) -> Tensor:
+    """Return the column ``name`` of whole numbers, by which rows are drawn.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if name not in columns or columns[name].is_floating_point():
+        raise ConfigError(
+            f"These batches are drawn by {what}, but the training table has no whole numbers in a column {name!r} (its "
+            f"columns: {sorted(columns)}). Name what defines them, or draw with UniformSampling."
+        )
+    return columns[name]
+
+
+def at_least_or_none(name: str, value: int | None) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is None or a whole number >= 1."""
+    if value is not None:
+        at_least(name, value, 1)

@@ -1,0 +1,79 @@
+"""Functions of a weighted sum, of a distance to a number and of a difference of ratios."""
+
+from mpmath import mpf
+
+from fcco_lightning.outer import AbsoluteDistance, Hinge, Linear, RatioDifference, SquaredHinge
+from tests.outer.case import Case, Reference, Row, reference
+
+CASES = [
+    Case(Linear(SquaredHinge(rho=2.0, kappa=-1.0), (1.0, -1.0)), 2, kinks=((0.5, 1.5),)),
+    Case(Linear(Hinge(rho=1.5, kappa=0.25), (1.0, -1.0)), 2, kinks=((0.75, 0.5),)),
+    Case(Linear(SquaredHinge(rho=2.0, kappa=0.25), (-1.0, 0.5)), 2, kinks=((0.25, 1.0),)),
+    Case(Linear(Hinge(rho=1.5), (-1.0, 0.5)), 2, kinks=((0.25, 0.5),)),
+    Case(AbsoluteDistance(Hinge(rho=2.0, kappa=0.25), 0.5), kinks=((0.75,), (0.25,), (0.5,)), dual=(-2.0, 2.0)),
+    Case(AbsoluteDistance(SquaredHinge(rho=2.0, kappa=0.1), -0.5), kinks=((-0.4,),)),
+    *(
+        Case(RatioDifference(phi), 4, low=0.5, kinks=((1.0, 1.0, 0.75, 1.0),), convex=False, prox=False)
+        for phi in (Hinge(2.0, 0.25), SquaredHinge(2.0, 0.25))
+    ),
+]
+
+
+class LinearReference(Reference):
+    def __init__(self, f: Linear) -> None:
+        self.phi, self.weights = reference(f.phi), [mpf(c) for c in f.weights]
+
+    def along(self, u: Row) -> mpf:
+        return sum(c * a for c, a in zip(self.weights, u, strict=True))
+
+    def value(self, u: Row) -> mpf:
+        return self.phi.value([self.along(u)])
+
+    def subgradient(self, u: Row) -> Row:
+        slope = self.phi.subgradient([self.along(u)])[0]
+        return [c * slope for c in self.weights]
+
+    def prox(self, u: Row, lam: mpf) -> Row:
+        """Moves along the weights only, by which the sum moves as under phi with |c|^2 lam."""
+        square, along = self.along(self.weights), self.along(u)
+        step = (self.phi.prox([along], square * lam)[0] - along) / square
+        return [a + c * step for c, a in zip(self.weights, u, strict=True)]
+
+
+class DistanceReference(Reference):
+    def __init__(self, f: AbsoluteDistance) -> None:
+        self.phi, self.centre = reference(f.phi), mpf(f.centre)
+
+    def value(self, u: Row) -> mpf:
+        return self.phi.value([abs(u[0] - self.centre)])
+
+    def subgradient(self, u: Row) -> Row:
+        slope = self.phi.subgradient([abs(u[0] - self.centre)])[0]
+        return [slope if u[0] > self.centre else -slope]
+
+    def prox(self, u: Row, lam: mpf) -> Row:
+        distance = self.phi.prox([abs(u[0] - self.centre)], lam)[0]
+        return [self.centre + (distance if u[0] > self.centre else -distance)]
+
+
+class RatioDifferenceReference(Reference):
+    def __init__(self, f: RatioDifference) -> None:
+        self.phi, self.floor = reference(f.phi), mpf(f.floor)
+
+    def value(self, u: Row) -> mpf:
+        a, b, c, d = u
+        return self.phi.value([abs(a / max(b, self.floor) - c / max(d, self.floor))])
+
+    def subgradient(self, u: Row) -> Row:
+        a, b, c, d = u
+        difference = a / max(b, self.floor) - c / max(d, self.floor)
+        slope = self.phi.subgradient([abs(difference)])[0] * (1 if difference > 0 else -1)
+        below = [-a / b**2 if b > self.floor else mpf(0), c / d**2 if d > self.floor else mpf(0)]
+        return [slope / max(b, self.floor), slope * below[0], -slope / max(d, self.floor), slope * below[1]]
+
+
+REFERENCES = {
+    AbsoluteDistance: DistanceReference,
+    Linear: LinearReference,
+    RatioDifference: RatioDifferenceReference,
+}
