@@ -1,5 +1,7 @@
 """Bags of instances beside what every objective keeps to: what is refused, and pooling at its limits."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from fcco_lightning import (
     MultiInstanceAUC,
     SmoothMaxPooling,
 )
-from fcco_lightning.data import BagBatches, Drawn
+from fcco_lightning.data import BagBatches, Drawn, UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 
 BAG = torch.tensor([5, 5, 2, 2, 2, 9, 9, 4])
@@ -24,6 +26,19 @@ COLUMNS = {"bag": BAG, "y": (BAG > 4).long(), "index": torch.arange(8)}
 def pose(algorithm, columns=COLUMNS):
     plan = BagBatches(BAG, COLUMNS["y"], 1, 2, 2)
     return algorithm.pose(MultiInstanceAUC(), num_samples=8, sampling={"target": Drawn(columns, plan)})
+
+
+def test_bags_of_unequal_chances_are_warned_of_and_others_are_not():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pose(SOX())  # bags are drawn, whatever their sizes
+    with pytest.warns(UserWarning, match=r"bags with y = 0 are there with probabilities from .* BagSampling") as seen:
+        SOX().pose(MultiInstanceAUC(), num_samples=8, sampling={"target": Drawn(COLUMNS, UniformBatches(8, 4))})
+    assert len(seen) == 1  # the bags of one class have sizes 2 and 2, those of the other 3 and 1
+    alike = COLUMNS | {"bag": torch.arange(8) // 2, "y": torch.arange(8) // 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SOX().pose(MultiInstanceAUC(), num_samples=8, sampling={"target": Drawn(alike, UniformBatches(8, 4))})
 
 
 @pytest.mark.parametrize("algorithm", [ALEXR(), ALEXR2()])
