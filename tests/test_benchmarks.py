@@ -298,6 +298,24 @@ def test_x_risks_are_measured_with_few_positives_and_beside_plain_steps(tmp_path
     assert train["x"].abs().max() <= 5
 
 
+def test_what_sees_sigmoids_differs_from_what_sees_scores_by_nothing_else():
+    """The same start and batches; the network returns scores all the same, which a sigmoid ranks as it found them."""
+    import torch
+
+    scores = script("xrisk_scores")
+    splits = scores.split("digits", 0)
+    scores.STEPS = 1
+    of_scores, of_sigmoids = (scores.fitted(f"AUC{kind}", splits, 1e-3, 0) for kind in ("", scores.BOUNDED))
+    scores.STEPS = 0
+    start = scores.fitted("AUC", splits, 1e-3, 0)
+    for a, b, c in zip(*(network.parameters() for network in (start, of_scores, of_sigmoids)), strict=True):
+        assert (b - a).abs().max() <= 1.01e-3
+        assert (c - a).abs().max() <= 1.01e-3
+    x = splits["test"]["x"]
+    assert not torch.equal(of_scores(x), of_sigmoids(x))
+    assert of_sigmoids(x).min() < 0
+
+
 def test_the_optimum_of_cox_model_is_that_of_its_partial_likelihood():
     """No neighbour has a smaller loss, as the project's metric computes it."""
     import torch

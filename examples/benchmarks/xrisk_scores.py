@@ -94,11 +94,13 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]] = {
 }
 OURS: dict[str, tuple[Callable[[], Objective], Callable[[], Algorithm]]] = {
     "AUC": (lambda: AUC(SquaredHingePair()), SGD),
+    "AUC, SigmoidPair": (AUC, SGD),
     "AUC margin": (AUCMargin, lambda: SOX(0.9)),
     "AP, pretrained": (AveragePrecision, lambda: SOX(0.9)),
     "pAUC, KL": (KLPartialAUC, lambda: SOX(0.9)),
     "pAUC, CVaR": (lambda: CVaRPartialAUC(max_fpr=MAX_FPR), SGD),
 }
+BOUNDED = ", of sigmoid"  # as LibAUC's tutorials have it: what the loss sees is the sigmoid of a score
 LIBAUC = {
     "LibAUC pairwise AUC": "pairwise AUC",
     "LibAUC AUCM": "AUCM",
@@ -111,7 +113,8 @@ TREES = "LightGBM" if importlib.util.find_spec("lightgbm") else "HistGradientBoo
 
 def methods() -> list[str]:
     """Those that can run here."""
-    return [*PLAIN, TREES, *OURS, *(LIBAUC if libauc_losses.available() else ())]
+    bounded = [name + BOUNDED for name in OURS if name != "AUC, SigmoidPair"]
+    return [*PLAIN, TREES, *OURS, *bounded, *(LIBAUC if libauc_losses.available() else ())]
 
 
 def batches(module: TensorDataModule) -> Iterator[dict[str, Tensor]]:
@@ -155,9 +158,10 @@ def main_step(network: nn.Module, method: str, module: TensorDataModule, lr: flo
     """A step of the method proper."""
     if method in PLAIN:
         return plain(network, method, module, lr)
-    if method in OURS:
-        objective, algorithm = OURS[method]
-        return through_engine(network, objective(), algorithm(), module, lr)
+    if method.removesuffix(BOUNDED) in OURS:
+        objective, algorithm = OURS[method.removesuffix(BOUNDED)]
+        scored = nn.Sequential(network, nn.Sigmoid()) if method.endswith(BOUNDED) else network
+        return through_engine(scored, objective(), algorithm(), module, lr)
     loss = libauc_losses.made(LIBAUC[method], module.num_train, POSITIVES)
     return LibAUCStep(network, loss, optimizer(libauc_losses.groups(loss, network.parameters()), lr))
 
