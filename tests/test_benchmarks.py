@@ -7,6 +7,8 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from tests.test_configs import adult, compas
@@ -248,9 +250,6 @@ def test_a_search_leaves_the_edge_of_its_grid(best, bound):
 
 def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, monkeypatch):
     """Both reach the optimum, and the tables and pictures are written."""
-    import numpy as np
-    import pandas as pd
-
     s = script("dro")
     x, y = s.synthetic(60, 3)
     best = s.DRORegressor(s.CappedSimplex(0.25), mu=0.5, fit_intercept=False, tol=1e-12).fit(x, y).coef_
@@ -298,6 +297,24 @@ def test_x_risks_are_measured_with_few_positives_and_beside_plain_steps(tmp_path
     assert train["x"].abs().max() <= 5
 
 
+def test_what_sees_sigmoids_differs_from_what_sees_scores_by_nothing_else():
+    """The same start and batches; the network returns scores all the same, which a sigmoid ranks as it found them."""
+    import torch
+
+    scores = script("xrisk_scores")
+    splits = scores.split("digits", 0)
+    scores.STEPS = 1
+    of_scores, of_sigmoids = (scores.fitted(f"AUC{kind}", splits, 1e-3, 0) for kind in ("", scores.BOUNDED))
+    scores.STEPS = 0
+    start = scores.fitted("AUC", splits, 1e-3, 0)
+    for a, b, c in zip(*(network.parameters() for network in (start, of_scores, of_sigmoids)), strict=True):
+        assert (b - a).abs().max() <= 1.01e-3
+        assert (c - a).abs().max() <= 1.01e-3
+    x = splits["test"]["x"]
+    assert not torch.equal(of_scores(x), of_sigmoids(x))
+    assert of_sigmoids(x).min() < 0
+
+
 def test_the_optimum_of_cox_model_is_that_of_its_partial_likelihood():
     """No neighbour has a smaller loss, as the project's metric computes it."""
     import torch
@@ -316,10 +333,8 @@ def test_the_optimum_of_cox_model_is_that_of_its_partial_likelihood():
         assert loss(w) < min(loss(w + step), loss(w - step))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of the runs in their own process
-@pytest.mark.parametrize("part", ["push", "images", "neighbours", "survival", "ranking"])
-def test_parts_of_the_benchmark_of_x_risks(part, tmp_path, monkeypatch, capsys):
+def run_shortly(arguments, monkeypatch, folder):
+    """A part whose runs take two epochs, one point of the search beside the next; what it printed is for the caller."""
     fits, runs = script("xrisk_fits"), sys.modules["runs"]
     monkeypatch.setattr(runs, "SEEDS", (100,))
     monkeypatch.setattr(runs, "LONGEST", 0)
@@ -333,8 +348,48 @@ def test_parts_of_the_benchmark_of_x_risks(part, tmp_path, monkeypatch, capsys):
 
     for where in (fits, runs):
         monkeypatch.setattr(where, "run_all", short)
-    monkeypatch.setattr(sys, "argv", ["xrisk.py", "--part", part, "--seeds", "1", "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["xrisk.py", *arguments, "--seeds", "1", "--out", str(folder)])
     script("xrisk").main()
-    labels = {run["label"] for run in json.loads((tmp_path / f"xrisk_{part}.json").read_text())["runs"]}
+    return {run["label"] for run in json.loads((folder / f"xrisk_{arguments[1]}.json").read_text())["runs"]}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the runs in their own process
+@pytest.mark.parametrize("part", ["push", "images", "neighbours", "survival", "ranking"])
+def test_parts_of_the_benchmark_of_x_risks(part, tmp_path, monkeypatch, capsys):
+    labels = run_shortly(["--part", part], monkeypatch, tmp_path)
+    printed = capsys.readouterr().out
+    assert all(f"| {label} | 1 |" in printed for label in labels)
+
+
+def own_table(part, folder):
+    """Arguments that name a small file of the kind that a part takes."""
+    rng = np.random.default_rng(0)
+    if part == "push":
+        for name, rows in (("train", 600), ("test", 200)):
+            adult(rows).to_csv(folder / f"{name}.csv", index=False)
+        return ["--train", str(folder / "train.csv"), "--test", str(folder / "test.csv")]
+    if part == "survival":
+        table = pd.DataFrame({"age": rng.normal(size=200), "drug": rng.choice(["a", "b"], 200)})
+        table["months"], table["died"] = rng.exponential(np.exp(-table["age"])), np.arange(200) % 2
+        table.loc[::9, "age"] = np.nan
+        table.to_csv(folder / "patients.csv", index=False)
+        return ["--train", str(folder / "patients.csv"), "--time", "months", "--event", "died"]
+    lines = [f"{i % 3} qid:{i // 40} 1:{rng.normal():.3f} 2:{rng.normal():.3f}" for i in range(1200)]
+    (folder / "lists.letor").write_text("\n".join(lines))
+    return ["--train", str(folder / "lists.letor")]
+
+
+def test_the_push_takes_two_tables_or_none(monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run_shortly(["--part", "push", "--train", "a.csv"], monkeypatch, tmp_path)
+    assert "push takes --train and --test, or neither" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the runs in their own process
+@pytest.mark.parametrize("part", ["push", "survival", "ranking"])
+def test_parts_take_a_table_of_ones_own(part, tmp_path, monkeypatch, capsys):
+    labels = run_shortly(["--part", part, *own_table(part, tmp_path)], monkeypatch, tmp_path)
     printed = capsys.readouterr().out
     assert all(f"| {label} | 1 |" in printed for label in labels)

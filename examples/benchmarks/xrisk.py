@@ -11,20 +11,20 @@ One or several parts, each a table and a JSON file below ``--out``::
 part       compares                                                                 needs         on a free core, about
 ========== ======================================================================== ============= =====================
 cost       a step with cross-entropy's and LibAUC's, and dispatched operators       --            1 minute
-scores     training with five positives, 5 seeds, with losses of single samples,    --            8 minutes
+scores     training with five positives, 5 seeds, with losses of single samples,    --            12 minutes
            gradient boosting and LibAUC
-push       SOX, MOAP, SOAP and BSGD on the p-norm push                              (--train)     5 minutes
+push       SOX, MOAP, SOAP and BSGD on the p-norm push                              (two tables)  5 minutes
 images     average precision on imbalanced digits with cross-entropy                --            6 minutes
 neighbours neighbourhood components with scikit-learn's                             --            4 minutes
-survival   Cox's model from batches of 4, 16 and 64 with its exact optimum          (--train)     8 minutes
-ranking    ListNet and NDCG with LambdaMART                                         (--train)     2 minutes
+survival   Cox's model from batches of 4, 16 and 64 with its exact optimum          (a table)     8 minutes
+ranking    ListNet and NDCG with LambdaMART                                         (a table)     2 minutes
 ========== ======================================================================== ============= =====================
 
 The times are estimates.
 
-What stands in brackets has an embedded replacement.  LibAUC and LightGBM are no dependencies; their rows are left out
-where they are not installed (``uv pip install --no-deps libauc==2.0.1 tqdm``, ``uv pip install lightgbm``), and
-scikit-learn's boosting takes LightGBM's place in ``scores``.
+What stands in brackets (``--train``, ``--test``) has an embedded replacement.  LibAUC and LightGBM are no dependencies;
+their rows are left out where they are not installed (``uv pip install --no-deps libauc==2.0.1 tqdm``, ``uv pip install
+lightgbm``), and scikit-learn's boosting takes LightGBM's place in ``scores``.
 
 ``cost`` measures the processor's time, which leaves out what other programs take.  Runs of ``scores`` last a second, so
 they drive the engine in a loop; those of all further parts go through ``fcco fit`` and the configs.  Learning rates are
@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
+    if "push" in given.part and (given.train is None) != (given.test is None):
+        parser.error("push takes --train and --test, or neither.")
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     own = {"cost": cost, "scores": scores}

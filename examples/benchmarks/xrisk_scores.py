@@ -18,9 +18,10 @@ from runs import Job, Tuning, run_all, run_searches, table, value
 from timing import Step
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from xrisk_losses import RANKING, through_engine
+from xrisk_losses import RANKING, RankingLoss, through_engine
 
 from fcco_lightning import (
+    AUC,
     SGD,
     BalancedSampling,
     CrossEntropy,
@@ -85,11 +86,13 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]] = {
 }
 OURS = {
     "AUC": RANKING["AUC"],
+    "AUC, SigmoidPair": RankingLoss(AUC, SGD, "pairwise AUC"),
     "AUC margin": RANKING["AUC margin"],
     "AP, pretrained": RANKING["AP"],
     "pAUC, KL": RANKING["pAUC, KL"],
     "pAUC, CVaR": RANKING["pAUC, CVaR"],
 }
+BOUNDED = ", of sigmoid"  # as LibAUC's tutorials have it: what the loss sees is the sigmoid of a score
 LIBAUC = {
     "LibAUC pairwise AUC": "pairwise AUC",
     "LibAUC AUCM": "AUCM",
@@ -102,7 +105,8 @@ TREES = "LightGBM" if importlib.util.find_spec("lightgbm") else "HistGradientBoo
 
 def methods() -> list[str]:
     """Those that can run here."""
-    return [*PLAIN, TREES, *OURS, *(LIBAUC if libauc_losses.available() else ())]
+    bounded = [name + BOUNDED for name in OURS if name != "AUC, SigmoidPair"]
+    return [*PLAIN, TREES, *OURS, *bounded, *(LIBAUC if libauc_losses.available() else ())]
 
 
 def batches(module: TensorDataModule) -> Iterator[dict[str, Tensor]]:
@@ -135,9 +139,10 @@ def main_step(network: nn.Module, method: str, module: TensorDataModule, lr: flo
     """A step of the method proper."""
     if method in PLAIN:
         return plain(network, method, module, lr)
-    if method in OURS:
-        ours = OURS[method]
-        return through_engine(network, ours.objective(), ours.algorithm(), module, lambda p: optimizer(p, lr))
+    if (name := method.removesuffix(BOUNDED)) in OURS:
+        ours = OURS[name]
+        scored = nn.Sequential(network, nn.Sigmoid()) if name != method else network
+        return through_engine(scored, ours.objective(), ours.algorithm(), module, lambda p: optimizer(p, lr))
     loss = libauc_losses.made(LIBAUC[method], module.num_train, POSITIVES)
     return LibAUCStep(network, loss, optimizer(libauc_losses.groups(loss, network.parameters()), lr))
 

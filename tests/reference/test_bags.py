@@ -126,6 +126,7 @@ def both_compositions(algorithm, plan, margin, optimizer, size=4):
     return package, Composition(flat(package.engine.params), weight, chance, **options), drawn
 
 
+@pytest.mark.filterwarnings("ignore:MultiInstanceAUC compares:UserWarning")  # of bags with unequal chances
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize(("algorithm", "loss"), [(SOX, "logistic"), (SOX, "hinge"), (SOAP, "hinge")])
