@@ -62,26 +62,25 @@ class AveragePrecision(RankingObjective):
         scores = binary_scores(outputs)
         positive = required_column(batch, "y", self) == 1
         column = positive.nonzero()  # (m, 1)
-        owners = column.squeeze(1)
         losses = self.loss(scores[column] - scores)
-        return Inner(batch["index"][owners], self._ranks(losses, owners, positive, batch))
+        return Inner(batch["index"][column.squeeze(1)], self._ranks(losses, column, positive, batch))
 
-    def _ranks(self, losses: Tensor, owners: Tensor, positive: Tensor, batch: Columns) -> Tensor:
-        """Weighted sums (m, 2) of the losses (m, B) over the positives and over all samples."""
-        if not len(owners):
+    def _ranks(self, losses: Tensor, column: Tensor, positive: Tensor, batch: Columns) -> Tensor:
+        """Weighted sums (m, 2) of the losses (m, B) over the positives, at ``column`` (m, 1), and over all samples."""
+        if not len(column):
             return losses.new_zeros(0, 2)
-        size, n, dtype = len(positive), self.num_samples, losses.dtype
+        n, dtype, owners = self.num_samples, losses.dtype, column.squeeze(1)
         weight, stratum = batch.get("weight"), batch.get("stratum")
         of_negatives, of_positives = self._changes()
         changes = None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
-        common = common_weights(owners, size, n, weight, dtype, stratum=stratum)
+        common = common_weights(positive, owners, n, weight, dtype, stratum=stratum)
         if common is None:
-            shares = comparison_weights("dataset", owners, size, n, weight, dtype, stratum=stratum)
+            shares = comparison_weights("dataset", owners, len(positive), n, weight, dtype, stratum=stratum)
             weighted = losses * (shares if changes is None else shares * changes)
             return torch.stack([weighted[:, owners].sum(1), weighted.sum(1)], dim=1)
         shares, own = common
         shares = shares if changes is None else shares * changes
-        others = losses.scatter(1, owners.unsqueeze(1), 0.0)  # the positive itself has a weight of its own
+        others = losses.scatter(1, column, 0.0)  # the positive itself has a weight of its own
         return torch.stack([others @ (shares * positive), others @ shares], dim=1) + of_positives * own * self.own
 
     def _changes(self) -> tuple[float, float]:

@@ -121,8 +121,8 @@ def comparison_weights(
 
 
 def common_weights(
+    mask: Tensor,
     anchors: Tensor,
-    size: int,
     num_samples: int | None,
     weight: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
@@ -131,28 +131,31 @@ def common_weights(
 ) -> tuple[Tensor, float] | None:
     """The weights "dataset" of :func:`comparison_weights` where they are the same for all anchors.
 
-    They are where all anchors come from one stratum, as all positives do in batches by class: instead of a table there
-    is then one vector, and a weighted sum over the batch is a product of a matrix and a vector.
+    They are in uniform batches, and where the anchors are all samples of one stratum, as all positives are in batches
+    by class: instead of a table there is then one vector, and a weighted sum is a product of a matrix and a vector.
 
-    Args: as of :func:`comparison_weights`; at least one anchor.
+    Args:
+        mask: which samples of the batch are anchors, shape (B,), bool, at least one.
+        anchors: their positions, shape (m,), int64.
+        num_samples: n.
+        weight: see :func:`comparison_weights`.
+        dtype: of the result.
+        stratum: see :func:`comparison_weights`.
 
     Returns: the weights of all samples but the anchor itself, shape (B,), and the weight 1/n of the anchor; None where
-        the anchors come from several strata.
+        the weights differ between anchors.
     """
+    size, count, first = len(mask), len(anchors), anchors[:1]
     own, others = self_and_others("dataset", size, num_samples)
     if weight is None and stratum is None:
-        return torch.full((size,), others, device=anchors.device, dtype=dtype), own
+        return torch.full((size,), others, device=mask.device, dtype=dtype), own
     kinds = weight if stratum is None else stratum
     assert kinds is not None  # noqa: S101 - one of them is given
-    of_anchors = kinds[anchors]
-    if bool((of_anchors != of_anchors[0]).any()):
+    if not torch.equal(kinds == kinds[first], mask):
         return None
-    share = torch.full((size,), 1 / size, device=anchors.device, dtype=dtype)
-    share = share if weight is None else weight.to(dtype) / size
-    alike = kinds == of_anchors[0]
-    count = alike.sum()
-    within = (share[anchors[0]] * count - own) / (count - 1).clamp(min=1)
-    return torch.where(alike, within.clamp(min=0), share), own
+    share = mask.new_full((size,), 1 / size, dtype=dtype) if weight is None else weight.to(dtype) / size
+    within = (share[first] * count - own) / max(count - 1, 1)
+    return torch.where(mask, within.clamp(min=0), share), own
 
 
 def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, within: Tensor | None = None) -> Tensor:

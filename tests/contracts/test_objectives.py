@@ -29,6 +29,9 @@ from tests.contracts.sampled import (
 )
 from tests.reference.probabilities import Uniform
 
+# one of them is asked in ways that its docstring calls biased
+pytestmark = pytest.mark.filterwarnings("ignore:MultiInstanceAUC compares:UserWarning")
+
 EXACT = 1e-9  # relative; sums of at most a few hundred float64 numbers of order one
 AP = CASES["average precision"]
 WITH_ROWS = [name for name, case in CASES.items() if case.make().outer is not None]

@@ -6,7 +6,13 @@ import torch
 
 from fcco_lightning.data import BalancedBatches
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives.self_weights import SELF_WEIGHTS, comparison_weights, log_weights, self_and_others
+from fcco_lightning.objectives.self_weights import (
+    SELF_WEIGHTS,
+    common_weights,
+    comparison_weights,
+    log_weights,
+    self_and_others,
+)
 from tests.reference.probabilities import Balanced, Uniform
 
 N = 8
@@ -78,6 +84,26 @@ def test_both_forms_are_the_same_and_equal_weights_change_nothing(kind, anchors)
     square = torch.as_tensor(log_weights(kind, N, VALUES[:4, :4]), dtype=torch.float64).exp().expand(4, 4)
     torch.testing.assert_close(table, square[anchors])
     torch.testing.assert_close(comparison_weights(kind, anchors, 4, N, torch.ones(4), torch.float64), table)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("stratified", [False, True])
+def test_anchors_of_one_class_have_weights_in_common(weighted, stratified):
+    """Three positives and four negatives, once the former are all anchors and once one of them is not."""
+    chosen = torch.tensor([1, 0, 3, 5, 2, 4, 6])
+    mask = torch.tensor(LABELS[chosen] == 1)
+    drawn = {
+        "weight": class_weights(3, 4)[chosen] if weighted else None,
+        "stratum": mask.long() if stratified else None,
+    }
+    anchors = mask.nonzero().squeeze(1)
+    others, own = common_weights(mask, anchors, N, dtype=torch.float64, **drawn)
+    table = comparison_weights("dataset", anchors, 7, N, dtype=torch.float64, **drawn)
+    expected = others.expand(3, 7).clone().scatter_(1, anchors.unsqueeze(1), own)
+    torch.testing.assert_close(expected, table)
+    mask[anchors[0]] = False
+    fewer = common_weights(mask, anchors[1:], N, dtype=torch.float64, **drawn)
+    assert (fewer is None) == (weighted or stratified)
 
 
 def test_an_anchor_alone_of_its_class_leaves_the_rest_of_it_out():
