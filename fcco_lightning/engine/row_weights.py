@@ -194,30 +194,32 @@ def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str
         DataError: if a subset has no sample.
     """
     strata = drawn.plan.strata
+    kinds = 1 if strata is None else int(strata.max()) + 1
+
+    def absence(subset: Tensor) -> float:
+        counts = subset.sum().view(1) if strata is None else torch.bincount(strata[subset], minlength=kinds)
+        return drawn.plan.absence(counts, share)
+
     probability: list[float] = []
-    cache: dict[int, float] = {}
+    of_row: dict[int, float] = {}  # thresholds of one class share their subsets
+    of_subset: dict[int, float] = {}  # and bags the samples of the other class
     for name, subsets in zip(names, rows, strict=True):
-        if id(subsets) in cache:  # thresholds of one class share their subsets
-            probability.append(cache[id(subsets)])
-            continue
-        for position, subset in enumerate(subsets):
-            if not bool(subset.any()):
-                raise DataError(
-                    f"no training sample belongs to subset {position} of {name!r}, so nothing can be learnt of it. "
-                    "Correct its description (`where`), or the split."
-                )
-        absent = 0.0
-        for size in range(1, len(subsets) + 1):  # inclusion and exclusion over the subsets that may be missing
-            for missing in combinations(subsets, size):
-                union = torch.stack(missing).any(0)
-                counts = (
-                    union.sum().view(1)
-                    if strata is None
-                    else torch.bincount(strata[union], minlength=int(strata.max()) + 1)
-                )
-                absent += (-1) ** (size + 1) * drawn.plan.absence(counts, share)
-        cache[id(subsets)] = min(1.0, max(0.0, 1 - absent))
-        probability.append(cache[id(subsets)])
+        if id(subsets) not in of_row:
+            for position, subset in enumerate(subsets):
+                if id(subset) in of_subset:
+                    continue
+                if not bool(subset.any()):
+                    raise DataError(
+                        f"no training sample belongs to subset {position} of {name!r}, so nothing can be learnt of it. "
+                        "Correct its description (`where`), or the split."
+                    )
+                of_subset[id(subset)] = absence(subset)
+            absent = sum(of_subset[id(subset)] for subset in subsets)
+            for size in range(2, len(subsets) + 1):  # inclusion and exclusion over the subsets that may be missing
+                for missing in combinations(subsets, size):
+                    absent += (-1) ** (size + 1) * absence(torch.stack(missing).any(0))
+            of_row[id(subsets)] = min(1.0, max(0.0, 1 - absent))
+        probability.append(of_row[id(subsets)])
     return torch.tensor(probability, dtype=torch.float64)
 
 
@@ -262,12 +264,13 @@ def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
-    """Warn where a row is seen in fewer than one of twenty batches, and others are seen more often or none mostly.
+    """Warn where a row is seen in fewer than one of twenty batches, and one such batch then says too much of it.
 
-    Of many rows that are drawn alike each is rare, and nothing is wrong: a batch that speaks of 16 of 1,000 groups or
-    bags gives each of them 1/16 of the mean.
+    That is where its weight 1/(n p_i) is more than the whole mean, or more than three times that of a row on average.
+    Of many rows that are drawn alike each is rare, and nothing is wrong: a batch that speaks of 16 of 1,000 groups
+    gives each of them 1/16 of the mean.  So are the bags of the frequent class, where both classes are drawn alike.
     """
-    uneven = (probability * len(probability) < 1) | (probability < probability.max() / 2)
+    uneven = probability < torch.maximum(1 / torch.tensor(len(probability)), probability.mean() / 3)
     rare = ((probability < RARE) & uneven).nonzero().flatten().tolist()
     if rare:
         shown = ", ".join(f"{names[i]!r} in {float(probability[i]):.2%}" for i in rare[:5])

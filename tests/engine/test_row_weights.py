@@ -84,6 +84,7 @@ def test_rare_rows_are_named_in_a_warning():
         warnings.simplefilter("error")
         warn_of_rare_rows(torch.tensor([0.05, 1.0]), ["a", "b"])
         warn_of_rare_rows(torch.full((100,), 0.04), list(map(str, range(100))))  # four in a batch, each a quarter
+        warn_of_rare_rows(torch.tensor(50 * [0.16] + 1950 * [0.004]), list(map(str, range(2000))))  # classes alike
     with pytest.warns(UserWarning, match=r"few batches speak of '0' in 4.00%: .* up to 25 times"):
         warn_of_rare_rows(torch.tensor([0.04] + 99 * [1.0]), list(map(str, range(100))))
     with pytest.warns(UserWarning, match=r"few batches speak of 'a' in 4.00%: .* up to 25 times"):
