@@ -9,7 +9,7 @@ from typing import Any
 
 import libauc_losses
 import torch
-from libauc_losses import LibAUCStep
+from libauc_losses import GAMMA, LibAUCStep
 from step_cost import Counter
 from timing import Step, Table, interleaved
 from torch import Tensor, nn
@@ -61,6 +61,26 @@ def plain(network: nn.Module) -> Step:
     return step
 
 
+def written_out(network: nn.Module) -> Step:
+    """Average precision by SOX with nothing but its arithmetic: no checks, repeats, own weights or processes."""
+    steps, rows = optimizer(network.parameters()), torch.full((ROWS, 2), 0.5)
+
+    def step(batch: dict[str, Tensor]) -> None:
+        steps.zero_grad()
+        scores = network(batch["x"])
+        positives = batch["y"].nonzero().squeeze(1)
+        losses = (1 - scores[positives].unsqueeze(1) + scores).clamp(min=0).square() * batch["weight"] / len(scores)
+        values = torch.stack([losses[:, positives].sum(1), losses.sum(1)], dim=1)
+        index = batch["index"][positives]
+        u = rows[index] + GAMMA * (values.detach() - rows[index])
+        rows[index] = u
+        y = torch.stack([-1 / u[:, 1], u[:, 0] / u[:, 1].square()], dim=1)
+        ((y * values).sum() / len(index)).backward()
+        steps.step()
+
+    return step
+
+
 def libauc(network: nn.Module, name: str, module: TensorDataModule, labels: int) -> LibAUCStep:
     """One step on a loss of LibAUC."""
     positives = int(module.tables["train"].columns["y"].sum())
@@ -77,6 +97,8 @@ def steps(rounds: int, labels: int, *, others: bool) -> Table:
     variants: dict[str, Step] = {base: plain(copy.deepcopy(network))}
     for name, (objective, algorithm, theirs) in (RANKING if labels == 1 else SEVERAL).items():
         variants[name] = through_engine(copy.deepcopy(network), objective(), algorithm(), module, optimizer)
+        if name == "AP":
+            variants["AP, written out"] = written_out(copy.deepcopy(network))
         if others:
             variants[f"LibAUC {theirs}"] = libauc(copy.deepcopy(network), theirs, module, labels)
     return interleaved(
