@@ -1,5 +1,6 @@
 """The ranking losses of parts ``cost`` and ``scores`` of xrisk.py, and a training step on one of them."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from fcco_lightning import (
 class RankingLoss(NamedTuple):
     """A loss of scores of one label; ``theirs`` is LibAUC's of the same kind."""
 
-    objective: Callable[[], Objective]
+    objective: Callable[..., Objective]
     algorithm: Callable[[], Algorithm]
     theirs: str
 
@@ -40,8 +41,8 @@ def moving_averages() -> Algorithm:
 RANKING = {
     "AP": RankingLoss(AveragePrecision, moving_averages, "APLoss"),
     "pAUC, KL": RankingLoss(KLPartialAUC, moving_averages, "pAUC_KL"),
-    "pAUC, CVaR": RankingLoss(lambda: CVaRPartialAUC(max_fpr=MAX_FPR), SGD, "pAUC_CVaR"),
-    "AUC": RankingLoss(lambda: AUC(SquaredHingePair()), SGD, "pairwise AUC"),
+    "pAUC, CVaR": RankingLoss(functools.partial(CVaRPartialAUC, max_fpr=MAX_FPR), SGD, "pAUC_CVaR"),
+    "AUC": RankingLoss(functools.partial(AUC, SquaredHingePair()), SGD, "pairwise AUC"),
     "AUC margin": RankingLoss(AUCMargin, moving_averages, "AUCM"),
 }
 

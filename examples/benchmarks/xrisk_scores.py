@@ -141,8 +141,8 @@ def main_step(network: nn.Module, method: str, module: TensorDataModule, lr: flo
         return plain(network, method, module, lr)
     if (name := method.removesuffix(BOUNDED)) in OURS:
         ours = OURS[name]
-        scored = nn.Sequential(network, nn.Sigmoid()) if name != method else network
-        return through_engine(scored, ours.objective(), ours.algorithm(), module, lambda p: optimizer(p, lr))
+        objective = ours.objective(sigmoid=name != method)
+        return through_engine(network, objective, ours.algorithm(), module, lambda p: optimizer(p, lr))
     loss = libauc_losses.made(LIBAUC[method], module.num_train, POSITIVES)
     return LibAUCStep(network, loss, optimizer(libauc_losses.groups(loss, network.parameters()), lr))
 

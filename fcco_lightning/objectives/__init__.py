@@ -4,6 +4,7 @@ from fcco_lightning.objectives.auc import AUC
 from fcco_lightning.objectives.auc_margin import AUCMargin
 from fcco_lightning.objectives.average_precision import AveragePrecision, MeanAveragePrecision
 from fcco_lightning.objectives.base import (
+    BinaryObjective,
     Objective,
     RowDomain,
     SampleParameters,
@@ -64,6 +65,7 @@ __all__ = [
     "AttentionPooling",
     "AveragePrecision",
     "BellmanResidual",
+    "BinaryObjective",
     "CVaRGroupDRO",
     "CVaRPartialAUC",
     "ChiSquareGroupDRO",

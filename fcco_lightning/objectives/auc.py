@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fcco_lightning.objectives.base import Objective, binary_scores, require_binary_labels, required_column
+from fcco_lightning.objectives.base import BinaryObjective, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.records import Columns
 
 
-class AUC(Objective):
+class AUC(BinaryObjective):
     r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (SONEX paper, F.2).
 
     No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes,
@@ -19,10 +19,12 @@ class AUC(Objective):
 
     Args:
         loss: l, the surrogate loss of a pair.
+        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
+            :class:`BinaryObjective`.
     """
 
-    def __init__(self, loss: PairLoss | None = None) -> None:
-        super().__init__()
+    def __init__(self, loss: PairLoss | None = None, *, sigmoid: bool = False) -> None:
+        super().__init__(sigmoid=sigmoid)
         self.loss = loss or SigmoidPair()
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:
@@ -32,7 +34,7 @@ class AUC(Objective):
         require_binary_labels(batch, self)
 
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
-        scores = binary_scores(outputs)
+        scores = self.scores(outputs)
         is_positive = required_column(batch, "y", self) == 1
         positives, negatives = scores[is_positive], scores[~is_positive]
         if positives.numel() == 0 or negatives.numel() == 0:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
-from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, require_binary_labels, required_column
+from fcco_lightning.objectives.base import BinaryObjective, RowDomain, require_binary_labels, required_column
 from fcco_lightning.objectives.ranking import both_classes
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 from fcco_lightning.records import Columns, Inner
 
 
-class AUCMargin(Objective):
+class AUCMargin(BinaryObjective):
     r"""``E[(s - a)^2 | y = 1] + E[(s - b)^2 | y = 0] + [margin + E[s | y = 0] - E[s | y = 1]]_+^2``.
 
     Source: Yuan et al., Large-scale robust deep AUC maximization (2021).
@@ -28,6 +28,8 @@ class AUCMargin(Objective):
 
     Args:
         margin: wanted distance between the mean scores, > 0.
+        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
+            :class:`BinaryObjective`.
 
     Raises:
         ConfigError: if the margin is out of range.
@@ -36,8 +38,8 @@ class AUCMargin(Objective):
     width = 2
     distinct = True
 
-    def __init__(self, margin: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, margin: float = 1.0, *, sigmoid: bool = False) -> None:
+        super().__init__(sigmoid=sigmoid)
         self.outer: OuterFunction = Linear(SquaredHinge(rho=2.0, kappa=-positive("margin", margin)), (1.0, -1.0))
         self.margin = margin
         self.a, self.b = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
@@ -58,7 +60,7 @@ class AUCMargin(Objective):
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor:
         """The mean squared distances from a and b; 0 if the batch lacks a class."""
-        scores = binary_scores(outputs)
+        scores = self.scores(outputs)
         shares = self._shares(scores, batch)
         if shares is None:
             return 0.0 * scores.sum()
@@ -68,7 +70,7 @@ class AUCMargin(Objective):
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:
         """The mean scores of the negatives and of the positives; None if the batch lacks a class."""
-        scores = binary_scores(outputs)
+        scores = self.scores(outputs)
         shares = self._shares(scores, batch)
         if shares is None:
             return None

@@ -8,7 +8,7 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
+from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
 from fcco_lightning.objectives.self_weights import common_weights, comparison_weights
@@ -36,6 +36,8 @@ class AveragePrecision(RankingObjective):
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
         prevalence: pi.  "data" takes that of the training split, a number in (0, 1) another one, for example 0.5 if the
             average precision is wanted on balanced data.
+        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
+            :class:`BinaryObjective`.
 
     Raises:
         ConfigError: if ``prevalence`` is neither, or l(0) is not positive.
@@ -45,8 +47,10 @@ class AveragePrecision(RankingObjective):
     outer = Ratio()
     needs_partner = False  # without a negative g_i2 has an estimate too, which is right on average
 
-    def __init__(self, loss: PairLoss | None = None, prevalence: Literal["data"] | float = "data") -> None:
-        super().__init__()
+    def __init__(
+        self, loss: PairLoss | None = None, prevalence: Literal["data"] | float = "data", *, sigmoid: bool = False
+    ) -> None:
+        super().__init__(sigmoid=sigmoid)
         self.loss = loss or SquaredHingePair()
         self.own = _loss_of_itself(self.loss)
         if prevalence != "data" and not 0 < finite("prevalence", prevalence) < 1:
@@ -59,7 +63,7 @@ class AveragePrecision(RankingObjective):
         Raises:
             DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
         """
-        scores = binary_scores(outputs)
+        scores = self.scores(outputs)
         positive = required_column(batch, "y", self) == 1
         column = positive.nonzero()  # (m, 1)
         losses = self.loss(scores[column] - scores)

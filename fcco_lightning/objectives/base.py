@@ -154,6 +154,31 @@ class Objective(nn.Module, ABC):
         return None
 
 
+class BinaryObjective(Objective):
+    r"""An objective of one score s_i per sample: the network's output of shape (B,) or (B, 1), or its sigmoid.
+
+    A loss of differences of scores pulls at the positives as long as some negative is near, however high they stand, so
+    that few positives are soon learnt by heart.  The sigmoid is flat where they stand high, which leaves them alone; it
+    is what LibAUC's losses are given.  With some hundred positives it hardly matters.
+
+    Args:
+        sigmoid: whether s_i is the sigmoid of the output, in (0, 1), in the place of the output itself.
+    """
+
+    def __init__(self, *, sigmoid: bool = False) -> None:
+        super().__init__()
+        self.sigmoid = sigmoid
+
+    def scores(self, outputs: Any) -> Tensor:
+        """The s_i, shape (B,).
+
+        Raises:
+            DataError: if the outputs have another shape.
+        """
+        scores = binary_scores(outputs)
+        return scores.sigmoid() if self.sigmoid else scores
+
+
 def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
     """A column of a batch.
 

@@ -44,6 +44,8 @@ class CVaRPartialAUC(RankingObjective):
         threshold: c to start from.
         thresholds: s_i to start from, >= 0.
         thresholds_lr: step size of the s_i, > 0.
+        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
+            :class:`BinaryObjective`.
 
     Raises:
         ConfigError: if an argument is out of range, or nothing is left out (then F is the mean over all pairs, AUC).
@@ -57,8 +59,10 @@ class CVaRPartialAUC(RankingObjective):
         threshold: float = 0.0,
         thresholds: float = 0.0,
         thresholds_lr: float = 0.1,
+        *,
+        sigmoid: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(sigmoid=sigmoid)
         self.max_fpr = fraction("max_fpr", max_fpr)
         if not 0 <= finite("min_tpr", min_tpr) < 1:
             raise ConfigError(f"min_tpr must lie in [0, 1), got {min_tpr!r}.")
@@ -143,6 +147,8 @@ class KLPartialAUC(RankingObjective):
         tau: weight of the divergence of the positives, > 0; None weighs all positives the same.
         loss: l, non-negative; the squared hinge with margin 1 by default.
         threshold: c to start from; one near F keeps exponentials small where tau is.
+        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
+            :class:`BinaryObjective`.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -151,9 +157,15 @@ class KLPartialAUC(RankingObjective):
     dtype = torch.float64
 
     def __init__(
-        self, lam: float = 1.0, tau: float | None = None, loss: PairLoss | None = None, threshold: float = 0.0
+        self,
+        lam: float = 1.0,
+        tau: float | None = None,
+        loss: PairLoss | None = None,
+        threshold: float = 0.0,
+        *,
+        sigmoid: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(sigmoid=sigmoid)
         self.lam = positive("lam", lam)
         self.tau = None if tau is None else positive("tau", tau)
         self.loss = loss or SquaredHingePair()

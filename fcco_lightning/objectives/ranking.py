@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
+from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
 from fcco_lightning.records import Columns
 
 
@@ -37,7 +37,7 @@ class Pairs(NamedTuple):
         return losses @ weight / weight.sum()
 
 
-class RankingObjective(Objective):
+class RankingObjective(BinaryObjective):
     r"""A binary objective with one row for every sample of one class, compared with the samples of the other.
 
     Batches carry ``y`` (B,) with the labels 0 and 1, the network gives one score per sample, (B,) or (B, 1).  The mean
@@ -81,7 +81,7 @@ class RankingObjective(Objective):
 
     def _pairs(self, outputs: Any, batch: Columns) -> Pairs:
         """All pairs of a batch."""
-        scores = binary_scores(outputs)
+        scores = self.scores(outputs)
         owns = required_column(batch, "y", self) == self.owner
         mine, others = scores[owns].unsqueeze(1), scores[~owns]
         weight = batch["weight"][~owns] if "weight" in batch else None

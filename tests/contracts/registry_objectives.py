@@ -16,6 +16,7 @@ from fcco_lightning import (
     WorstGroupDRO,
 )
 from fcco_lightning.objectives import (
+    BinaryObjective,
     GroupMaxForm,
     GroupObjective,
     ListObjective,
@@ -38,7 +39,7 @@ from tests.contracts.sampled import (
     table_columns,
 )
 
-BASES = (Objective, GroupObjective, ListObjective, RankingObjective)
+BASES = (Objective, BinaryObjective, GroupObjective, ListObjective, RankingObjective)
 
 
 def risks(s, columns):

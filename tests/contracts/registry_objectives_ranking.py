@@ -2,7 +2,15 @@
 
 import torch
 
-from fcco_lightning import AUCMargin, AveragePrecision, CVaRPartialAUC, KLPartialAUC, MeanAveragePrecision, PNormPush
+from fcco_lightning import (
+    AUC,
+    AUCMargin,
+    AveragePrecision,
+    CVaRPartialAUC,
+    KLPartialAUC,
+    MeanAveragePrecision,
+    PNormPush,
+)
 from fcco_lightning.objectives import LogisticPair, RecallAtK, SquaredHingePair
 from tests.contracts.sampled import Case, N, mean, scores, table_columns
 
@@ -39,6 +47,16 @@ def mean_average_precision(s, columns):
         given = [i for i in range(N) if columns["y"][i][t] != MISSING]
         every.append(average_precision([s[i][t] for i in given], [columns["y"][i][t] for i in given]))
     return mean(every)
+
+
+def of_sigmoids(formula):
+    """The formula of an objective whose scores are sigmoids of the outputs."""
+    return lambda s, columns, **given: formula([one.sigmoid() for one in s], columns, **given)
+
+
+def pairs(s, columns):
+    positives, negatives = sides(s, columns)
+    return mean([squared_hinge(a - b) for a in positives for b in negatives])
 
 
 def push(p, *, over_negatives):
@@ -125,6 +143,9 @@ CASES = {
         lambda: AveragePrecision(LogisticPair(), prevalence=0.5),
         lambda s, c: average_precision(s, c["y"], logistic_pair, 0.5),
     ),
+    "average precision of sigmoids": binary(
+        lambda: AveragePrecision(sigmoid=True), of_sigmoids(lambda s, c: average_precision(s, c["y"]))
+    ),
     "mean average precision": several(MeanAveragePrecision, missing=False),
     "mean average precision, labels missing": several(lambda: MeanAveragePrecision(missing=MISSING), missing=True),
     "p-norm push": binary(lambda: PNormPush(3.0), push(3.0, over_negatives=True)),
@@ -133,11 +154,17 @@ CASES = {
     ),
     "recall at k": binary(lambda: RecallAtK(4, LogisticPair()), recall_at_k(4)),
     "auc margin": binary(lambda: AUCMargin(0.8), margin),
+    "auc margin of sigmoids": binary(lambda: AUCMargin(0.8, sigmoid=True), of_sigmoids(margin)),
+    "auc of sigmoids": binary(lambda: AUC(SquaredHingePair(), sigmoid=True), of_sigmoids(pairs)),
     "partial auc, low fpr": binary(lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7), few_false_positives),
     "partial auc, high tpr": binary(lambda: CVaRPartialAUC(min_tpr=0.4, threshold=1.1), many_true_positives),
     "partial auc, two-way": binary(
         lambda: CVaRPartialAUC(0.5, 0.3, SquaredHingePair(), threshold=1.1, thresholds=0.7), both
     ),
+    "partial auc of sigmoids": binary(
+        lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7, sigmoid=True), of_sigmoids(few_false_positives)
+    ),
     "soft partial auc": binary(lambda: KLPartialAUC(0.6), soft),
+    "soft partial auc of sigmoids": binary(lambda: KLPartialAUC(0.6, sigmoid=True), of_sigmoids(soft)),
     "soft partial auc, two-way": binary(lambda: KLPartialAUC(1.2, tau=2.0, threshold=1.5), soft_twice(2.0)),
 }
