@@ -15,7 +15,8 @@ class AUC(BinaryObjective):
     No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes,
     as balanced batches do.  A batch without one of the classes says nothing, value 0 and gradient 0; where the plan of
     the batches is known, the others weigh as much more as such batches are frequent.  Where samples are not drawn
-    uniformly, pairs weigh by the column ``weight``.
+    uniformly, pairs weigh by the column ``weight``.  Memory is O(B) for large batches, and the squared losses take
+    O(B log B) operations there; see :meth:`PairLoss.mean`.
 
     Args:
         loss: l, the surrogate loss of a pair.
@@ -39,9 +40,7 @@ class AUC(BinaryObjective):
         positives, negatives = scores[is_positive], scores[~is_positive]
         if positives.numel() == 0 or negatives.numel() == 0:
             return 0.0 * scores.sum()
-        losses = self.loss(positives.unsqueeze(1) - negatives)
         if "weight" not in batch:
-            return losses.mean()
+            return self.loss.mean(positives, negatives)
         weight = batch["weight"].to(scores.dtype)
-        of_positives, of_negatives = weight[is_positive], weight[~is_positive]
-        return of_positives @ losses @ of_negatives / (of_positives.sum() * of_negatives.sum())
+        return self.loss.mean(positives, negatives, weight[is_positive], weight[~is_positive])

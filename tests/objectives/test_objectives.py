@@ -8,6 +8,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import (
     AUC,
     CrossEntropy,
+    ExponentialPair,
     LogisticPair,
     Objective,
     RowDomain,
@@ -127,3 +128,44 @@ def test_an_objective_has_neither_part_unless_it_says_so():
     assert nothing.inner(torch.zeros(2), {}) is None
     assert nothing.row_domain(7, None) == RowDomain(7, per_sample=True)
     assert nothing.subsets({}) is None
+
+
+PAIR_LOSSES = [SigmoidPair(0.5), SquaredPair(0.7), SquaredHingePair(0.7), LogisticPair(), ExponentialPair(2.0)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
+def test_means_of_many_pairs_are_those_of_all_pairs_at_once(loss, weighted):
+    """110,000 pairs, more than are formed at once, some of them exactly at the margin."""
+    draw = torch.Generator().manual_seed(0)
+    positives, negatives = (torch.randn(size, generator=draw, dtype=torch.float64) for size in (440, 250))
+    positives[:20] = negatives[:20] + 0.7
+    positives[400:] = 3.0
+    positives.requires_grad_(), negatives.requires_grad_()
+    v, w = (torch.rand(size, generator=draw, dtype=torch.float64) for size in (440, 250))
+    mean = loss.mean(positives, negatives, *((v, w) if weighted else (None, None)))
+    losses = loss(positives.unsqueeze(1) - negatives)
+    expected = v @ losses @ w / (v.sum() * w.sum()) if weighted else losses.mean()
+    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=0)
+    slopes, wanted = (torch.autograd.grad(value, (positives, negatives)) for value in (mean, expected))
+    for found, right in zip(slopes, wanted, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-15)
+    with torch.no_grad():
+        torch.testing.assert_close(loss.mean(positives, negatives), losses.mean(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
+def test_a_score_that_is_no_number_is_not_lost_among_many_pairs(loss, where):
+    sides = [torch.linspace(0, 1, 300), torch.linspace(0, 1, 300)]
+    sides[where][7] = float("nan")
+    assert loss.mean(*sides).isnan()
+
+
+def test_second_derivatives_over_many_pairs_are_refused_and_not_zero():
+    scores = torch.linspace(0, 1, 300, requires_grad=True)
+    with pytest.raises(ConfigError, match="more than 65536 pairs has no second derivative"):
+        torch.autograd.grad(SigmoidPair().mean(scores, scores.detach()), scores, create_graph=True)
+    (slope,) = torch.autograd.grad(SquaredHingePair().mean(scores, scores.detach()), scores, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), scores)
+    assert (curvature > 0).all()
