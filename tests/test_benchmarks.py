@@ -248,6 +248,14 @@ def test_a_search_leaves_the_edge_of_its_grid(best, bound):
     assert tuning.summary["on an edge that could not be moved"] == []
 
 
+def test_means_over_pairs_are_measured_beside_all_pairs_at_once(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["pair_cost.py", "--sizes", "16", "--rounds", "3"])
+    script("pair_cost").main()
+    lines = capsys.readouterr().out.splitlines()
+    losses = [line.split(" | ")[1] for line in lines[2:]]
+    assert losses == ["SquaredPair", "SquaredHingePair", "SigmoidPair", "LogisticPair"]
+
+
 def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, monkeypatch):
     """Both reach the optimum, and the tables and pictures are written."""
     s = script("dro")
