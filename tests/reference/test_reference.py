@@ -330,8 +330,8 @@ MANY = {
 
 @pytest.mark.parametrize("name", MANY)
 def test_gradient_is_exact_on_average_over_many_batches(name):
-    """5,000 batches of 200 samples, a group of 3 among them: within 4 standard errors in every coordinate."""
-    rng, draws = np.random.default_rng(7), 5_000
+    """20,000 batches of 200 samples, a group of 3 among them: within 4 standard errors in every coordinate."""
+    rng, draws = np.random.default_rng(7), 20_000
     sampler, chosen = MANY[name]
     problems = {name: Estimates(problem) for name, problem in sampled_problems(DATA, sampler).items() if name in chosen}
     assert len(problems) == len(chosen)

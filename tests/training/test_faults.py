@@ -13,7 +13,7 @@ from tests import fault_jobs
 from tests.jobs import whole_rows
 from tests.launch import launch, values
 
-KILLS = [5, pytest.param(60, marks=pytest.mark.slow)]
+KILLS = [8, pytest.param(60, marks=pytest.mark.slow)]
 SEQUENCES = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 40))]
 
 
