@@ -19,14 +19,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-import fcco_lightning.algorithms
-import fcco_lightning.constraints
 import fcco_lightning.data.datamodules
-import fcco_lightning.estimators
-import fcco_lightning.evaluation
-import fcco_lightning.models
-import fcco_lightning.objectives
-import fcco_lightning.steps  # noqa: F401 - what is imported can be named without its module
+import fcco_lightning.evaluation  # noqa: F401 - what is imported can be named without its module
 from fcco_lightning.callbacks import (
     Baseline,
     BestFeasible,
@@ -38,6 +32,7 @@ from fcco_lightning.callbacks import (
     StateMonitor,
 )
 from fcco_lightning.callbacks.preemption import INTERRUPTED
+from fcco_lightning.catalogue import import_families
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.row_checkpoints import check_file
@@ -183,6 +178,7 @@ def run(args: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             for message in _NOISE:
                 warnings.filterwarnings("ignore", message)
+            import_families()  # what is imported can be named without its module
             FCCOCLI(
                 FCCOModule,
                 LightningDataModule,

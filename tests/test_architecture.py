@@ -1,6 +1,7 @@
 """Data goes one way: imports point to lower floors only, and the core is plain PyTorch."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import fcco_lightning
+from fcco_lightning import catalogue
 
 ROOT = Path(fcco_lightning.__file__).parent
 PACKAGE = "fcco_lightning"
 
 FLOORS = [
-    ["errors"],
+    ["catalogue", "errors"],
     ["checks", "conditions", "numerics"],
     ["distributed"],
     ["ambiguity"],
@@ -185,7 +187,25 @@ def test_each_core_module_is_importable_alone():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_class_is_public_as_soon_as_its_file_is_there(tmp_path, monkeypatch):
+    folder = tmp_path / "made_up" / "objectives"
+    folder.mkdir(parents=True)
+    for path in (folder.parent / "__init__.py", folder / "__init__.py"):
+        path.touch()
+    folder.joinpath("novel.py").write_text("class Novel:\n    pass\n\n\nclass _Private:\n    pass\n")
+    for name, value in {"ROOT": folder.parent, "FAMILIES": ("objectives",), "_WHOLE": (), "_SELECTED": {}}.items():
+        monkeypatch.setattr(catalogue, name, value)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert catalogue.public_names.__wrapped__() == {"Novel": "made_up.objectives.novel"}
+    catalogue.import_families()
+    assert sys.modules["made_up.objectives.novel"].Novel
+
+
 def test_public_names_exist():
+    exported = [importlib.import_module(f"fcco_lightning.{family}").__all__ for family in catalogue.FAMILIES]
+    classes = {name for names in exported for name in names if name[0].isupper()}
+    assert len(classes) > 150
+    assert classes <= set(fcco_lightning.__all__)
     for name in fcco_lightning.__all__:
         assert getattr(fcco_lightning, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'SONEXX'"):

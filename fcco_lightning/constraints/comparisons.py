@@ -16,7 +16,7 @@ _NUMBERED = ["0", "1"]  # two groups of which no names are known
 Against = Literal["pairs", "rest", "whole"]
 
 
-class Pair(NamedTuple):
+class Comparison(NamedTuple):
     """Two sides that are compared, as positions in :attr:`GroupComparisons.sides`, and what they are called."""
 
     first: int
@@ -86,13 +86,13 @@ class GroupComparisons:
         self.sides: list[tuple[int, ...]] = list(single)
         if self.against == "whole":
             self.sides.append(every)
-            self.pairs = [Pair(g, size, f"{names[g]} - everyone") for g in every]
+            self.pairs = [Comparison(g, size, f"{names[g]} - everyone") for g in every]
         elif self.against == "pairs" or size == 2:
             # the later group first: group 1 is the favoured one of two
-            self.pairs = [Pair(b, a, f"{names[b]} - {names[a]}") for a, b in combinations(every, 2)]
+            self.pairs = [Comparison(b, a, f"{names[b]} - {names[a]}") for a, b in combinations(every, 2)]
         else:
             self.sides += [tuple(other for other in every if other != g) for g in every]
-            self.pairs = [Pair(g, size + g, f"{names[g]} - rest") for g in every]
+            self.pairs = [Comparison(g, size + g, f"{names[g]} - rest") for g in every]
 
     def members(self, batch: Columns, needed_by: object) -> Tensor:
         """Mark the samples of every side, shape (number of sides, B), bool.

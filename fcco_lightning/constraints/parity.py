@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.comparisons import Against, GroupComparisons, Pair
+from fcco_lightning.constraints.comparisons import Against, Comparison, GroupComparisons
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives import (
     PairLoss,
@@ -44,7 +44,7 @@ class GroupConstraint(Constraint):
         self._name_rows()
 
     @property
-    def pairs(self) -> Sequence[Pair]:
+    def pairs(self) -> Sequence[Comparison]:
         """The two sides of every row of one kind."""
         return self.comparisons.pairs
 
@@ -200,13 +200,13 @@ class FourFifthsRule(_RateParity):
         super().__init__(kappa, rate, by, against, groups)
 
     @property
-    def pairs(self) -> Sequence[Pair]:
+    def pairs(self) -> Sequence[Comparison]:
         """Both directions of every comparison."""
         names, both = self.comparisons.names, []
         for pair in self.comparisons.pairs:
             for a, b in ((pair.first, pair.second), (pair.second, pair.first)):
                 sides = [names[side] if side < len(names) else "others" for side in (a, b)]
-                both.append(Pair(a, b, f"{sides[0]} / {sides[1]}"))
+                both.append(Comparison(a, b, f"{sides[0]} / {sides[1]}"))
         return both
 
     def _name_rows(self) -> None:
@@ -361,7 +361,7 @@ def _pair_losses(constraint: GroupConstraint, loss: PairLoss, outputs: Tensor, b
     return total / torch.where(pairs > 0, pairs, 1.0), pairs > 0
 
 
-def _of_pairs(means: Tensor, known: Tensor, pairs: Sequence[Pair]) -> Inner:
+def _of_pairs(means: Tensor, known: Tensor, pairs: Sequence[Comparison]) -> Inner:
     """The rows of comparisons.
 
     Args:

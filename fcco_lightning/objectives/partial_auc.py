@@ -12,7 +12,7 @@ from fcco_lightning.estimators import Range
 from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives.base import SampleParameters, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
-from fcco_lightning.objectives.ranking import Pairs, RankingObjective, both_classes
+from fcco_lightning.objectives.ranking import RankedPairs, RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
 from fcco_lightning.records import Columns, Inner
 
@@ -114,14 +114,14 @@ class CVaRPartialAUC(RankingObjective):
         outer = self._outer(self._thresholds(pairs, batch)) if self.max_fpr < 1 else self.outer
         return Inner(batch["index"][pairs.owners], self._excess(pairs, batch).unsqueeze(1), outer)
 
-    def _excess(self, pairs: Pairs, batch: Columns) -> Tensor:
+    def _excess(self, pairs: RankedPairs, batch: Columns) -> Tensor:
         """``mean_j [l_ij - s_i]_+ / max_fpr``, or the mean loss where all negatives count."""
         losses = self.loss(pairs.differences)
         if self.max_fpr == 1:
             return pairs.mean(losses)
         return pairs.mean((losses - self._thresholds(pairs, batch)).clamp(min=0)) / self.max_fpr
 
-    def _thresholds(self, pairs: Pairs, batch: Columns) -> Tensor:
+    def _thresholds(self, pairs: RankedPairs, batch: Columns) -> Tensor:
         """The s_i of the positives, shape (a, 1), with graph."""
         column = required_column(batch, "threshold", self)
         return column[pairs.owners].to(pairs.differences.dtype)

@@ -10,7 +10,7 @@ from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain
 from fcco_lightning.records import Columns
 
 
-class Pairs(NamedTuple):
+class RankedPairs(NamedTuple):
     """The pairs of a positive and a negative in a batch, seen from the samples that own rows.
 
     Attributes:
@@ -79,14 +79,14 @@ class RankingObjective(BinaryObjective):
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""
         return Range(least=0.0)
 
-    def _pairs(self, outputs: Any, batch: Columns) -> Pairs:
+    def _pairs(self, outputs: Any, batch: Columns) -> RankedPairs:
         """All pairs of a batch."""
         scores = self.scores(outputs)
         owns = required_column(batch, "y", self) == self.owner
         mine, others = scores[owns].unsqueeze(1), scores[~owns]
         weight = batch["weight"][~owns] if "weight" in batch else None
         differences = mine - others if self.owner == 1 else others - mine
-        return Pairs(owns.nonzero().squeeze(1), differences, weight)
+        return RankedPairs(owns.nonzero().squeeze(1), differences, weight)
 
 
 def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
