@@ -112,6 +112,8 @@ class Engine:
         problem: the terms, as the algorithm posed them.
         algorithm: whose iterations these are.
         backend: how to differentiate and step; a bare loop by default.
+        micro_batch: largest number of samples of a part that pass through the network at once, so that batches of any
+            size fit into memory (see :func:`~fcco_lightning.engine.micro_batches.recomputed`); None for all.
 
     Example:
         >>> import torch
@@ -127,9 +129,16 @@ class Engine:
     optimizer: Optimizer
     """The user's, while a batch is trained on."""
 
-    def __init__(self, network: nn.Module, problem: Problem, algorithm: Method, backend: Backend | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        problem: Problem,
+        algorithm: Method,
+        backend: Backend | None = None,
+        micro_batch: int | None = None,
+    ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
-        self.functions = InnerFunctions(network, problem.objective, problem.constraints)
+        self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
         self.backend = backend or PlainBackend(self.processes)
         self.params = list(self.functions.trainable().values())
         self.has_schedule = False  # of the learning rate

@@ -158,6 +158,20 @@ def test_several_processes_with_parts_of_a_batch_equal_one_with_all_of_it(name, 
                 torch.testing.assert_close(whole, table, rtol=1e-11, atol=1e-12, equal_nan=True)
 
 
+# ------------------------------------------------------------------------------------------------------- micro-batches
+
+
+@every()
+@pytest.mark.parametrize("size", [4, 1])
+def test_micro_batches_of_a_batch_give_its_gradient(name, size):
+    whole, cut = Training(ALGORITHMS[name]), Training(ALGORITHMS[name], micro_batch=size)
+    run(whole)
+    run(cut)
+    torch.testing.assert_close([*cut.engine.params], [*whole.engine.params], rtol=1e-12, atol=1e-13)
+    for a, b in zip(cut.problem.states, whole.problem.states, strict=True):
+        torch.testing.assert_close(a.rows, b.rows, rtol=1e-12, atol=1e-13, equal_nan=True)
+
+
 # ---------------------------------------------------------------------------------------------------------- evaluation
 
 
