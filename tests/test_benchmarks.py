@@ -401,3 +401,28 @@ def test_parts_take_a_table_of_ones_own(part, tmp_path, monkeypatch, capsys):
     labels = run_shortly(["--part", part, *own_table(part, tmp_path)], monkeypatch, tmp_path)
     printed = capsys.readouterr().out
     assert all(f"| {label} | 1 |" in printed for label in labels)
+
+
+def test_micro_batches_save_memory(tmp_path, monkeypatch, capsys):
+    s = script("micro_batches")
+    out = tmp_path / "micro_batches.json"
+    monkeypatch.setattr(sys, "argv", ["micro_batches.py", "--batch", "256", "--rounds", "2", "--out", str(out)])
+    monkeypatch.setattr(s, "peak", lambda size, micro_batch: float(micro_batch or size))
+    monkeypatch.setattr(s.multiprocessing, "get_context", lambda _: InThisProcess)
+    s.main()
+    (table,) = json.loads(out.read_text()).values()
+    assert [row["MiB"] for row in table.values()] == [256, 64, 16, 4]
+    assert table["whole batch"]["ratio"] == 1
+    assert s.largest_resident_set() > 50
+
+
+class InThisProcess:
+    """Takes the place of a pool of processes."""
+
+    def __init__(self, _):
+        pass
+
+    Pool = classmethod(lambda cls, size: contextlib.nullcontext(cls(size)))
+
+    def apply(self, function, arguments):
+        return function(*arguments)
