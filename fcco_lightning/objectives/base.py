@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.outer import OuterFunction
@@ -85,6 +86,13 @@ class Objective(nn.Module, ABC):
 
     def prepare(self, num_samples: int) -> None:
         """Take the size of the training split, before the first batch."""
+
+    def join(self, processes: Processes) -> None:
+        """Take the processes that share every batch, before the first one.
+
+        All of them measure the samples of all.  An objective that compares these with each other divides that among
+        the processes here; which samples are a process's own the column ``here`` says.
+        """
 
     def check(self, outputs: Any, batch: Any) -> None:
         """Look at the first batch and refuse data that the objective would misread, such as labels -1 and 1.

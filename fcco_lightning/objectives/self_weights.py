@@ -71,6 +71,7 @@ def comparison_weights(
     dtype: torch.dtype = torch.float32,
     *,
     stratum: Tensor | None = None,
+    others: slice | None = None,
 ) -> Tensor:
     r"""Weights of all samples of a batch for some anchors among them, also where samples are not drawn uniformly.
 
@@ -93,31 +94,32 @@ def comparison_weights(
         weight: v, shape (B,); None where all are 1.
         dtype: of the result.
         stratum: stratum of every sample, shape (B,); None where weights tell them apart.
+        others: of which samples the weights are wanted; None for all.
 
-    Returns: shape (m, B).
+    Returns: shape (m, B), or (m, k) for k others.
 
     Raises:
         ConfigError: if n is needed and not known.
         DataError: if the batch holds one sample.
     """
+    columns = others or slice(None)
+    itself = anchors.unsqueeze(1) == torch.arange(size, device=anchors.device)[columns]
     if weight is None and stratum is None:
-        own, others = self_and_others(kind, size, num_samples)
-        table = torch.full((len(anchors), size), others, device=anchors.device, dtype=dtype)
-        return table.scatter_(1, anchors.unsqueeze(1), own)
+        own, rest = self_and_others(kind, size, num_samples)
+        return torch.full(itself.shape, rest, device=anchors.device, dtype=dtype).masked_fill_(itself, own)
     self_and_others(kind, size, num_samples)  # checks the arguments
     weight = torch.ones(size, device=anchors.device, dtype=dtype) if weight is None else weight.to(dtype)
     share = weight / size
     if kind == "batch":
-        return share.expand(len(anchors), size).clone()
+        return share[columns].expand(itself.shape).clone()
     own = 1 / _known(num_samples)
     kinds = weight if stratum is None else stratum
-    alike = kinds[anchors].unsqueeze(1) == kinds
-    count = alike.sum(1, keepdim=True)
+    _, kind_of, held = torch.unique(kinds, return_inverse=True, return_counts=True)
+    count = held[kind_of[anchors]].unsqueeze(1)
     within = (share[anchors].unsqueeze(1) * count - own) / (count - 1).clamp(min=1)
-    table = torch.where(alike, within.clamp(min=0), share)
-    if kind == "dataset":
-        return table.scatter_(1, anchors.unsqueeze(1), own)
-    return table.scatter_(1, anchors.unsqueeze(1), 0.0) / (1 - own)
+    table = torch.where(kinds[anchors].unsqueeze(1) == kinds[columns], within.clamp(min=0), share[columns])
+    table = table.masked_fill(itself, own if kind == "dataset" else 0.0)
+    return table if kind == "dataset" else table / (1 - own)
 
 
 def common_weights(
