@@ -175,10 +175,11 @@ class GlobalContrastive(PairObjective):
         every = torch.arange(size, device=like.device)
         weight, stratum = batch.get("weight"), batch.get("stratum")
 
-        def weigh(logits: Tensor, anchors: slice, others: slice) -> None:
+        def weigh(logits: Tensor, anchors: slice, others: slice) -> float:
             chosen = every[anchors]
             table = comparison_weights(kind, chosen, size, n, weight, like.dtype, stratum=stratum, others=others)
             logits += table.log()
+            return 0.0
 
         return weigh
 
@@ -240,12 +241,11 @@ class EqualNegatives(NamedTuple):
     own: float
     others: float
 
-    def __call__(self, logits: Tensor, anchors: slice, others: slice) -> None:
+    def __call__(self, logits: Tensor, anchors: slice, others: slice) -> float:
         """See :class:`~fcco_lightning.objectives.log_means.Weigh`."""
-        if self.others:
-            logits += self.others
         if self.own != self.others:
             logits.diagonal(anchors.start - others.start).add_(self.own - self.others)
+        return self.others
 
 
 def _as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:

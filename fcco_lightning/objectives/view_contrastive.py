@@ -65,7 +65,7 @@ class ViewContrastive(GlobalContrastive):
         """Logarithms of the weight of the own partner, and of each view of every other sample, shape (B, B)."""
         size, n = len(like), self._num_samples or len(like)
         table = torch.zeros_like(like)
-        self._weigh(like, batch)(table, slice(0, size), slice(0, size))
+        table += self._weigh(like, batch)(table, slice(0, size), slice(0, size))
         if self.positive == "batch":
             if "weight" in batch:
                 raise DataError(
