@@ -426,3 +426,15 @@ class InThisProcess:
 
     def apply(self, function, arguments):
         return function(*arguments)
+
+
+@pytest.mark.slow
+def test_scaling_measures_processes(tmp_path, monkeypatch, capsys):
+    s = script("scaling")
+    out = tmp_path / "scaling.json"
+    sizes = ["--processes", "1", "2", "--batch", "8", "--width", "4", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *sizes, "--out", str(out)])
+    s.main()
+    (table,) = json.loads(out.read_text()).values()
+    assert list(table) == ["P = 1", "P = 2"]
+    assert all(value > 0 for row in table.values() for value in row.values())

@@ -1,6 +1,6 @@
 """Means of exponentials of similarities, every pair of a batch against all others, in memory that a batch needs."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -43,9 +43,9 @@ def log_means(image: Tensor, text: Tensor, tau: Tensor, shared: Shared) -> Tenso
     ``g_i1 = sum_j W_ij exp((s_ij - s_ii) / tau_i1)`` and ``g_i2 = sum_j W_ij exp((s_ji - s_ii) / tau_i2)``.
 
     A process forms the similarities of its own b images with all B texts and of its own b texts with all images, block
-    by block, here and once more in the backward pass: time O(b B d), memory O(B d + 2^22).  One exchange of
-    a few numbers a pair makes the values of all pairs known everywhere, from which every process has the exact gradient
-    of a function of all values: that by its own embeddings, and that by all temperatures.
+    by block, and once more in the backward pass unless one block holds them: time O(b B d), memory O(B d + 2^22).  One
+    exchange of a few numbers a pair makes the values of all pairs known everywhere, from which every process has the
+    exact gradient of a function of all values: that by its own embeddings, and that by all temperatures.
 
     Args:
         image: embeddings (B, d), at least in float32.
@@ -74,13 +74,14 @@ class _LogMeans(torch.autograd.Function):
         pair, mass = together[:, :1], together[:, 1:3]
         ctx.shared = shared
         gap = together[:, 3:] - pair if learnt else None
-        ctx.save_for_backward(image, text, tau, mass, gap, *(s.shares for s in sides))
+        ctx.at_once = at_once
+        ctx.save_for_backward(image, text, tau, mass, gap, *(s.kept for s in sides))
         return mass - pair / tau
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        image, text, tau, mass, gap, *shares = ctx.saved_tensors
+        image, text, tau, mass, gap, *kept = ctx.saved_tensors
         scaled = gradient / tau
         by_tau = None
         if gap is not None:
@@ -89,11 +90,11 @@ class _LogMeans(torch.autograd.Function):
         if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
             return None, None, by_tau, None
         with torch.autocast(image.device.type, enabled=False):
-            if shares[0] is None:
-                gradients = _gradients_by_blocks(image, text, tau, mass, scaled, ctx.shared)
-            else:
-                slope = (shares[0] * scaled[:, :1]).addcmul_(shares[1], scaled[:, 1])
+            if ctx.at_once:
+                slope = (kept[0] * scaled[:, :1]).addcmul_(kept[1], scaled[:, 1])
                 gradients = [slope @ text, slope.T @ image]
+            else:
+                gradients = _gradients_by_blocks(image, text, tau, mass, scaled, kept, ctx.shared)
             own = ctx.shared.own
             for by_own, y in zip(gradients, (text, image), strict=True):
                 by_own[own] -= scaled[own].sum(1, keepdim=True) * y[own]
@@ -106,12 +107,13 @@ class _Side(NamedTuple):
     Attributes:
         mass: ``log sum_j W_ij exp(s_ij / tau_i)``, shape (b,).
         mean: the mean of s_ij under these weights, shape (b,), where temperatures are learnt.
-        shares: the weights, which add up to 1 for every anchor, as (images, texts); None where they are not kept.
+        kept: for the backward pass: where both sides are measured at once these weights, (images, texts), which add up
+            to 1 for every anchor; else the similarities of the anchors with all, (b, B), if one block holds them.
     """
 
     mass: Tensor
     mean: Tensor | None
-    shares: Tensor | None
+    kept: Tensor | None
 
 
 def _at_once(image: Tensor, text: Tensor, tau: Tensor, shared: Shared, *, learnt: bool) -> list[_Side]:
@@ -133,7 +135,8 @@ def _by_blocks(image: Tensor, text: Tensor, tau: Tensor, shared: Shared, *, lear
     sides = []
     for side, (x, y) in enumerate(((image, text), (text, image))):
         masses, means = [tau.new_empty(0)], [tau.new_empty(0)]
-        for rows in _blocks(shared.own, len(y)):
+        blocks, similarity = _blocks(shared.own, len(y)), None
+        for rows in blocks:
             similarity = x[rows] @ y.T
             logits = similarity / _of(tau, side, rows)
             offset = shared.weigh(logits, rows, slice(0, len(y)))
@@ -141,12 +144,19 @@ def _by_blocks(image: Tensor, text: Tensor, tau: Tensor, shared: Shared, *, lear
             masses.append(mass.squeeze(1) + offset)
             if learnt:
                 means.append(((logits - mass).exp_() * similarity).sum(1))
-        sides.append(_Side(torch.cat(masses), torch.cat(means) if learnt else None, None))
+        kept = similarity if len(blocks) == 1 else None
+        sides.append(_Side(torch.cat(masses), torch.cat(means) if learnt else None, kept))
     return sides
 
 
 def _gradients_by_blocks(
-    image: Tensor, text: Tensor, tau: Tensor, mass: Tensor, scaled: Tensor, shared: Shared
+    image: Tensor,
+    text: Tensor,
+    tau: Tensor,
+    mass: Tensor,
+    scaled: Tensor,
+    kept: Sequence[Tensor | None],
+    shared: Shared,
 ) -> list[Tensor]:
     """Gradients by one's own images and texts, without those by s_ii in the denominators; 0 for all others.
 
@@ -158,13 +168,14 @@ def _gradients_by_blocks(
         tau: temperatures.
         mass: of all anchors of both sides, (B, 2), see :class:`_Side`.
         scaled: derivatives by log g, divided by tau, (B, 2).
+        kept: similarities of one's own images with all texts, and of one's own texts with all images, or None.
         shared: who computes what.
     """
     every, gradients = slice(0, len(image)), []
     for side, (x, y) in enumerate(((image, text), (text, image))):
-        other, gradient = 1 - side, torch.zeros_like(x)
+        other, gradient, known = 1 - side, torch.zeros_like(x), kept[side]
         for rows in _blocks(shared.own, len(y)):
-            similarity = x[rows] @ y.T
+            similarity = x[rows] @ y.T if known is None else known
             slope = similarity / _of(tau, side, rows)
             offset = shared.weigh(slope, rows, every)
             slope.sub_(mass[rows, side : side + 1] - offset).exp_().mul_(scaled[rows, side : side + 1])
@@ -176,11 +187,10 @@ def _gradients_by_blocks(
     return gradients
 
 
-def _blocks(own: slice, size: int) -> Iterator[slice]:
+def _blocks(own: slice, size: int) -> list[slice]:
     """Consecutive samples of one's own, so many that their similarities with all fit into a block."""
     step = max(1, BLOCK // size)
-    for start in range(own.start, own.stop, step):
-        yield slice(start, min(start + step, own.stop))
+    return [slice(start, min(start + step, own.stop)) for start in range(own.start, own.stop, step)]
 
 
 def _of(tau: Tensor, side: int, rows: slice) -> Tensor:
