@@ -24,6 +24,7 @@ from fcco_lightning.objectives import (
     Objective,
     RankingObjective,
 )
+from fcco_lightning.objectives.contrastive import PairObjective
 from fcco_lightning.records import Embeddings
 from tests.contracts.registry_objectives_lists import CASES as LISTS
 from tests.contracts.registry_objectives_ranking import CASES as RANKING
@@ -39,7 +40,7 @@ from tests.contracts.sampled import (
     table_columns,
 )
 
-BASES = (Objective, BinaryObjective, GroupObjective, ListObjective, RankingObjective)
+BASES = (Objective, BinaryObjective, GroupObjective, ListObjective, PairObjective, RankingObjective)
 
 
 def risks(s, columns):

@@ -20,6 +20,7 @@ from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.distributed.processes import Gathered
 from fcco_lightning.engine import Evaluated, Samples, Surrogate
 from fcco_lightning.engine.union import unite
+from fcco_lightning.records import HERE
 from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform, none_of
 
 N = 9
@@ -352,7 +353,7 @@ RHO = 2.0
 class TwoProcesses:
     """Stands for two processes of which the other one's tensors are known."""
 
-    size = 2
+    size, rank = 2, 0
 
     def __init__(self, first: list[list[Tensor]] | None = None, second: list[list[Tensor]] | None = None) -> None:
         self.first, self.second, self.seen = first, second, []  # one list of tensors for every part of a batch
@@ -372,7 +373,8 @@ def united(bench: Bench, first: dict[str, Any], second: dict[str, Any]) -> Tenso
     def part(batch: dict[str, Any], processes: TwoProcesses) -> Evaluated:
         outputs = bench.engine.functions.outputs(batch)
         union = unite([outputs], batch, bench.network, [], processes)
-        columns = union.batch
+        # pairs are divided among real processes in tests/engine/test_contrastive_distributed.py
+        columns = {name: {k: c for k, c in held.items() if k != HERE} for name, held in union.batch.items()}
         if bench.engine.problem.row_parameters is not None:
             columns = bench.engine.problem.row_parameters.attach(columns)
         return Evaluated(Samples(union.outputs[0], columns), None, None, {}, outputs)
