@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fcco_lightning.objectives.base import BinaryObjective, require_binary_labels, required_column
+from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.records import Columns
 
@@ -39,7 +39,7 @@ class AUC(BinaryObjective):
         is_positive = required_column(batch, "y", self) == 1
         positives, negatives = scores[is_positive], scores[~is_positive]
         if positives.numel() == 0 or negatives.numel() == 0:
-            return 0.0 * scores.sum()
+            return nothing(scores)
         if "weight" not in batch:
             return self.loss.mean(positives, negatives)
         weight = batch["weight"].to(scores.dtype)

@@ -10,7 +10,7 @@ from fcco_lightning.checks import finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
 from fcco_lightning.numerics import exp_with_tangent
-from fcco_lightning.objectives.base import SampleParameters, required_column
+from fcco_lightning.objectives.base import SampleParameters, nothing, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankedPairs, RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
@@ -93,10 +93,10 @@ class CVaRPartialAUC(RankingObjective):
     def direct(self, outputs: Any, batch: Columns) -> Tensor:
         """C, or without ``min_tpr`` the mean of the L_i at their present thresholds."""
         if self.min_tpr:
-            return self.threshold
+            return self.threshold + nothing(outputs)
         pairs = self._pairs(outputs, batch)
         if not pairs.complete:
-            return pairs.differences.sum()  # of nothing: 0, with a graph
+            return nothing(outputs)
         each = self._thresholds(pairs, batch).squeeze(1) + self._excess(pairs, batch)
         if "weight" not in batch:
             return each.mean()
@@ -179,9 +179,9 @@ class KLPartialAUC(RankingObjective):
             return Log(self.lam, floor=1.0)
         return KullbackLeiblerOfLog(self.lam, self.tau, self.threshold, floor=1.0)
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
+    def direct(self, outputs: Any, batch: Columns) -> Tensor:  # noqa: ARG002
         """C, if there is one."""
-        return None if self.tau is None else self.threshold
+        return nothing(outputs) if self.tau is None else self.threshold + nothing(outputs)
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:
         """``mean_j exp(l_ij / lam)`` of the batch's positives; None without both classes."""
