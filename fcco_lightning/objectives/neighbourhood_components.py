@@ -22,8 +22,8 @@ class NeighbourhoodComponents(Objective):
 
     The sample itself is left out of both (erratum SOX-10), and F lies in [-1, 0].  Row i remembers (g_i1, g_i2).  The
     estimates are unbiased where batches are uniform, or are drawn by class with weights (``GroupSampling`` with
-    ``column: y`` and ``prevalence: data``), which makes sure that samples meet others of their class.  A class with one
-    sample adds 0.
+    ``column: y`` and ``prevalence: data``, with or without replacement), which makes sure that samples meet others of
+    their class.  A class with one sample adds 0.
 
     A linear network without hidden layers learns a Mahalanobis distance, as in the original method.  Embeddings whose
     distances are large against the temperature see no neighbour at all: start from small weights, or raise it.
