@@ -33,8 +33,8 @@ from fcco_lightning import (
 )
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
-from tests.contracts.registry_objectives_ranking import average_precision
-from tests.contracts.sampled import Bench, Case
+from tests.contracts.registry_objectives_ranking import CASES, average_precision
+from tests.contracts.sampled import STRATUM, WAYS, Bench, Case
 
 N, POSITIVES = 60, 12
 Y = (torch.arange(N) % (N // POSITIVES) == 0).long()
@@ -339,3 +339,26 @@ def test_every_algorithm_descends_or_refuses_by_name(name, algorithm):
         return
     before, after = train(objective, used)
     assert after < before
+
+
+@pytest.mark.parametrize("way", ["uniform", "balanced"])
+@pytest.mark.parametrize(
+    ("name", "beta", "weight"), [("partial auc, low fpr", 0.4, 1.0), ("partial auc, two-way", 0.5, 1 / 0.7)]
+)
+def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way):
+    """``-lr y_i (1 - share of the l_ij above s_i / max_fpr)``, averaged over all batches that hold i."""
+    bench = Bench(CASES[name], WAYS[way]())
+    parameters, (steps, chances) = bench.engine.problem.row_parameters, torch.zeros(2, 9, 1, dtype=torch.float64)
+    for batch, chance in bench.way.sampler.batches():
+        index, values = parameters.step(bench.surrogate(bench.batch(list(batch))))
+        steps[index] += chance * (values - 0.7)
+        chances[index] += chance
+    scores, y = CASES[name].outputs, torch.tensor(STRATUM) == 1
+    losses = (1 - scores[y].unsqueeze(1) + scores[~y]).clamp(min=0) ** 2
+    slopes = 1 - (losses > 0.7).double().mean(1) / beta
+    if bench.objective.min_tpr:
+        excess = 0.7 + (losses - 0.7).clamp(min=0).mean(1) / beta
+        slopes = slopes * weight * (excess > bench.objective.threshold)
+    assert (slopes != 0).any()
+    torch.testing.assert_close((steps / chances)[y, 0], -0.1 * slopes)
+    assert not steps[~y].any()
