@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
+from fcco_lightning.objectives.ranking import both_classes
 from fcco_lightning.records import Columns
 
 
@@ -29,7 +30,7 @@ class AUC(BinaryObjective):
         self.loss = loss or SigmoidPair()
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:
-        return [columns["y"] == 1, columns["y"] != 1]
+        return both_classes(columns, self)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         require_binary_labels(batch, self)

@@ -79,9 +79,18 @@ class MultiInstanceAUC(Objective):
         return [[bags.of == i, others[int(not label)]] for i, label in enumerate(positive.tolist())]
 
     def know_presence(self, probability: Tensor) -> None:
-        """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner."""
+        """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner.
+
+        Raises:
+            DataError: if batches never speak of a bag.
+        """
         for label, of_class in ((1, self._positive.cpu()), (0, ~self._positive.cpu())):
             least, most = (float(end) for end in probability[of_class].aminmax())
+            if least < 1e-6:  # 0 up to rounding
+                raise DataError(
+                    f"MultiInstanceAUC compares bags with one another, but no batch holds a bag of y = {label} beside "
+                    "one of the other class. Draw larger batches, or bags of both classes: `batches: BagSampling`."
+                )
             if most > (1 + 1e-6) * least:
                 warnings.warn(
                     f"MultiInstanceAUC compares every bag with the bags of the other class in its batch, and bags with "

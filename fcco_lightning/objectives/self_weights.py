@@ -183,7 +183,7 @@ def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, with
 
     Raises:
         ConfigError: if n is not known.
-        DataError: if the batch holds one sample.
+        DataError: if the batch holds one sample, or one of a stratum that has more.
     """
     index = batch["index"]
     copies = index[anchors].unsqueeze(1) == index
@@ -191,10 +191,16 @@ def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, with
         stratum, size = batch["stratum"], batch["stratum_size"].double()
         same = stratum[anchors].unsqueeze(1) == stratum
         count, rows = same.sum(1, keepdim=True), size[anchors].unsqueeze(1)
-        if "replaced" in batch:
-            own = rows / (count - 1).clamp(min=1)
-        else:
-            own = (rows - 1) / (count - copies.sum(1, keepdim=True)).clamp(min=1)
+        free, able = (count - 1, rows) if "replaced" in batch else (count - copies.sum(1, keepdim=True), rows - 1)
+        lonely = ((free == 0) & (rows > 1)).squeeze(1)
+        if bool(lonely.any()):
+            first = anchors[lonely][0]
+            raise DataError(
+                f"samples are compared with one another, but a batch holds one sample of stratum {int(stratum[first])} "
+                f"(a class, or a part of a list), which has {int(size[first])}, and so says nothing of the others. "
+                "Change `batches` so that they draw two or more of each."
+            )
+        own = able / free.clamp(min=1)
         held = torch.unique(stratum, return_inverse=True, return_counts=True)
         others = size / held[2][held[1]]
         if within is None and len(held[0]) > 1:

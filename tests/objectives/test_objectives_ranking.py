@@ -210,6 +210,7 @@ def test_a_lonely_positive_of_a_label_is_refused():
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 MAKES = {
+    "auc": AUC,
     "ap": AveragePrecision,
     "push": PNormPush,
     "recall": lambda: RecallAtK(5),
@@ -238,8 +239,14 @@ def test_a_split_of_one_class_is_refused(name, label):
 
 
 @every
+def test_several_labels_of_a_sample_are_refused(name):
+    with pytest.raises(DataError, match=r"needs one label per sample, shape \(n,\), the training split has y of shape"):
+        posed(MAKES[name](), torch.stack([Y, Y], 1), plan=UniformBatches(N, 16))
+
+
+@every
 def test_unknown_labels_are_refused(name):
-    if name in ("margin", "low fpr"):
+    if name in ("auc", "margin", "low fpr"):
         return
     with pytest.raises(ConfigError, match="must know the labels of the whole training split"):
         SOX(0.5).pose(MAKES[name](), num_samples=N)
