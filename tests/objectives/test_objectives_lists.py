@@ -217,3 +217,10 @@ def test_one_sample_of_a_class_says_nothing_of_the_others(replacement):
     objective.prepare(5)
     with pytest.raises(DataError, match=r"one sample of stratum 0 .* which has 3, .* they draw two or more of each"):
         objective.inner(torch.zeros(2, 2), chosen)
+
+
+def test_embeddings_without_any_neighbour_are_refused():
+    z, columns = torch.eye(4), {"y": torch.tensor([0, 0, 1, 1]), "index": torch.arange(4)}
+    NeighbourhoodComponents(1e-2).check(z, columns)
+    with pytest.raises(DataError, match=r"exp\(-\|z_i - z_j\|\^2 / 0\.001\) is 0 for all pairs .* from 2 on"):
+        NeighbourhoodComponents(1e-3).check(z, columns)
