@@ -207,6 +207,22 @@ def test_a_lonely_positive_of_a_label_is_refused():
         objective.inner(torch.zeros(2, 3), {name: column[[0, 3]] for name, column in columns.items()})
 
 
+@pytest.mark.parametrize("make", [AveragePrecision, lambda: RecallAtK(5)])
+@pytest.mark.parametrize("share", [1 / 4, POSITIVES / N])  # with weights, and with strata where all weights are 1
+def test_batches_with_one_positive_say_nothing_of_the_others(make, share):
+    for positives in (1, 2):
+        plan = BalancedBatches(Y, round(positives / share), positive_fraction=share)
+        objective = make().double()
+        posed(objective, plan=plan)
+        index = next(plan.batches(0))
+        batch = {name: column[index] for name, column in ({"y": Y, "index": torch.arange(N)} | plan.columns()).items()}
+        if positives == 2:
+            objective.check(torch.zeros(len(index)), batch)
+            continue
+        with pytest.raises(DataError, match=r"a batch holds one positive of 12, .* two positives or more"):
+            objective.check(torch.zeros(len(index)), batch)
+
+
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 MAKES = {
