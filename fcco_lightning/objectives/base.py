@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
@@ -154,8 +155,11 @@ class Objective(nn.Module, ABC):
         )
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
-        """Mini-batch estimate of g_0(w): a scalar with graph, or None."""
-        return None
+        """Mini-batch estimate of g_0(w): a scalar with graph, or None.
+
+        Without g_0 it is :func:`nothing`, since a batch may lack what the inner functions need.
+        """
+        return nothing(outputs)
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:  # noqa: ARG002
         """Mini-batch estimates of g_i(w) with graph, or None."""
@@ -185,6 +189,15 @@ class BinaryObjective(Objective):
         """
         scores = binary_scores(outputs)
         return scores.sigmoid() if self.sigmoid else scores
+
+
+def nothing(outputs: Any) -> Tensor:
+    """What an objective adds for a batch that says nothing: 0, with the graph of the network's outputs.
+
+    The gradient is then 0 and not missing, so that momentum and weight decay act in this step as in any other.
+    """
+    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves]).sum()
 
 
 def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:

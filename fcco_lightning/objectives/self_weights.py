@@ -168,10 +168,11 @@ def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, with
 
     Where batches have the columns ``stratum`` (whose members are drawn alike) and ``stratum_size`` (their number N_s),
     of which the batch holds m_s each, then ``W = (N_s - 1) / (m_s - c)`` within the anchor's own stratum, c being the
-    anchor's copies, and ``W = N_s / m_s`` elsewhere.  If a batch holds G_1 of G groups only (:class:`GroupBatches`),
-    the latter is multiplied by ``(G - 1) / (G_1 - 1)``, as a batch with the anchor's group has one group less for the
-    others.  Without these columns W follows from ``weight``, or from the size of the batch: see
-    :func:`comparison_weights`.
+    anchor's copies, and ``W = N_s / m_s`` elsewhere.  With the column ``replaced`` the rows of a stratum are drawn
+    independently: within the anchor's stratum it is then ``W = N_s / (m_s - 1)``, as each of the m_s - 1 other draws
+    may be the anchor again.  If a batch holds G_1 of G groups only (:class:`GroupBatches`), the weight elsewhere is
+    multiplied by ``(G - 1) / (G_1 - 1)``, as a batch with the anchor's group has one group less for the others.
+    Without these columns W follows from ``weight``, or from the size of the batch: see :func:`comparison_weights`.
 
     Args:
         batch: columns with ``index``; shape (B,) each.
@@ -184,15 +185,24 @@ def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, with
 
     Raises:
         ConfigError: if n is not known.
-        DataError: if the batch holds one sample.
+        DataError: if the batch holds one sample, or one of a stratum that has more.
     """
     index = batch["index"]
     copies = index[anchors].unsqueeze(1) == index
     if "stratum" in batch:
         stratum, size = batch["stratum"], batch["stratum_size"].double()
         same = stratum[anchors].unsqueeze(1) == stratum
-        count = same.sum(1, keepdim=True)
-        own = (size[anchors].unsqueeze(1) - 1) / (count - copies.sum(1, keepdim=True)).clamp(min=1)
+        count, rows = same.sum(1, keepdim=True), size[anchors].unsqueeze(1)
+        free, able = (count - 1, rows) if "replaced" in batch else (count - copies.sum(1, keepdim=True), rows - 1)
+        lonely = ((free == 0) & (rows > 1)).squeeze(1)
+        if bool(lonely.any()):
+            first = anchors[lonely][0]
+            raise DataError(
+                f"samples are compared with one another, but a batch holds one sample of stratum {int(stratum[first])} "
+                f"(a class, or a part of a list), which has {int(size[first])}, and so says nothing of the others. "
+                "Change `batches` so that they draw two or more of each."
+            )
+        own = able / free.clamp(min=1)
         held = torch.unique(stratum, return_inverse=True, return_counts=True)
         others = size / held[2][held[1]]
         if within is None and len(held[0]) > 1:

@@ -16,6 +16,7 @@ from fcco_lightning.outer.log_exp import (
     Ratio,
     Softplus,
 )
+from fcco_lightning.outer.pooled_pairs import PooledPairs
 from fcco_lightning.outer.shifted import Shifted
 from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
 from fcco_lightning.outer.worst_case import WorstCase
@@ -39,6 +40,7 @@ __all__ = [
     "NegativeLog",
     "NoSmoothing",
     "OuterFunction",
+    "PooledPairs",
     "Power",
     "Ratio",
     "RatioDifference",

@@ -38,20 +38,22 @@ BAG = [4, 7, 4, 2, 7, 11, 9, 2, 7]  # of one to three samples, each of one strat
 class Way(NamedTuple):
     """A way of drawing: strata of the samples, and the column ``weight`` by stratum if batches come with one.
 
-    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``.
+    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``, with ``replaced`` that column, too.
     """
 
     sampler: Sampler
     strata: Tensor | None
     weight: Tensor | None
     sized: bool = False
+    replaced: bool = False
 
     def columns(self) -> dict[str, Tensor]:
         """What batches come with, for all samples."""
         weight = {} if self.weight is None else {"weight": self.weight}
         if not self.sized or self.strata is None:
             return weight
-        return weight | {"stratum": self.strata, "stratum_size": torch.bincount(self.strata)[self.strata]}
+        columns = weight | {"stratum": self.strata, "stratum_size": torch.bincount(self.strata)[self.strata]}
+        return columns | {"replaced": torch.ones_like(self.strata, dtype=torch.bool)} if self.replaced else columns
 
 
 class Nested(Sampler):
@@ -153,6 +155,14 @@ def groupwise(groups: list[int], drawn: int, samples: int, *, replace: bool = Tr
     return Way(Groups(groups, drawn, samples, replace), torch.tensor(groups), None)
 
 
+def redrawn(classes: list[int], samples: int, chosen: int) -> Way:
+    """Samples of some classes, drawn with replacement, with weights."""
+    way = groupwise(classes, chosen, samples)
+    sizes = torch.bincount(torch.tensor(classes))
+    weight = sizes.double() * len(sizes) / len(classes)
+    return way._replace(weight=weight[way.strata], sized=True, replaced=True)
+
+
 WAYS: dict[str, Callable[[], Way]] = {
     "uniform": lambda: Way(Uniform(N, 4), None, None),
     "balanced": lambda: balanced(STRATUM, 2, 2),
@@ -162,6 +172,8 @@ WAYS: dict[str, Callable[[], Way]] = {
     "events": lambda: balanced(EVENT, 2, 2)._replace(sized=True),
     "classes": lambda: classes_of(STRATUM, 2, 2),
     "some classes": lambda: classes_of(CLASS, 2, 2),
+    "classes redrawn": lambda: redrawn(CLASS, 2, 2),
+    "groups redrawn": lambda: redrawn(GROUP, 2, 2),
     "bags": lambda: bags_of(BAG, STRATUM, 1, 2, 2),
     "some bags": lambda: classes_of(BAG, 2, 3),
 }
