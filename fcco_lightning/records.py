@@ -16,9 +16,8 @@ is depends on the data: ``y`` (B,) int64 labels (or float targets), ``group`` (B
 float32, of mean 1 in expectation, is there where samples are not drawn uniformly: with it the weighted mean over the
 batch estimates the mean over the data without bias.  ``stratum`` and ``stratum_size`` (B,) int64 are there where pairs
 of samples are not equally likely: a sample's stratum, whose members are drawn alike, and their number; and beside them
-``replaced`` (B,) bool, all true, where these are drawn with replacement.  ``here`` (B,) bool, on the CPU, is there where
-several processes share a batch: it marks the samples of this one.
-"""
+``replaced`` (B,) bool, all true, where these are drawn with replacement.  ``here`` (B,) bool, on the CPU, is there
+where several processes share a batch: it marks the samples of this one.
 """
 
 Batch: TypeAlias = Mapping[str, Columns]
