@@ -1,5 +1,6 @@
 """What algorithms with one and with two loops share: rows by an estimator, outer functions by a smoothing."""
 
+from abc import ABC
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from fcco_lightning.records import Batch, Tracked
 from fcco_lightning.steps import PreviousWeights
 
 
-class Estimation(Algorithm):
+class Estimation(Algorithm, ABC):
     r"""Outer gradients from remembered rows, moved with the batch on which the gradient is taken.
 
     Args:

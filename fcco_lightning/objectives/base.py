@@ -166,7 +166,7 @@ class Objective(nn.Module, ABC):
         return None
 
 
-class BinaryObjective(Objective):
+class BinaryObjective(Objective, ABC):
     r"""An objective of one score s_i per sample: the network's output of shape (B,) or (B, 1), or its sigmoid.
 
     A loss of differences of scores pulls at the positives as long as some negative is near, however high they stand, so

@@ -1,6 +1,7 @@
 """Contrastive losses of image-text pairs: the global one, whose rows remember every pair, and that of a mini-batch."""
 
 import math
+from abc import ABC
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ class Temperature(nn.Module):
         return self.least + self.span * self.theta.exp()
 
 
-class PairObjective(Objective):
+class PairObjective(Objective, ABC):
     """An objective that compares all pairs of a batch with each other, divided among the processes that share it."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Group distributionally robust objectives: a worst case over the risks of groups."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from fcco_lightning.outer import (
 from fcco_lightning.records import Columns, Inner
 
 
-class GroupObjective(Objective):
+class GroupObjective(Objective, ABC):
     r"""Made of the risks ``R_i(w) = E[l(w; z) | group i]``, estimated by the mean loss of a group's samples in a batch.
 
     Where samples are not drawn uniformly the mean is weighted by the column ``weight``.  It is then a ratio of two

@@ -1,6 +1,6 @@
 """What the losses of ranked lists share: which items own a row, how much each counts, and sums over an item's list."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ class Lists(NamedTuple):
         return rank
 
 
-class ListObjective(Objective):
+class ListObjective(Objective, ABC):
     r"""Every item of a list against all others of its list.
 
     ``F(w) = (1/Q) sum over Q lists, sum over their items i, of c_i f(g_i(w))`` with

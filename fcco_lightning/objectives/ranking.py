@@ -1,5 +1,6 @@
 """What objectives share that rank the samples of one class above those of the other."""
 
+from abc import ABC
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -37,7 +38,7 @@ class RankedPairs(NamedTuple):
         return losses @ weight / weight.sum()
 
 
-class RankingObjective(BinaryObjective):
+class RankingObjective(BinaryObjective, ABC):
     r"""A binary objective with one row for every sample of one class, compared with the samples of the other.
 
     Batches carry ``y`` (B,) with the labels 0 and 1, the network gives one score per sample, (B,) or (B, 1).  The mean
