@@ -67,16 +67,18 @@ def best_penalised():
 
 def test_pg_svrg_reaches_the_saddle_point():
     best = best_penalised()
-    algorithm = PGSVRG(gamma=4.0, eta=0.2, eta_dual=0.5, J=13, K=3)
-    w, q = train(algorithm, SampleDRO(None, KLPenalty(THETA), Squares()), 1800)
-    np.testing.assert_allclose(w, best, atol=1e-5)
+    algorithm = PGSVRG(gamma=20.0, eta=0.2, eta_dual=2.0, J=13, K=3)
+    w, q = train(algorithm, SampleDRO(None, KLPenalty(THETA), Squares()), 900)
+    np.testing.assert_allclose(w, best, atol=5e-4)
     losses = (X @ best - Y) ** 2 / 2 / THETA
-    np.testing.assert_allclose(q, np.exp(losses - logsumexp(losses)), atol=1e-5)
+    np.testing.assert_allclose(q, np.exp(losses - logsumexp(losses)), atol=5e-4)
 
 
-@pytest.mark.parametrize("stages", [StronglyConcaveStages(0.3), EqualStages(400, 0.02, 0.02, best_start=True)])
-def test_pg_smd_reaches_the_minimum(stages):
-    w, _ = train(PGSMD(0.5, stages), SampleDRO(None, KLPenalty(THETA), Squares()), 3000)
+@pytest.mark.parametrize(
+    ("gamma", "stages"), [(0.5, StronglyConcaveStages(0.3)), (5.0, EqualStages(100, 0.1, 0.1, best_start=True))]
+)
+def test_pg_smd_reaches_the_minimum(gamma, stages):
+    w, _ = train(PGSMD(gamma, stages), SampleDRO(None, KLPenalty(THETA), Squares()), 900)
     least = penalised(best_penalised())
     assert penalised(np.zeros(2)) > 1.1 * least
     assert penalised(w) < 1.01 * least
@@ -87,14 +89,14 @@ def test_the_largest_error_is_that_of_the_linear_program():
     ones = -np.ones((N, 1))
     rows = np.block([[X, ones], [-X, ones]])
     program = linprog([0, 0, 1], A_ub=rows, b_ub=np.concatenate([Y, -Y]), bounds=[(None, None)] * 3)
-    w, _ = train(PGSMD(2.0, EqualStages(500, 0.02, 0.02)), SampleDRO(loss=Absolute()), 6000)
+    w, _ = train(PGSMD(5.0, EqualStages(200, 0.05, 0.1)), SampleDRO(loss=Absolute()), 1200)
     assert np.abs(Y).max() > 1.3 * program.fun
     assert np.abs(X @ w - Y).max() < 1.03 * program.fun
 
 
 def test_alternating_steps_come_close_to_the_minimum():
-    w, _ = train(OOA(0.02), SampleDRO(None, KLPenalty(THETA), Squares()), 2400, lr=0.02)
-    assert penalised(w) < 1.02 * penalised(best_penalised())
+    w, _ = train(OOA(0.05), SampleDRO(None, KLPenalty(THETA), Squares()), 600, lr=0.1)
+    assert penalised(w) < 1.01 * penalised(best_penalised())
 
 
 def test_stages_of_case_d2_need_a_penalty():

@@ -194,7 +194,7 @@ CASES = {
         scores(),
         table_columns(),
         lambda s, c: mean(sorted(losses(s, c))[-3:]),
-        unbiased=("uniform",),
+        unbiased=("uniform", "balanced"),
         coupled=True,
         missing="y",
     ),
