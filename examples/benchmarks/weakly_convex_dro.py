@@ -3,10 +3,11 @@ r"""Weakly convex min-max problems (PG-SMD paper, sections 5.2 and 5.3): PG-SMD,
 Part ``distributions`` learns from five distributions for the worst one of them, from batches of 20 fresh samples (Fig.
 6 there); part ``samples`` from imbalanced samples under a KL penalty, theta = 10, in batches of 100 (Fig. 5 there, on
 samples of two Gaussian groups instead of covtype and connect-4).  The network has 10 sigmoid units and no constants,
-the loss is the hinge loss.  Alter-SGD is :class:`OOA`; the average is the same with weights that stay uniform.
+the loss is the hinge loss.  Alter-SGD is :class:`OOA`; the average is the same with weights that stay uniform.  As the
+stages of PG-SMD average their points and shorten their steps, both also run with steps in w that fall to 0 in a line.
 
-Every method's parameters are searched from a grid of about nine points, which grows until the best does not lie on its
-edge, by the objective at the end of a run with a seed of its own; then the pick runs with the other seeds.
+Every method's parameters are searched from a grid of five to nine points, which grows until the best does not lie on
+its edge, by the objective at the end of a run with a seed of its own; then the pick runs with the other seeds.
 """
 
 import argparse
@@ -107,7 +108,13 @@ def erm(network: nn.Module, given: dict[str, Any]) -> tuple[Algorithm, Optimizer
     return OOA(1e-9), each_in_its_ball(network, given["eta"])
 
 
-METHODS: dict[str, Method] = {"PG-SMD": pg_smd, "Alter-SGD": alter_sgd, "SGD (average)": erm}
+METHODS: dict[str, Method] = {
+    "PG-SMD": pg_smd,
+    "Alter-SGD": alter_sgd,
+    "Alter-SGD, falling steps": alter_sgd,
+    "SGD (average)": erm,
+    "SGD (average), falling steps": erm,
+}
 AXES: dict[str, dict[str, Axes]] = {
     "distributions": {
         "PG-SMD": {"gamma": [10.0, 100.0], "eta": [3.0, 10.0], "eta_dual": [0.3, 1.0]},
@@ -144,8 +151,11 @@ def run(job: Job) -> Job:
     algorithm, optimizer = METHODS[job["label"]](network, job["overrides"])
     problem = algorithm.pose(task.objective(), num_samples=task.num_samples)
     engine, curves, start = Engine(network, problem, algorithm), [figures(task, network)], time.perf_counter()
+    last = 1e-3 if "falling" in job["label"] else 1.0
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last, job["steps"])
     for t, batch in zip(range(1, job["steps"] + 1), task.batches, strict=False):
         engine.train_batch(batch, optimizer)
+        schedule.step()
         if t % max(1, job["steps"] // LOOKS) == 0:
             curves.append(figures(task, network))
     spent, norms = time.perf_counter() - start, [float(p.detach().norm()) for p in network.parameters()]
@@ -161,7 +171,8 @@ def search(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
             "label": label, "task": given.part, "steps": given.steps, "seed": seed, "overrides": values
         }  # fmt: skip
 
-    tunings = {m: Tuning(AXES[given.part][m], make(m), lambda job: -job["test"]["psi"], seeds=(100,)) for m in METHODS}
+    axes = {m: AXES[given.part][m.partition(", ")[0]] for m in METHODS}
+    tunings = {m: Tuning(axes[m], make(m), lambda job: -job["test"]["psi"], seeds=(100,)) for m in METHODS}
     run_searches(tunings, given.jobs, ["test.psi"], run)
     return {m: tuning.summary for m, tuning in tunings.items()}
 

@@ -34,10 +34,10 @@ class FullPass:
         """Which rows of a reading come for the first time, (b,), bool."""
         return self.values.index_select(0, reading.index).isnan()
 
-    def add(self, reading: Reading) -> None:
-        """Take the values of the rows that come for the first time."""
+    def add(self, reading: Reading, values: Tensor) -> None:
+        """Take the values (b, 1) of the rows that come for the first time."""
         fresh = self.fresh(reading)
-        self.values[reading.index[fresh]] = reading.values.detach()[fresh, 0].double()
+        self.values[reading.index[fresh]] = values.detach()[fresh, 0].double()
 
     def forget(self) -> None:
         """Begin anew."""

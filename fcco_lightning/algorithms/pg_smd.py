@@ -38,12 +38,15 @@ class PGSMD(ProximallyGuided):
             :class:`EqualStages`.
         geometry: V, "kl" or "euclidean", see :class:`MaxForm`.
         radius: of the ball in which every tensor of weights stays, > 0; None for none.
+        linearised: whether ``R_i(w) + <grad R_i(w), z - w>`` takes the place of ``R_i(z)``, with the gradient at w: the
+            proximal linear method PL-SMD, for smooth losses, whose eta is gamma (eq. (6) and (7)).  A step then
+            differentiates twice, which every operation of the network must allow.
 
     Raises:
         ConfigError: if an argument is out of range, if the geometry is not that of the objective's penalty, or if case
             D2 has no penalty.
-    Source: PG-SMD paper, Alg. 1 and 2; errata PG-1 and PG-9.  The paper's output is the w of a random stage; here it is
-    the last one.
+    Source: PG-SMD paper, Alg. 1 and 2, section 2; errata PG-1 and PG-9.  The paper's output is the w of a random stage;
+    here it is the last one.
     """
 
     def __init__(
@@ -52,8 +55,9 @@ class PGSMD(ProximallyGuided):
         stages: Stages | None = None,
         geometry: Geometry = "kl",
         radius: float | None = None,
+        linearised: bool = False,
     ) -> None:
-        super().__init__(gamma, geometry, radius)
+        super().__init__(gamma, geometry, radius, linearised=linearised)
         self.stages = stages or ConcaveStages()
 
     def prepare(self, problem: Problem) -> None:
@@ -82,12 +86,12 @@ class PGSMD(ProximallyGuided):
 
     def _inner_iteration(self, engine: Engine, batch: Batch, stage: Stage) -> None:
         penalty = penalty_of(engine.problem)
-        with self._point.held():
+        with self.looking():
             now = engine.measure(batch)
             surrogate = Surrogate(now.direct)
             for risks in now.readings:
                 term = risks.term
-                q, h = self._weights(engine, term), self.direction(risks, risks.values)
+                q, h = self._weights(engine, term), self.direction(risks, self.values(engine, risks))
                 self.add(surrogate, risks, q, penalty)
                 q = self.ascend(q, h, ambiguity_of(term), stage.eta_dual, penalty)
                 engine.propose_all(term, q.to(term.dtype).unsqueeze(1))
@@ -113,7 +117,7 @@ class PGSMD(ProximallyGuided):
         for risks in engine.measure(batch).readings:
             if not all_finite([risks.values]):
                 raise NonFiniteError("a loss at the centre is not finite; no row and no weight was changed.")
-            self._pass.add(risks)
+            self._pass.add(risks, risks.values)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "mean": list(self._mean) if self.begun else []}

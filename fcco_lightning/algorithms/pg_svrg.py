@@ -42,11 +42,13 @@ class PGSVRG(ProximallyGuided):
         K: snapshots of a stage and one, >= 2.
         geometry: V, "kl" or "euclidean", see :class:`MaxForm`.
         radius: of the ball in which every tensor of weights stays, > 0; None for none.
+        linearised: whether losses are linearised at w, as :class:`PGSMD` says: the proximal linear method PL-SVRG.
 
     Raises:
         ConfigError: if an argument is out of range, if the geometry is not that of the objective's penalty, or, when
             training starts, if the network recomputes activations or gradients are scaled for half precision.
-    Source: PG-SMD paper, Alg. 3 and 4; errata PG-2 to PG-4.  J, K and the step sizes are tuned, as in its experiments.
+    Source: PG-SMD paper, Alg. 3 and 4, section 2; errata PG-2 to PG-4.  J, K and the step sizes are tuned, as in its
+    experiments.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class PGSVRG(ProximallyGuided):
         K: int = 2,
         geometry: Geometry = "kl",
         radius: float | None = None,
+        linearised: bool = False,
     ) -> None:
-        super().__init__(gamma, geometry, radius)
+        super().__init__(gamma, geometry, radius, linearised=linearised)
         self.eta, self.eta_dual = positive("eta", eta), positive("eta_dual", eta_dual)
         self.J, self.K = at_least("J", J, 2), at_least("K", K, 2)
 
@@ -93,29 +96,32 @@ class PGSVRG(ProximallyGuided):
         """Add what a batch says of G_z and G_q."""
         term, surrogate = engine.problem.all_terms[0], Surrogate(None)
         q = self.weights(engine, term) if self._snapshots else self.uniform()
-        with self._point.held():
-            readings = engine.measure(batch).readings
-            for risks in readings:
+        with self.looking():
+            readings = [(risks, self.values(engine, risks)) for risks in engine.measure(batch).readings]
+            for risks, _ in readings:
                 y = q.index_select(0, risks.index) * self._pass.fresh(risks) / risks.weight
                 surrogate.add(risks, y.to(term.dtype).unsqueeze(1))
             gradient = engine.gradients(surrogate, self._params)
             engine.commit()
+        with self._point.held():
             self._snapshot.remember(self._params)
         self._full = [a + g for a, g in zip(self._full, gradient, strict=True)] if self._pass.begun else gradient
-        for risks in readings:
-            self._pass.add(risks)
+        for risks, values in readings:
+            self._pass.add(risks, values)
         self._q = q
 
     def _inner_iteration(self, engine: Engine, batch: Batch) -> None:
         penalty = penalty_of(engine.problem)
-        before = [w.detach().requires_grad_() for w in self._snapshot.tensors or ()]
-        with self._point.held():
+        snapshot = self._snapshot.tensors or ()
+        before = [w.detach().clone().requires_grad_() for w in (self._params if self.linearised else snapshot)]
+        with self.looking():
             now = engine.inner(engine.evaluate(batch, before, graph=True))
             surrogate, at_snapshot = Surrogate(now.direct), Surrogate(None)
             for risks in now.readings:
                 term, earlier = risks.term, risks.at_previous()
                 q = self.weights(engine, term) if self._count else self._q
-                h = self._pass.values + self.direction(risks, risks.values - earlier.values)
+                change = self.along(engine, risks, snapshot) if self.linearised else risks.values - earlier.values
+                h = self._pass.values + self.direction(risks, change)
                 self.add(surrogate, risks, q, penalty)
                 self.add(at_snapshot, earlier, self._q, None)
                 q = self.ascend(q, h, ambiguity_of(term), self.eta_dual, self._pull(engine.problem))

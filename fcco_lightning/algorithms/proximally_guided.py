@@ -1,8 +1,8 @@
 """What PG-SMD and PG-SVRG share: inner steps of w and q around a centre that moves from stage to stage."""
 
 from abc import ABC
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fcco_lightning.algorithms.full_pass import FullPass
 from fcco_lightning.algorithms.max_form import Geometry, MaxForm
 from fcco_lightning.checks import positive
-from fcco_lightning.engine import Engine
+from fcco_lightning.engine import Engine, Reading
 from fcco_lightning.steps import InnerPoint, ProximalDescent, like_parameters
 
 
@@ -27,10 +27,12 @@ class ProximallyGuided(MaxForm, ABC):
         gamma: proximal parameter, > 0; the paper takes at most 1/(2 rho) for rho-weakly convex losses.
         geometry: by what steps in q are measured, see :class:`MaxForm`.
         radius: of the ball in which every tensor of weights stays, > 0; None for none.
+        linearised: whether ``R_i(w) + <grad R_i(w), z - w>`` takes the place of ``R_i(z)``.
     """
 
-    def __init__(self, gamma: float, geometry: Geometry, radius: float | None) -> None:
+    def __init__(self, gamma: float, geometry: Geometry, radius: float | None, *, linearised: bool = False) -> None:
         super().__init__(geometry)
+        self.linearised = linearised
         self.gamma = positive("gamma", gamma)
         self.radius = None if radius is None else positive("radius", radius)
 
@@ -44,6 +46,20 @@ class ProximallyGuided(MaxForm, ABC):
     def uniform(self) -> Tensor:
         """The weights 1/n, (n,), float64: where V is least."""
         return torch.full_like(self._pass.values, 1 / len(self._pass.values))
+
+    def looking(self) -> AbstractContextManager[object]:
+        """Inside, the parameters hold the point at which losses are measured: z, or w where they are linearised."""
+        return nullcontext() if self.linearised else self._point.held()
+
+    def values(self, engine: Engine, risks: Reading) -> Tensor:
+        """The R_i of a reading at z, or their linearisation there, (b, 1), without graph."""
+        now = risks.values.detach()
+        return now + self.along(engine, risks, self._params) if self.linearised else now
+
+    def along(self, engine: Engine, risks: Reading, origin: Sequence[Tensor]) -> Tensor:
+        """``<grad R_i(w), z - origin>`` of a reading at w, (b, 1), without graph."""
+        steps = [z - o.detach() for z, o in zip(self._point.tensors, origin, strict=True)]
+        return engine.directional(risks.values, steps)
 
     @contextmanager
     def inner_step(self, engine: Engine, eta: float) -> Iterator[None]:

@@ -161,9 +161,21 @@ ALGORITHMS: dict[str, Member] = {
         restarts=True,
         gradients=False,
     ),
+    "PGSMD, linearised": Member(
+        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3), linearised=True),
+        lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3), linearised=True),
+        max_form=True,
+        restarts=True,
+    ),
     "PGSVRG": Member(
         lambda: PGSVRG(0.4, 0.2, 0.3, J=3, K=2),
         lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=2),
+        max_form=True,
+        restarts=True,
+    ),
+    "PGSVRG, linearised": Member(
+        lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=3, linearised=True),
+        lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=2, linearised=True),
         max_form=True,
         restarts=True,
     ),

@@ -134,9 +134,17 @@ def test_pg_smd_under_a_cap(samples):
 
 
 @pytest.mark.parametrize("samples", [False, True])
-@pytest.mark.parametrize("theta", [0.0, THETA])
-def test_pg_svrg(theta, samples):
+def test_pl_smd(samples):
     job = Job(samples=samples)
-    box = boxes.PGSVRG(job.problem, job.w, lambda t: Steps(6, 0.3, 0.2), lambda t: 3, gamma=GAMMA, theta=theta)
-    algorithm = PGSVRG(GAMMA, 0.3, 0.2, J=6, K=3)
+    box = boxes.PGSMD(job.problem, job.w, lambda t: Steps(7, 0.4, 0.3), gamma=GAMMA, theta=THETA, linearised=True)
+    algorithm = PGSMD(GAMMA, EqualStages(7, 0.4, 0.3), linearised=True)
+    compare(job, algorithm, box, penalty=KLPenalty(THETA))
+
+
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize(("theta", "linearised"), [(0.0, False), (THETA, False), (THETA, True)])
+def test_svrg(theta, linearised, samples):
+    job, options = Job(samples=samples), {"gamma": GAMMA, "theta": theta, "linearised": linearised}
+    box = boxes.PGSVRG(job.problem, job.w, lambda t: Steps(6, 0.3, 0.2), lambda t: 3, **options)
+    algorithm = PGSVRG(GAMMA, 0.3, 0.2, J=6, K=3, linearised=linearised)
     compare(job, algorithm, box, penalty=KLPenalty(theta), steps=100)
