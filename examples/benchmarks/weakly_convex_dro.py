@@ -151,11 +151,11 @@ def run(job: Job) -> Job:
     algorithm, optimizer = METHODS[job["label"]](network, job["overrides"])
     problem = algorithm.pose(task.objective(), num_samples=task.num_samples)
     engine, curves, start = Engine(network, problem, algorithm), [figures(task, network)], time.perf_counter()
-    last = 1e-3 if "falling" in job["label"] else 1.0
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last, job["steps"])
+    falling = "falling" in job["label"]
     for t, batch in zip(range(1, job["steps"] + 1), task.batches, strict=False):
+        for group in optimizer.param_groups if falling else ():
+            group["lr"] = job["overrides"]["eta"] * (1 - (t - 1) / job["steps"])
         engine.train_batch(batch, optimizer)
-        schedule.step()
         if t % max(1, job["steps"] // LOOKS) == 0:
             curves.append(figures(task, network))
     spent, norms = time.perf_counter() - start, [float(p.detach().norm()) for p in network.parameters()]
@@ -193,11 +193,13 @@ def picture(results: list[Job], path: Path) -> None:
             axes.fill_between(
                 steps, [min(c) for c in columns], [max(c) for c in columns], alpha=0.15, color=line.get_color()
             )
+        if name != "f_score":
+            axes.set_yscale("log")
         axes.set_xlabel("batches")
         axes.set_ylabel(written)
         axes.grid(alpha=0.3)
     axes.legend()
-    FigureCanvasAgg(figure).print_figure(path, dpi=110)
+    FigureCanvasAgg(figure).print_figure(path, dpi=80)
 
 
 def main() -> None:

@@ -91,7 +91,8 @@ def ambiguity_of(term: Term) -> AmbiguitySet:
     """
     if not isinstance(term.outer, WorstCase):
         raise ConfigError(
-            f"OOA and SMD need the max form of an objective, a worst case over weights, got {term.outer!r}."
+            f"OOA, SMD, PG-SMD and PG-SVRG need the max form of an objective, a worst case over weights, got "
+            f"{term.outer!r}. Use WorstGroupDRO, CVaRGroupDRO, KLGroupDRO or SampleDRO."
         )
     return term.outer.ambiguity
 

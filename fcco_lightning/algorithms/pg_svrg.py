@@ -103,9 +103,11 @@ class PGSVRG(ProximallyGuided):
                 surrogate.add(risks, y.to(term.dtype).unsqueeze(1))
             gradient = engine.gradients(surrogate, self._params)
             engine.commit()
-        with self._point.held():
-            self._snapshot.remember(self._params)
-        self._full = [a + g for a, g in zip(self._full, gradient, strict=True)] if self._pass.begun else gradient
+        if not self._pass.begun:
+            self._full = [torch.zeros_like(p) for p in self._params]
+            with self._point.held():
+                self._snapshot.remember(self._params)
+        self._full = [a + g for a, g in zip(self._full, gradient, strict=True)]
         for risks, values in readings:
             self._pass.add(risks, values)
         self._q = q
