@@ -70,7 +70,7 @@ def distributions(seed: int, steps: int) -> Task:
 
 
 def samples(seed: int, steps: int) -> Task:
-    """4000 samples, a fifth of them positive; 20,000 others to test on, as many of either class."""
+    """4000 samples, a quarter of them positive; 20,000 others to test on, as many of either class."""
     problem, generator = GaussianGroups(), torch.Generator().manual_seed(seed)
     train, others = problem.sample(4000, generator), problem.sample(60_000, generator)
     classes = [(others["y"] == label).nonzero().flatten()[:10_000] for label in (0, 1)]
