@@ -1,16 +1,20 @@
-r"""Weakly convex min-max problems (PG-SMD paper, sections 5.2 and 5.3): PG-SMD, Alter-SGD and the plain average by SGD.
+r"""Weakly convex min-max problems of the PG-SMD paper: PG-SMD, PG-SVRG, their proximal linear relatives, and Alter-SGD.
 
 Part ``distributions`` learns from five distributions for the worst one of them, from batches of 20 fresh samples (Fig.
 6 there); part ``samples`` from imbalanced samples under a KL penalty, theta = 10, in batches of 100 (Fig. 5 there, on
 samples of two Gaussian groups instead of covtype and connect-4).  The network has 10 sigmoid units and no constants,
-the loss is the hinge loss.  Alter-SGD is :class:`OOA`; the average is the same with weights that stay uniform.  As the
-stages of PG-SMD average their points and shorten their steps, both also run with steps in w that fall to 0 in a line.
+the loss is the hinge loss.  Part ``smooth`` is ``samples`` with the logistic loss, for the methods that need a smooth
+one (Fig. 1 there, with this network instead of a truncated loss of a linear model).
+
+Alter-SGD is :class:`OOA`; the average is the same with weights that stay uniform.  As the stages of PG-SMD average
+their points and shorten their steps, both also run with steps in w that fall to 0 in a line.
 
 Every method's parameters are searched from a grid of five to nine points, which grows until the best does not lie on
 its edge, by the objective at the end of a run with a seed of its own; then the pick runs with the other seeds.
 """
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +29,7 @@ from torch.optim import Optimizer
 from fcco_lightning import (
     OOA,
     PGSMD,
+    PGSVRG,
     Algorithm,
     BlockDistributions,
     ConcaveStages,
@@ -33,11 +38,12 @@ from fcco_lightning import (
     GroupMaxForm,
     HingeLoss,
     KLPenalty,
-    Objective,
+    LogisticLoss,
     ProximalSGD,
     SampleDRO,
     TabularMLP,
 )
+from fcco_lightning.objectives import Quantity
 
 RADIUS, THETA, LOOKS = 50.0, 10.0, 60
 FIGURES = ("test.psi", "test.error", "test.f_score")
@@ -48,7 +54,7 @@ Method = Callable[[nn.Module, dict[str, Any]], tuple[Algorithm, Optimizer]]
 class Task(NamedTuple):
     """A problem: what is minimised, the batches, where psi is measured, and where error and F-score are."""
 
-    objective: Callable[[], Objective]
+    objective: Callable[[], GroupMaxForm | SampleDRO]
     batches: Iterator[Columns]
     known: Columns
     test: Columns
@@ -69,7 +75,7 @@ def distributions(seed: int, steps: int) -> Task:
     return Task(lambda: GroupMaxForm(None, HingeLoss(), 5), batches(), measured, measured, 20 * steps)
 
 
-def samples(seed: int, steps: int) -> Task:
+def samples(seed: int, steps: int, loss: Quantity = HingeLoss()) -> Task:  # noqa: B008 - frozen
     """4000 samples, a quarter of them positive; 20,000 others to test on, as many of either class."""
     problem, generator = GaussianGroups(), torch.Generator().manual_seed(seed)
     train, others = problem.sample(4000, generator), problem.sample(60_000, generator)
@@ -81,10 +87,14 @@ def samples(seed: int, steps: int) -> Task:
             for index in torch.randperm(4000, generator=generator).split(100):
                 yield {"index": index, **{name: column[index] for name, column in train.items()}}
 
-    return Task(lambda: SampleDRO(None, KLPenalty(THETA), HingeLoss()), batches(), train, test, 4000)
+    return Task(lambda: SampleDRO(None, KLPenalty(THETA), loss), batches(), train, test, 4000)
 
 
-TASKS = {"distributions": distributions, "samples": samples}
+TASKS = {
+    "distributions": distributions,
+    "samples": samples,
+    "smooth": functools.partial(samples, loss=LogisticLoss()),
+}
 
 
 def each_in_its_ball(network: nn.Module, lr: float) -> Optimizer:
@@ -92,10 +102,18 @@ def each_in_its_ball(network: nn.Module, lr: float) -> Optimizer:
     return ProximalSGD([{"params": [p]} for p in network.parameters()], lr=lr, radius=RADIUS)
 
 
-def pg_smd(network: nn.Module, given: dict[str, Any]) -> tuple[Algorithm, Optimizer]:
+def pg_smd(network: nn.Module, given: dict[str, Any], *, linearised: bool = False) -> tuple[Algorithm, Optimizer]:
     """Case D1 of the paper."""
     stages = ConcaveStages(given["eta"], given["eta_dual"])
-    return PGSMD(given["gamma"], stages, radius=RADIUS), torch.optim.SGD(network.parameters(), lr=1.0)
+    algorithm = PGSMD(given["gamma"], stages, radius=RADIUS, linearised=linearised)
+    return algorithm, torch.optim.SGD(network.parameters(), lr=1.0)
+
+
+def pg_svrg(network: nn.Module, given: dict[str, Any], *, linearised: bool = False) -> tuple[Algorithm, Optimizer]:
+    """A pass over 40 batches, then two epochs of steps, then the next centre."""
+    steps = given["gamma"], given["eta"], given["eta_dual"]
+    algorithm = PGSVRG(*steps, J=81, K=2, radius=RADIUS, linearised=linearised)
+    return algorithm, torch.optim.SGD(network.parameters(), lr=1.0)
 
 
 def alter_sgd(network: nn.Module, given: dict[str, Any]) -> tuple[Algorithm, Optimizer]:
@@ -110,21 +128,35 @@ def erm(network: nn.Module, given: dict[str, Any]) -> tuple[Algorithm, Optimizer
 
 METHODS: dict[str, Method] = {
     "PG-SMD": pg_smd,
+    "PG-SVRG": pg_svrg,
+    "PL-SMD": functools.partial(pg_smd, linearised=True),
+    "PL-SVRG": functools.partial(pg_svrg, linearised=True),
     "Alter-SGD": alter_sgd,
-    "Alter-SGD, falling steps": alter_sgd,
     "SGD (average)": erm,
-    "SGD (average), falling steps": erm,
 }
+AVERAGE: Axes = {"eta": [0.03, 0.1, 0.3, 1.0, 3.0]}
+STAGES: Axes = {"gamma": [10.0, 100.0], "eta": [3.0, 10.0]}
+SNAPSHOTS: Axes = {"gamma": [10.0, 100.0], "eta": [0.3, 1.0], "eta_dual": [1e-5, 1e-4]}
+
+
+def against_constant_steps(stages: Axes, alternating: Axes) -> dict[str, Axes]:
+    """The methods for losses with kinks; those with steps of one length also with falling ones."""
+    plain = {"Alter-SGD": alternating, "SGD (average)": AVERAGE}
+    return {"PG-SMD": stages} | plain | {f"{method}, falling steps": axes for method, axes in plain.items()}
+
+
 AXES: dict[str, dict[str, Axes]] = {
-    "distributions": {
-        "PG-SMD": {"gamma": [10.0, 100.0], "eta": [3.0, 10.0], "eta_dual": [0.3, 1.0]},
-        "Alter-SGD": {"eta": [0.1, 0.3, 1.0], "eta_dual": [0.003, 0.01, 0.03]},
-        "SGD (average)": {"eta": [0.03, 0.1, 0.3, 1.0, 3.0]},
-    },
-    "samples": {
-        "PG-SMD": {"gamma": [10.0, 100.0], "eta": [3.0, 10.0], "eta_dual": [1e-4, 1e-3]},
-        "Alter-SGD": {"eta": [0.1, 0.3, 1.0], "eta_dual": [1e-5, 1e-4, 1e-3]},
-        "SGD (average)": {"eta": [0.03, 0.1, 0.3, 1.0, 3.0]},
+    "distributions": against_constant_steps(
+        STAGES | {"eta_dual": [0.3, 1.0]}, {"eta": [0.1, 0.3, 1.0], "eta_dual": [0.003, 0.01, 0.03]}
+    ),
+    "samples": against_constant_steps(
+        STAGES | {"eta_dual": [1e-4, 1e-3]}, {"eta": [0.1, 0.3, 1.0], "eta_dual": [1e-5, 1e-4, 1e-3]}
+    ),
+    "smooth": {
+        "PG-SMD": STAGES | {"eta_dual": [1e-4, 1e-3]},
+        "PG-SVRG": SNAPSHOTS,
+        "PL-SMD": STAGES | {"eta_dual": [1e-4, 1e-3]},
+        "PL-SVRG": SNAPSHOTS,
     },
 }
 
@@ -132,8 +164,9 @@ AXES: dict[str, dict[str, Axes]] = {
 @torch.no_grad()
 def figures(task: Task, network: nn.Module) -> dict[str, float]:
     """Psi, and error and F-score of class 1 in percent."""
-    losses = HingeLoss()(network(task.known["x"]), task.known)
-    if isinstance(task.objective(), GroupMaxForm):
+    objective = task.objective()
+    losses = objective.loss(network(task.known["x"]), task.known)
+    if isinstance(objective, GroupMaxForm):
         psi = torch.stack([losses[task.known["group"] == g].mean() for g in range(5)]).max()
     else:
         psi = THETA * (losses.double() / THETA).exp().mean().log()
@@ -148,7 +181,7 @@ def run(job: Job) -> Job:
     torch.manual_seed(job["seed"])
     task: Task = TASKS[job["task"]](job["seed"], job["steps"])
     network = TabularMLP([10], in_features=task.known["x"].shape[1], activation="sigmoid", bias=False)
-    algorithm, optimizer = METHODS[job["label"]](network, job["overrides"])
+    algorithm, optimizer = METHODS[job["label"].partition(", ")[0]](network, job["overrides"])
     problem = algorithm.pose(task.objective(), num_samples=task.num_samples)
     engine, curves, start = Engine(network, problem, algorithm), [figures(task, network)], time.perf_counter()
     falling = "falling" in job["label"]
@@ -171,8 +204,8 @@ def search(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
             "label": label, "task": given.part, "steps": given.steps, "seed": seed, "overrides": values
         }  # fmt: skip
 
-    axes = {m: AXES[given.part][m.partition(", ")[0]] for m in METHODS}
-    tunings = {m: Tuning(axes[m], make(m), lambda job: -job["test"]["psi"], seeds=(100,)) for m in METHODS}
+    axes = AXES[given.part]
+    tunings = {m: Tuning(axes[m], make(m), lambda job: -job["test"]["psi"], seeds=(100,)) for m in axes}
     run_searches(tunings, given.jobs, ["test.psi"], run)
     return {m: tuning.summary for m, tuning in tunings.items()}
 
