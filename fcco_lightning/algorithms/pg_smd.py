@@ -24,8 +24,9 @@ class PGSMD(ProximallyGuided):
     ``q <- argmax_{p in Q} <p, g_q> - V(p, q) / eta_dual - nu D(p, 1/n)``
 
     with the unbiased ``g_z = sum_{sampled} q_i / p_i grad R_i(z; B_i)`` and ``g_q`` of entries ``R_i(z; B_i) / p_i``,
-    p_i the probability that a batch speaks of row i.  The mean of the J points z is the next w.  Rows are groups or
-    distributions (:class:`GroupMaxForm`, eq. (3) of the paper) or all samples (:class:`SampleDRO`, eq. (2)).
+    p_i the probability that a batch speaks of row i.  The mean of the J points z is the next w: the user's optimizer is
+    given w less that mean as its gradient, so ``torch.optim.SGD`` with ``lr=1`` is the paper's method.  Rows are groups
+    or distributions (:class:`GroupMaxForm`, eq. (3) of the paper) or all samples (:class:`SampleDRO`, eq. (2)).
 
     q starts every stage at uniform weights, or where ``stages`` says so (case D2) at the best response to the losses
     at w.  Those are collected from the batches of a pass, in which nothing moves, until every row has come.

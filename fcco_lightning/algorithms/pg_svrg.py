@@ -27,7 +27,8 @@ class PGSVRG(ProximallyGuided):
     ``g_q = G_q`` with ``(R_i(z) - R_i(zs)) / p_i`` added to the sampled entries,
 
     two forward and two backward passes a step.  Without a penalty the step in q has the further term
-    ``- V(p, 1/n) / (t + 2)`` in stage t.  The last z of a stage is the next w.
+    ``- V(p, 1/n) / (t + 2)`` in stage t.  The last z of a stage is the next w: the user's optimizer is given
+    w less that z as its gradient, so ``torch.optim.SGD`` with ``lr=1`` is the paper's method.
 
     G is exact where a batch holds all that a row is made of, as with the samples of :class:`SampleDRO`; the risk of a
     group counts in it as the batch estimates it that comes first.

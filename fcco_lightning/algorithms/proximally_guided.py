@@ -37,6 +37,8 @@ class ProximallyGuided(MaxForm, ABC):
         self.radius = None if radius is None else positive("radius", radius)
 
     def start(self, engine: Engine) -> None:
+        if self.linearised:
+            self.require_stored_activations(engine)
         self._params = engine.params
         self._point = InnerPoint(engine.params)
         self._descent = ProximalDescent(engine.params, 1.0, self.gamma, self.radius)
