@@ -116,7 +116,7 @@ class PGSVRG(ProximallyGuided):
     def _inner_iteration(self, engine: Engine, batch: Batch) -> None:
         penalty = penalty_of(engine.problem)
         snapshot = self._snapshot.tensors or ()
-        before = [w.detach().clone().requires_grad_() for w in (self._params if self.linearised else snapshot)]
+        before = [w.detach().requires_grad_() for w in (self._params if self.linearised else snapshot)]
         with self.looking():
             now = engine.inner(engine.evaluate(batch, before, graph=True))
             surrogate, at_snapshot = Surrogate(now.direct), Surrogate(None)
