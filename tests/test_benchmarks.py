@@ -256,6 +256,29 @@ def test_means_over_pairs_are_measured_beside_all_pairs_at_once(capsys, monkeypa
     assert losses == ["SquaredPair", "SquaredHingePair", "SigmoidPair", "LogisticPair"]
 
 
+@pytest.mark.parametrize("part", ["distributions", pytest.param("smooth", marks=pytest.mark.slow)])
+def test_weakly_convex_dro_writes_table_json_and_picture(part, tmp_path, monkeypatch, capsys):
+    module = script("weakly_convex_dro")
+    runs = sys.modules["runs"]
+    monkeypatch.setattr(runs, "LONGEST", 0)
+    monkeypatch.setattr(module, "LOOKS", 3)
+    for axes in module.AXES[part].values():
+        for name, values in axes.items():
+            monkeypatch.setitem(axes, name, values[:1])
+    for where in (module, runs):
+        monkeypatch.setattr(where, "run_all", in_this_process)
+    command = ["weakly_convex_dro.py", "--part", part, "--steps", "42", "--seeds", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    module.main()
+    results = json.loads((tmp_path / f"weakly_convex_dro_{part}.json").read_text())["results"]
+    assert {r["label"] for r in results} == set(module.AXES[part])
+    for run in results:
+        assert 0 < run["test"]["psi"] < 2
+        assert len(run["curves"]) == 4
+    assert "| PG-SMD | 1 |" in capsys.readouterr().out
+    assert (tmp_path / f"weakly_convex_dro_{part}.png").stat().st_size > 5000
+
+
 def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, monkeypatch):
     """Both reach the optimum, and the tables and pictures are written."""
     s = script("dro")

@@ -61,20 +61,6 @@ class Estimation(Algorithm, ABC):
         self._previous = PreviousWeights()
         self._fading = [term for term in engine.problem.all_terms if self.estimator_of(term).decay() != 1]
 
-    def require_stored_activations(self, engine: Engine) -> None:
-        """Refuse networks that recompute activations, for gradients at other weights than the network's own.
-
-        Raises:
-            ConfigError: if gradient checkpointing is on.
-        """
-        network = engine.functions.network
-        if getattr(network, "recomputes", False):
-            raise ConfigError(
-                f"grad_checkpointing=True of {type(network).__name__} does not go with {self.name}: its gradient at "
-                "other weights would be computed at the present ones. Set grad_checkpointing to false, or use an "
-                "algorithm without that gradient, such as SONEX."
-            )
-
     def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
         """Measure a batch, propose rows, and pair the outer gradients with the inner functions."""
         now = engine.measure(batch, self._previous.tensors if self.needs_previous else None)

@@ -387,6 +387,21 @@ class Engine:
         """
         return self._own_gradients(value, self.params, keep=True, graph=graph)
 
+    def directional(self, values: Tensor, steps: Sequence[Tensor]) -> Tensor:
+        """Derivatives of inner values (b, k) along a step of the parameters, without graph; that of the values is kept.
+
+        Args:
+            values: with graph, as a :class:`Reading` has them.
+            steps: in the order of ``params``.
+        """
+        y = torch.zeros_like(values, requires_grad=True)
+        gradients = self._own_gradients((y * values).sum(), self.params, keep=True, graph=True)
+        along = torch.stack([(g * d).sum() for g, d in zip(gradients, steps, strict=True)]).sum()
+        if not along.requires_grad:  # the batch said nothing
+            return torch.zeros_like(values)
+        (own,) = torch.autograd.grad(along, y, retain_graph=True)
+        return self.averaged([own])[0]
+
     def averaged(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients averaged over the processes, without graph; :meth:`commit` sees whether they are finite."""
         averages = [g.detach().clone() for g in gradients]

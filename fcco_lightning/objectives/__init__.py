@@ -26,6 +26,7 @@ from fcco_lightning.objectives.group_dro import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
+from fcco_lightning.objectives.hinge_loss import HingeLoss
 from fcco_lightning.objectives.latent_variable import LatentVariable
 from fcco_lightning.objectives.list_mle import ListMLE
 from fcco_lightning.objectives.list_net import ListNet
@@ -55,6 +56,7 @@ from fcco_lightning.objectives.quantities import (
 from fcco_lightning.objectives.ranking import RankingObjective
 from fcco_lightning.objectives.recall_at_k import RecallAtK
 from fcco_lightning.objectives.robust_logistic import RobustLogistic
+from fcco_lightning.objectives.sample_dro import SampleDRO
 from fcco_lightning.objectives.sampled_softmax import SampledSoftmax
 from fcco_lightning.objectives.view_contrastive import ViewContrastive
 
@@ -76,6 +78,7 @@ __all__ = [
     "GlobalContrastive",
     "GroupMaxForm",
     "GroupObjective",
+    "HingeLoss",
     "InfoNCE",
     "KLGroupDRO",
     "KLPartialAUC",
@@ -100,6 +103,7 @@ __all__ = [
     "RecallAtK",
     "RobustLogistic",
     "RowDomain",
+    "SampleDRO",
     "SampleParameters",
     "SampledSoftmax",
     "SigmoidPair",

@@ -144,6 +144,7 @@ class Training:
         if objective is None:
             objective = CVaRGroupDRO(0.5, num_groups=3).double() if member.max_form else Margins()
             objective = LogMargins() if member.logarithm else objective
+            objective = objective if member.objective is None else member.objective().double()
         self.problem = self.algorithm.pose(
             objective,
             [rate()] if limits is None else limits,
