@@ -26,7 +26,6 @@ from fcco_lightning.objectives.group_dro import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
-from fcco_lightning.objectives.hinge_loss import HingeLoss
 from fcco_lightning.objectives.latent_variable import LatentVariable
 from fcco_lightning.objectives.list_mle import ListMLE
 from fcco_lightning.objectives.list_net import ListNet
@@ -47,6 +46,7 @@ from fcco_lightning.objectives.partial_auc import CVaRPartialAUC, KLPartialAUC
 from fcco_lightning.objectives.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
 from fcco_lightning.objectives.quantities import (
     CrossEntropyLoss,
+    HingeLoss,
     LogisticLoss,
     MultiLabelLoss,
     Quantity,
