@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from fcco_lightning.constraints import Constraint, HingePenalty, Penalty
+from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
+from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_parameters import RowParameters
 from fcco_lightning.engine.row_weights import (
     Drawn,
@@ -26,15 +28,17 @@ from fcco_lightning.state import DualState, Layout, RowMap
 
 
 class Problem(nn.Module):
-    r"""``min_w g_0(w) + (1/n) sum_i f_i(g_i(w)) + (1/m) sum_j phi_rho(h_j(w))``.
+    r"""``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))``, and ``(1/m) sum_j phi_rho(h_j(w))`` or ``sum_j L_j(h_j(w))``.
+
+    The last part is that of the constraints: of a fixed penalty the mean over them, of multipliers the sum.
 
     It holds what is remembered of every term and nothing else: its ``state_dict`` is what must survive.  An algorithm
     makes it (:meth:`~fcco_lightning.algorithms.Algorithm.pose`).
 
     Args:
         objective: the objective.
-        constraints: the constraints that are penalised; their rows together are the m of the penalty.
-        penalty: phi; a hinge with rho = 10 by default.
+        constraints: the constraints that are enforced; their rows together are the m of a penalty.
+        penalty: how they are enforced; a hinge with rho = 10 by default.
         num_samples: size of the training split.
         sampling: by part of a batch the columns of its training samples and how they are drawn, from which the weights
             of rows in a batch are computed.  None for loaders of which nothing is known: the weights of the rows of
@@ -54,7 +58,7 @@ class Problem(nn.Module):
         self,
         objective: Objective,
         constraints: Sequence[Constraint],
-        penalty: Penalty | None,
+        penalty: Enforcement | None,
         num_samples: int,
         *,
         sampling: Mapping[str, Drawn] | None = None,
@@ -67,14 +71,13 @@ class Problem(nn.Module):
         super().__init__()
         self.processes, self.penalty = processes or Processes(), penalty or HingePenalty()
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
-        self.constraints = list(constraints) if self.penalty.rho > 0 else []
+        self.constraints = list(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
         objective.prepare(num_samples)
         terms: list[Term] = []
         if objective.outer is not None:
             terms.append(self._objective_term(num_samples, layout, objective_share))
-        m = sum(c.num_rows for c in self.constraints)
-        terms += [self._constraint_term(c, c.num_rows / m, constraint_share) for c in self.constraints]
+        terms += [self._constraint_term(c, constraint_share) for c in self.constraints]
         self.all_terms, self.terms = terms, nn.ModuleList(terms)
         per_sample = objective.sample_parameters
         self.row_parameters = (
@@ -101,6 +104,8 @@ class Problem(nn.Module):
 
     def begin_epoch(self, epoch: int) -> None:
         """Let rho follow its schedule."""
+        if not isinstance(self.penalty, Penalty):
+            return
         rho = self.penalty.weight(epoch)
         compositional = len(self.all_terms) - len(self.constraints)
         for constraint, term in zip(self.constraints, self.all_terms[compositional:], strict=True):
@@ -146,10 +151,17 @@ class Problem(nn.Module):
             together = partner_presence(owners, partners, drawn, type(objective).__name__, of_batch)
         return SampleWeights(len(owners) / row_map.num_rows, owners[0].numel(), together)
 
-    def _constraint_term(self, constraint: Constraint, share: float, of_batch: float) -> Term:
+    def _constraint_term(self, constraint: Constraint, of_batch: float) -> Term:
+        multipliers = None
+        if isinstance(self.penalty, Penalty):
+            outer = constraint.outer(self.penalty.outer(self.penalty.weight(0), constraint.kappa))
+            share = constraint.num_rows / sum(c.num_rows for c in self.constraints)
+        else:
+            multipliers = MultiplierRows(self.penalty, constraint, self._dtype, self.processes)
+            outer, share = multipliers.outer(), float(constraint.num_rows)
         return Term(
             "penalty",
-            constraint.outer(self.penalty.outer(self.penalty.weight(0), constraint.kappa)),
+            outer,
             constraint.num_rows,
             constraint.width,
             share=share,
@@ -159,6 +171,7 @@ class Problem(nn.Module):
             range=constraint.range,
             part=constraint.part,
             processes=self.processes,
+            multipliers=multipliers,
         )
 
     def _direct_weight(self) -> float:

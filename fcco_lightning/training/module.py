@@ -19,7 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fcco_lightning.algorithms import SONEX, Algorithm, DoubleLoop
 from fcco_lightning.checks import positive
-from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.engine import Drawn, Engine, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
@@ -79,7 +80,7 @@ class FCCOModule(EvaluatingModule):
         network: nn.Module,
         objective: Objective | None = None,
         constraints: Sequence[Constraint] = (),
-        penalty: Penalty | None = None,
+        penalty: Enforcement | None = None,
         algorithm: Algorithm | None = None,
         optimizer: OptimizerCallable = AdamType,
         scheduler: LRSchedulerCallable | None = None,

@@ -1,0 +1,66 @@
+"""The multipliers of a constraint's rows: remembered, checkpointed and shared among processes as dual states are."""
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.constraints import Constraint, Multipliers
+from fcco_lightning.distributed import Processes
+from fcco_lightning.outer import Multiplied, OuterFunction, excess
+from fcco_lightning.state import DualState, Place
+
+
+class MultiplierRows(nn.Module):
+    """Row i holds what a rule of multipliers remembers of the sides of row i of a constraint.
+
+    Args:
+        rule: by which the multipliers are found.
+        constraint: whose they are.
+        dtype: of the rows.
+        processes: that share the rows.
+    """
+
+    def __init__(self, rule: Multipliers, constraint: Constraint, dtype: torch.dtype, processes: Processes) -> None:
+        super().__init__()
+        self.rule, self.constraint = rule, constraint
+        start = torch.tensor(rule.start, dtype=dtype).repeat_interleave(constraint.sides)
+        self.state = DualState(constraint.num_rows, len(start), dtype, processes)
+        self.state.write(torch.arange(constraint.num_rows), start.expand(constraint.num_rows, -1))
+
+    def outer(self, index: Tensor | None = None) -> OuterFunction:
+        """L_i of the rows ``index`` (b,), or of all, at the present multipliers."""
+        return self.constraint.signed(self._of_sides(self._memory(self._all() if index is None else index)))
+
+    def moved(self, index: Tensor, values: Tensor) -> tuple[Place, Tensor]:
+        """Where the rows ``index`` (b,) lie, and what they hold next.
+
+        Args:
+            index: rows, all different.
+            values: their inner values u_i, shape (b, k).
+        """
+        place = self.state.locate(index)
+        rows = self.rule.moved(self._memory(place), excess(self._signed(values), self.constraint.kappa, self._sides))
+        return place, rows.flatten(1)
+
+    @torch.no_grad()
+    def at(self, values: Tensor) -> Tensor:
+        """The multiplier of every row, shape (n,): what multiplies grad h_i at the inner values u_i, shape (n, k)."""
+        return self._of_sides(self._memory(self._all())).pressure(self._signed(values)).sum(1)
+
+    @property
+    def _sides(self) -> int:
+        return self.constraint.sides
+
+    def _all(self) -> Tensor:
+        return torch.arange(self.state.num_rows, device=self.state.rows.device)
+
+    def _memory(self, index: Tensor | Place) -> Tensor:
+        """What is remembered of b rows, shape (b, values, sides)."""
+        rows = self.state.read(index).values
+        return rows.view(len(rows), -1, self._sides)
+
+    def _of_sides(self, memory: Tensor) -> Multiplied:
+        return self.rule.outer(memory, self.constraint.kappa)
+
+    def _signed(self, values: Tensor) -> Tensor:
+        """``h + kappa``, or s of two sides, shape (b, 1)."""
+        return self.constraint.signed(Multiplied(values.new_ones(1, 1))).value(values).unsqueeze(1)

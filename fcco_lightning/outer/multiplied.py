@@ -1,0 +1,90 @@
+"""The outer function of a constraint with a multiplier of its own: the Lagrangian, augmented or not, capped or not."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import finite, non_negative
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.outer.base import OuterFunction, known_at, known_rows
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Multiplied(OuterFunction):
+    r"""``f(t) = max over 0 <= y <= rho of y x - (y - nu)^2 / (2 c)`` of the excess ``x = t - kappa`` of a constraint.
+
+    Its slope is the multiplier ``y = clamp(nu + c x, 0, rho)``.  At c = 0 it is the Lagrangian's ``nu x``; with c > 0
+    and without a cap rho it is the augmented Lagrangian ``([nu + c x]_+^2 - nu^2) / (2 c)``; with nu = 0 and a cap it
+    is the Moreau envelope of the exact penalty ``rho [x]_+`` for lam = 1/c.
+
+    With two columns of nu the function belongs to ``|t| <= kappa``, which is two constraints: f is the sum of two such
+    functions, of ``x_1 = t - kappa`` and of ``x_2 = -t - kappa``.  It has no kink at t = 0, so that noise in t which
+    changes its sign averages out.
+
+    Args:
+        multiplier: nu, shape (b, s) with one value per row and side, or (1, s) for all rows; s is 1 or 2; in units of f
+            per unit of t.
+        kappa: tolerance, in units of t.
+        curvature: c, >= 0.
+        cap: rho, as ``multiplier``; None for no cap.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    multiplier: Tensor
+    kappa: float = 0.0
+    curvature: float = 0.0
+    cap: Tensor | None = None
+    smooth = True
+
+    def __post_init__(self) -> None:
+        finite("kappa", self.kappa)
+        non_negative("curvature", self.curvature)
+        if self.multiplier.dim() != 2 or self.multiplier.shape[1] not in (1, 2):
+            raise ConfigError(
+                f"multiplier must have shape (b, 1) or (b, 2), got {tuple(self.multiplier.shape)}: one column for "
+                "t <= kappa, two for |t| <= kappa."
+            )
+
+    def __repr__(self) -> str:
+        return f"Multiplied(multiplier of shape {tuple(self.multiplier.shape)}, {self.kappa!r}, {self.curvature!r})"
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        """Of one side: the slope is never negative."""
+        return self.multiplier.shape[1] == 1
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        nu = known_rows(self.multiplier, positions)
+        cap = None if self.cap is None else known_rows(self.cap, positions)
+        return Multiplied(nu, self.kappa, self.curvature, cap)
+
+    def value(self, u: Tensor) -> Tensor:
+        x, nu = self._excess(u), known_at(self.multiplier, u)
+        if not self.curvature:
+            return (nu * x).sum(-1)
+        y = self.pressure(u)
+        return (y * x - (y - nu).square() / (2 * self.curvature)).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        y = self.pressure(u)
+        return y if self.monotone else y[:, :1] - y[:, 1:]
+
+    def pressure(self, u: Tensor) -> Tensor:
+        """The multipliers ``y = clamp(nu + c x, 0, rho)`` of every side, which multiply its gradient: (b, 1) -> (b, s).
+
+        Args:
+            u: t, shape (b, 1).
+        """
+        y = (known_at(self.multiplier, u) + self.curvature * self._excess(u)).clamp(min=0)
+        return y if self.cap is None else torch.minimum(y, known_at(self.cap, u))
+
+    def _excess(self, u: Tensor) -> Tensor:
+        return excess(u, self.kappa, self.multiplier.shape[1])
+
+
+def excess(t: Tensor, kappa: float, sides: int) -> Tensor:
+    """``t - kappa``, and of two sides also ``-t - kappa``, which are to be <= 0: (b, 1) -> (b, sides)."""
+    return t - kappa if sides == 1 else torch.cat([t - kappa, -t - kappa], dim=-1)
