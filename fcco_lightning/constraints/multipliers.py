@@ -8,6 +8,12 @@ The rows u_i say what the constraints' values h_i are.  When a batch speaks of r
 multiplier from before, and the multiplier then follows ``h_i`` at the new u_i.  Rows of which the batch does not speak
 do not move.  A constraint ``|s| <= kappa`` is two constraints, ``s - kappa <= 0`` and ``-s - kappa <= 0``, with a
 multiplier each, so that noise which changes the sign of s averages out.
+
+Multipliers are in units of the objective per unit of h.  So that no rate has to be chosen anew for an objective in
+another unit, all that a rule is told and remembers is in units of the objective's absolute value at the first batch: a
+``curvature`` of 2 on an objective that starts at 0.5 is a curvature of 1.  What is reported is the multiplier itself.
+Constraints should be of order one, as rates and mean losses are.  The dual steps follow the schedule of the learning
+rate, so that the multipliers come to rest with the weights.
 """
 
 from abc import ABC, abstractmethod
@@ -46,12 +52,13 @@ class Multipliers(ABC):
         """
 
     @abstractmethod
-    def moved(self, memory: Tensor, excess: Tensor) -> Tensor:
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
         """What is remembered next.
 
         Args:
             memory: of b rows, shape (b, values, sides).
             excess: ``h``, or ``(s - kappa, -s - kappa)`` of two sides, at the new u_i, shape (b, sides).
+            pace: learning rate of the weights as a share of its first value, on which the dual step depends.
         """
 
 
@@ -62,7 +69,7 @@ class Lagrangian(Multipliers):
     :class:`AugmentedLagrangian` damp that.
 
     Args:
-        rate: dual step size, > 0, in units of the objective per squared unit of h.
+        rate: dual step size, > 0, in units of the objective's first value per squared unit of h.
     """
 
     def __init__(self, rate: float = 0.01) -> None:
@@ -71,8 +78,8 @@ class Lagrangian(Multipliers):
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa)
 
-    def moved(self, memory: Tensor, excess: Tensor) -> Tensor:
-        return (memory + self.rate * excess.unsqueeze(1)).clamp(min=0)
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+        return (memory + self.rate * pace * excess.unsqueeze(1)).clamp(min=0)
 
 
 class NuPI(Multipliers):
@@ -83,7 +90,8 @@ class NuPI(Multipliers):
     so foresees where it goes.  At ``proportional = 0`` it is the :class:`Lagrangian`.
 
     Args:
-        rate: of the integral part (the source's kappa_i), > 0, in units of the objective per squared unit of h.
+        rate: of the integral part (the source's kappa_i), > 0, in units of the objective's first value per squared unit
+            of h.
         proportional: of the proportional part (the source's kappa_p), >= 0, in the same units.
         smoothing: of h in the proportional part (the source's nu), in [0, 1).  The u_i are averages already.
     Source: Sohrabi et al., On PI controllers for updating Lagrange multipliers in constrained optimization (2024),
@@ -92,7 +100,7 @@ class NuPI(Multipliers):
 
     start = (0.0, 0.0)
 
-    def __init__(self, rate: float = 0.01, proportional: float = 1.0, smoothing: float = 0.0) -> None:
+    def __init__(self, rate: float = 0.02, proportional: float = 2.0, smoothing: float = 0.0) -> None:
         self.rate, self.proportional = positive("rate", rate), non_negative("proportional", proportional)
         if not 0 <= smoothing < 1:
             raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing!r}: 0 takes h as it is.")
@@ -101,10 +109,10 @@ class NuPI(Multipliers):
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa)
 
-    def moved(self, memory: Tensor, excess: Tensor) -> Tensor:
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
         nu, before = memory.unbind(1)
         smoothed = torch.lerp(excess, before, self.smoothing)
-        ahead = self.rate * excess + self.proportional * (smoothed - before)
+        ahead = self.rate * pace * excess + self.proportional * (smoothed - before)
         return torch.stack([(nu + ahead).clamp(min=0), smoothed], dim=1)
 
 
@@ -115,48 +123,48 @@ class AugmentedLagrangian(Multipliers):
     with ``rate = 1`` the method of multipliers after every batch.
 
     Args:
-        curvature: c, > 0, in units of the objective per squared unit of h.
+        curvature: c, > 0, in units of the objective's first value per squared unit of h.
         rate: of the multiplier, in (0, 1].
     Source: Rockafellar, Augmented Lagrange multiplier functions and duality in nonconvex programming (1974).
     """
 
-    def __init__(self, curvature: float = 1.0, rate: float = 0.01) -> None:
+    def __init__(self, curvature: float = 2.0, rate: float = 0.01) -> None:
         self.curvature, self.rate = positive("curvature", curvature), fraction("rate", rate)
 
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa, self.curvature)
 
-    def moved(self, memory: Tensor, excess: Tensor) -> Tensor:
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
         pressure = (memory + self.curvature * excess.unsqueeze(1)).clamp(min=0)
-        return torch.lerp(memory, pressure, self.rate)
+        return torch.lerp(memory, pressure, self.rate * pace)
 
 
 class AdaptivePenalty(Multipliers):
-    r"""The exact penalty ``rho_i [h_i]_+``, smoothed, with a weight rho_i of every row that finds itself.
+    r"""An exact penalty, smoothed over a width of h, with a weight rho_i = 2 nu_i of every row that finds itself.
 
-    ``L_i`` is the Moreau envelope of the penalty for lam (SONEX paper, eq. (9)), with the slope
-    ``y_i = clamp(h_i / lam, 0, rho_i)``.  ``rho_i <- rho_i exp(growth (2 y_i / rho_i - 1))``: it grows where y_i comes
-    close to it, falls where the constraint is slack, and stays where it is twice the y_i that the solution asks for.
-    The rule knows no unit of the objective; at a solution the constraint is exceeded by ``lam y_i``.
+    The slope of ``L_i`` is ``y_i = nu_i (1 + clamp(h_i / width, -1, 1))``, from 0 where the constraint is slack to
+    rho_i where it is exceeded by a width.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, 1))``: rho_i grows where y_i
+    saturates at it, falls where the constraint is slack, and stays where ``h_i = 0``, so that the constraint holds
+    exactly at a solution.  Because the exponent is bounded, a few large values of h do not matter.
 
     Args:
-        growth: relative change of rho in a step, > 0.
-        lam: smoothing, > 0, in squared units of h per unit of the objective.
-        rho: where each rho_i starts, > 0.
-        least: factor on ``rho`` below which no rho_i falls, so that it can grow again, in (0, 1].
+        rate: largest relative change of rho_i in a step, > 0.
+        width: what counts as clearly exceeded, > 0, in units of h; for rates and mean losses a hundredth or two.
+        start: nu_i before the first batch, > 0, in units of the objective's first value per unit of h.
+        least: factor on ``start`` below which no nu_i falls, so that it can grow again, in (0, 1].
     """
 
-    def __init__(self, growth: float = 0.01, lam: float = 0.01, rho: float = 0.1, least: float = 0.01) -> None:
-        self.growth, self.lam = positive("growth", growth), positive("lam", lam)
-        self.rho, self.least = positive("rho", rho), fraction("least", least)
-        self.start = (self.rho,)
+    def __init__(self, rate: float = 0.01, width: float = 0.02, start: float = 0.1, least: float = 0.01) -> None:
+        self.rate, self.width = positive("rate", rate), positive("width", width)
+        self.start, self.least = (positive("start", start),), fraction("least", least)
 
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
-        return Multiplied(torch.zeros_like(memory[:, 0]), kappa, 1 / self.lam, memory[:, 0])
+        nu = memory[:, 0]
+        return Multiplied(nu, kappa, nu / self.width, 2 * nu)
 
-    def moved(self, memory: Tensor, excess: Tensor) -> Tensor:
-        saturation = (excess.unsqueeze(1) / (self.lam * memory)).clamp(0, 1)
-        return (memory * (self.growth * (2 * saturation - 1)).exp()).clamp(min=self.least * self.rho)
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+        exponent = (excess.unsqueeze(1) / self.width).clamp(-1, 1)
+        return (memory * (self.rate * pace * exponent).exp()).clamp(min=self.least * self.start[0])
 
 
 Enforcement: TypeAlias = Penalty | Multipliers

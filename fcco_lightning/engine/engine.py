@@ -351,9 +351,10 @@ class Engine:
             reading: whose rows these are.
             values: the new u_i, shape (b, k).
         """
-        multipliers = reading.term.multipliers
+        multipliers, group = reading.term.multipliers, self.optimizer.param_groups[0]
         if multipliers is not None:
-            moved = multipliers.moved(reading.index, values)
+            first = group.get("initial_lr", group["lr"])  # a schedule notes it
+            moved = multipliers.moved(reading.index, values, float(group["lr"] / first) if first else 1.0)
             self._proposals.append(Proposal("multipliers", multipliers.state, *moved, 1.0))
 
     def shrink(self, term: Term, factor: float) -> None:
@@ -477,6 +478,8 @@ class Engine:
             state.write(place, rows)
         for reading in self._readings:
             reading.term.count(reading.index)
+            if reading.term.multipliers is not None:
+                reading.term.multipliers.measure(self._estimates)
         if self.problem.row_parameters is not None:
             self.problem.row_parameters.commit(self._row_step)
         self._clear()

@@ -1,5 +1,7 @@
 """The multipliers of a constraint's rows: remembered, checkpointed and shared among processes as dual states are."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,8 @@ from fcco_lightning.state import DualState, Place
 class MultiplierRows(nn.Module):
     """Row i holds what a rule of multipliers remembers of the sides of row i of a constraint.
 
+    It is in units of the absolute value of the objective at the first batch, or of 1 where that is not positive.
+
     Args:
         rule: by which the multipliers are found.
         constraint: whose they are.
@@ -19,26 +23,38 @@ class MultiplierRows(nn.Module):
         processes: that share the rows.
     """
 
+    unit: Tensor
+
     def __init__(self, rule: Multipliers, constraint: Constraint, dtype: torch.dtype, processes: Processes) -> None:
         super().__init__()
+        self.register_buffer("unit", torch.tensor(float("nan"), dtype=dtype))
         self.rule, self.constraint = rule, constraint
         start = torch.tensor(rule.start, dtype=dtype).repeat_interleave(constraint.sides)
         self.state = DualState(constraint.num_rows, len(start), dtype, processes)
         self.state.write(torch.arange(constraint.num_rows), start.expand(constraint.num_rows, -1))
 
+    @torch.no_grad()
+    def measure(self, estimates: Mapping[str, Tensor]) -> None:
+        """Take the unit from the first batch that speaks of the objective."""
+        if bool(self.unit.isnan()) and "objective" in estimates:
+            size = estimates["objective"].abs().to(self.unit.dtype)
+            self.unit.copy_(torch.where(size > 0, size, 1.0))
+
     def outer(self, index: Tensor | None = None) -> OuterFunction:
         """L_i of the rows ``index`` (b,), or of all, at the present multipliers."""
         return self.constraint.signed(self._of_sides(self._memory(self._all() if index is None else index)))
 
-    def moved(self, index: Tensor, values: Tensor) -> tuple[Place, Tensor]:
+    def moved(self, index: Tensor, values: Tensor, pace: float) -> tuple[Place, Tensor]:
         """Where the rows ``index`` (b,) lie, and what they hold next.
 
         Args:
             index: rows, all different.
             values: their inner values u_i, shape (b, k).
+            pace: learning rate of the weights as a share of its first value.
         """
         place = self.state.locate(index)
-        rows = self.rule.moved(self._memory(place), excess(self._signed(values), self.constraint.kappa, self._sides))
+        exceeded = excess(self._signed(values), self.constraint.kappa, self._sides)
+        rows = self.rule.moved(self._memory(place), exceeded, pace)
         return place, rows.flatten(1)
 
     @torch.no_grad()
@@ -59,8 +75,9 @@ class MultiplierRows(nn.Module):
         return rows.view(len(rows), -1, self._sides)
 
     def _of_sides(self, memory: Tensor) -> Multiplied:
-        return self.rule.outer(memory, self.constraint.kappa)
+        return self.rule.outer(memory, self.constraint.kappa).scaled(self.unit.nan_to_num(1.0))
 
     def _signed(self, values: Tensor) -> Tensor:
         """``h + kappa``, or s of two sides, shape (b, 1)."""
-        return self.constraint.signed(Multiplied(values.new_ones(1, 1))).value(values).unsqueeze(1)
+        identity = Multiplied(self.state.rows.new_ones(1, 1))
+        return self.constraint.signed(identity).value(values.to(self.state.rows.dtype)).unsqueeze(1)

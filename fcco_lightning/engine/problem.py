@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fcco_lightning.constraints import Constraint, HingePenalty, Penalty
+from fcco_lightning.constraints import AugmentedLagrangian, Constraint, Penalty
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
@@ -38,7 +38,7 @@ class Problem(nn.Module):
     Args:
         objective: the objective.
         constraints: the constraints that are enforced; their rows together are the m of a penalty.
-        penalty: how they are enforced; a hinge with rho = 10 by default.
+        penalty: how they are enforced; an augmented Lagrangian by default.
         num_samples: size of the training split.
         sampling: by part of a batch the columns of its training samples and how they are drawn, from which the weights
             of rows in a batch are computed.  None for loaders of which nothing is known: the weights of the rows of
@@ -69,7 +69,7 @@ class Problem(nn.Module):
         layout: Layout = "auto",
     ) -> None:
         super().__init__()
-        self.processes, self.penalty = processes or Processes(), penalty or HingePenalty()
+        self.processes, self.penalty = processes or Processes(), penalty or AugmentedLagrangian()
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
         self.constraints = list(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype

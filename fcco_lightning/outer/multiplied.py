@@ -9,6 +9,8 @@ from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import OuterFunction, known_at, known_rows
 
+TINY = 1e-300  # at c = 0 the multiplier is nu, and nothing is divided
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Multiplied(OuterFunction):
@@ -26,7 +28,7 @@ class Multiplied(OuterFunction):
         multiplier: nu, shape (b, s) with one value per row and side, or (1, s) for all rows; s is 1 or 2; in units of f
             per unit of t.
         kappa: tolerance, in units of t.
-        curvature: c, >= 0.
+        curvature: c, >= 0, a number or as ``multiplier``.
         cap: rho, as ``multiplier``; None for no cap.
 
     Raises:
@@ -35,13 +37,14 @@ class Multiplied(OuterFunction):
 
     multiplier: Tensor
     kappa: float = 0.0
-    curvature: float = 0.0
+    curvature: Tensor | float = 0.0
     cap: Tensor | None = None
     smooth = True
 
     def __post_init__(self) -> None:
         finite("kappa", self.kappa)
-        non_negative("curvature", self.curvature)
+        if not isinstance(self.curvature, Tensor):
+            non_negative("curvature", self.curvature)
         if self.multiplier.dim() != 2 or self.multiplier.shape[1] not in (1, 2):
             raise ConfigError(
                 f"multiplier must have shape (b, 1) or (b, 2), got {tuple(self.multiplier.shape)}: one column for "
@@ -49,24 +52,31 @@ class Multiplied(OuterFunction):
             )
 
     def __repr__(self) -> str:
-        return f"Multiplied(multiplier of shape {tuple(self.multiplier.shape)}, {self.kappa!r}, {self.curvature!r})"
+        c = "of its own" if isinstance(self.curvature, Tensor) else repr(self.curvature)
+        return f"Multiplied(multiplier of shape {tuple(self.multiplier.shape)}, kappa={self.kappa!r}, curvature {c})"
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
         """Of one side: the slope is never negative."""
         return self.multiplier.shape[1] == 1
 
+    def scaled(self, factor: Tensor) -> "Multiplied":
+        """``factor f``: multipliers, curvature and cap in another unit of f.
+
+        Args:
+            factor: a number > 0 as a tensor without dimensions.
+        """
+        cap = None if self.cap is None else factor * self.cap
+        return Multiplied(factor * self.multiplier, self.kappa, factor * self.curvature, cap)
+
     def take(self, positions: Tensor) -> OuterFunction:
-        nu = known_rows(self.multiplier, positions)
+        nu, c = known_rows(self.multiplier, positions), self.curvature
         cap = None if self.cap is None else known_rows(self.cap, positions)
-        return Multiplied(nu, self.kappa, self.curvature, cap)
+        return Multiplied(nu, self.kappa, known_rows(c, positions) if isinstance(c, Tensor) else c, cap)
 
     def value(self, u: Tensor) -> Tensor:
-        x, nu = self._excess(u), known_at(self.multiplier, u)
-        if not self.curvature:
-            return (nu * x).sum(-1)
-        y = self.pressure(u)
-        return (y * x - (y - nu).square() / (2 * self.curvature)).sum(-1)
+        y, away = self.pressure(u), self.pressure(u) - known_at(self.multiplier, u)
+        return (y * self._excess(u) - away.square() / (2 * self._curvature(u)).clamp(min=TINY)).sum(-1)
 
     def subgradient(self, u: Tensor) -> Tensor:
         y = self.pressure(u)
@@ -78,8 +88,12 @@ class Multiplied(OuterFunction):
         Args:
             u: t, shape (b, 1).
         """
-        y = (known_at(self.multiplier, u) + self.curvature * self._excess(u)).clamp(min=0)
+        y = (known_at(self.multiplier, u) + self._curvature(u) * self._excess(u)).clamp(min=0)
         return y if self.cap is None else torch.minimum(y, known_at(self.cap, u))
+
+    def _curvature(self, u: Tensor) -> Tensor:
+        c = self.curvature
+        return known_at(c, u) if isinstance(c, Tensor) else u.new_tensor(c)
 
     def _excess(self, u: Tensor) -> Tensor:
         return excess(u, self.kappa, self.multiplier.shape[1])

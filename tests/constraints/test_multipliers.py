@@ -1,27 +1,15 @@
 """Multipliers of convex problems against the exact ones."""
 
-import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 from torch import nn
 
 from fcco_lightning import (
-    ALEXR,
-    ALEXR2,
-    BSGD,
-    MOAP,
-    MSVR,
-    SOAP,
-    SONEX,
-    SONX,
     SOX,
     AdaptivePenalty,
     AugmentedLagrangian,
     Engine,
     Lagrangian,
-    LogisticLoss,
-    MeanAtMost,
     NuPI,
     Objective,
 )

@@ -19,11 +19,16 @@ from fcco_lightning import (
     SONX,
     SOX,
     AdamType,
+    AugmentedLagrangian,
     HeavyBall,
+    HingePenalty,
+    NuPI,
 )
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, SingleLoop, SOXBoost
 from fcco_lightning.estimators import CorrectedEMA, DualMirror
 from fcco_lightning.outer import MoreauSmoothing
+
+PENALTY = 3.0
 
 
 class Member(NamedTuple):
@@ -42,6 +47,7 @@ class Member(NamedTuple):
         jacobian: where the samples of the Jacobian come from, for algorithms with two draws.
         logarithm: whether the outer function of the objective has to be a logarithm.
         gamma_one: the same algorithm with gamma = 1 and no correction, as the test of its expectation takes it.
+        penalty: how constraints are enforced.
     """
 
     make: Callable[[], Algorithm]
@@ -55,6 +61,7 @@ class Member(NamedTuple):
     exact_rows: bool = True
     jacobian: str | None = None
     logarithm: bool = False
+    penalty: Callable[[], Any] = lambda: HingePenalty(PENALTY)
 
 
 def alexr(jacobian: Any) -> Member:
@@ -97,6 +104,18 @@ ALGORITHMS: dict[str, Member] = {
     "SONEX, rates of its own": Member(
         lambda: SONEX(0.4, 0.0, lam=0.1, objective_gamma=0.7, objective_gamma_prime=0.3),
         lambda: SONEX(1.0, 0.0, lam=0.1, objective_gamma=0.7),
+    ),
+    "SONEX, multipliers": Member(
+        lambda: SONEX(0.4, "theory", lam=0.1),
+        lambda: SONEX(1.0, 0.0, lam=0.1),
+        penalty=lambda: AugmentedLagrangian(5.0, 0.3),
+    ),
+    "ALEXR2, multipliers": Member(
+        lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2),
+        lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=1.0, gamma_prime=0.0),
+        convex=True,
+        jacobian="old",
+        penalty=lambda: NuPI(0.3, 2.0, 0.5),
     ),
     "SOXBoost": Member(lambda: SOXBoost(0.4, first_stage=3), lambda: SOXBoost(1.0, first_stage=3), shards=False),
     "ALEXR": alexr("halves"),
