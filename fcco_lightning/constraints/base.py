@@ -97,6 +97,16 @@ class Constraint(ABC):
         return None
 
 
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names with apostrophes where one came before."""
+    found: list[str] = []
+    for name in names:
+        while name in found:
+            name += "'"  # noqa: PLW2901
+        found.append(name)
+    return found
+
+
 class DifferenceAtMost(Constraint):
     r"""``h_i(w) = |g_i1(w) - g_i2(w)| - kappa <= 0``: what constraints on the difference of two inner values share."""
 

@@ -11,7 +11,7 @@ multiplier each, so that noise which changes the sign of s averages out.
 
 Multipliers are in units of the objective per unit of h.  So that no rate has to be chosen anew for an objective in
 another unit, all that a rule is told and remembers is in units of the objective's absolute value at the first batch: a
-``curvature`` of 2 on an objective that starts at 0.5 is a curvature of 1.  What is reported is the multiplier itself.
+``curvature`` of 1 on an objective that starts at 0.5 is a curvature of 0.5.  What is reported is the multiplier itself.
 Constraints should be of order one, as rates and mean losses are.  The dual steps follow the schedule of the learning
 rate, so that the multipliers come to rest with the weights.
 """
@@ -100,7 +100,7 @@ class NuPI(Multipliers):
 
     start = (0.0, 0.0)
 
-    def __init__(self, rate: float = 0.02, proportional: float = 2.0, smoothing: float = 0.0) -> None:
+    def __init__(self, rate: float = 0.01, proportional: float = 0.7, smoothing: float = 0.0) -> None:
         self.rate, self.proportional = positive("rate", rate), non_negative("proportional", proportional)
         if not 0 <= smoothing < 1:
             raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing!r}: 0 takes h as it is.")
@@ -128,7 +128,7 @@ class AugmentedLagrangian(Multipliers):
     Source: Rockafellar, Augmented Lagrange multiplier functions and duality in nonconvex programming (1974).
     """
 
-    def __init__(self, curvature: float = 2.0, rate: float = 0.01) -> None:
+    def __init__(self, curvature: float = 1.0, rate: float = 0.01) -> None:
         self.curvature, self.rate = positive("curvature", curvature), fraction("rate", rate)
 
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
@@ -154,7 +154,7 @@ class AdaptivePenalty(Multipliers):
         least: factor on ``start`` below which no nu_i falls, so that it can grow again, in (0, 1].
     """
 
-    def __init__(self, rate: float = 0.01, width: float = 0.02, start: float = 0.1, least: float = 0.01) -> None:
+    def __init__(self, rate: float = 0.01, width: float = 0.02, start: float = 0.03, least: float = 0.01) -> None:
         self.rate, self.width = positive("rate", rate), positive("width", width)
         self.start, self.least = (positive("start", start),), fraction("least", least)
 

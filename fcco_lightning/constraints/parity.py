@@ -221,9 +221,9 @@ class PredictiveParity(_Rates):
     r"""Equal precision: ``h(w) = |u_1/u_2 - u_3/u_4| - kappa <= 0`` with u = (mean of q y, mean of q) on both sides.
 
     q is the smoothed positive decision, so that ``u_1/u_2`` is the share of the positives among those who are decided
-    positive.  Ratios of means are not convex in them: use SOX, SONX, or SONEX with a smoothed penalty
-    (``SmoothedHingePenalty``, ``SquaredHingePenalty``).  A side without positive decisions has no precision; means
-    below 1e-6 count as 1e-6.
+    positive.  Ratios of means are not convex in them: use SONEX with multipliers or a smooth penalty
+    (``SmoothedHingePenalty``, ``SquaredHingePenalty``), SOX or SONX.  A side without positive decisions has
+    no precision; means below 1e-6 count as 1e-6.
 
     Args: as of :class:`DemographicParity`.
     """

@@ -59,8 +59,16 @@ class MultiplierRows(nn.Module):
 
     @torch.no_grad()
     def at(self, values: Tensor) -> Tensor:
-        """The multiplier of every row, shape (n,): what multiplies grad h_i at the inner values u_i, shape (n, k)."""
-        return self._of_sides(self._memory(self._all())).pressure(self._signed(values)).sum(1)
+        """What multiplies grad h_i in the gradient, shape (n,); of two sides, how much one pushes more than the other.
+
+        Args:
+            values: the inner values u_i of all rows, shape (n, k); where they are not known (NaN), the multiplier is
+                that at ``h_i = 0``.
+        """
+        of_sides = self._of_sides(self._memory(self._all()))
+        pressure = of_sides.pressure(self._signed(values))
+        pressure = torch.where(pressure.isnan(), of_sides.multiplier.to(pressure.dtype), pressure)
+        return pressure[:, 0] if self._sides == 1 else (pressure[:, 0] - pressure[:, 1]).abs()
 
     @property
     def _sides(self) -> int:

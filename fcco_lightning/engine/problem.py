@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fcco_lightning.constraints import AugmentedLagrangian, Constraint, Penalty
+from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
@@ -38,7 +38,7 @@ class Problem(nn.Module):
     Args:
         objective: the objective.
         constraints: the constraints that are enforced; their rows together are the m of a penalty.
-        penalty: how they are enforced; an augmented Lagrangian by default.
+        penalty: how they are enforced; an :class:`~fcco_lightning.AdaptivePenalty` by default.
         num_samples: size of the training split.
         sampling: by part of a batch the columns of its training samples and how they are drawn, from which the weights
             of rows in a batch are computed.  None for loaders of which nothing is known: the weights of the rows of
@@ -69,7 +69,7 @@ class Problem(nn.Module):
         layout: Layout = "auto",
     ) -> None:
         super().__init__()
-        self.processes, self.penalty = processes or Processes(), penalty or AugmentedLagrangian()
+        self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
         self.constraints = list(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
@@ -101,6 +101,16 @@ class Problem(nn.Module):
         """Those in which row i belongs to sample i of the first part: their rows can come along with a batch."""
         states = kept([term for term in self.all_terms if term.per_sample and term.row_map is None])
         return states if self.row_parameters is None else [*states, self.row_parameters.state]
+
+    def multipliers(self) -> dict[str, float]:
+        """The multiplier of every row of the constraints by its name, see :meth:`Term.multiplier_values`.
+
+        Empty where constraints are enforced otherwise.  Where two constraints have one name, the later one gets an
+        apostrophe.  All processes call it.
+        """
+        values = torch.cat([term.multiplier_values() for term in self.all_terms]) if self.all_terms else torch.empty(0)
+        names = unique_names([name for constraint in self.constraints for name in constraint.names])
+        return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
 
     def begin_epoch(self, epoch: int) -> None:
         """Let rho follow its schedule."""

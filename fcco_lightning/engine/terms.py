@@ -139,6 +139,19 @@ class Term(nn.Module):
         """The outer function of all rows, with their multipliers at the present values."""
         return self.outer if self.multipliers is None else self.multipliers.outer()
 
+    def multiplier_values(self) -> Tensor:
+        """The multiplier nu_i of every row of a constraint, shape (n,), float64 on the CPU; empty without multipliers.
+
+        They are those that the gradient is taken with: at a solution ``grad F + sum_i nu_i grad h_i = 0``.
+        """
+        if self.multipliers is None:
+            return torch.empty(0, dtype=torch.float64)
+        held = self.multipliers.state.rows
+        index = torch.arange(self.num_rows, device=held.device)
+        unknown = held.new_full((self.num_rows, self.width), torch.nan)
+        values = unknown if self.state is None else self.state.read(index).values
+        return self.multipliers.at(values).cpu().double()
+
     @property
     def owners_part(self) -> str | None:
         """The part of a batch whose samples own the rows, or are in the groups that do; None for the first one."""

@@ -55,8 +55,8 @@ class FCCOModule(EvaluatingModule):
             layers of unknown input width are sized from the data.
         objective: the objective; AUC by default.
         constraints: constraints h_j(w) <= 0, any number.
-        penalty: how constraints enter: a fixed penalty, or multipliers that are found while training; an augmented
-            Lagrangian by default.
+        penalty: how constraints enter: a fixed penalty, or multipliers that are found while training; the latter,
+            by :class:`~fcco_lightning.AdaptivePenalty`, by default.
         algorithm: SONEX by default, see :func:`~fcco_lightning.algorithms.default_algorithm`.
         optimizer: over all trainable parameters; Adam with the papers' beta by default.
         scheduler: learning-rate schedule; None for a constant rate.
@@ -431,6 +431,7 @@ class FCCOModule(EvaluatingModule):
         # straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so
         values = {f"{self._phase.prefix}_{name}": value.item() for name, value in estimates.items()}
         self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
+        values |= {f"nu/{name}": value for name, value in self.multipliers().items()}
         if self.skip_nonfinite:
             values["algo/skipped_batches"] = float(self.skipped_batches)
         for logger in self.trainer.loggers:
@@ -481,6 +482,10 @@ class FCCOModule(EvaluatingModule):
             "skipped_batches": self.skipped_batches,
             "references": None if self._references is None else tuple(self._references),
         }
+
+    def multipliers(self) -> dict[str, float]:
+        """The multipliers of the constraints by name, see :meth:`Problem.multipliers`; empty without."""
+        return {} if self.problem is None else self.problem.multipliers()
 
     def dual_states(self) -> dict[str, DualState]:
         """All dual states by their name in checkpoints."""
