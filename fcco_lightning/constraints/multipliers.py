@@ -154,7 +154,7 @@ class AdaptivePenalty(Multipliers):
         least: factor on ``start`` below which no nu_i falls, so that it can grow again, in (0, 1].
     """
 
-    def __init__(self, rate: float = 0.01, width: float = 0.02, start: float = 0.03, least: float = 0.01) -> None:
+    def __init__(self, rate: float = 0.007, width: float = 0.02, start: float = 0.03, least: float = 0.01) -> None:
         self.rate, self.width = positive("rate", rate), positive("width", width)
         self.start, self.least = (positive("start", start),), fraction("least", least)
 
