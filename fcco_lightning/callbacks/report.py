@@ -29,8 +29,8 @@ class Report(Callback):
     :class:`Evaluation`, which also says what is in the report; the history is part of the checkpoint, so a resumed run
     draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
     ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
-    line, ``verdict`` in the file, says whether they hold; where they have multipliers, these are in the file, in a table of
-    the largest ones, and in a picture along the run (``multipliers.png``); ``selected`` says which weights :class:`BestFeasible` chose.
+    line, ``verdict`` in the file, says whether they hold; ``selected`` says which weights :class:`BestFeasible` chose.
+    Multipliers of constraints are in the file, the largest in a table, and along the run in ``multipliers.png``.
 
     Args:
         enabled: report at the end of ``fit``.
