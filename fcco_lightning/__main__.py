@@ -4,8 +4,10 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
+from fcco_lightning.catalogue import KINDS, members
+
 _HELP = """\
-usage: fcco [-h] [--version] {fit,validate,test,predict,inspect,convert} ...
+usage: fcco [-h] [--version] {fit,validate,test,predict,list,inspect,convert} ...
 
 Compositional and constrained training on PyTorch Lightning.
 
@@ -14,6 +16,7 @@ commands (fcco COMMAND --help lists every option):
   validate   figures of a checkpoint on the training and validation splits
   test       figures of a checkpoint on the test split
   predict    outputs of a checkpoint, one per sample
+  list       the algorithms, objectives, constraints, ... that a configuration can name
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
 
@@ -50,6 +53,26 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(run(given))
 
 
+def _list(args: Sequence[str]) -> int:
+    description = "List what a configuration can name, with one line each; without a kind, all of it."
+    parser = ArgumentParser("fcco list", description=description, allow_abbrev=False)
+    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"one or more of: {', '.join(KINDS)}")
+    given = parser.parse_args(args)
+    unknown = [kind for kind in given.kinds if kind not in KINDS]
+    if unknown:
+        parser.error(f"there is no kind {unknown[0]!r}; there are {', '.join(KINDS)}")
+    for kind in given.kinds or KINDS:
+        sys.stdout.write(f"{kind} ({KINDS[kind].place})\n")
+        for name, summary in members(kind):
+            sys.stdout.write(f"  {name:<28}{summary}\n")
+        sys.stdout.write("\n")
+    sys.stdout.write(
+        "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Parts that do not go together are "
+        "refused by name.\n"
+    )
+    return 0
+
+
 def _inspect(args: Sequence[str]) -> int:
     description = "Say what a checkpoint holds: training state, weights, dual states. Every byte is verified."
     parser = ArgumentParser("fcco inspect", description=description, allow_abbrev=False)
@@ -80,7 +103,7 @@ def _convert(args: Sequence[str]) -> int:
     return run_convert(given.ckpt, given.out, force=given.force)
 
 
-_TOOLS = {"inspect": _inspect, "convert": _convert}
+_TOOLS = {"list": _list, "inspect": _inspect, "convert": _convert}
 
 
 if __name__ == "__main__":

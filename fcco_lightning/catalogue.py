@@ -1,10 +1,12 @@
 """Which names are public, and where they are: read from the sources, without importing them."""
 
 import ast
+import difflib
 import functools
 import importlib
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent
 
@@ -18,6 +20,92 @@ _SELECTED = {
     "state": "DualState",
     "training": "FCCOModule Pretraining StepAtFractions",
 }
+
+
+class Kind(NamedTuple):
+    """What a configuration chooses from.
+
+    Attributes:
+        place: where in a configuration it goes.
+        folders: where its classes are.
+        roots: names of the bases from which they derive.
+    """
+
+    place: str
+    folders: tuple[str, ...]
+    roots: tuple[str, ...]
+
+
+KINDS = {
+    "algorithms": Kind("model.algorithm", ("algorithms",), ("Algorithm",)),
+    "objectives": Kind("model.objective", ("objectives",), ("Objective",)),
+    "constraints": Kind("model.constraints", ("constraints",), ("Constraint",)),
+    "penalties": Kind("model.penalty", ("constraints",), ("Penalty",)),
+    "quantities": Kind("quantity of a constraint, loss of group DRO", ("objectives", "constraints"), ("Quantity",)),
+    "losses": Kind("loss of objectives over pairs", ("objectives",), ("PairLoss",)),
+    "ambiguity": Kind("ambiguity of group DRO and of robust linear models", ("ambiguity",), ("AmbiguitySet",)),
+    "optimizers": Kind("model.optimizer, beside those of torch", ("steps",), ("Optimizer", "SGD", "Adam")),
+    "networks": Kind("model.network", ("models",), ("Module",)),
+    "data": Kind("data", ("data/datamodules",), ("LightningDataModule",)),
+    "batches": Kind("data.batches", ("data/sampling",), ("Sampling",)),
+    "evaluations": Kind("model.evaluation; the objective chooses one by default", ("evaluation",), ("Evaluation",)),
+}
+_INTERNAL = {"ProximalDescent"}  # made by algorithms, not by a configuration
+_CLASS = re.compile(r'^class (_?[A-Z]\w*)\(([^)]*)\):\n    r?"""(.+?)(?:"""|\n)', re.MULTILINE)
+
+
+class Entry(NamedTuple):
+    """A class that can be named in a configuration.
+
+    Attributes:
+        name: of the class.
+        summary: first line of its documentation.
+    """
+
+    name: str
+    summary: str
+
+
+def members(kind: str) -> list[Entry]:
+    """All classes of one of the :data:`KINDS` by name, without bases that are of no use alone."""
+    _, folders, roots = KINDS[kind]
+    headers = [header for folder in folders for header in _headers(folder)]
+    bases = {header.name: header.bases for header in headers}
+
+    def derived(name: str) -> bool:
+        return any(base in roots or derived(base) for base in bases.get(name, ()) if base != name)
+
+    chosen = [h for h in headers if h.name in public_names() and "ABC" not in h.bases and derived(h.name)]
+    entries = [Entry(h.name, _plain(h.summary)) for h in chosen if h.name not in _INTERNAL]
+    return sorted(entries, key=lambda entry: entry.name.lower())
+
+
+def close_to(word: str) -> list[str]:
+    """Public names that a misspelt word may have meant, the closest first; at most three."""
+    names = {name.lower(): name for name in public_names() if name[0].isupper()}
+    return [names[match] for match in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)]
+
+
+class _Header(NamedTuple):
+    name: str
+    bases: tuple[str, ...]
+    summary: str
+
+
+@functools.cache
+def _headers(folder: str) -> list[_Header]:
+    """The headers of all classes with bases in the files of a folder."""
+    found = []
+    for path in sorted((ROOT / folder).glob("*.py")):
+        for name, bases, summary in _CLASS.findall(path.read_text(encoding="utf-8")):
+            listed = tuple(re.sub(r"\[.*", "", base).strip().rpartition(".")[2] for base in bases.split(","))
+            found.append(_Header(name, listed, summary))
+    return found
+
+
+def _plain(summary: str) -> str:
+    """Documentation as one reads it in a terminal."""
+    return re.sub(r":\w+:", "", summary).replace("``", "").replace("`", "")
 
 
 @functools.cache

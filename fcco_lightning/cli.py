@@ -2,11 +2,13 @@
 
 import copy
 import os
+import re
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +34,7 @@ from fcco_lightning.callbacks import (
     StateMonitor,
 )
 from fcco_lightning.callbacks.preemption import INTERRUPTED
-from fcco_lightning.catalogue import import_families
+from fcco_lightning.catalogue import close_to, import_families
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.row_checkpoints import check_file
@@ -49,6 +51,14 @@ _NOISE = (".*LeafSpec.*", "Using ModelCheckpoint with manual optimization")  # o
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
 
 
+_ANY = re.DOTALL | re.MULTILINE
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """A question, or nothing."""
+    return f" Did you mean {' or '.join(names)}?" if names else ""
+
+
 class ArgumentParser(LightningArgumentParser):
     """Says what is wrong, without the list of all options in front of it; knows no abbreviations."""
 
@@ -58,7 +68,14 @@ class ArgumentParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print the message and exit with status 2."""
-        sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option)\n")
+        class_of = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
+        if class_of is not None:
+            key, name = class_of.groups()
+            message = f"--{key}: there is no class {name}.{did_you_mean(close_to(name))}"
+        option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
+        if option is not None:
+            message += f".{did_you_mean(get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75))}"
+        sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option, fcco list every class)\n")
         sys.exit(2)
 
 

@@ -15,11 +15,16 @@ is depends on the data: ``y`` (B,) int64 labels (or float targets), ``group`` (B
 (B, L) int64, ``query`` (B,) int64, ``bag`` (B,) int64, ``time`` (B,) float32, ``event`` (B,) int64.  ``weight`` (B,)
 float32, of mean 1 in expectation, is there where samples are not drawn uniformly: with it the weighted mean over the
 batch estimates the mean over the data without bias.  ``stratum`` and ``stratum_size`` (B,) int64 are there where pairs
-of samples are not equally likely: a sample's stratum, whose members are drawn alike, and their number.
+of samples are not equally likely: a sample's stratum, whose members are drawn alike, and their number; and beside them
+``replaced`` (B,) bool, all true, where these are drawn with replacement.  ``here`` (B,) bool, on the CPU, is there
+where several processes share a batch: it marks the samples of this one.
 """
 
 Batch: TypeAlias = Mapping[str, Columns]
 """A batch: its parts by name, in order.  A data set with one loader gives one part, ``"target"``."""
+
+HERE = "here"
+"""Name of the column that marks the samples of this process."""
 
 TARGET = "target"
 """Name of the part that a single loader gives; with several loaders the first one is the objective's."""

@@ -20,6 +20,7 @@ from fcco_lightning import (
     MSVR,
     OOA,
     PDSCA,
+    PGSMD,
     SGD,
     SMD,
     SONEX,
@@ -31,6 +32,7 @@ from fcco_lightning import (
     CVaRGroupDRO,
     DigitImages,
     DigitsCLIPDataModule,
+    EqualStages,
     FCCOModule,
     GlobalContrastive,
     GroupedTabularDataModule,
@@ -84,6 +86,7 @@ GROUP_ALGORITHMS: dict[str, Callable[[], Any]] = {
     "MSVR": lambda: MSVR(gamma=0.5, gamma_prime=0.3),
     "SOXBoost": partial(SOXBoost, first_stage=7),
     "OOA": lambda: OOA(0.1),
+    "PGSMD": lambda: PGSMD(1.0, EqualStages(4, 0.1, 0.1)),
     "SMD": lambda: SMD(0.1),
 }
 

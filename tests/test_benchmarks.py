@@ -256,6 +256,29 @@ def test_means_over_pairs_are_measured_beside_all_pairs_at_once(capsys, monkeypa
     assert losses == ["SquaredPair", "SquaredHingePair", "SigmoidPair", "LogisticPair"]
 
 
+@pytest.mark.parametrize("part", ["distributions", pytest.param("smooth", marks=pytest.mark.slow)])
+def test_weakly_convex_dro_writes_table_json_and_picture(part, tmp_path, monkeypatch, capsys):
+    module = script("weakly_convex_dro")
+    runs = sys.modules["runs"]
+    monkeypatch.setattr(runs, "LONGEST", 0)
+    monkeypatch.setattr(module, "LOOKS", 3)
+    for axes in module.AXES[part].values():
+        for name, values in axes.items():
+            monkeypatch.setitem(axes, name, values[:1])
+    for where in (module, runs):
+        monkeypatch.setattr(where, "run_all", in_this_process)
+    command = ["weakly_convex_dro.py", "--part", part, "--steps", "42", "--seeds", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    module.main()
+    results = json.loads((tmp_path / f"weakly_convex_dro_{part}.json").read_text())["results"]
+    assert {r["label"] for r in results} == set(module.AXES[part])
+    for run in results:
+        assert 0 < run["test"]["psi"] < 2
+        assert len(run["curves"]) == 4
+    assert "| PG-SMD | 1 |" in capsys.readouterr().out
+    assert (tmp_path / f"weakly_convex_dro_{part}.png").stat().st_size > 5000
+
+
 def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, monkeypatch):
     """Both reach the optimum, and the tables and pictures are written."""
     s = script("dro")
@@ -401,3 +424,40 @@ def test_parts_take_a_table_of_ones_own(part, tmp_path, monkeypatch, capsys):
     labels = run_shortly(["--part", part, *own_table(part, tmp_path)], monkeypatch, tmp_path)
     printed = capsys.readouterr().out
     assert all(f"| {label} | 1 |" in printed for label in labels)
+
+
+def test_micro_batches_save_memory(tmp_path, monkeypatch, capsys):
+    s = script("micro_batches")
+    out = tmp_path / "micro_batches.json"
+    monkeypatch.setattr(sys, "argv", ["micro_batches.py", "--batch", "256", "--rounds", "2", "--out", str(out)])
+    monkeypatch.setattr(s, "peak", lambda size, micro_batch: float(micro_batch or size))
+    monkeypatch.setattr(s.multiprocessing, "get_context", lambda _: InThisProcess)
+    s.main()
+    (table,) = json.loads(out.read_text()).values()
+    assert [row["MiB"] for row in table.values()] == [256, 64, 16, 4]
+    assert table["whole batch"]["ratio"] == 1
+    assert s.largest_resident_set() > 50
+
+
+class InThisProcess:
+    """Takes the place of a pool of processes."""
+
+    def __init__(self, _):
+        pass
+
+    Pool = classmethod(lambda cls, size: contextlib.nullcontext(cls(size)))
+
+    def apply(self, function, arguments):
+        return function(*arguments)
+
+
+@pytest.mark.slow
+def test_scaling_measures_processes(tmp_path, monkeypatch, capsys):
+    s = script("scaling")
+    out = tmp_path / "scaling.json"
+    sizes = ["--processes", "1", "2", "--batch", "8", "--width", "4", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *sizes, "--out", str(out)])
+    s.main()
+    (table,) = json.loads(out.read_text()).values()
+    assert list(table) == ["P = 1", "P = 2"]
+    assert all(value > 0 for row in table.values() for value in row.values())

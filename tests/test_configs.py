@@ -30,6 +30,7 @@ QUICK = (  # of every folder some of each kind; the others are slow
     "synthetic_multipliers",
     "digits_alexr2",
     "digits_pretrain",
+    "five_distributions_pg_smd",
     "synthetic_sonex",
     "adult_average_precision",
     "adult_partial_auc_tpr",
@@ -243,7 +244,7 @@ def data_arguments(config, folder, request):
         return continual_arguments(config, folder, request)
     if config.parent.name == "group_dro":
         return group_dro_arguments(config, folder)
-    if config.stem.startswith("synthetic"):
+    if config.stem.startswith(("synthetic", "five_distributions")):
         return ["--data.num_train=400", "--data.num_test=400"]
     make = {"adult": adult, "compas": compas}[config.stem.split("_")[0]]
     make(400).to_csv(folder / "train.csv", index=False)

@@ -7,10 +7,13 @@ from fcco_lightning.algorithms.bsgd import BSGD
 from fcco_lightning.algorithms.default import default_algorithm
 from fcco_lightning.algorithms.double_loop import DoubleLoop
 from fcco_lightning.algorithms.estimation import Estimation
+from fcco_lightning.algorithms.max_form import MaxForm
 from fcco_lightning.algorithms.moap import MOAP
 from fcco_lightning.algorithms.msvr import MSVR
 from fcco_lightning.algorithms.ooa import OOA, SMD
 from fcco_lightning.algorithms.pdsca import PDSCA
+from fcco_lightning.algorithms.pg_smd import PGSMD
+from fcco_lightning.algorithms.pg_svrg import PGSVRG
 from fcco_lightning.algorithms.scent import SCENT
 from fcco_lightning.algorithms.sgd import SGD
 from fcco_lightning.algorithms.single_loop import SingleLoop
@@ -19,6 +22,7 @@ from fcco_lightning.algorithms.sonex import SONEX
 from fcco_lightning.algorithms.sonx import SONX
 from fcco_lightning.algorithms.sox import SOX
 from fcco_lightning.algorithms.sox_boost import SOXBoost
+from fcco_lightning.algorithms.stages import ConcaveStages, EqualStages, Stages, StronglyConcaveStages
 from fcco_lightning.algorithms.two_draws import TwoDraws
 
 __all__ = [
@@ -29,6 +33,8 @@ __all__ = [
     "MSVR",
     "OOA",
     "PDSCA",
+    "PGSMD",
+    "PGSVRG",
     "SCENT",
     "SGD",
     "SMD",
@@ -37,10 +43,15 @@ __all__ = [
     "SONX",
     "SOX",
     "Algorithm",
+    "ConcaveStages",
     "DoubleLoop",
+    "EqualStages",
     "Estimation",
+    "MaxForm",
     "SOXBoost",
     "SingleLoop",
+    "Stages",
+    "StronglyConcaveStages",
     "TwoDraws",
     "default_algorithm",
 ]

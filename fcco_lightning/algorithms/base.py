@@ -11,6 +11,7 @@ from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import Drawn, Engine, Problem, Term
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Objective
 from fcco_lightning.records import Batch
 from fcco_lightning.state import Layout
@@ -81,6 +82,20 @@ class Algorithm(ABC):
 
     def start(self, engine: Engine) -> None:  # noqa: B027 - most hooks are for a few algorithms
         """Take the trainable parameters, in their final place and dtype; memories of weights start afresh."""
+
+    def require_stored_activations(self, engine: Engine) -> None:
+        """Refuse networks that recompute activations, for gradients at other weights than the network's own.
+
+        Raises:
+            ConfigError: if gradient checkpointing is on.
+        """
+        network = engine.functions.network
+        if getattr(network, "recomputes", False):
+            raise ConfigError(
+                f"grad_checkpointing=True of {type(network).__name__} does not go with {self.name}: its gradient at "
+                "other weights would be computed at the present ones. Set grad_checkpointing to false, or use an "
+                "algorithm without that gradient, such as SONEX."
+            )
 
     @abstractmethod
     def iteration(self, engine: Engine, batch: Batch) -> None:

@@ -1,11 +1,9 @@
 """Algorithms with two loops: inner iterations z around a centre w, then an update of w."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from fcco_lightning.algorithms.two_draws import Jacobian, TwoDraws
 from fcco_lightning.checks import at_least, one_of, positive
@@ -13,7 +11,7 @@ from fcco_lightning.engine import Engine
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.outer import Smoothing
 from fcco_lightning.records import Batch
-from fcco_lightning.steps import ProximalDescent, like_parameters
+from fcco_lightning.steps import InnerPoint, ProximalDescent
 
 Clipped = Literal["inner", "outer", "both"]
 
@@ -65,7 +63,7 @@ class DoubleLoop(TwoDraws):
     def start(self, engine: Engine) -> None:
         super().start(engine)
         self._count = 0
-        self._other: list[Tensor] = []  # z outside _at_iterate, w inside
+        self._point = InnerPoint(self._params)
         self._descent = ProximalDescent(self._params, self.eta, self.nu)
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
@@ -76,7 +74,7 @@ class DoubleLoop(TwoDraws):
     def close(self, engine: Engine) -> None:
         if not self._count:
             return
-        gradient = [(p.data - z).div_(self.nu) for p, z in zip(self._params, self._other, strict=True)]
+        gradient = [(p.data - z).div_(self.nu) for p, z in zip(self._params, self._point.tensors, strict=True)]
         self._count = 0
         self._previous.forget()
         engine.update(gradient, clip=self.clip in ("outer", "both"))
@@ -90,12 +88,15 @@ class DoubleLoop(TwoDraws):
             engine.clear_gradient()
             self._inner_iteration(engine, next(batches))
         with torch.no_grad():
-            torch._foreach_copy_([p.data for p in self._params], self._other)
+            torch._foreach_copy_([p.data for p in self._params], self._point.tensors)
         self._count = 0
         return True
 
     def _inner_iteration(self, engine: Engine, batch: Batch) -> None:
-        with self._at_iterate():
+        if self._count == 0:
+            self._point.restart()
+        with self._point.held() as centre:
+            self._descent.centre = centre
             engine.descend(self.surrogate(engine, batch))
             engine.commit(self._descent)
             if self.needs_previous:
@@ -103,30 +104,11 @@ class DoubleLoop(TwoDraws):
             engine.inner_step(self._descent, clip=self.clip in ("inner", "both"))
         self._count += 1
 
-    @contextmanager
-    def _at_iterate(self) -> Iterator[None]:
-        """Let the parameters hold z; outside they always hold w."""
-        if not self._other:
-            self._other = [p.detach().clone() for p in self._params]
-        elif self._count == 0:
-            with torch.no_grad():
-                torch._foreach_copy_(self._other, [p.data for p in self._params])
-        self._swap()
-        self._descent.centre = self._other
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for i, p in enumerate(self._params):
-            p.data, self._other[i] = self._other[i], p.data
-
     def state_dict(self) -> dict[str, Any]:
-        iterate = list(self._other) if self._count else []  # between two inner loops z is w
+        iterate = list(self._point.tensors) if self._count else []  # between two inner loops z is w
         return {**super().state_dict(), "iterate": iterate, "inner_count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._other = like_parameters(state["iterate"], self._params)
+        self._point.load(state["iterate"])
         self._count = int(state["inner_count"])

@@ -1,5 +1,6 @@
 """What algorithms with one and with two loops share: rows by an estimator, outer functions by a smoothing."""
 
+from abc import ABC
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from fcco_lightning.records import Batch, Tracked
 from fcco_lightning.steps import PreviousWeights
 
 
-class Estimation(Algorithm):
+class Estimation(Algorithm, ABC):
     r"""Outer gradients from remembered rows, moved with the batch on which the gradient is taken.
 
     Args:
@@ -64,20 +65,6 @@ class Estimation(Algorithm):
         self._params = engine.params
         self._previous = PreviousWeights()
         self._fading = [term for term in engine.problem.all_terms if self.estimator_of(term).decay() != 1]
-
-    def require_stored_activations(self, engine: Engine) -> None:
-        """Refuse networks that recompute activations, for gradients at other weights than the network's own.
-
-        Raises:
-            ConfigError: if gradient checkpointing is on.
-        """
-        network = engine.functions.network
-        if getattr(network, "recomputes", False):
-            raise ConfigError(
-                f"grad_checkpointing=True of {type(network).__name__} does not go with {self.name}: its gradient at "
-                "other weights would be computed at the present ones. Set grad_checkpointing to false, or use an "
-                "algorithm without that gradient, such as SONEX."
-            )
 
     def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
         """Measure a batch, propose rows, and pair the outer gradients with the inner functions."""

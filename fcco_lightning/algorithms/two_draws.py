@@ -5,6 +5,7 @@ same samples the two are correlated, and ``Cov(y_i, grad g_i)`` biases the gradi
 are.  This module says where the two draws come from.
 """
 
+from abc import ABC
 from typing import Literal, get_args
 
 from fcco_lightning.algorithms.estimation import Estimation
@@ -19,7 +20,7 @@ from fcco_lightning.records import Batch
 Jacobian = Literal["halves", "part", "old", "reuse"]
 
 
-class TwoDraws(Estimation):
+class TwoDraws(Estimation, ABC):
     r"""Outer gradients and Jacobians from the draws of samples that ``jacobian`` names.
 
     Terms whose estimator takes no dual steps (an averaged objective that is not convex) are measured on the whole

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.algorithms import Algorithm
+from fcco_lightning.ambiguity import KLPenalty
 from fcco_lightning.engine import Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Objective
@@ -43,7 +44,7 @@ def duals(y: Tensor) -> Duals:
 def outer_gradients(objective: Objective, values: Tensor) -> Tensor:
     """Compute ``y_i`` in the subdifferential of f at g_i(w).
 
-    For a max form it is ``n q_i``, where q is the worst case.
+    For a max form it is ``n q_i``, where q is the worst case, under the penalty on q if there is one.
 
     Args:
         objective: An objective with inner functions.
@@ -57,7 +58,8 @@ def outer_gradients(objective: Objective, values: Tensor) -> Tensor:
     """
     outer, values = outer_function(objective), on_device_of(objective, values)
     if isinstance(outer, WorstCase):
-        return len(values) * outer.ambiguity.worst_case(values[:, 0]).unsqueeze(1)
+        penalty = getattr(objective, "penalty", None) or KLPenalty(0.0)
+        return len(values) * outer.ambiguity.best_response(values[:, 0], penalty).q.unsqueeze(1)
     return outer.subgradient(values).detach()
 
 

@@ -1,5 +1,6 @@
 """Equal treatment of any number of groups, under the names that practitioners use."""
 
+from abc import ABC
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, RatioD
 from fcco_lightning.records import Columns, Inner
 
 
-class GroupConstraint(Constraint):
+class GroupConstraint(Constraint, ABC):
     """What constraints on groups share: one row for every kind of rate and every comparison of groups.
 
     Args:

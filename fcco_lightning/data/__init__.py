@@ -1,5 +1,6 @@
 """Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here."""
 
+from fcco_lightning.data.block_distributions import BlockDistributions
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.garnet import Garnet
 from fcco_lightning.data.grouping import GroupBy, Groups
@@ -45,6 +46,7 @@ __all__ = [
     "BalancedBatches",
     "BalancedSampling",
     "BatchPlan",
+    "BlockDistributions",
     "Columns",
     "Drawn",
     "Encoding",

@@ -73,6 +73,10 @@ class Processes:
         """All processes, in a group of its own: what others exchange meanwhile cannot get between."""
         return cls(dist.new_group())  # type: ignore[arg-type]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
+        """The same: a copy of what refers to processes refers to these."""
+        return self
+
     def share(self, count: int) -> slice:
         """This process's part of ``count`` consecutive items, as even as can be."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)

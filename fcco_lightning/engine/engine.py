@@ -117,6 +117,8 @@ class Engine:
         problem: the terms, as the algorithm posed them.
         algorithm: whose iterations these are.
         backend: how to differentiate and step; a bare loop by default.
+        micro_batch: largest number of samples of a part that pass through the network at once, so that batches of any
+            size fit into memory (see :func:`~fcco_lightning.engine.micro_batches.recomputed`); None for all.
 
     Example:
         >>> import torch
@@ -132,9 +134,16 @@ class Engine:
     optimizer: Optimizer
     """The user's, while a batch is trained on."""
 
-    def __init__(self, network: nn.Module, problem: Problem, algorithm: Method, backend: Backend | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        problem: Problem,
+        algorithm: Method,
+        backend: Backend | None = None,
+        micro_batch: int | None = None,
+    ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
-        self.functions = InnerFunctions(network, problem.objective, problem.constraints)
+        self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
         self.backend = backend or PlainBackend(self.processes)
         self.params = list(self.functions.trainable().values())
         self.has_schedule = False  # of the learning rate
@@ -395,6 +404,21 @@ class Engine:
             graph: whether the gradients have a graph of their own, so that they can be differentiated once more.
         """
         return self._own_gradients(value, self.params, keep=True, graph=graph)
+
+    def directional(self, values: Tensor, steps: Sequence[Tensor]) -> Tensor:
+        """Derivatives of inner values (b, k) along a step of the parameters, without graph; that of the values is kept.
+
+        Args:
+            values: with graph, as a :class:`Reading` has them.
+            steps: in the order of ``params``.
+        """
+        y = torch.zeros_like(values, requires_grad=True)
+        gradients = self._own_gradients((y * values).sum(), self.params, keep=True, graph=True)
+        along = torch.stack([(g * d).sum() for g, d in zip(gradients, steps, strict=True)]).sum()
+        if not along.requires_grad:  # the batch said nothing
+            return torch.zeros_like(values)
+        (own,) = torch.autograd.grad(along, y, retain_graph=True)
+        return self.averaged([own])[0]
 
     def averaged(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients averaged over the processes, without graph; :meth:`commit` sees whether they are finite."""

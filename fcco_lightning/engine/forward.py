@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
+from fcco_lightning.engine.micro_batches import recomputed
 from fcco_lightning.engine.parts import outputs_of, part_name
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Objective
@@ -95,16 +98,27 @@ class InnerFunctions(nn.Module):
             :class:`~fcco_lightning.models.BatchNetwork`.
         objective: the objective.
         constraints: the constraints to measure; empty where the algorithm does not use them.
+        micro_batch: largest number of samples that pass through the network at once; None for all.
     """
 
-    def __init__(self, network: nn.Module, objective: Objective, constraints: Sequence[Constraint]) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: Objective,
+        constraints: Sequence[Constraint],
+        micro_batch: int | None = None,
+    ) -> None:
         super().__init__()
         self.network, self.objective, self.constraints = network, objective, list(constraints)
+        self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self._names: tuple[list[str], list[str]] | None = None
 
     def outputs(self, batch: Batch, call: Callable[..., Any] | None = None) -> dict[str, Any]:
         """The network's outputs by part; ``call`` takes the place of the network."""
-        return outputs_of(self.network, batch, call)
+        if self.micro_batch is None:
+            return outputs_of(self.network, batch, call)
+        run = partial(outputs_of, self.network, call=call)
+        return recomputed(run, batch, self.micro_batch, self.network)
 
     def forward(self, samples: Samples, terms: Sequence[int] | None = None, *, direct: bool = True) -> Estimated:
         """Estimates from the network's outputs.

@@ -74,6 +74,7 @@ class Problem(nn.Module):
         self.constraints = list(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
         objective.prepare(num_samples)
+        objective.join(self.processes)
         terms: list[Term] = []
         if objective.outer is not None:
             terms.append(self._objective_term(num_samples, layout, objective_share))

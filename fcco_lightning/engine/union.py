@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.parts import other_columns
-from fcco_lightning.records import Batch, Columns
+from fcco_lightning.records import HERE, Batch, Columns
 from fcco_lightning.state import DualState
 
 STOP, SCATTERED = 1, 2  # marks: a process was asked to stop; a batch holds samples whose rows are elsewhere
@@ -106,6 +106,7 @@ def _unite_part(
     whole = iter(union.tensors)
     united = pytree.tree_unflatten([next(whole) for _ in leaves], structure)
     together = {name: next(whole) for name in columns}
+    together[HERE] = torch.arange(len(union.sizes)).repeat_interleave(torch.tensor(union.sizes)) == processes.rank
     known: dict[DualState, KnownRows] = {}
     if not union.any_mark(SCATTERED):
         known = {s: KnownRows(together["index"], values) for s, values in zip(divided, whole, strict=True)}

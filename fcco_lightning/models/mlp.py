@@ -1,15 +1,19 @@
 """Multi-layer perceptron."""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import ConfigError
+
+Activation = Literal["relu", "sigmoid", "tanh"]
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
 class TabularMLP(nn.Module):
-    r"""``x -> Linear -> ReLU -> ... -> Linear``.
+    r"""``x -> Linear -> ReLU -> ... -> Linear``, or with another activation in the place of ReLU.
 
     Args:
         hidden: widths of the hidden layers; empty for a linear model.
@@ -17,6 +21,8 @@ class TabularMLP(nn.Module):
         in_features: columns of x; None takes them from the first batch.
         dropout: probability after every hidden layer, in [0, 1).
         batch_norm: normalise every hidden layer.
+        activation: "relu", "sigmoid" or "tanh".
+        bias: whether layers have a constant.
     """
 
     def __init__(
@@ -26,18 +32,21 @@ class TabularMLP(nn.Module):
         in_features: int | None = None,
         dropout: float = 0.0,
         batch_norm: bool = False,
+        activation: Activation = "relu",
+        bias: bool = True,
     ) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout must lie in [0, 1), got {dropout!r}.")
+        one_of("activation", activation, get_args(Activation))
         widths = [*(at_least("hidden", h, 1) for h in hidden), at_least("out_features", out_features, 1)]
         layers: list[nn.Module] = []
         for i, width in enumerate(widths):
             before = widths[i - 1] if i else in_features
-            layers.append(nn.LazyLinear(width) if before is None else nn.Linear(before, width))
+            layers.append(nn.LazyLinear(width, bias) if before is None else nn.Linear(before, width, bias))
             if i < len(widths) - 1:
                 layers += [nn.BatchNorm1d(width)] if batch_norm else []
-                layers += [nn.ReLU()]
+                layers += [_ACTIVATIONS[activation]()]
                 layers += [nn.Dropout(dropout)] if dropout else []
         self.layers = nn.Sequential(*layers)
         self.single = out_features == 1

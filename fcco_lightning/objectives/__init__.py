@@ -46,6 +46,7 @@ from fcco_lightning.objectives.partial_auc import CVaRPartialAUC, KLPartialAUC
 from fcco_lightning.objectives.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
 from fcco_lightning.objectives.quantities import (
     CrossEntropyLoss,
+    HingeLoss,
     LogisticLoss,
     MultiLabelLoss,
     Quantity,
@@ -55,6 +56,7 @@ from fcco_lightning.objectives.quantities import (
 from fcco_lightning.objectives.ranking import RankingObjective
 from fcco_lightning.objectives.recall_at_k import RecallAtK
 from fcco_lightning.objectives.robust_logistic import RobustLogistic
+from fcco_lightning.objectives.sample_dro import SampleDRO
 from fcco_lightning.objectives.sampled_softmax import SampledSoftmax
 from fcco_lightning.objectives.view_contrastive import ViewContrastive
 
@@ -76,6 +78,7 @@ __all__ = [
     "GlobalContrastive",
     "GroupMaxForm",
     "GroupObjective",
+    "HingeLoss",
     "InfoNCE",
     "KLGroupDRO",
     "KLPartialAUC",
@@ -100,6 +103,7 @@ __all__ = [
     "RecallAtK",
     "RobustLogistic",
     "RowDomain",
+    "SampleDRO",
     "SampleParameters",
     "SampledSoftmax",
     "SigmoidPair",

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fcco_lightning.objectives.base import BinaryObjective, require_binary_labels, required_column
+from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
+from fcco_lightning.objectives.ranking import both_classes
 from fcco_lightning.records import Columns
 
 
@@ -29,7 +30,7 @@ class AUC(BinaryObjective):
         self.loss = loss or SigmoidPair()
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:
-        return [columns["y"] == 1, columns["y"] != 1]
+        return both_classes(columns, self)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         require_binary_labels(batch, self)
@@ -39,7 +40,7 @@ class AUC(BinaryObjective):
         is_positive = required_column(batch, "y", self) == 1
         positives, negatives = scores[is_positive], scores[~is_positive]
         if positives.numel() == 0 or negatives.numel() == 0:
-            return 0.0 * scores.sum()
+            return nothing(scores)
         if "weight" not in batch:
             return self.loss.mean(positives, negatives)
         weight = batch["weight"].to(scores.dtype)

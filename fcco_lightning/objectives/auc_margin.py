@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
-from fcco_lightning.objectives.base import BinaryObjective, RowDomain, require_binary_labels, required_column
+from fcco_lightning.objectives.base import BinaryObjective, RowDomain, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.ranking import both_classes
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 from fcco_lightning.records import Columns, Inner
@@ -63,7 +63,7 @@ class AUCMargin(BinaryObjective):
         scores = self.scores(outputs)
         shares = self._shares(scores, batch)
         if shares is None:
-            return 0.0 * scores.sum()
+            return nothing(scores)
         of_negatives, of_positives = shares
         total: Tensor = of_positives @ (scores - self.a).square() + of_negatives @ (scores - self.b).square()
         return total

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.outer import OuterFunction
@@ -86,6 +88,13 @@ class Objective(nn.Module, ABC):
     def prepare(self, num_samples: int) -> None:
         """Take the size of the training split, before the first batch."""
 
+    def join(self, processes: Processes) -> None:
+        """Take the processes that share every batch, before the first one.
+
+        All of them measure the samples of all.  An objective that compares these with each other divides that among
+        the processes here; which samples are a process's own the column ``here`` says.
+        """
+
     def check(self, outputs: Any, batch: Any) -> None:
         """Look at the first batch and refuse data that the objective would misread, such as labels -1 and 1.
 
@@ -146,15 +155,18 @@ class Objective(nn.Module, ABC):
         )
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
-        """Mini-batch estimate of g_0(w): a scalar with graph, or None."""
-        return None
+        """Mini-batch estimate of g_0(w): a scalar with graph, or None.
+
+        Without g_0 it is :func:`nothing`, since a batch may lack what the inner functions need.
+        """
+        return nothing(outputs)
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:  # noqa: ARG002
         """Mini-batch estimates of g_i(w) with graph, or None."""
         return None
 
 
-class BinaryObjective(Objective):
+class BinaryObjective(Objective, ABC):
     r"""An objective of one score s_i per sample: the network's output of shape (B,) or (B, 1), or its sigmoid.
 
     A loss of differences of scores pulls at the positives as long as some negative is near, however high they stand, so
@@ -177,6 +189,15 @@ class BinaryObjective(Objective):
         """
         scores = binary_scores(outputs)
         return scores.sigmoid() if self.sigmoid else scores
+
+
+def nothing(outputs: Any) -> Tensor:
+    """What an objective adds for a batch that says nothing: 0, with the graph of the network's outputs.
+
+    The gradient is then 0 and not missing, so that momentum and weight decay act in this step as in any other.
+    """
+    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves]).sum()
 
 
 def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:

@@ -1,20 +1,22 @@
 """Contrastive losses of image-text pairs: the global one, whose rows remember every pair, and that of a mini-batch."""
 
 import math
-from typing import Any, Literal
+from abc import ABC
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fcco_lightning.checks import greater, one_of
 from fcco_lightning.checks import positive as above_zero
+from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters
-from fcco_lightning.objectives.self_weights import SELF_WEIGHTS, SelfWeight, comparison_weights, log_weights
+from fcco_lightning.objectives.log_means import Shared, Weigh, log_means
+from fcco_lightning.objectives.self_weights import SELF_WEIGHTS, SelfWeight, comparison_weights, self_and_others
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import HERE, Columns, Inner
 
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
 
@@ -38,7 +40,26 @@ class Temperature(nn.Module):
         return self.least + self.span * self.theta.exp()
 
 
-class GlobalContrastive(Objective):
+class PairObjective(Objective, ABC):
+    """An objective that compares all pairs of a batch with each other, divided among the processes that share it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._processes = Processes(alone=True)
+
+    def join(self, processes: Processes) -> None:
+        """Take the processes that share every batch."""
+        self._processes = processes
+
+    def shared(self, size: int, batch: Columns, weigh: Weigh) -> Shared:
+        """Who computes what of a batch of ``size`` pairs; all here where it is this process's alone (evaluation)."""
+        if HERE not in batch:
+            return Shared(slice(0, size), Processes(alone=True), weigh)
+        own = batch[HERE].nonzero().flatten().tolist() or [0, -1]
+        return Shared(slice(own[0], own[-1] + 1), self._processes, weigh)
+
+
+class GlobalContrastive(PairObjective):
     r"""The two-way global contrastive loss: every pair against all n, not those of a batch.
 
     Source: SONEX paper, F.3, erratum SONEX-13.
@@ -106,7 +127,6 @@ class GlobalContrastive(Objective):
         # the smallest value that unit embeddings can have without the pair itself
         self._floor = math.exp(-2 / (tau_min if self.learnt else self.tau))
         self._num_samples: int | None = None
-        self._weights: Tensor | None = None
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -144,40 +164,28 @@ class GlobalContrastive(Objective):
 
     def _logs(self, outputs: Any, batch: Columns, tau: Tensor | float) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
-        similarity = similarities(outputs)
-        weights = self._log_weights(similarity, batch)
-        by_text_weights = weights.T if isinstance(weights, Tensor) else weights
-        tau = tau.to(similarity.dtype) if isinstance(tau, Tensor) else tau
-        if isinstance(tau, Tensor) and tau.dim():
-            by_image, by_text = weights + similarity / tau[:, :1], by_text_weights + similarity / tau[:, 1]
-        else:
-            scaled = similarity / tau
-            by_image = by_text = weights + scaled
-            if _by_strata(batch):
-                by_text = by_text_weights + scaled
-        # in logarithms, since exp(s_ij / tau) alone would overflow
-        if self.positive != "none":  # pair i has the share weight / g_i of a softmax, one kernel where logsumexp is six
-            own = weights.diagonal().unsqueeze(1) if isinstance(weights, Tensor) else weights
-            return own - torch.stack([_own_share(by_image, 1), _own_share(by_text, 0)], dim=1)
-        both = torch.stack([by_image.logsumexp(1), by_text.logsumexp(0)], dim=1)
-        return both - similarity.diagonal().unsqueeze(1) / tau
+        image, text = embeddings(outputs)
+        return log_means(image, text, _as_tensor(tau, image), self.shared(len(image), batch, self._weigh(image, batch)))
 
-    def _log_weights(self, like: Tensor, batch: Columns) -> Tensor | float:
-        """Logarithm of the weight of every negative; in uniform batches it depends on their size only."""
-        if _by_strata(batch):
-            every = torch.arange(len(like), device=like.device)
-            n, weight, stratum = self._num_samples, batch.get("weight"), batch.get("stratum")
-            return comparison_weights(self.positive, every, len(like), n, weight, like.dtype, stratum=stratum).log()
-        kept = self._weights
-        if kept is None or len(kept) != len(like) or kept.dtype != like.dtype or kept.device != like.device:
-            made = log_weights(self.positive, self._num_samples, like)
-            if isinstance(made, float):
-                return made
-            kept = self._weights = made
-        return kept
+    def _weigh(self, like: Tensor, batch: Columns) -> Weigh:
+        """The weight of every negative; in uniform batches it depends on their size only."""
+        kind, size, n = self.positive, len(like), self._num_samples
+        if not _by_strata(batch):
+            own, others = (math.log(w) if w else -math.inf for w in self_and_others(kind, size, n))
+            return EqualNegatives(own, others)
+        every = torch.arange(size, device=like.device)
+        weight, stratum = batch.get("weight"), batch.get("stratum")
+
+        def weigh(logits: Tensor, anchors: slice, others: slice) -> float:
+            chosen = every[anchors]
+            table = comparison_weights(kind, chosen, size, n, weight, like.dtype, stratum=stratum, others=others)
+            logits += table.log()
+            return 0.0
+
+        return weigh
 
 
-class InfoNCE(Objective):
+class InfoNCE(PairObjective):
     r"""The mini-batch contrastive loss of CLIP: biased, remembers nothing, no inner functions.
 
     ``tau (CE(S / tau) + CE(S^T / tau))`` with S = (s_ij) of the batch and CE the mean cross-entropy of the diagonal:
@@ -195,16 +203,16 @@ class InfoNCE(Objective):
         self.tau = greater("tau", tau, LEAST_TAU, equal=True)
         self.temperature = Temperature(tau, tau_min) if learn else None
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor:  # noqa: ARG002
-        similarity = similarities(outputs)
-        tau: Tensor | float = self.tau if self.temperature is None else self.temperature().to(similarity.dtype)
-        pairs = torch.arange(len(similarity), device=similarity.device)
-        both = cross_entropy(similarity / tau, pairs) + cross_entropy(similarity.T / tau, pairs)
+    def direct(self, outputs: Any, batch: Columns) -> Tensor:
+        image, text = embeddings(outputs)
+        tau = _as_tensor(self.tau if self.temperature is None else self.temperature(), image)
+        logs = log_means(image, text, tau, self.shared(len(image), batch, EqualNegatives(0.0, 0.0)))
+        both = logs.mean(0).sum()  # the two cross-entropies: log sum_j exp(s_ij / tau) - s_ii / tau
         return both / 2 if self.temperature is not None else self.tau * both
 
 
-def similarities(outputs: Any) -> Tensor:
-    """S = (s_ij), shape (B, B), at least in float32 also under autocast: 1/tau magnifies whatever is rounded away.
+def embeddings(outputs: Any) -> tuple[Tensor, Tensor]:
+    """Embeddings of images and texts, (B, d) each, at least in float32: 1/tau magnifies whatever is rounded away.
 
     Raises:
         DataError: if ``outputs`` are not embeddings of as many images as texts, or of fewer than two.
@@ -218,17 +226,33 @@ def similarities(outputs: Any) -> Tensor:
     if len(image) < 2:
         raise DataError(f"a contrastive loss needs at least 2 pairs in a batch, got {len(image)}. Raise batch_size.")
     wide = torch.promote_types(image.dtype, torch.float32)
-    if not torch.is_autocast_enabled(image.device.type):
-        return image.to(wide) @ text.to(wide).T
+    return image.to(wide), text.to(wide)
+
+
+def similarities(outputs: Any) -> Tensor:
+    """S = (s_ij), shape (B, B), at least in float32 also under autocast; see :func:`embeddings`."""
+    image, text = embeddings(outputs)
     with torch.autocast(image.device.type, enabled=False):
-        return image.to(wide) @ text.to(wide).T
+        return image @ text.T
+
+
+class EqualNegatives(NamedTuple):
+    """Logarithms of the weight of the anchor itself and of each other sample; -inf is the logarithm of 0."""
+
+    own: float
+    others: float
+
+    def __call__(self, logits: Tensor, anchors: slice, others: slice) -> float:
+        """See :class:`~fcco_lightning.objectives.log_means.Weigh`."""
+        if self.own != self.others:
+            logits.diagonal(anchors.start - others.start).add_(self.own - self.others)
+        return self.others
+
+
+def _as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:
+    return torch.as_tensor(tau, dtype=like.dtype, device=like.device)
 
 
 def _by_strata(batch: Columns) -> bool:
     """Whether not all pairs of samples are equally likely in a batch."""
     return "weight" in batch or "stratum" in batch
-
-
-def _own_share(logits: Tensor, dim: int) -> Tensor:
-    """Logarithm of the softmax of the diagonal."""
-    return logits.log_softmax(dim).diagonal()

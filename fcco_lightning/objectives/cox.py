@@ -28,9 +28,10 @@ class CoxPartialLikelihood(Objective):
     numbers the d events of one time l = 0..d-1 and has ``c_ij = 1 - l_i/d`` for these j and 1 for all others; F does
     not depend on how they are numbered.  Without ties both are the same.  Row i remembers g_i of event i.
 
-    The batch needs the columns ``time`` (B,), finite, in any unit, and ``event`` (B,), 1 for an event at that time and
-    0 for a sample that was censored then.  The estimate of g_i is unbiased where batches are uniform or stratified by
-    the event (:class:`EventBatches`).  Beyond a difference of 60, exp goes on as its tangent, so that none overflows.
+    The batch needs the columns ``time`` (B,), finite and >= 0, in any unit, and ``event`` (B,), 1 for an event at that
+    time and 0 for a sample that was censored then.  The estimate of g_i is unbiased where batches are uniform or
+    stratified by the event (:class:`EventBatches`).  Beyond a difference of 60, exp goes on as its tangent, so that
+    none overflows.
 
     When the memory helps: the loss of a batch alone (``BSGD``, which DeepSurv uses) is itself a consistent estimate of
     a proportional hazards model.  On 5,500 patients it came within 0.6 % of the optimum at batch 4, where SOX stayed
@@ -105,12 +106,18 @@ def survival(columns: Columns, needed_by: object) -> tuple[Tensor, Tensor]:
     """Return the times (B,) in their dtype and the events (B,) as truth values.
 
     Raises:
-        DataError: if a column is missing, times are not finite numbers, or events are not 0 and 1.
+        DataError: if a column is missing, times are negative or not finite, or events are not 0 and 1.
     """
     time, event = required_column(columns, "time", needed_by), required_column(columns, "event", needed_by)
-    if time.dim() != 1 or event.shape != time.shape or not bool(torch.isfinite(time).all()):
+    if time.dim() != 1 or event.shape != time.shape:
         raise DataError(
-            f"times and events must be one finite number per sample, got {tuple(time.shape)} and {tuple(event.shape)}."
+            f"there must be one time and one event per sample, got shapes {tuple(time.shape)} and {tuple(event.shape)}."
+        )
+    wrong = ~(torch.isfinite(time) & (time >= 0))
+    if bool(wrong.any()):
+        raise DataError(
+            f"`time` must be finite and >= 0, got {time[wrong][0].item()!r} at position {int(wrong.nonzero()[0])}. "
+            "Count times from the beginning of the observation, and remove the rows without one."
         )
     wrong = (event != 0) & (event != 1)
     if bool(wrong.any()):

@@ -1,13 +1,13 @@
 """Group distributionally robust objectives: a worst case over the risks of groups."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex
+from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
 from fcco_lightning.checks import at_least, finite, positive
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives.base import Objective, RowDomain
@@ -25,7 +25,7 @@ from fcco_lightning.outer import (
 from fcco_lightning.records import Columns, Inner
 
 
-class GroupObjective(Objective):
+class GroupObjective(Objective, ABC):
     r"""Made of the risks ``R_i(w) = E[l(w; z) | group i]``, estimated by the mean loss of a group's samples in a batch.
 
     Where samples are not drawn uniformly the mean is weighted by the column ``weight``.  It is then a ratio of two
@@ -282,20 +282,28 @@ class KLGroupDRO(_ShiftedGroupObjective):
         """``lam0 (exp(u) - 1)``."""
         return self._base
 
+    def max_form(self) -> Objective:
+        return GroupMaxForm(None, self.loss, self.num_groups, KLPenalty(self.scale))
+
 
 class GroupMaxForm(GroupObjective):
-    r"""``max_{q in Q} sum_i q_i R_i(w)`` for algorithms that keep q: the max form of another group objective.
+    r"""``max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` for algorithms that keep q: the max form of a group objective.
 
     Args:
         ambiguity: Q; None for all weights (the worst group).
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
+        penalty: ``nu D(q, 1/n)``; None for none.
     """
 
     def __init__(
-        self, ambiguity: AmbiguitySet | None = None, loss: Quantity | None = None, num_groups: int | None = None
+        self,
+        ambiguity: AmbiguitySet | None = None,
+        loss: Quantity | None = None,
+        num_groups: int | None = None,
+        penalty: Penalty | None = None,
     ) -> None:
-        self.ambiguity = ambiguity
+        self.ambiguity, self.penalty = ambiguity, penalty
         super().__init__(loss, num_groups)
         self.outer: OuterFunction = WorstCase(ambiguity or CappedSimplex(1 / (num_groups or 1)))
 

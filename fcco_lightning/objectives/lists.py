@@ -1,6 +1,6 @@
 """What the losses of ranked lists share: which items own a row, how much each counts, and sums over an item's list."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,14 @@ class Lists(NamedTuple):
         """Sum over every list of values (n,) of its items, shape (number,)."""
         return values.new_zeros(self.number).index_add_(0, self.of, values)
 
+    def ordered(self) -> bool:
+        """Whether some list has items of different grades."""
+        ends = [
+            self.grade.new_zeros(self.number).scatter_reduce_(0, self.of, self.grade, end, include_self=False)
+            for end in ("amin", "amax")
+        ]
+        return not torch.equal(*ends)
+
     def softmax(self) -> Tensor:
         """Softmax of the grades within every list, shape (n,)."""
         highest = self.grade.new_full((self.number,), -torch.inf).scatter_reduce_(0, self.of, self.grade, "amax")
@@ -47,7 +55,7 @@ class Lists(NamedTuple):
         return rank
 
 
-class ListObjective(Objective):
+class ListObjective(Objective, ABC):
     r"""Every item of a list against all others of its list.
 
     ``F(w) = (1/Q) sum over Q lists, sum over their items i, of c_i f(g_i(w))`` with
@@ -90,7 +98,7 @@ class ListObjective(Objective):
 
         Raises:
             ConfigError: if the training split is not known.
-            DataError: if it lacks queries or grades, they have other values, or no item counts.
+            DataError: if it lacks queries or grades, they have other values, no item counts, or no list has an order.
         """
         name = type(self).__name__
         if columns is None:
@@ -100,9 +108,10 @@ class ListObjective(Objective):
             )
         query, grade = graded(columns, self)
         names, of = torch.unique(query, return_inverse=True)
-        importance = self.importance(Lists(grade.double(), of, len(names)))
+        lists = Lists(grade.double(), of, len(names))
+        importance = self.importance(lists)
         owners = importance > 0
-        if not bool(owners.any()):
+        if not (bool(owners.any()) and lists.ordered()):
             raise DataError(
                 f"{name} finds no item to learn from in {len(names)} lists: no list has items of different grades, or "
                 "all grades are 0. Check the columns `query` and `y`."

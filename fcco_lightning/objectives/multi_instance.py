@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,68 +12,8 @@ from fcco_lightning.objectives.base import Objective, RowDomain
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bags_of
 from fcco_lightning.objectives.ranking import both_classes
-from fcco_lightning.outer import OuterFunction
+from fcco_lightning.outer import OuterFunction, PooledPairs
 from fcco_lightning.records import Columns, Inner
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PooledPairs(OuterFunction):
-    r"""Losses of pairs of a positive and a negative bag, divided between the bags: the rows of a batch together.
-
-    With the scores ``h_i = h(u_i)`` of the bags, row i of the n bags, of which n_i are of its class, has
-
-    ``f_i = n / (2 n_i) mean over the rows j of the other class of l(h_i - h_j)``, of negative i ``l(h_j - h_i)``,
-
-    so that the mean of f_i over all n bags is ``F = mean over pairs of l``.  As u_i is in f_j, too,
-    :meth:`subgradient` is not the slope of f_i but ``n dF / du_i``, which is ``2 df_i / du_i``.  Both are right on
-    average where the rows of the other class are any of its bags with equal chances.
-
-    It acts on the rows that it was made for, not on single rows, so it is not convex, and smooth as far as l is.
-
-    Args:
-        pooling: h.
-        loss: l.
-        positive: which rows are positive bags, shape (b,), bool.
-        share: n / n_i of every row, shape (b,).
-    """
-
-    pooling: Pooling
-    loss: PairLoss
-    positive: Tensor
-    share: Tensor
-    convex = False
-    smooth = True
-
-    def __repr__(self) -> str:
-        return f"PooledPairs({self.pooling!r}, {self.loss!r}), which compares bags with one another,"
-
-    def take(self, positions: Tensor) -> OuterFunction:
-        return PooledPairs(self.pooling, self.loss, self.positive[positions], self.share[positions])
-
-    def value(self, u: Tensor) -> Tensor:
-        losses = self._losses(u)
-        of_positives, of_negatives = losses.mean(1), losses.mean(0)
-        each = torch.empty_like(u[..., 0])
-        each[self.positive], each[~self.positive] = of_positives, of_negatives
-        return self.share.to(u.dtype) / 2 * each
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        with torch.enable_grad():
-            u = u.detach().requires_grad_()
-            losses = self._losses(u)
-            (slope,) = torch.autograd.grad(losses.sum(), u)
-        partners = torch.where(self.positive, losses.shape[1], losses.shape[0])
-        return (self.share / partners).to(u.dtype).unsqueeze(1) * slope
-
-    def _losses(self, u: Tensor) -> Tensor:
-        """The losses of all pairs, a row for every positive and a column for every negative."""
-        if len(u) != len(self.positive):
-            raise ConfigError(
-                f"{self!r} was made for {len(self.positive)} bags, not for {len(u)}. Use take(positions) for some of "
-                "its rows."
-            )
-        h = self.pooling.score(u)
-        return self.loss(h[self.positive].unsqueeze(1) - h[~self.positive])
 
 
 class MultiInstanceAUC(Objective):
@@ -140,9 +79,18 @@ class MultiInstanceAUC(Objective):
         return [[bags.of == i, others[int(not label)]] for i, label in enumerate(positive.tolist())]
 
     def know_presence(self, probability: Tensor) -> None:
-        """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner."""
+        """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner.
+
+        Raises:
+            DataError: if batches never speak of a bag.
+        """
         for label, of_class in ((1, self._positive.cpu()), (0, ~self._positive.cpu())):
             least, most = (float(end) for end in probability[of_class].aminmax())
+            if least < 1e-6:  # 0 up to rounding
+                raise DataError(
+                    f"MultiInstanceAUC compares bags with one another, but no batch holds a bag of y = {label} beside "
+                    "one of the other class. Draw larger batches, or bags of both classes: `batches: BagSampling`."
+                )
             if most > (1 + 1e-6) * least:
                 warnings.warn(
                     f"MultiInstanceAUC compares every bag with the bags of the other class in its batch, and bags with "

@@ -22,8 +22,8 @@ class NeighbourhoodComponents(Objective):
 
     The sample itself is left out of both (erratum SOX-10), and F lies in [-1, 0].  Row i remembers (g_i1, g_i2).  The
     estimates are unbiased where batches are uniform, or are drawn by class with weights (``GroupSampling`` with
-    ``column: y`` and ``prevalence: data``), which makes sure that samples meet others of their class.  A class with one
-    sample adds 0.
+    ``column: y`` and ``prevalence: data``, with or without replacement), which makes sure that samples meet others of
+    their class.  A class with one sample adds 0.
 
     A linear network without hidden layers learns a Mahalanobis distance, as in the original method.  Embeddings whose
     distances are large against the temperature see no neighbour at all: start from small weights, or raise it.
@@ -62,6 +62,23 @@ class NeighbourhoodComponents(Objective):
                 )
         return RowDomain(num_samples, per_sample=True, range=Range(0.0, 1.0))
 
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        """Refuse embeddings in which nobody has a neighbour: all gradients would be 0 for ever.
+
+        Raises:
+            DataError: if e_ij is 0 for all pairs of a batch.
+        """
+        if outputs.dim() != 2 or len(outputs) < 2:
+            return  # refused by name where it is measured
+        distance = _squared_distances(outputs.detach().double())
+        distance.fill_diagonal_(torch.inf)
+        if not bool((-distance / self.temperature).exp().any()):
+            raise DataError(
+                f"exp(-|z_i - z_j|^2 / {self.temperature:g}) is 0 for all pairs of the first batch, whose squared "
+                f"distances are from {float(distance.min()):g} on: nothing can be learnt of them. Raise the "
+                "temperature to about that, or start from smaller weights."
+            )
+
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         """Estimates for all samples of a batch, each from all others.
 
@@ -73,13 +90,17 @@ class NeighbourhoodComponents(Objective):
                 f"NeighbourhoodComponents needs embeddings, shape (B, d), got {tuple(outputs.shape)}. Give the network "
                 "several outputs."
             )
-        y, z = _classes(batch, self), outputs.double()
-        every = torch.arange(len(z), device=z.device)
-        length = z.square().sum(1)
-        distance = (length.unsqueeze(1) + length - 2 * z @ z.T).clamp(min=0)
+        y, distance = _classes(batch, self), _squared_distances(outputs.double())
+        every = torch.arange(len(y), device=y.device)
         near = stands_for(batch, every, self._num_samples) * (-distance / self.temperature).exp()
         sums = torch.stack([(near * (y.unsqueeze(1) == y)).sum(1), near.sum(1)], dim=1)
-        return Inner(batch["index"], sums / ((self._num_samples or len(z)) - 1))
+        return Inner(batch["index"], sums / ((self._num_samples or len(y)) - 1))
+
+
+def _squared_distances(z: Tensor) -> Tensor:
+    """``|z_i - z_j|^2`` of rows z (B, d), shape (B, B)."""
+    length = z.square().sum(1)
+    return (length.unsqueeze(1) + length - 2 * z @ z.T).clamp(min=0)
 
 
 def _classes(columns: Columns, needed_by: object) -> Tensor:

@@ -10,7 +10,7 @@ from fcco_lightning.checks import finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
 from fcco_lightning.numerics import exp_with_tangent
-from fcco_lightning.objectives.base import SampleParameters, required_column
+from fcco_lightning.objectives.base import SampleParameters, nothing, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankedPairs, RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
@@ -43,7 +43,9 @@ class CVaRPartialAUC(RankingObjective):
             lowest positives; the squared hinge with margin 1 by default.
         threshold: c to start from.
         thresholds: s_i to start from, >= 0.
-        thresholds_lr: step size of the s_i, > 0.
+        thresholds_lr: step size of the s_i, > 0.  One visit moves s_i on average by ``-thresholds_lr dL_i / ds_i``,
+            with ``dL_i / ds_i = 1 - (share of negatives j with l_ij > s_i) / max_fpr`` as in SOPA, whatever the share
+            of positives in the data or the batches; with ``min_tpr`` times the outer gradient, 0 or 1 / (1 - min_tpr).
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
 
@@ -88,15 +90,19 @@ class CVaRPartialAUC(RankingObjective):
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:
         """Both classes where F is a mean over pairs."""
-        return None if self.min_tpr else both_classes(columns, self)
+        if self.min_tpr:
+            return None
+        positive, negative = both_classes(columns, self)
+        self.class_sizes = int(negative.sum()), int(positive.sum())
+        return [positive, negative]
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor:
         """C, or without ``min_tpr`` the mean of the L_i at their present thresholds."""
         if self.min_tpr:
-            return self.threshold
+            return self.threshold + nothing(outputs)
         pairs = self._pairs(outputs, batch)
         if not pairs.complete:
-            return pairs.differences.sum()  # of nothing: 0, with a graph
+            return nothing(outputs)
         each = self._thresholds(pairs, batch).squeeze(1) + self._excess(pairs, batch)
         if "weight" not in batch:
             return each.mean()
@@ -122,9 +128,21 @@ class CVaRPartialAUC(RankingObjective):
         return pairs.mean((losses - self._thresholds(pairs, batch)).clamp(min=0)) / self.max_fpr
 
     def _thresholds(self, pairs: RankedPairs, batch: Columns) -> Tensor:
-        """The s_i of the positives, shape (a, 1), with graph."""
-        column = required_column(batch, "threshold", self)
-        return column[pairs.owners].to(pairs.differences.dtype)
+        """The s_i of the positives, shape (a, 1), with the graph of L_i and not of L_i n / n_+.
+
+        Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
+        """
+        given = required_column(batch, "threshold", self)[pairs.owners].to(pairs.differences.dtype)
+        return given.detach() + self._share_of_owners(pairs, batch) * (given - given.detach())
+
+    def _share_of_owners(self, pairs: RankedPairs, batch: Columns) -> Tensor | float:
+        """n_+ / n, or that of the batches where samples are weighted, shape (a, 1)."""
+        if self.class_sizes is None:  # only batches are known
+            return len(pairs.owners) / len(batch["index"])
+        share = self.class_sizes[1] / sum(self.class_sizes)
+        if "weight" not in batch:
+            return share
+        return share / batch["weight"][pairs.owners].unsqueeze(1).to(pairs.differences.dtype)
 
 
 class KLPartialAUC(RankingObjective):
@@ -179,9 +197,9 @@ class KLPartialAUC(RankingObjective):
             return Log(self.lam, floor=1.0)
         return KullbackLeiblerOfLog(self.lam, self.tau, self.threshold, floor=1.0)
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
+    def direct(self, outputs: Any, batch: Columns) -> Tensor:  # noqa: ARG002
         """C, if there is one."""
-        return None if self.tau is None else self.threshold
+        return nothing(outputs) if self.tau is None else self.threshold + nothing(outputs)
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:
         """``mean_j exp(l_ij / lam)`` of the batch's positives; None without both classes."""

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.base import binary_scores, required_column
+from fcco_lightning.objectives.base import binary_scores, require_binary_labels, required_column
 from fcco_lightning.records import Columns
 
 
@@ -74,6 +74,29 @@ class LogisticLoss(Quantity):
         return binary_cross_entropy_with_logits(
             scores, required_column(batch, "y", self).to(scores.dtype), reduction="none"
         )
+
+
+@dataclass(frozen=True)
+class HingeLoss(Quantity):
+    """``max(margin - b s, 0)`` with s the score and b = 1 or -1 for the labels 1 and 0 (PG-SMD paper, eq. (16)).
+
+    Args:
+        margin: > 0.
+    """
+
+    margin: float = 1.0
+    range = Range(least=0.0)
+
+    def __post_init__(self) -> None:
+        positive("margin", self.margin)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        require_binary_labels(batch, self)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
+        scores = binary_scores(outputs)
+        signs = 2 * required_column(batch, "y", self).to(scores.dtype) - 1
+        return (self.margin - signs * scores).clamp(min=0)
 
 
 @dataclass(frozen=True)

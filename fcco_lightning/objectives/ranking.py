@@ -1,5 +1,6 @@
 """What objectives share that rank the samples of one class above those of the other."""
 
+from abc import ABC
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -37,7 +38,7 @@ class RankedPairs(NamedTuple):
         return losses @ weight / weight.sum()
 
 
-class RankingObjective(BinaryObjective):
+class RankingObjective(BinaryObjective, ABC):
     r"""A binary objective with one row for every sample of one class, compared with the samples of the other.
 
     Batches carry ``y`` (B,) with the labels 0 and 1, the network gives one score per sample, (B,) or (B, 1).  The mean
@@ -74,6 +75,26 @@ class RankingObjective(BinaryObjective):
         return RowDomain(
             0, per_sample=True, owners=owners, range=self._range(), partners=~owners if self.needs_partner else None
         )
+
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        """Refuse batches by class that hold one owner, if it is compared with its own class, too.
+
+        Raises:
+            DataError: if the first batch is of that kind.
+        """
+        kinds = batch.get("stratum", batch.get("weight"))
+        if self.needs_partner or self.class_sizes is None or kinds is None:
+            return
+        owns = required_column(batch, "y", self) == self.owner
+        if int(owns.sum()) != 1 or int((kinds == kinds[owns]).sum()) != 1:
+            return
+        known = int(batch["stratum_size"][owns]) if "stratum_size" in batch else self.class_sizes[self.owner]
+        if known > 1:
+            raise DataError(
+                f"{type(self).__name__} compares positives with one another, too, but a batch holds one positive of "
+                f"{known}, and so says nothing of the others. Draw two positives or more: raise positive_fraction or "
+                "batch_size."
+            )
 
     def _range(self) -> Range:
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""

@@ -71,6 +71,7 @@ def comparison_weights(
     dtype: torch.dtype = torch.float32,
     *,
     stratum: Tensor | None = None,
+    others: slice | None = None,
 ) -> Tensor:
     r"""Weights of all samples of a batch for some anchors among them, also where samples are not drawn uniformly.
 
@@ -93,31 +94,32 @@ def comparison_weights(
         weight: v, shape (B,); None where all are 1.
         dtype: of the result.
         stratum: stratum of every sample, shape (B,); None where weights tell them apart.
+        others: of which samples the weights are wanted; None for all.
 
-    Returns: shape (m, B).
+    Returns: shape (m, B), or (m, k) for k others.
 
     Raises:
         ConfigError: if n is needed and not known.
         DataError: if the batch holds one sample.
     """
+    columns = others or slice(None)
+    itself = anchors.unsqueeze(1) == torch.arange(size, device=anchors.device)[columns]
     if weight is None and stratum is None:
-        own, others = self_and_others(kind, size, num_samples)
-        table = torch.full((len(anchors), size), others, device=anchors.device, dtype=dtype)
-        return table.scatter_(1, anchors.unsqueeze(1), own)
+        own, rest = self_and_others(kind, size, num_samples)
+        return torch.full(itself.shape, rest, device=anchors.device, dtype=dtype).masked_fill_(itself, own)
     self_and_others(kind, size, num_samples)  # checks the arguments
     weight = torch.ones(size, device=anchors.device, dtype=dtype) if weight is None else weight.to(dtype)
     share = weight / size
     if kind == "batch":
-        return share.expand(len(anchors), size).clone()
+        return share[columns].expand(itself.shape).clone()
     own = 1 / _known(num_samples)
     kinds = weight if stratum is None else stratum
-    alike = kinds[anchors].unsqueeze(1) == kinds
-    count = alike.sum(1, keepdim=True)
+    _, kind_of, held = torch.unique(kinds, return_inverse=True, return_counts=True)
+    count = held[kind_of[anchors]].unsqueeze(1)
     within = (share[anchors].unsqueeze(1) * count - own) / (count - 1).clamp(min=1)
-    table = torch.where(alike, within.clamp(min=0), share)
-    if kind == "dataset":
-        return table.scatter_(1, anchors.unsqueeze(1), own)
-    return table.scatter_(1, anchors.unsqueeze(1), 0.0) / (1 - own)
+    table = torch.where(kinds[anchors].unsqueeze(1) == kinds[columns], within.clamp(min=0), share[columns])
+    table = table.masked_fill(itself, own if kind == "dataset" else 0.0)
+    return table if kind == "dataset" else table / (1 - own)
 
 
 def common_weights(
@@ -166,10 +168,11 @@ def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, with
 
     Where batches have the columns ``stratum`` (whose members are drawn alike) and ``stratum_size`` (their number N_s),
     of which the batch holds m_s each, then ``W = (N_s - 1) / (m_s - c)`` within the anchor's own stratum, c being the
-    anchor's copies, and ``W = N_s / m_s`` elsewhere.  If a batch holds G_1 of G groups only (:class:`GroupBatches`),
-    the latter is multiplied by ``(G - 1) / (G_1 - 1)``, as a batch with the anchor's group has one group less for the
-    others.  Without these columns W follows from ``weight``, or from the size of the batch: see
-    :func:`comparison_weights`.
+    anchor's copies, and ``W = N_s / m_s`` elsewhere.  With the column ``replaced`` the rows of a stratum are drawn
+    independently: within the anchor's stratum it is then ``W = N_s / (m_s - 1)``, as each of the m_s - 1 other draws
+    may be the anchor again.  If a batch holds G_1 of G groups only (:class:`GroupBatches`), the weight elsewhere is
+    multiplied by ``(G - 1) / (G_1 - 1)``, as a batch with the anchor's group has one group less for the others.
+    Without these columns W follows from ``weight``, or from the size of the batch: see :func:`comparison_weights`.
 
     Args:
         batch: columns with ``index``; shape (B,) each.
@@ -182,15 +185,24 @@ def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, with
 
     Raises:
         ConfigError: if n is not known.
-        DataError: if the batch holds one sample.
+        DataError: if the batch holds one sample, or one of a stratum that has more.
     """
     index = batch["index"]
     copies = index[anchors].unsqueeze(1) == index
     if "stratum" in batch:
         stratum, size = batch["stratum"], batch["stratum_size"].double()
         same = stratum[anchors].unsqueeze(1) == stratum
-        count = same.sum(1, keepdim=True)
-        own = (size[anchors].unsqueeze(1) - 1) / (count - copies.sum(1, keepdim=True)).clamp(min=1)
+        count, rows = same.sum(1, keepdim=True), size[anchors].unsqueeze(1)
+        free, able = (count - 1, rows) if "replaced" in batch else (count - copies.sum(1, keepdim=True), rows - 1)
+        lonely = ((free == 0) & (rows > 1)).squeeze(1)
+        if bool(lonely.any()):
+            first = anchors[lonely][0]
+            raise DataError(
+                f"samples are compared with one another, but a batch holds one sample of stratum {int(stratum[first])} "
+                f"(a class, or a part of a list), which has {int(size[first])}, and so says nothing of the others. "
+                "Change `batches` so that they draw two or more of each."
+            )
+        own = able / free.clamp(min=1)
         held = torch.unique(stratum, return_inverse=True, return_counts=True)
         others = size / held[2][held[1]]
         if within is None and len(held[0]) > 1:

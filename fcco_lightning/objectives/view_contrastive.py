@@ -64,8 +64,8 @@ class ViewContrastive(GlobalContrastive):
     def _shares(self, like: Tensor, batch: Columns) -> tuple[float, Tensor]:
         """Logarithms of the weight of the own partner, and of each view of every other sample, shape (B, B)."""
         size, n = len(like), self._num_samples or len(like)
-        weights = self._log_weights(like, batch)
-        table = weights if isinstance(weights, Tensor) else torch.full_like(like, weights)
+        table = torch.zeros_like(like)
+        table += self._weigh(like, batch)(table, slice(0, size), slice(0, size))
         if self.positive == "batch":
             if "weight" in batch:
                 raise DataError(

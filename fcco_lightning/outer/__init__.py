@@ -17,6 +17,7 @@ from fcco_lightning.outer.log_exp import (
     Softplus,
 )
 from fcco_lightning.outer.multiplied import Multiplied, excess
+from fcco_lightning.outer.pooled_pairs import PooledPairs
 from fcco_lightning.outer.shifted import Shifted
 from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
 from fcco_lightning.outer.worst_case import WorstCase
@@ -41,6 +42,7 @@ __all__ = [
     "NegativeLog",
     "NoSmoothing",
     "OuterFunction",
+    "PooledPairs",
     "Power",
     "Ratio",
     "RatioDifference",

@@ -1,5 +1,6 @@
 """Steps: how weights move, once there is a gradient."""
 
+from fcco_lightning.steps.inner_point import InnerPoint
 from fcco_lightning.steps.optimizers import AdamType, HeavyBall, ProximalSGD
 from fcco_lightning.steps.previous import PreviousWeights, like_parameters
 from fcco_lightning.steps.proximal_descent import ProximalDescent
@@ -8,6 +9,7 @@ from fcco_lightning.steps.storm import Storm
 __all__ = [
     "AdamType",
     "HeavyBall",
+    "InnerPoint",
     "PreviousWeights",
     "ProximalDescent",
     "ProximalSGD",

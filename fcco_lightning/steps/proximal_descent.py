@@ -16,17 +16,22 @@ class ProximalDescent(Optimizer):
 
     It is the minimiser over v of ``<G, v> + |v - w|^2 / (2 nu) + |v - z|^2 / (2 eta)``.
 
+    With a radius, every tensor of parameters is then projected onto its ball ``|v| <= radius``, which gives the
+    minimiser over that ball (PG-SMD paper, Alg. 1 line 5 with g the indicator of a ball).
+
     Args:
         params: parameters that hold z.
         eta: inner step size, > 0.
         nu: smoothing of the whole objective, > 0.
+        radius: of the ball that holds each tensor, > 0; None for no ball.
 
     Attributes:
         centre: w, in the order of ``params``; to be set before the first step.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], eta: float, nu: float) -> None:
+    def __init__(self, params: Sequence[nn.Parameter], eta: float, nu: float, radius: float | None = None) -> None:
         super().__init__(params, {"eta": positive("eta", eta), "nu": positive("nu", nu)})
+        self.radius = None if radius is None else positive("radius", radius)
         self.centre: list[Tensor] = []
 
     @torch.no_grad()
@@ -42,4 +47,7 @@ class ProximalDescent(Optimizer):
             torch._foreach_add_(points, grads, alpha=-eta)
         # (nu (z - eta G) + eta w) / (eta + nu), as one interpolation
         torch._foreach_lerp_(z, self.centre, eta / (eta + nu))
+        if self.radius is not None:
+            for point in z:
+                point.mul_((self.radius / torch.linalg.vector_norm(point)).clamp(max=1.0))
         return loss

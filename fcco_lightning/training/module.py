@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
-from fcco_lightning.checks import positive
+from fcco_lightning.checks import at_least, positive
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes, require_same_everywhere
@@ -74,6 +74,9 @@ class FCCOModule(EvaluatingModule):
             no weight decay either way.
         pretrain: a first phase of training on another objective, such as cross-entropy before average precision; None
             for none.
+        micro_batch: largest number of samples that pass through the network at once; None for whole batches.  With it a
+            batch of any size takes the memory of a micro-batch, costs one more forward pass, and has the same
+            gradient: the rows, pairs and constraints are those of the whole batch.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class FCCOModule(EvaluatingModule):
         state_layout: Layout = "auto",
         objective_lr: float | None = None,
         pretrain: Pretraining | None = None,
+        micro_batch: int | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -118,6 +122,7 @@ class FCCOModule(EvaluatingModule):
             self, gradient_clip_val, gradient_clip_algorithm, scheduler_interval, scheduler_monitor
         )
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
+        self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self.state_layout, self.processes = state_layout, Processes(alone=True)
         self.skipped_batches = 0
         self.problem: Problem | None = None
@@ -146,8 +151,10 @@ class FCCOModule(EvaluatingModule):
         if trainer.accumulate_grad_batches != 1:
             raise ConfigError(
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not defined for compositional "
-                "objectives: inner values of one batch would be tracked several times per update. Use a larger "
-                "--data.batches.batch_size instead (ALEXR2's inner loop is --model.algorithm.K)."
+                "objectives: the gradient of several small batches is not that of a large one. Set "
+                f"--data.batches.batch_size to {trainer.accumulate_grad_batches} times what it is, and "
+                "--model.micro_batch to what it is now: the same memory, and the large batch's gradient. (ALEXR2's "
+                "inner loop is --model.algorithm.K.)"
             )
         return [_Announce(), LoopProgress(), OneLine()]
 
@@ -310,7 +317,9 @@ class FCCOModule(EvaluatingModule):
 
     def _start_engine(self) -> None:
         phase = self._phase
-        self._engine = Engine(self.network, self._require(self.problem), phase.algorithm, self.backend)
+        self._engine = Engine(
+            self.network, self._require(self.problem), phase.algorithm, self.backend, self.micro_batch
+        )
         self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
         others = [other.objective for other in self._phases if other.name != phase.name]
         self.backend.idle = [p for objective in others for p in objective.parameters() if p.requires_grad]

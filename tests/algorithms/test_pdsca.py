@@ -144,7 +144,7 @@ def test_parameters_of_single_samples_are_trained():
     )
     torch.testing.assert_close(end, other, **SAME)
     torch.testing.assert_close(thresholds, expected, **SAME)
-    assert len(thresholds.unique()) == 3
+    assert len(thresholds.unique()) > 2
 
 
 @pytest.mark.parametrize(

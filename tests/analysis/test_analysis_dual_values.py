@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fcco_lightning import ALEXR, BSGD, OOA, SONEX, ConfigError, CrossEntropy, CVaRGroupDRO
+from fcco_lightning import ALEXR, BSGD, OOA, SONEX, ConfigError, CrossEntropy, CVaRGroupDRO, KLGroupDRO
 from fcco_lightning.analysis import diagnose, duals, jacobian, outer_gradients, remembered_duals
 from fcco_lightning.outer import Hinge
 from tests.analysis.problems import GROUPS, make, whole
@@ -25,6 +25,12 @@ def test_a_max_form_has_the_weights_of_the_worst_case():
     assert len(found["stationarity"]["grid"]) == 1
     assert "at" not in found["stationarity"]
     assert "value" not in found
+
+
+def test_a_max_form_with_a_penalty_has_the_weights_of_the_best_response():
+    risks = torch.tensor([[0.1], [0.5], [0.3]], dtype=torch.float64)
+    y = outer_gradients(KLGroupDRO(0.2, num_groups=3).max_form(), risks)
+    torch.testing.assert_close(y, 3 * (risks / 0.2).softmax(0))
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,8 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--data.batches.batchsize=4"], "batchsize", 2),
         (["--data.batches.batch_size=many"], "many", 2),
         (["--data.batches=Uniformly"], "Uniformly", 2),
+        (["--data.batches=UniformSamplng"], "no class UniformSamplng. Did you mean UniformSampling", 2),
+        (["--model.penalti=3"], "Did you mean --model.penalty", 2),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", 1),
         (["--model.optimizer=torch.optim.LBFGS"], "LBFGS evaluates", 1),
         (

@@ -11,6 +11,8 @@ from fcco_lightning import (
     MSVR,
     OOA,
     PDSCA,
+    PGSMD,
+    PGSVRG,
     SCENT,
     SGD,
     SMD,
@@ -20,9 +22,15 @@ from fcco_lightning import (
     SOX,
     AdamType,
     AugmentedLagrangian,
+    CappedSimplex,
+    EqualStages,
+    GroupMaxForm,
     HeavyBall,
     HingePenalty,
+    KLPenalty,
     NuPI,
+    Objective,
+    SampleDRO,
 )
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, SingleLoop, SOXBoost
 from fcco_lightning.estimators import CorrectedEMA, DualMirror
@@ -46,6 +54,9 @@ class Member(NamedTuple):
             inner values are exact, too.
         jacobian: where the samples of the Jacobian come from, for algorithms with two draws.
         logarithm: whether the outer function of the objective has to be a logarithm.
+        objective: on which it is trained, where that is not what its other capabilities say.
+        restarts: whether q starts anew at every stage, so that the first step does not know the rows.
+        gradients: whether every step takes a gradient.
         gamma_one: the same algorithm with gamma = 1 and no correction, as the test of its expectation takes it.
         penalty: how constraints are enforced.
     """
@@ -62,6 +73,9 @@ class Member(NamedTuple):
     jacobian: str | None = None
     logarithm: bool = False
     penalty: Callable[[], Any] = lambda: HingePenalty(PENALTY)
+    objective: Callable[[], Objective] | None = None
+    restarts: bool = False
+    gradients: bool = True
 
 
 def alexr(jacobian: Any) -> Member:
@@ -80,6 +94,10 @@ def alexr2(jacobian: Any) -> Member:
         convex=True,
         jacobian=jacobian,
     )
+
+
+def penalised() -> Objective:
+    return GroupMaxForm(None, None, 3, KLPenalty(0.5))
 
 
 ALGORITHMS: dict[str, Member] = {
@@ -135,6 +153,58 @@ ALGORITHMS: dict[str, Member] = {
     "OOA": Member(lambda: OOA(0.3), lambda: OOA(1e-12), max_form=True),
     "OOA, Euclidean": Member(lambda: OOA(0.02, "euclidean"), lambda: OOA(1e-12, "euclidean"), max_form=True),
     "SMD": Member(lambda: SMD(0.3), lambda: SMD(1e-12), max_form=True),
+    "PGSMD": Member(
+        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3)),
+        lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3)),
+        max_form=True,
+        restarts=True,
+    ),
+    "PGSMD, Euclidean, in a ball": Member(
+        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.02), "euclidean", radius=1.5),
+        lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3), "euclidean"),
+        max_form=True,
+        restarts=True,
+    ),
+    "PGSMD, samples": Member(
+        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3)),
+        lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3)),
+        max_form=True,
+        objective=lambda: SampleDRO(CappedSimplex(0.5)),
+        restarts=True,
+    ),
+    "PGSMD, best start": Member(
+        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3, best_start=True)),
+        lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3, best_start=True)),
+        max_form=True,
+        objective=penalised,
+        restarts=True,
+        gradients=False,
+    ),
+    "PGSMD, linearised": Member(
+        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3), linearised=True),
+        lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3), linearised=True),
+        max_form=True,
+        restarts=True,
+    ),
+    "PGSVRG": Member(
+        lambda: PGSVRG(0.4, 0.2, 0.3, J=3, K=2),
+        lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=2),
+        max_form=True,
+        restarts=True,
+    ),
+    "PGSVRG, linearised": Member(
+        lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=3, linearised=True),
+        lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=2, linearised=True),
+        max_form=True,
+        restarts=True,
+    ),
+    "PGSVRG, penalty": Member(
+        lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=3),
+        lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=2),
+        max_form=True,
+        objective=penalised,
+        restarts=True,
+    ),
     "SCENT": Member(lambda: SCENT(0.4, 0.4), lambda: SCENT(1e12, 1.0), exact_rows=False, logarithm=True),
     "PDSCA": Member(lambda: PDSCA(0.3, 0.4, row_gamma=0.4), lambda: PDSCA(1e-12, 1.0, row_gamma=1.0)),
     "PDSCA, first order": Member(

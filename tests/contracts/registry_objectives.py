@@ -5,6 +5,7 @@ from torch.nn.functional import normalize
 
 from fcco_lightning import (
     AUC,
+    CappedSimplex,
     ChiSquareGroupDRO,
     CrossEntropy,
     CVaRGroupDRO,
@@ -13,6 +14,7 @@ from fcco_lightning import (
     KLGroupDRO,
     MultiLabelLoss,
     MultiTaskGroupDRO,
+    SampleDRO,
     WorstGroupDRO,
 )
 from fcco_lightning.objectives import (
@@ -24,6 +26,7 @@ from fcco_lightning.objectives import (
     Objective,
     RankingObjective,
 )
+from fcco_lightning.objectives.contrastive import PairObjective
 from fcco_lightning.records import Embeddings
 from tests.contracts.registry_objectives_lists import CASES as LISTS
 from tests.contracts.registry_objectives_ranking import CASES as RANKING
@@ -39,16 +42,20 @@ from tests.contracts.sampled import (
     table_columns,
 )
 
-BASES = (Objective, BinaryObjective, GroupObjective, ListObjective, RankingObjective)
+BASES = (Objective, BinaryObjective, GroupObjective, ListObjective, PairObjective, RankingObjective)
+
+
+def losses(s, columns):
+    return [logistic(a, y) for a, y in zip(s, columns["y"], strict=True)]
 
 
 def risks(s, columns):
-    losses = [logistic(a, y) for a, y in zip(s, columns["y"], strict=True)]
-    return [mean([v for v, g in zip(losses, columns["group"], strict=True) if g == j]) for j in range(3)]
+    values = losses(s, columns)
+    return [mean([v for v, g in zip(values, columns["group"], strict=True) if g == j]) for j in range(3)]
 
 
 def cross_entropy(s, columns):
-    return mean([logistic(a, y) for a, y in zip(s, columns["y"], strict=True)])
+    return mean(losses(s, columns))
 
 
 def softmax_cross_entropy(s, columns):
@@ -183,6 +190,15 @@ CASES = {
     ),
     "kl": of_groups(lambda: KLGroupDRO(0.7, num_groups=3, threshold=0.6), kl(0.7)),
     "max form": of_groups(lambda: GroupMaxForm(num_groups=3), lambda s, c: max(risks(s, c)), coupled=True),
+    "samples": Case(
+        lambda: SampleDRO(CappedSimplex(1 / 3)),
+        scores(),
+        table_columns(),
+        lambda s, c: mean(sorted(losses(s, c))[-3:]),
+        unbiased=("uniform", "balanced"),
+        coupled=True,
+        missing="y",
+    ),
     "tasks": Case(
         lambda: MultiTaskGroupDRO(2, MultiLabelLoss(), num_groups=3),
         brute=tasks(soft=False),

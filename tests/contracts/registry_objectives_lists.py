@@ -6,7 +6,7 @@ import torch
 
 from fcco_lightning import NDCG, CoxPartialLikelihood, ListMLE, ListNet, NeighbourhoodComponents
 from fcco_lightning.objectives import SigmoidPair
-from tests.contracts.sampled import CLASS, EVENT, GRADE, QUERY, STRATUM, Case, N, mean, scores, sigmoid
+from tests.contracts.sampled import CLASS, EVENT, GRADE, GROUP, QUERY, STRATUM, Case, N, mean, scores, sigmoid
 
 TIMES = [5.0, 2.0, 3.0, 2.0, 7.0, 3.0, 3.0, 9.0, 1.0]  # two pairs of tied events, one with a censored sample
 SURVIVAL = {"time": torch.tensor(TIMES), "event": torch.tensor(EVENT)}
@@ -103,13 +103,13 @@ def of_lists(make, brute):
     return Case(make, scores(), RANKED, brute, unbiased=ways, missing="query", bad_outputs=scores(N, 2))
 
 
-def of_neighbours(classes, way, temperature=1.0):
+def of_neighbours(classes, *ways, temperature=1.0):
     return Case(
         lambda: NeighbourhoodComponents(temperature),
         scores(N, 2),
         {"y": torch.tensor(classes)},
         neighbours(temperature),
-        unbiased=("uniform", "balanced", way),
+        unbiased=("uniform", "balanced", *ways),
         missing="y",
         bad_outputs=scores(N),
     )
@@ -127,5 +127,6 @@ CASES = {
         ndcg(lambda d: sigmoid(-d / 0.5), lambda y: y, top_k=2, sharpness=3.0),
     ),
     "neighbours": of_neighbours(STRATUM, "classes"),
-    "neighbours, classes drawn": of_neighbours(CLASS, "some classes", 0.7),
+    "neighbours, classes drawn": of_neighbours(CLASS, "some classes", "classes redrawn", temperature=0.7),
+    "neighbours, one class of a single sample": of_neighbours(GROUP, "groups redrawn"),
 }

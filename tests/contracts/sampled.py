@@ -20,6 +20,7 @@ from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.distributed.processes import Gathered
 from fcco_lightning.engine import Evaluated, Samples, Surrogate
 from fcco_lightning.engine.union import unite
+from fcco_lightning.records import HERE
 from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform, none_of
 
 N = 9
@@ -37,20 +38,22 @@ BAG = [4, 7, 4, 2, 7, 11, 9, 2, 7]  # of one to three samples, each of one strat
 class Way(NamedTuple):
     """A way of drawing: strata of the samples, and the column ``weight`` by stratum if batches come with one.
 
-    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``.
+    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``, with ``replaced`` that column, too.
     """
 
     sampler: Sampler
     strata: Tensor | None
     weight: Tensor | None
     sized: bool = False
+    replaced: bool = False
 
     def columns(self) -> dict[str, Tensor]:
         """What batches come with, for all samples."""
         weight = {} if self.weight is None else {"weight": self.weight}
         if not self.sized or self.strata is None:
             return weight
-        return weight | {"stratum": self.strata, "stratum_size": torch.bincount(self.strata)[self.strata]}
+        columns = weight | {"stratum": self.strata, "stratum_size": torch.bincount(self.strata)[self.strata]}
+        return columns | {"replaced": torch.ones_like(self.strata, dtype=torch.bool)} if self.replaced else columns
 
 
 class Nested(Sampler):
@@ -152,6 +155,14 @@ def groupwise(groups: list[int], drawn: int, samples: int, *, replace: bool = Tr
     return Way(Groups(groups, drawn, samples, replace), torch.tensor(groups), None)
 
 
+def redrawn(classes: list[int], samples: int, chosen: int) -> Way:
+    """Samples of some classes, drawn with replacement, with weights."""
+    way = groupwise(classes, chosen, samples)
+    sizes = torch.bincount(torch.tensor(classes))
+    weight = sizes.double() * len(sizes) / len(classes)
+    return way._replace(weight=weight[way.strata], sized=True, replaced=True)
+
+
 WAYS: dict[str, Callable[[], Way]] = {
     "uniform": lambda: Way(Uniform(N, 4), None, None),
     "balanced": lambda: balanced(STRATUM, 2, 2),
@@ -161,6 +172,8 @@ WAYS: dict[str, Callable[[], Way]] = {
     "events": lambda: balanced(EVENT, 2, 2)._replace(sized=True),
     "classes": lambda: classes_of(STRATUM, 2, 2),
     "some classes": lambda: classes_of(CLASS, 2, 2),
+    "classes redrawn": lambda: redrawn(CLASS, 2, 2),
+    "groups redrawn": lambda: redrawn(GROUP, 2, 2),
     "bags": lambda: bags_of(BAG, STRATUM, 1, 2, 2),
     "some bags": lambda: classes_of(BAG, 2, 3),
 }
@@ -352,7 +365,7 @@ RHO = 2.0
 class TwoProcesses:
     """Stands for two processes of which the other one's tensors are known."""
 
-    size = 2
+    size, rank = 2, 0
 
     def __init__(self, first: list[list[Tensor]] | None = None, second: list[list[Tensor]] | None = None) -> None:
         self.first, self.second, self.seen = first, second, []  # one list of tensors for every part of a batch
@@ -372,7 +385,8 @@ def united(bench: Bench, first: dict[str, Any], second: dict[str, Any]) -> Tenso
     def part(batch: dict[str, Any], processes: TwoProcesses) -> Evaluated:
         outputs = bench.engine.functions.outputs(batch)
         union = unite([outputs], batch, bench.network, [], processes)
-        columns = union.batch
+        # pairs are divided among real processes in tests/engine/test_contrastive_distributed.py
+        columns = {name: {k: c for k, c in held.items() if k != HERE} for name, held in union.batch.items()}
         if bench.engine.problem.row_parameters is not None:
             columns = bench.engine.problem.row_parameters.attach(columns)
         return Evaluated(Samples(union.outputs[0], columns), None, None, {}, outputs)

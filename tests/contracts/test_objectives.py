@@ -146,6 +146,26 @@ def test_the_order_of_a_batch_does_not_matter(name):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_that_says_nothing_has_the_gradient_zero(name):
+    """And not none, with which momentum and weight decay skip a step: batches of one class, query or time."""
+    bench = Bench(CASES[name])
+    for alike in _of_one_value(bench.case.columns):
+        batch = bench.batch(alike)
+        silent = bench.objective.outer is not None and not bench.engine.measure(batch).readings
+        (gradient,) = torch.autograd.grad(bench.surrogate(batch), bench.network.table, allow_unused=True)
+        assert gradient is not None
+        assert not (silent and gradient.any())
+
+
+def _of_one_value(columns):
+    for column in columns.values():
+        for value in column.unique(dim=0):
+            alike = (column == value).view(N, -1).all(1).nonzero().flatten()
+            if len(alike) > 1:
+                yield alike
+
+
 @pytest.mark.parametrize("name", SAMPLE_ROWS)
 def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
     bench = Bench(CASES[name])

@@ -127,7 +127,16 @@ class Training:
     """A training by a member of the registry; ``parts`` are batches of the two draws that jacobian='part' needs."""
 
     def __init__(
-        self, member, *, objective=None, limits=None, processes=None, layout="auto", frozen=False, drawn=UNIFORM
+        self,
+        member,
+        *,
+        objective=None,
+        limits=None,
+        processes=None,
+        layout="auto",
+        frozen=False,
+        drawn=UNIFORM,
+        micro_batch=None,
     ):
         self.network = make_network(frozen)
         self.algorithm = member.make()
@@ -135,6 +144,7 @@ class Training:
         if objective is None:
             objective = CVaRGroupDRO(0.5, num_groups=3).double() if member.max_form else Margins()
             objective = LogMargins() if member.logarithm else objective
+            objective = objective if member.objective is None else member.objective().double()
         self.problem = self.algorithm.pose(
             objective,
             [rate()] if limits is None else limits,
@@ -145,7 +155,7 @@ class Training:
             processes=processes,
             layout=layout,
         )
-        self.engine = Engine(self.network, self.problem, self.algorithm)
+        self.engine = Engine(self.network, self.problem, self.algorithm, micro_batch=micro_batch)
         self.optimizer = member.optimizer(self.engine.params, lr=0.05, beta=0.3)
 
     def step(self, batch, *, last_batch=False):

@@ -68,6 +68,12 @@ def test_bags_that_cannot_be_learnt_from(change, message):
         pose(SOX(), COLUMNS | change)
 
 
+@pytest.mark.filterwarnings("ignore:few batches speak of")
+def test_batches_that_never_hold_both_classes_are_refused():
+    with pytest.raises(DataError, match="no batch holds a bag of y = 1 beside one of the other class"):
+        SOX().pose(MultiInstanceAUC(), num_samples=8, sampling={"target": Drawn(COLUMNS, UniformBatches(8, 1))})
+
+
 def test_a_strange_bag_and_an_unknown_split_are_named():
     objective, outputs = MultiInstanceAUC(), torch.zeros(8)
     with pytest.raises(ConfigError, match="does not know the training split"):

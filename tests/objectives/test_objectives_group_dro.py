@@ -137,6 +137,14 @@ def test_objectives_without_a_max_form_say_so():
         ChiSquareGroupDRO(1.0).max_form()
 
 
+def test_the_max_form_of_kl_is_its_value():
+    """``max_q <q, R> - lam0 KL(q, 1/n) = lam0 log mean exp(R / lam0)``."""
+    form = KLGroupDRO(0.7, num_groups=3).max_form()
+    risks = torch.tensor([0.2, 1.5, 0.9], dtype=torch.float64)
+    best = form.outer.ambiguity.best_response(risks, form.penalty).value
+    torch.testing.assert_close(best, 0.7 * (risks / 0.7).exp().mean().log())
+
+
 # ---- tasks x groups
 
 

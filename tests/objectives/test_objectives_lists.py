@@ -7,7 +7,16 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
-from fcco_lightning import BSGD, NDCG, CoxPartialLikelihood, Engine, ListMLE, ListNet, NeighbourhoodComponents
+from fcco_lightning import (
+    BSGD,
+    NDCG,
+    CoxPartialLikelihood,
+    Engine,
+    GroupBatches,
+    ListMLE,
+    ListNet,
+    NeighbourhoodComponents,
+)
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives import SigmoidPair
@@ -63,7 +72,9 @@ def test_the_least_inner_value_is_that_of_the_last_of_the_ties():
     [
         ({"event": [0, 0, 0]}, "`event` is 0 for all 3 training samples"),
         ({"event": [1, -1, 1]}, r"`event` must be 1 \(observed\) or 0 \(censored\), got -1 at position 1"),
-        ({"time": [1.0, math.nan, 2.0]}, "one finite number per sample"),
+        ({"time": [1.0, math.nan, 2.0]}, r"`time` must be finite and >= 0, got nan at position 1"),
+        ({"time": [-1.0, -3.0, -2.0]}, r"`time` must be finite and >= 0, got -1.0 at position 0"),
+        ({"time": [[1.0], [2.0], [3.0]]}, r"one time and one event per sample, got shapes \(3, 1\) and \(3,\)"),
     ],
 )
 def test_survival_tables_that_say_nothing(columns, message):
@@ -130,6 +141,14 @@ def test_lists_of_one_grade_do_not_count():
             full_value(objective, h[3:], query=query[3:], y=y[3:])
 
 
+@pytest.mark.parametrize("make", [ListNet, ListMLE, NDCG, lambda: ListNet("proportional")])
+@pytest.mark.parametrize("table", [{"y": [2, 2, 2]}, {"y": [0, 0, 0]}, {"query": [0, 1, 2]}], ids=str)
+def test_tables_without_an_order_are_refused(make, table):
+    columns = {name: torch.tensor(v) for name, v in ({"query": [0, 0, 0], "y": [1, 2, 0]} | table).items()}
+    with pytest.raises(DataError, match=r"finds no item to learn from in [13] lists: no list has items of different"):
+        full_value(make(), scores(3), **columns)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -186,3 +205,22 @@ def test_exp_with_tangent_goes_on_as_its_tangent():
     top = math.exp(60)
     assert y.tolist() == pytest.approx([0, math.exp(-1), 1, math.exp(59), top, 2 * top, top * (1e6 - 59)])
     assert slope.tolist() == pytest.approx([0, math.exp(-1), 1, math.exp(59), top, top, top])
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_one_sample_of_a_class_says_nothing_of_the_others(replacement):
+    y = torch.tensor([0, 0, 0, 1, 1])
+    columns = {"y": y, "index": torch.arange(5)}
+    plan = GroupBatches(y, 2, 1, replacement=replacement, prevalence="data")
+    chosen = {name: column[[0, 3]] for name, column in (columns | plan.columns()).items()}
+    objective = NeighbourhoodComponents()
+    objective.prepare(5)
+    with pytest.raises(DataError, match=r"one sample of stratum 0 .* which has 3, .* they draw two or more of each"):
+        objective.inner(torch.zeros(2, 2), chosen)
+
+
+def test_embeddings_without_any_neighbour_are_refused():
+    z, columns = torch.eye(4), {"y": torch.tensor([0, 0, 1, 1]), "index": torch.arange(4)}
+    NeighbourhoodComponents(1e-2).check(z, columns)
+    with pytest.raises(DataError, match=r"exp\(-\|z_i - z_j\|\^2 / 0\.001\) is 0 for all pairs .* from 2 on"):
+        NeighbourhoodComponents(1e-3).check(z, columns)

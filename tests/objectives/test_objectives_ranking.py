@@ -33,8 +33,8 @@ from fcco_lightning import (
 )
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
-from tests.contracts.registry_objectives_ranking import average_precision
-from tests.contracts.sampled import Bench, Case
+from tests.contracts.registry_objectives_ranking import CASES, average_precision
+from tests.contracts.sampled import STRATUM, WAYS, Bench, Case
 
 N, POSITIVES = 60, 12
 Y = (torch.arange(N) % (N // POSITIVES) == 0).long()
@@ -207,9 +207,26 @@ def test_a_lonely_positive_of_a_label_is_refused():
         objective.inner(torch.zeros(2, 3), {name: column[[0, 3]] for name, column in columns.items()})
 
 
+@pytest.mark.parametrize("make", [AveragePrecision, lambda: RecallAtK(5)])
+@pytest.mark.parametrize("share", [1 / 4, POSITIVES / N])  # with weights, and with strata where all weights are 1
+def test_batches_with_one_positive_say_nothing_of_the_others(make, share):
+    for positives in (1, 2):
+        plan = BalancedBatches(Y, round(positives / share), positive_fraction=share)
+        objective = make().double()
+        posed(objective, plan=plan)
+        index = next(plan.batches(0))
+        batch = {name: column[index] for name, column in ({"y": Y, "index": torch.arange(N)} | plan.columns()).items()}
+        if positives == 2:
+            objective.check(torch.zeros(len(index)), batch)
+            continue
+        with pytest.raises(DataError, match=r"a batch holds one positive of 12, .* two positives or more"):
+            objective.check(torch.zeros(len(index)), batch)
+
+
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 MAKES = {
+    "auc": AUC,
     "ap": AveragePrecision,
     "push": PNormPush,
     "recall": lambda: RecallAtK(5),
@@ -238,8 +255,14 @@ def test_a_split_of_one_class_is_refused(name, label):
 
 
 @every
+def test_several_labels_of_a_sample_are_refused(name):
+    with pytest.raises(DataError, match=r"needs one label per sample, shape \(n,\), the training split has y of shape"):
+        posed(MAKES[name](), torch.stack([Y, Y], 1), plan=UniformBatches(N, 16))
+
+
+@every
 def test_unknown_labels_are_refused(name):
-    if name in ("margin", "low fpr"):
+    if name in ("auc", "margin", "low fpr"):
         return
     with pytest.raises(ConfigError, match="must know the labels of the whole training split"):
         SOX(0.5).pose(MAKES[name](), num_samples=N)
@@ -339,3 +362,26 @@ def test_every_algorithm_descends_or_refuses_by_name(name, algorithm):
         return
     before, after = train(objective, used)
     assert after < before
+
+
+@pytest.mark.parametrize("way", ["uniform", "balanced"])
+@pytest.mark.parametrize(
+    ("name", "beta", "weight"), [("partial auc, low fpr", 0.4, 1.0), ("partial auc, two-way", 0.5, 1 / 0.7)]
+)
+def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way):
+    """``-lr y_i (1 - share of the l_ij above s_i / max_fpr)``, averaged over all batches that hold i."""
+    bench = Bench(CASES[name], WAYS[way]())
+    parameters, (steps, chances) = bench.engine.problem.row_parameters, torch.zeros(2, 9, 1, dtype=torch.float64)
+    for batch, chance in bench.way.sampler.batches():
+        index, values = parameters.step(bench.surrogate(bench.batch(list(batch))))
+        steps[index] += chance * (values - 0.7)
+        chances[index] += chance
+    scores, y = CASES[name].outputs, torch.tensor(STRATUM) == 1
+    losses = (1 - scores[y].unsqueeze(1) + scores[~y]).clamp(min=0) ** 2
+    slopes = 1 - (losses > 0.7).double().mean(1) / beta
+    if bench.objective.min_tpr:
+        excess = 0.7 + (losses - 0.7).clamp(min=0).mean(1) / beta
+        slopes = slopes * weight * (excess > bench.objective.threshold)
+    assert (slopes != 0).any()
+    torch.testing.assert_close((steps / chances)[y, 0], -0.1 * slopes)
+    assert not steps[~y].any()

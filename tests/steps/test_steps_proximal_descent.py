@@ -56,3 +56,12 @@ def test_bad_arguments_are_refused(bad):
     ProximalDescent([p], eta=1e-6, nu=1e-6)
     with pytest.raises(ConfigError, match=f"{next(iter(bad))} must be a finite number > 0"):
         ProximalDescent([p], **({"eta": 0.1, "nu": 0.1} | bad))
+
+
+def test_every_tensor_stays_in_its_ball():
+    far, near = torch.nn.Parameter(torch.tensor([3.0, 4.0])), torch.nn.Parameter(torch.tensor([0.3, 0.4]))
+    step = ProximalDescent([far, near], eta=0.1, nu=1.0, radius=1.0)
+    step.centre = [far.detach().clone(), near.detach().clone()]
+    step.step()
+    torch.testing.assert_close(far.detach(), torch.tensor([0.6, 0.8]))
+    torch.testing.assert_close(near.detach(), torch.tensor([0.3, 0.4]))

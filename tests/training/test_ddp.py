@@ -44,10 +44,10 @@ def test_two_processes_are_one(algorithm):
 @pytest.mark.parametrize("algorithm", ["SOX", "MSVR", "SONEX"])
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_a_row_per_sample(algorithm, layout):
-    """203 rows in batches of 24: neither the rows nor the last batch can be divided evenly."""
+    """203 rows in batches of 24: neither the rows nor the last batch, nor 8 samples by 3, can be divided evenly."""
     job = {"objective": "rank", "algorithm": algorithm, "module": {"state_layout": layout}}
     job |= {"rows": 203, "batches": {"drop_last": False}}
-    three = run(job, 3)
+    three = run({**job, "module": {**job["module"], "micro_batch": 3}}, 3)
     held = [len(o["rows"]["problem.terms.0.state"][2]) for o in three]
     assert held == ([68, 68, 67] if layout == "sharded" else [203] * 3)
     assert_same(three, run(job, 1), **CLOSE)

@@ -1,5 +1,6 @@
 """Lightning datamodules: the only part of the data floor that knows Lightning."""
 
+from fcco_lightning.data.datamodules.block_distributions import BlockDistributionsDataModule
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.digit_bags import DigitBagsDataModule
@@ -18,6 +19,7 @@ from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 
 __all__ = [
+    "BlockDistributionsDataModule",
     "Classes",
     "ContinualCLIPDataModule",
     "DigitBagsDataModule",

@@ -105,7 +105,8 @@ class BatchPlan(ABC):
 
         ``weight`` (float32), if there are :meth:`weights`.  Plans in whose batches not all pairs of rows are equally
         likely also give ``stratum`` and ``stratum_size`` (int64), the stratum of a row and its number of rows: with
-        them a batch says how many rows each of its rows stands for.
+        them a batch says how many rows each of its rows stands for.  Plans that draw the rows of a stratum with
+        replacement give ``replaced`` (bool), too, which is true everywhere.
         """
         weights = self.weights()
         return {} if weights is None else {"weight": weights}

@@ -89,16 +89,19 @@ class GroupBatches(BatchPlan):
         return self._groups
 
     def weights(self) -> Tensor | None:
-        """Weights by group; None with ``prevalence="batch"``, or if all groups are of one size."""
+        """Weights by group; None with ``prevalence="batch"``, or without replacement if all groups are of one size."""
         if self.prevalence == "batch":
             return None
         weights = (self._sizes.double() * self.num_groups / self.num_rows)[self._groups].float()
-        return None if bool((weights == 1).all()) else weights
+        return None if bool((weights == 1).all()) and not self.replacement else weights
 
     def columns(self) -> dict[str, Tensor]:
-        """``weight``, and unless ``prevalence`` is "batch" the strata."""
+        """``weight``, and unless ``prevalence`` is "batch" the strata, and whether they are drawn with replacement."""
         columns = super().columns()
-        return columns if self.prevalence == "batch" else with_strata(columns, self._groups)
+        if self.prevalence == "batch":
+            return columns
+        columns = with_strata(columns, self._groups)
+        return columns | {"replaced": torch.ones_like(self._groups, dtype=torch.bool)} if self.replacement else columns
 
     def _absence(self, counts: Tensor) -> float:
         """Mean over all choices of B1 of the G groups of the product of their own absences."""

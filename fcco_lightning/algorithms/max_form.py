@@ -1,0 +1,103 @@
+"""What primal-dual methods share that remember the weights q of a max form."""
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.ambiguity import AmbiguitySet, EuclideanPenalty, KLPenalty, Penalty
+from fcco_lightning.checks import one_of
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.engine import Engine, Problem, Reading, Surrogate, Term
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import fill
+from fcco_lightning.objectives import Objective
+from fcco_lightning.outer import WorstCase
+
+Geometry = Literal["kl", "euclidean"]
+_TINY = 1e-30  # a weight that was rounded to zero can grow again
+
+
+class MaxForm(Algorithm, ABC):
+    r"""A method for ``min_w max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` that remembers q.
+
+    The rows of the objective's term are the weights q_i.  Constraints are measured at validation but not penalised.
+
+    Args:
+        geometry: V, by which steps in q are measured: "kl" for ``KL(p, q)``, "euclidean" for ``|p - q|^2 / 2``.
+    """
+
+    def __init__(self, geometry: Geometry = "kl") -> None:
+        self.geometry: Geometry = one_of("geometry", geometry, get_args(Geometry))
+
+    def posed(self, objective: Objective, constraints: Sequence[Constraint]) -> tuple[Objective, Sequence[Constraint]]:  # noqa: ARG002
+        return objective.max_form(), ()
+
+    def prepare(self, problem: Problem) -> None:
+        penalty = penalty_of(problem)
+        if penalty is not None and isinstance(penalty, KLPenalty) != (self.geometry == "kl"):
+            raise ConfigError(
+                f"{self.name} with geometry={self.geometry!r} has no closed step for {penalty!r}. Use 'kl' with a "
+                "KLPenalty, and 'euclidean' with the others."
+            )
+        for term in problem.all_terms:
+            ambiguity_of(term)
+            term.remember()
+
+    def weights(self, engine: Engine, term: Term) -> Tensor:
+        """q, uniform at first: (n,), in float64, for the weights of many rows are small and add up to one."""
+        rows, seen = engine.all_rows(term)
+        return fill(rows, seen, torch.full_like(rows, 1 / term.num_rows))[:, 0].double()
+
+    def direction(self, risks: Reading, values: Tensor) -> Tensor:
+        """``h_i = v_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (b, 1) -> (n,)."""
+        n = risks.term.num_rows
+        values = values.detach().double()[:, 0]
+        return values.new_zeros(n).index_copy_(0, risks.index, n * risks.weight * values)  # weight = 1 / (n p_i)
+
+    def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
+        """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""
+        if penalty is not None and penalty.nu > 0:
+            return ambiguity.prox(h, q, penalty, 1 / (eta * penalty.curvature(len(q))))
+        if self.geometry == "kl":
+            return ambiguity.project_kl(q.clamp(min=_TINY).log() + eta * h)
+        return ambiguity.project(q + eta * h)
+
+    def add(self, surrogate: Surrogate, risks: Reading, q: Tensor, penalty: Penalty | None) -> None:
+        """Add ``sum over the batch of q_i / p_i R_i`` to the surrogate, and to its estimate of F also the penalty."""
+        term = risks.term
+        y = term.num_rows * q.to(term.dtype).unsqueeze(1).index_select(0, risks.index)
+        surrogate.add(risks, y)
+        surrogate.estimates.add(term.name, term.share, term.outer, y * risks.values.detach().to(y.dtype))
+        if penalty is not None:
+            surrogate.estimates.add(term.name, -term.share, term.outer, penalty.value(q).to(y.dtype).reshape(1, 1))
+
+    def duals(self, term: Term, rows: Tensor) -> Tensor:
+        return term.num_rows * rows
+
+    def proximity(self, nu: float) -> Penalty:
+        """``nu V(q, 1/n)``."""
+        return KLPenalty(nu) if self.geometry == "kl" else EuclideanPenalty(nu)
+
+
+def ambiguity_of(term: Term) -> AmbiguitySet:
+    """Q of a max form.
+
+    Raises:
+        ConfigError: if the term is none.
+    """
+    if not isinstance(term.outer, WorstCase):
+        raise ConfigError(
+            f"OOA, SMD, PG-SMD and PG-SVRG need the max form of an objective, a worst case over weights, got "
+            f"{term.outer!r}. Use WorstGroupDRO, CVaRGroupDRO, KLGroupDRO or SampleDRO."
+        )
+    return term.outer.ambiguity
+
+
+def penalty_of(problem: Problem) -> Penalty | None:
+    """``nu D(q, 1/n)`` of a max form, or None."""
+    penalty: Penalty | None = getattr(problem.objective, "penalty", None)
+    return penalty

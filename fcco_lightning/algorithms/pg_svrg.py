@@ -1,0 +1,161 @@
+"""PG-SVRG: variance-reduced descent-ascent around a centre."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.algorithms.max_form import Geometry, ambiguity_of, penalty_of
+from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
+from fcco_lightning.ambiguity import Penalty
+from fcco_lightning.checks import at_least, positive
+from fcco_lightning.engine import Engine, Problem, Surrogate
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.records import Batch
+from fcco_lightning.steps import PreviousWeights
+
+
+class PGSVRG(ProximallyGuided):
+    r"""Proximally guided stochastic variance-reduced gradient, for smooth losses of a finite set of rows.
+
+    For ``min_w max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` a stage has K - 1 snapshots (zs, qs), the first at
+    (w, 1/n), each of which is followed by J - 1 inner steps.  At a snapshot the data pass once, without a step, for
+    ``G_z = sum_i qs_i grad R_i(zs)`` and ``G_q = (R_1(zs), ..., R_n(zs))``; a pass is over when every row has come.  An
+    inner step moves z and q as those of :class:`PGSMD` do, from the estimates
+
+    ``g_z = G_z + sum_{sampled} (q_i grad R_i(z) - qs_i grad R_i(zs)) / p_i``,
+    ``g_q = G_q`` with ``(R_i(z) - R_i(zs)) / p_i`` added to the sampled entries,
+
+    two forward and two backward passes a step.  Without a penalty the step in q has the further term
+    ``- V(p, 1/n) / (t + 2)`` in stage t.  The last z of a stage is the next w: the user's optimizer is given
+    w less that z as its gradient, so ``torch.optim.SGD`` with ``lr=1`` is the paper's method.
+
+    G is exact where a batch holds all that a row is made of, as with the samples of :class:`SampleDRO`; the risk of a
+    group counts in it as the batch estimates it that comes first.
+
+    Constraints are measured at validation but not penalised.
+
+    Args:
+        gamma: proximal parameter, > 0; the paper takes at most 1/(2 rho) for rho-weakly convex losses.
+        eta: step size in w, > 0.
+        eta_dual: step size in q, > 0.
+        J: points of an inner loop, >= 2.
+        K: snapshots of a stage and one, >= 2.
+        geometry: V, "kl" or "euclidean", see :class:`MaxForm`.
+        radius: of the ball in which every tensor of weights stays, > 0; None for none.
+        linearised: whether losses are linearised at w, as :class:`PGSMD` says: the proximal linear method PL-SVRG.
+
+    Raises:
+        ConfigError: if an argument is out of range, if the geometry is not that of the objective's penalty, or, when
+            training starts, if the network recomputes activations or gradients are scaled for half precision.
+    Source: PG-SMD paper, Alg. 3 and 4, section 2; errata PG-2 to PG-4.  J, K and the step sizes are tuned, as in its
+    experiments.
+    """
+
+    def __init__(
+        self,
+        gamma: float = 1.0,
+        eta: float = 0.1,
+        eta_dual: float = 0.1,
+        J: int = 100,
+        K: int = 2,
+        geometry: Geometry = "kl",
+        radius: float | None = None,
+        linearised: bool = False,
+    ) -> None:
+        super().__init__(gamma, geometry, radius, linearised=linearised)
+        self.eta, self.eta_dual = positive("eta", eta), positive("eta_dual", eta_dual)
+        self.J, self.K = at_least("J", J, 2), at_least("K", K, 2)
+
+    def start(self, engine: Engine) -> None:
+        super().start(engine)
+        self.require_stored_activations(engine)
+        if engine.backend.drops_overflows:
+            raise ConfigError(
+                "PGSVRG sums up gradients over a pass, and cannot take back one that overflowed in half precision. "
+                "Use --trainer.precision bf16-mixed or 32."
+            )
+        self._snapshots = 0  # of this stage that are done with
+        self._snapshot, self._q = PreviousWeights(), self.uniform()
+        self._full: list[Tensor] = []
+
+    @property
+    def begun(self) -> bool:
+        return self._count > 0 or self._snapshots > 0 or self._pass.begun
+
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        if not self.begun:
+            self._point.restart()
+        if self._pass.complete:
+            self._inner_iteration(engine, batch)
+        else:
+            self._pass_at_snapshot(engine, batch)
+        if self._count == self.J - 1:
+            self._end_loop(engine)
+
+    def _pass_at_snapshot(self, engine: Engine, batch: Batch) -> None:
+        """Add what a batch says of G_z and G_q."""
+        term, surrogate = engine.problem.all_terms[0], Surrogate(None)
+        q = self.weights(engine, term) if self._snapshots else self.uniform()
+        with self.looking():
+            readings = [(risks, self.values(engine, risks)) for risks in engine.measure(batch).readings]
+            for risks, _ in readings:
+                y = q.index_select(0, risks.index) * self._pass.fresh(risks) / risks.weight
+                surrogate.add(risks, y.to(term.dtype).unsqueeze(1))
+            gradient = engine.gradients(surrogate, self._params)
+            engine.commit()
+        if not self._pass.begun:
+            self._full = [torch.zeros_like(p) for p in self._params]
+            with self._point.held():
+                self._snapshot.remember(self._params)
+        self._full = [a + g for a, g in zip(self._full, gradient, strict=True)]
+        for risks, values in readings:
+            self._pass.add(risks, values)
+        self._q = q
+
+    def _inner_iteration(self, engine: Engine, batch: Batch) -> None:
+        penalty = penalty_of(engine.problem)
+        snapshot = self._snapshot.tensors or ()
+        before = [w.detach().requires_grad_() for w in (self._params if self.linearised else snapshot)]
+        with self.looking():
+            now = engine.inner(engine.evaluate(batch, before, graph=True))
+            surrogate, at_snapshot = Surrogate(now.direct), Surrogate(None)
+            for risks in now.readings:
+                term, earlier = risks.term, risks.at_previous()
+                q = self.weights(engine, term) if self._count else self._q
+                change = self.along(engine, risks, snapshot) if self.linearised else risks.values - earlier.values
+                h = self._pass.values + self.direction(risks, change)
+                self.add(surrogate, risks, q, penalty)
+                self.add(at_snapshot, earlier, self._q, None)
+                q = self.ascend(q, h, ambiguity_of(term), self.eta_dual, self._pull(engine.problem))
+                engine.propose_all(term, q.to(term.dtype).unsqueeze(1))
+            engine.descend(surrogate)
+            old = engine.gradients(at_snapshot, before)
+            engine.commit(self._descent)
+            new = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
+            engine.replace_gradient([g - o + f for g, o, f in zip(new, old, self._full, strict=True)])
+        with self.inner_step(engine, self.eta):
+            pass
+
+    def _pull(self, problem: Problem) -> Penalty:
+        """The penalty on q of a step, which is strongly convex: the objective's, or one that fades away."""
+        penalty = penalty_of(problem)
+        return self.proximity(1 / (self._stage + 2)) if penalty is None or penalty.nu == 0 else penalty
+
+    def _end_loop(self, engine: Engine) -> None:
+        """After the steps of a snapshot the next one, or the end of the stage."""
+        self._snapshots, self._count = self._snapshots + 1, 0
+        self._pass.forget()
+        if self._snapshots == self.K - 1:
+            self._snapshots = 0
+            self.end_stage(engine, self._point.tensors)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"snapshots": self._snapshots, "snapshot": self._snapshot.state_dict(), "q": self._q, "full": self._full}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._snapshots, self._full = int(state["snapshots"]), self.stored(state["full"])
+        self._snapshot.load_state_dict(state["snapshot"], self._params)
+        self._q.copy_(state["q"])

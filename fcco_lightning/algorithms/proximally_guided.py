@@ -1,0 +1,104 @@
+"""What PG-SMD and PG-SVRG share: inner steps of w and q around a centre that moves from stage to stage."""
+
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.algorithms.full_pass import FullPass
+from fcco_lightning.algorithms.max_form import Geometry, MaxForm
+from fcco_lightning.checks import positive
+from fcco_lightning.engine import Engine, Reading
+from fcco_lightning.steps import InnerPoint, ProximalDescent, like_parameters
+
+
+class ProximallyGuided(MaxForm, ABC):
+    r"""Stages of inner steps for ``min_z max_q sum_i q_i R_i(z) - nu D(q, 1/n) + |z - w|^2 / (2 gamma)``.
+
+    One batch is one inner step.  The parameters hold the centre w whenever anyone else looks, and stages go on from one
+    epoch to the next.  At the end of a stage the user's optimizer is given ``w - x`` with x the stage's result:
+    ``torch.optim.SGD`` with ``lr=1`` takes w to x, as the paper has it, another rate is a relaxation of that.  Gradient
+    clipping acts on the inner steps.
+
+    Args:
+        gamma: proximal parameter, > 0; the paper takes at most 1/(2 rho) for rho-weakly convex losses.
+        geometry: by what steps in q are measured, see :class:`MaxForm`.
+        radius: of the ball in which every tensor of weights stays, > 0; None for none.
+        linearised: whether ``R_i(w) + <grad R_i(w), z - w>`` takes the place of ``R_i(z)``.
+    """
+
+    def __init__(self, gamma: float, geometry: Geometry, radius: float | None, *, linearised: bool = False) -> None:
+        super().__init__(geometry)
+        self.linearised = linearised
+        self.gamma = positive("gamma", gamma)
+        self.radius = None if radius is None else positive("radius", radius)
+
+    def start(self, engine: Engine) -> None:
+        if self.linearised:
+            self.require_stored_activations(engine)
+        self._params = engine.params
+        self._point = InnerPoint(engine.params)
+        self._descent = ProximalDescent(engine.params, 1.0, self.gamma, self.radius)
+        self._pass = FullPass(engine.problem.all_terms[0], engine.params[0].device)
+        self._stage = self._count = 0
+
+    def uniform(self) -> Tensor:
+        """The weights 1/n, (n,), float64: where V is least."""
+        return torch.full_like(self._pass.values, 1 / len(self._pass.values))
+
+    def looking(self) -> AbstractContextManager[object]:
+        """Inside, the parameters hold the point at which losses are measured: z, or w where they are linearised."""
+        return nullcontext() if self.linearised else self._point.held()
+
+    def values(self, engine: Engine, risks: Reading) -> Tensor:
+        """The R_i of a reading at z, or their linearisation there, (b, 1), without graph."""
+        now = risks.values.detach()
+        return now + self.along(engine, risks, self._params) if self.linearised else now
+
+    def along(self, engine: Engine, risks: Reading, origin: Sequence[Tensor]) -> Tensor:
+        """``<grad R_i(w), z - origin>`` of a reading at w, (b, 1), without graph."""
+        steps = [z - o.detach() for z, o in zip(self._point.tensors, origin, strict=True)]
+        return engine.directional(risks.values, steps)
+
+    @contextmanager
+    def inner_step(self, engine: Engine, eta: float) -> Iterator[None]:
+        """Move z by the gradient at hand; inside the parameters hold the new z."""
+        self._descent.param_groups[0]["eta"] = eta
+        with self._point.held() as centre:
+            self._descent.centre = centre
+            engine.inner_step(self._descent)
+            yield
+        self._count += 1
+
+    def end_stage(self, engine: Engine, result: list[Tensor]) -> None:
+        """Let the centre follow."""
+        self._stage, self._count = self._stage + 1, 0
+        self._pass.forget()
+        engine.update([p.data - x for p, x in zip(self._params, result, strict=True)], clip=False)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the stage has a point of its own."""
+        return self._count > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "iterate": list(self._point.tensors) if self.begun else [],
+            "stage": self._stage,
+            "inner_count": self._count,
+            "pass": self._pass.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._point.load(state["iterate"])
+        self._stage, self._count = int(state["stage"]), int(state["inner_count"])
+        self._pass.load_state_dict(state["pass"])
+
+    def stored(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Tensors of a checkpoint, on the devices of the parameters."""
+        return like_parameters(tensors, self._params)

@@ -1,0 +1,88 @@
+"""A batch that passes through the network in parts of bounded size, and whose gradient is that of the whole."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from fcco_lightning.records import Batch, Columns
+
+
+def micro_batches(batch: Batch, size: int) -> list[Batch]:
+    """Consecutive samples of every part of a batch, as few times as no part has more than ``size`` at once.
+
+    Args:
+        batch: parts by name.
+        size: largest number of samples, >= 1; exceeded only where another part has fewer samples than there are
+            micro-batches.
+    """
+    lengths = {name: len(next(iter(columns.values()))) for name, columns in batch.items()}
+    count = max(1, min(-(-max(lengths.values()) // size), *lengths.values()))
+    return [
+        {name: _cut(columns, lengths[name] * i // count, lengths[name] * (i + 1) // count) for name, columns in items}
+        for i, items in ((i, batch.items()) for i in range(count))
+    ]
+
+
+def _cut(columns: Columns, start: int, stop: int) -> Columns:
+    return {name: column[start:stop] for name, column in columns.items()}
+
+
+def recomputed(
+    run: Callable[[Batch], Mapping[str, Any]], batch: Batch, size: int, network: nn.Module
+) -> dict[str, Any]:
+    """Outputs of a whole batch, of which the activations of one micro-batch at a time are in memory.
+
+    A first pass keeps no activations.  The backward pass runs the micro-batches once more, each with its graph, draws
+    the same dropout masks, and leaves the statistics of BatchNorm as the first pass left them.  The gradient is that of
+    one pass over the whole batch up to rounding, if an output depends on its own sample only.  BatchNorm in training
+    mode takes the statistics of a micro-batch, as it would of a smaller batch.
+
+    Args:
+        run: the network on a batch: outputs by part, nested tensors of which every row belongs to a sample.
+        batch: parts by name.
+        size: largest number of samples of a part in one pass.
+        network: whose statistics stay.
+    """
+    pieces = micro_batches(batch, size)
+    if len(pieces) == 1:
+        return dict(run(batch))
+    if torch.is_grad_enabled():
+        outputs = [checkpoint(run, piece, use_reentrant=False, context_fn=lambda: _passes(network)) for piece in pieces]
+    else:
+        outputs = [run(piece) for piece in pieces]
+    return {
+        name: pytree.tree_map(lambda *leaves: torch.cat(leaves), *[piece[name] for piece in outputs]) for name in batch
+    }
+
+
+def _passes(network: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What holds in the first pass, and in those of the backward passes."""
+    return nullcontext(), _StatisticsStay(network)
+
+
+class _StatisticsStay(AbstractContextManager[None]):
+    """BatchNorm does not move its running statistics; entered once for every backward pass."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        self._kept: list[tuple[float | None, Tensor | None]] = []
+
+    def __enter__(self) -> None:
+        counts = (layer.num_batches_tracked for layer in self._layers)
+        self._kept = [
+            (layer.momentum, None if n is None else n.clone()) for layer, n in zip(self._layers, counts, strict=True)
+        ]
+        for layer in self._layers:
+            layer.momentum = 0.0
+
+    def __exit__(self, *_: object) -> None:
+        for layer, (momentum, count) in zip(self._layers, self._kept, strict=True):
+            layer.momentum = momentum
+            if count is not None and layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.copy_(count)

@@ -1,0 +1,48 @@
+"""Distributionally robust learning: a worst case over the weights of all training samples."""
+
+from typing import Any
+
+import torch
+
+from fcco_lightning.ambiguity import AmbiguitySet, Penalty, Simplex
+from fcco_lightning.objectives.base import Objective
+from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
+from fcco_lightning.outer import OuterFunction, WorstCase
+from fcco_lightning.records import Columns, Inner
+
+
+class SampleDRO(Objective):
+    r"""``max_{q in Q} sum_i q_i l(w; z_i) - nu D(q, 1/n)`` over the n training samples, for algorithms that keep q.
+
+    Without a penalty and with all weights it is the largest loss, with a capped simplex the mean of the largest losses
+    (CVaR), and with the penalty ``KLPenalty(theta)`` it is ``theta log mean_i exp(l(w; z_i) / theta)``.
+
+    A row is a weight q_i, so every step of an algorithm costs O(n) beside what the network costs.
+
+    Args:
+        ambiguity: Q; None for all weights.
+        penalty: ``nu D(q, 1/n)``; None for none.
+        loss: l; cross-entropy by default.
+    Source: PG-SMD paper, eq. (2); DRAGO paper, eq. (1).
+    """
+
+    dtype = torch.float64  # of many weights that add up to one, each is small
+
+    def __init__(
+        self, ambiguity: AmbiguitySet | None = None, penalty: Penalty | None = None, loss: Quantity | None = None
+    ) -> None:
+        super().__init__()
+        self.ambiguity, self.penalty, self.loss = ambiguity or Simplex(), penalty, loss or CrossEntropyLoss()
+        self.outer: OuterFunction = WorstCase(self.ambiguity)
+
+    def prepare(self, num_samples: int) -> None:
+        self.ambiguity.check(num_samples)
+
+    def check(self, outputs: Any, batch: Columns) -> None:
+        self.loss.check(outputs, batch)
+
+    def max_form(self) -> Objective:
+        return self
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
+        return Inner(batch["index"], self.loss(outputs, batch).unsqueeze(1))

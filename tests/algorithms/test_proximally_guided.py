@@ -1,0 +1,115 @@
+"""PG-SMD, PG-SVRG and their alternating relative reach the optima that scipy finds for convex problems."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog, minimize
+from scipy.special import logsumexp
+from torch import nn
+
+from fcco_lightning import (
+    OOA,
+    PGSMD,
+    PGSVRG,
+    CrossEntropy,
+    Engine,
+    EqualStages,
+    KLGroupDRO,
+    KLPenalty,
+    SampleDRO,
+    StronglyConcaveStages,
+)
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives import Quantity
+
+N, THETA = 12, 0.5
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(N, 2))
+Y = X @ np.array([1.0, -0.5]) + 0.5 * RANDOM.normal(size=N)
+
+
+class Squares(Quantity):
+    """Half the squared error."""
+
+    def __call__(self, outputs, batch):
+        return (outputs[:, 0] - batch["y"]).square() / 2
+
+
+class Absolute(Quantity):
+    """The absolute error."""
+
+    def __call__(self, outputs, batch):
+        return (outputs[:, 0] - batch["y"]).abs()
+
+
+def train(algorithm, objective, batches, lr=1.0):
+    """Weights and rows after so many uniform batches of 4 of the 12 samples, three to a permutation."""
+    network = nn.Linear(2, 1, bias=False).double()
+    nn.init.zeros_(network.weight)
+    problem = algorithm.pose(objective, num_samples=N, dtype=torch.float64)
+    engine, draw = Engine(network, problem, algorithm), np.random.default_rng(0)
+    optimizer = torch.optim.SGD(engine.params, lr=lr)
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    for _ in range(batches // 3):
+        for index in torch.from_numpy(draw.permutation(N)).split(4):
+            engine.train_batch({"x": x[index], "y": y[index], "index": index}, optimizer)
+    return network.weight.detach().numpy()[0], problem.states[0].rows[:, 0].numpy()
+
+
+def penalised(w):
+    losses = (X @ w - Y) ** 2 / 2
+    return THETA * (logsumexp(losses / THETA) - np.log(N))
+
+
+def best_penalised():
+    return minimize(penalised, np.zeros(2), tol=1e-12).x
+
+
+def test_pg_svrg_reaches_the_saddle_point():
+    best = best_penalised()
+    algorithm = PGSVRG(gamma=20.0, eta=0.2, eta_dual=2.0, J=13, K=3)
+    w, q = train(algorithm, SampleDRO(None, KLPenalty(THETA), Squares()), 900)
+    np.testing.assert_allclose(w, best, atol=5e-4)
+    losses = (X @ best - Y) ** 2 / 2 / THETA
+    np.testing.assert_allclose(q, np.exp(losses - logsumexp(losses)), atol=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "stages"), [(0.5, StronglyConcaveStages(0.3)), (5.0, EqualStages(100, 0.1, 0.1, best_start=True))]
+)
+def test_pg_smd_reaches_the_minimum(gamma, stages):
+    w, _ = train(PGSMD(gamma, stages), SampleDRO(None, KLPenalty(THETA), Squares()), 900)
+    least = penalised(best_penalised())
+    assert penalised(np.zeros(2)) > 1.1 * least
+    assert penalised(w) < 1.01 * least
+
+
+def test_the_largest_error_is_that_of_the_linear_program():
+    """``min_{w, s} s`` subject to ``-s <= x_i w - y_i <= s``."""
+    ones = -np.ones((N, 1))
+    rows = np.block([[X, ones], [-X, ones]])
+    program = linprog([0, 0, 1], A_ub=rows, b_ub=np.concatenate([Y, -Y]), bounds=[(None, None)] * 3)
+    w, _ = train(PGSMD(5.0, EqualStages(200, 0.05, 0.1)), SampleDRO(loss=Absolute()), 1200)
+    assert np.abs(Y).max() > 1.3 * program.fun
+    assert np.abs(X @ w - Y).max() < 1.03 * program.fun
+
+
+def test_alternating_steps_come_close_to_the_minimum():
+    w, _ = train(OOA(0.05), SampleDRO(None, KLPenalty(THETA), Squares()), 600, lr=0.1)
+    assert penalised(w) < 1.01 * penalised(best_penalised())
+
+
+def test_stages_of_case_d2_need_a_penalty():
+    with pytest.raises(ConfigError, match="StronglyConcaveStages needs an objective with a penalty on q"):
+        PGSMD(1.0, StronglyConcaveStages()).pose(SampleDRO(), num_samples=N)
+
+
+@pytest.mark.parametrize("algorithm", [PGSMD(geometry="euclidean"), OOA(geometry="euclidean")])
+def test_a_geometry_that_is_not_that_of_the_penalty(algorithm):
+    with pytest.raises(ConfigError, match=r"geometry='euclidean' has no closed step for KLPenalty\(nu=2"):
+        algorithm.pose(KLGroupDRO(2.0, num_groups=3), num_samples=N)
+
+
+def test_what_is_no_maximum_over_weights():
+    with pytest.raises(ConfigError, match="CrossEntropy is not a maximum over weights"):
+        PGSVRG().pose(CrossEntropy(), num_samples=N)

@@ -1,0 +1,19 @@
+"""The perceptron for tables: activations and layers without constants."""
+
+import numpy as np
+import pytest
+import torch
+
+from fcco_lightning import ConfigError, TabularMLP
+
+
+def test_a_sigmoid_layer_without_constants_by_hand():
+    network, x = TabularMLP([3], in_features=2, activation="sigmoid", bias=False), torch.randn(5, 2)
+    first, second = (p.detach().double().numpy() for p in network.parameters())
+    expected = (1 / (1 + np.exp(-x.double().numpy() @ first.T))) @ second.T
+    np.testing.assert_allclose(network(x).detach().numpy(), expected[:, 0], rtol=1e-5)
+
+
+def test_an_activation_that_is_not_known():
+    with pytest.raises(ConfigError, match="activation must be one of 'relu', 'sigmoid', 'tanh', got 'gelu'"):
+        TabularMLP(activation="gelu")

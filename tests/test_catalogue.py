@@ -1,0 +1,80 @@
+"""What a configuration can name: the list, and what a misspelt name may have meant."""
+
+import inspect
+
+import pytest
+
+from fcco_lightning import catalogue
+from fcco_lightning.__main__ import main
+from fcco_lightning.algorithms import Algorithm
+from fcco_lightning.ambiguity import AmbiguitySet
+from fcco_lightning.catalogue import KINDS, close_to, members
+from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.data.sampling import Sampling
+from fcco_lightning.evaluation import Evaluation
+from fcco_lightning.objectives import Objective, PairLoss, Quantity
+from tests.contracts.completeness import concrete_classes
+from tests.contracts.registry_objectives import BASES
+
+ROOTS = {
+    "algorithms": Algorithm,
+    "objectives": Objective,
+    "constraints": Constraint,
+    "penalties": Penalty,
+    "quantities": Quantity,
+    "losses": PairLoss,
+    "ambiguity": AmbiguitySet,
+    "batches": Sampling,
+    "evaluations": Evaluation,
+}
+
+
+@pytest.mark.parametrize("kind", ROOTS)
+def test_every_class_is_listed_once_with_its_first_line(kind):
+    """Read from the sources, compared with what importing them gives."""
+    useless = {base.__name__ for base in BASES} | {"Estimation", "GroupConstraint"}
+    classes = {
+        c.__name__: inspect.getdoc(c).split("\n")[0]
+        for c in concrete_classes(ROOTS[kind])
+        if not c.__name__.startswith("_") and not inspect.isabstract(c) and c.__name__ not in useless
+    }
+    listed = members(kind)
+    assert [entry.name for entry in listed] == sorted(classes, key=str.lower)
+    for entry in listed:
+        words = classes[entry.name].replace("`", "").split()
+        assert entry.summary.split() == [word.removeprefix(":class:").removeprefix(":func:") for word in words]
+
+
+@pytest.mark.parametrize(("kind", "some"), [("data", 10), ("networks", 5), ("optimizers", 2)])
+def test_classes_with_bases_of_other_packages_are_listed(kind, some):
+    names = [entry.name for entry in members(kind)]
+    assert len(names) >= some
+    public = catalogue.public_names()
+    assert all(name in public for name in names)
+    assert {"TabularDataModule", "TabularMLP", "HeavyBall"} & set(names)
+    assert not {"SplitDataModule", "BatchNetwork", "ProximalDescent"} & set(names)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("SONX2", "SONX"), ("rocfairness", "ROCFairness"), ("AveragePrecison", "AveragePrecision"), ("Zzzz", None)],
+)
+def test_a_misspelt_name(word, meant):
+    assert (close_to(word) or [None])[0] == meant
+
+
+def test_the_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "algorithms", "losses"])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "algorithms (model.algorithm)\n  ALEXR " in printed
+    assert "\nlosses (" in printed
+    assert "objectives (" not in printed
+    with pytest.raises(SystemExit):
+        main(["list"])
+    assert all(f"{kind} (" in capsys.readouterr().out for kind in list(KINDS)[:1])
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "objectiv"])
+    assert ended.value.code == 2
+    assert "there is no kind 'objectiv'; there are algorithms, objectives" in capsys.readouterr().err
