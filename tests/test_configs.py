@@ -27,6 +27,7 @@ QUICK = (  # of every folder some of each kind; the others are slow
     "celeba_attributes_sonex",
     "celeba_sonex",
     "compas_sgd",
+    "synthetic_multipliers",
     "digits_alexr2",
     "digits_pretrain",
     "five_distributions_pg_smd",

@@ -8,7 +8,7 @@ Every run goes through the product's own command line and configs, so it is the 
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --front --tune   # in the form that cannot be
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --front          # gamed: gap against AUC
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation beta  # SONEX paper, Table 3
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation jacobian
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation jacobian      # or multipliers
 
 Results are over seeds 0, 1, ...  Tuning has seeds of its own and holds out a fifth of the training split: every method
 starts with the same grid of 9 points, which grows until the pick does not lie on its edge, and the run counts with its
@@ -56,8 +56,24 @@ FRONT_RHO = {
 }
 CORNER = (0.3, 0.8)  # gap and AUC that a point of the front must better to count
 COLLAPSED = 0.6  # of the AUC: the scores are nearly constant
+SHORT = {"model.algorithm": "SONEX", "model.algorithm.gamma": 0.2, "model.algorithm.gamma_prime": 0.1}
+RULES: dict[str, dict[str, Any]] = {  # in the form that cannot be gamed; {} is the default
+    "rho 3, gamma .2": {"model.penalty": "HingePenalty", "model.penalty.rho": 3} | SHORT,
+    "rho 10, gamma .2": {"model.penalty": "HingePenalty", "model.penalty.rho": 10} | SHORT,
+    "rho 3": {"model.penalty": "HingePenalty", "model.penalty.rho": 3},
+    "rho 10": {"model.penalty": "HingePenalty", "model.penalty.rho": 10},
+    "AdaptivePenalty": {},
+    **{f"rate {r}": {"model.penalty": "AdaptivePenalty", "model.penalty.rate": r} for r in (0.02, 0.06)},
+    "NuPI": {"model.penalty": "NuPI"},
+    **{f"NuPI, rate {r}": {"model.penalty": "NuPI", "model.penalty.rate": r} for r in (0.0033, 0.03)},
+    **{f"NuPI, part {p}": {"model.penalty": "NuPI", "model.penalty.proportional": p} for p in (0.233, 2.1)},
+    "AugmentedLagrangian": {"model.penalty": "AugmentedLagrangian"},
+    **{f"c {c}": {"model.penalty": "AugmentedLagrangian", "model.penalty.curvature": c} for c in (0.33, 3.0)},
+    "Lagrangian": {"model.penalty": "Lagrangian"},
+}
 ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "beta": {f"beta={b}": ("alexr2", {"model.optimizer.beta": b}) for b in (0.1, 0.3, 0.5, 1.0)},
+    "multipliers": {label: ("multipliers", rule | {"trainer.max_epochs": 12}) for label, rule in RULES.items()},
     "jacobian": {
         j: ("alexr2", QUANTILE | {"model.penalty.rho": 3, "trainer.max_epochs": 20, "model.algorithm.jacobian": j})
         for j in ("old", "halves", "reuse")

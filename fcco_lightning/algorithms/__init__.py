@@ -4,6 +4,7 @@ from fcco_lightning.algorithms.alexr import ALEXR
 from fcco_lightning.algorithms.alexr2 import ALEXR2
 from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.algorithms.bsgd import BSGD
+from fcco_lightning.algorithms.default import default_algorithm
 from fcco_lightning.algorithms.double_loop import DoubleLoop
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.algorithms.max_form import MaxForm
@@ -52,4 +53,5 @@ __all__ = [
     "Stages",
     "StronglyConcaveStages",
     "TwoDraws",
+    "default_algorithm",
 ]

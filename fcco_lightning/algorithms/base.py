@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import Drawn, Engine, Problem, Term
 from fcco_lightning.errors import ConfigError
@@ -45,7 +46,7 @@ class Algorithm(ABC):
         self,
         objective: Objective,
         constraints: Sequence[Constraint] = (),
-        penalty: Penalty | None = None,
+        penalty: Enforcement | None = None,
         *,
         num_samples: int,
         sampling: Mapping[str, Drawn] | None = None,
@@ -111,7 +112,7 @@ class Algorithm(ABC):
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         """The dual values y_i that rows (b, k) of a term stand for, shape (b, k)."""
-        return term.outer.subgradient(rows)
+        return term.present_outer.subgradient(rows)
 
     def settings(self) -> dict[str, str]:
         """The hyperparameters by name, for comparison between processes."""

@@ -51,6 +51,11 @@ class Estimation(Algorithm, ABC):
                     f"{self.name} takes outer functions of single rows, {term.outer!r} couples all of them. Use OOA or "
                     "SMD, or the objective itself instead of its max form."
                 )
+            if term.multipliers is not None and not estimator.follows_values:
+                raise ConfigError(
+                    f"{self.name} remembers dual variables of its own, and no inner values that multipliers could "
+                    f"follow. Use ALEXR with mirror=True, ALEXR2 or SONEX, or a fixed penalty such as HingePenalty."
+                )
             if estimator.convex_only:
                 self.smoothing(term.outer).require_convex(self.name)
             if estimator.remembers:
@@ -90,6 +95,7 @@ class Estimation(Algorithm, ABC):
         tracked = estimator.update(fill(rows, seen, estimator.first(inner)), inner, previous, outer, sampling)
         if estimator.remembers:
             engine.propose(reading, tracked.rows, estimator.decay())
+        engine.propose_multipliers(reading, estimator.values(tracked.rows, inner))
         return tracked, outer
 
     def recall(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
@@ -101,7 +107,7 @@ class Estimation(Algorithm, ABC):
         return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
-        return self.estimator_of(term).weights(rows, self.smoothing(term.outer))
+        return self.estimator_of(term).weights(rows, self.smoothing(term.present_outer))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "previous": self._previous.state_dict()}

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fcco_lightning.callbacks.baseline import Baseline
 from fcco_lightning.callbacks.feasible import BestFeasible, chosen_line
-from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
+from fcco_lightning.callbacks.summary_table import constraint_records, render_records, render_summary, write_report
 from fcco_lightning.callbacks.verdict import verdict
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Evaluation
+from fcco_lightning.pictures import plot_multipliers
 from fcco_lightning.records import Columns
 from fcco_lightning.training import FCCOModule
 
@@ -29,6 +30,7 @@ class Report(Callback):
     draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
     ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
     line, ``verdict`` in the file, says whether they hold; ``selected`` says which weights :class:`BestFeasible` chose.
+    Multipliers of constraints are in the file, the largest in a table, and along the run in ``multipliers.png``.
 
     Args:
         enabled: report at the end of ``fit``.
@@ -71,8 +73,10 @@ class Report(Callback):
         """Keep the figures of every split, as logged."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or not isinstance(pl_module, FCCOModule):
             return
+        multipliers = {f"nu/{name}": value for name, value in pl_module.multipliers().items()}
         for split, summary in pl_module.last_summaries.items():
-            self.history.append({"epoch": trainer.current_epoch, "split": split, **summary})
+            found = multipliers if split == "train" else {}
+            self.history.append({"epoch": trainer.current_epoch, "split": split, **summary, **found})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate every split with the final weights and write the report."""
@@ -86,10 +90,11 @@ class Report(Callback):
         report: dict[str, Any] = {}
         unconstrained: dict[str, Any] = {}
         final: dict[str, tuple[Tensor, Columns]] = {}
+        multipliers = _multipliers(pl_module)
         for split, loader in loaders().items():
             outputs, columns = pl_module.evaluate(loader)
             summary = pl_module.summarise(split, outputs, columns)
-            report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns)
+            report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns) | multipliers
             final[split] = (outputs, columns)
             for baseline in baselines:
                 unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))
@@ -110,6 +115,7 @@ class Report(Callback):
         write_report(self.report, folder / "report.json")
         if self.pictures:
             evaluation.draw(self.history, final, folder)
+            plot_multipliers(self.history, folder / "multipliers.png")
         if self.table:
             self._print(list(final))
         rank_zero_info(f"Report and pictures: {folder}")
@@ -127,6 +133,8 @@ class Report(Callback):
                     first = records[:_PRINTED_ROWS]
                     title = f"{name.capitalize()} ({split}): the first {len(first)} of {len(records):,}"
                     console.print(render_records(title, first))
+            if records := constraint_records(self.report[split]):
+                console.print(render_records(f"Constraints ({split}), largest multipliers first", records))
         if "verdict" in self.report:
             console.print(self.report["verdict"], style="bold", highlight=False, soft_wrap=True)
 
@@ -134,6 +142,11 @@ class Report(Callback):
 def _scalars(part: dict[str, Any]) -> dict[str, Any]:
     """All values of all constraints and groups are for the file, not for the terminal."""
     return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list)}
+
+
+def _multipliers(module: FCCOModule) -> dict[str, Any]:
+    multipliers = module.multipliers()
+    return {"multipliers": multipliers} if multipliers else {}
 
 
 def _as_reported(summary: dict[str, float]) -> dict[str, Any]:

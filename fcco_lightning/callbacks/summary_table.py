@@ -97,6 +97,18 @@ def render_records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def constraint_records(part: Mapping[str, Any], most: int = 10) -> list[dict[str, Any]]:
+    """The constraints that matter most, one record each with its value h and its multiplier; empty without multipliers.
+
+    Args:
+        part: of the report, of one split, with ``constraints`` and ``multipliers`` by name.
+        most: number of records at most.
+    """
+    values, multipliers = part.get("constraints", {}), part.get("multipliers", {})
+    names = sorted(multipliers, key=lambda name: -multipliers[name])[:most]
+    return [{"constraint": name, "h": values.get(name), "multiplier": multipliers[name]} for name in names]
+
+
 def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
     """Write a report as JSON, whole or not at all: a reader never sees half a file, even if the run is killed.
 

@@ -1,9 +1,16 @@
-"""Constraints h(w) <= 0 and the penalties that carry them into the objective."""
+"""Constraints h(w) <= 0, and the penalties and multipliers that carry them into the objective."""
 
-from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, unique_names
 from fcco_lightning.constraints.comparisons import GroupComparisons
 from fcco_lightning.constraints.forgetting import NonForgetting
 from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost, MeanNear
+from fcco_lightning.constraints.multipliers import (
+    AdaptivePenalty,
+    AugmentedLagrangian,
+    Lagrangian,
+    Multipliers,
+    NuPI,
+)
 from fcco_lightning.constraints.parity import (
     AUCParity,
     DemographicParity,
@@ -33,8 +40,11 @@ from fcco_lightning.constraints.subsets import Subset
 
 __all__ = [
     "AUCParity",
+    "AdaptivePenalty",
+    "AugmentedLagrangian",
     "Constraint",
     "DemographicParity",
+    "DifferenceAtMost",
     "EqualOpportunity",
     "EqualizedOdds",
     "FourFifthsRule",
@@ -42,10 +52,13 @@ __all__ = [
     "GroupAUCAtLeast",
     "GroupComparisons",
     "HingePenalty",
+    "Lagrangian",
     "MeanAtMost",
     "MeanDifferenceAtMost",
     "MeanNear",
+    "Multipliers",
     "NonForgetting",
+    "NuPI",
     "Penalty",
     "PredictiveParity",
     "QuantileScores",
@@ -58,4 +71,5 @@ __all__ = [
     "StandardScores",
     "Subset",
     "TopShare",
+    "unique_names",
 ]

@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from fcco_lightning.estimators import Range
-from fcco_lightning.outer import OuterFunction
+from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
 
@@ -24,6 +24,7 @@ class Constraint(ABC):
         part: the part of a batch on which the constraint is measured, where several loaders contribute; None for the
             objective's.
         range: the interval in which the inner values are known to lie, whatever the weights.
+        sides: 2 where ``h_i = |s_i| - kappa`` for a number s_i of either sign, else 1.
     """
 
     kappa: float
@@ -31,6 +32,7 @@ class Constraint(ABC):
     width: int
     part: str | tuple[str, ...] | None = None
     range: Range = Range()
+    sides: ClassVar[Literal[1, 2]] = 1
 
     @property
     def num_rows(self) -> int:
@@ -82,6 +84,10 @@ class Constraint(ABC):
     def outer(self, phi: OuterFunction) -> OuterFunction:
         """The outer function ``phi(h(.) + kappa)`` of the inner values."""
 
+    def signed(self, phi: OuterFunction) -> OuterFunction:
+        """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
+        return self.outer(phi)
+
     @abstractmethod
     def violation(self, values: Tensor) -> Tensor:
         """h_i from inner values: (b, k) -> (b,).  Positive where the constraint is violated."""
@@ -89,3 +95,29 @@ class Constraint(ABC):
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Why the constraint says nothing about these outputs although it holds, or None."""
         return None
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names with apostrophes where one came before."""
+    found: list[str] = []
+    for name in names:
+        while name in found:
+            name += "'"  # noqa: PLW2901
+        found.append(name)
+    return found
+
+
+class DifferenceAtMost(Constraint):
+    r"""``h_i(w) = |g_i1(w) - g_i2(w)| - kappa <= 0``: what constraints on the difference of two inner values share."""
+
+    width = 2
+    sides = 2
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return AbsoluteDifference(phi)
+
+    def signed(self, phi: OuterFunction) -> OuterFunction:
+        return Linear(phi, (1.0, -1.0))
+
+    def violation(self, values: Tensor) -> Tensor:
+        return (values[:, 0] - values[:, 1]).abs() - self.kappa

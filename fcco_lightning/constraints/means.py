@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.conditions import Where
-from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.subsets import Subset
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
-from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, OuterFunction
+from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
 from fcco_lightning.records import Columns, Inner
 
 
@@ -85,7 +85,7 @@ class MeanAtMost(Constraint):
         return values[:, 0] - self.kappa
 
 
-class MeanDifferenceAtMost(Constraint):
+class MeanDifferenceAtMost(DifferenceAtMost):
     r"""``h(w) = |mean of q over subset a - mean of q over subset b| - kappa <= 0``.
 
     Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch without
@@ -99,8 +99,6 @@ class MeanDifferenceAtMost(Constraint):
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
     """
-
-    width = 2
 
     def __init__(
         self,
@@ -138,12 +136,6 @@ class MeanDifferenceAtMost(Constraint):
             return _empty(q, 2)
         return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), torch.stack([a, b]).unsqueeze(0))
 
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return AbsoluteDifference(phi)
-
-    def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - values[:, 1]).abs() - self.kappa
-
 
 class MeanNear(MeanAtMost):
     r"""``h(w) = |mean of q over the subset - target| - kappa <= 0``: an equality, up to a tolerance.
@@ -159,6 +151,8 @@ class MeanNear(MeanAtMost):
         part: which loader's samples, where several contribute to a batch; None for the objective's.
     """
 
+    sides = 2
+
     def __init__(
         self,
         quantity: Quantity,
@@ -173,6 +167,9 @@ class MeanNear(MeanAtMost):
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDistance(phi, self.target)
+
+    def signed(self, phi: OuterFunction) -> OuterFunction:
+        return Shifted(phi, torch.tensor(self.target, dtype=torch.float64))
 
     def violation(self, values: Tensor) -> Tensor:
         return (values[:, 0] - self.target).abs() - self.kappa

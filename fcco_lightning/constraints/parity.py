@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
-from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against, Comparison, GroupComparisons
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives import (
@@ -20,7 +20,7 @@ from fcco_lightning.objectives import (
     require_binary_labels,
     required_column,
 )
-from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction, RatioDifference, ratio_difference
+from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, RatioDifference, ratio_difference
 from fcco_lightning.records import Columns, Inner
 
 
@@ -68,8 +68,8 @@ class GroupConstraint(Constraint, ABC):
         return True
 
 
-class _RateParity(GroupConstraint):
-    r"""``h(w) = |mean of q over side a - mean of q over side b| - kappa <= 0`` for every comparison of two sides.
+class _Rates(GroupConstraint):
+    r"""A row compares the means of q over side a and over side b, for every comparison of two sides.
 
     The means are over the samples of a class, or over all; a batch without such a sample of one side leaves the row
     untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
@@ -120,12 +120,6 @@ class _RateParity(GroupConstraint):
         means = (member @ q) / torch.where(count > 0, count, 1.0)
         return _of_pairs(means.unsqueeze(-1), count > 0, self.pairs)
 
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return AbsoluteDifference(phi)
-
-    def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - values[:, 1]).abs() - self.kappa
-
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """All decisions are equal: then all groups are treated alike, whatever the scores."""
         positive = self.rate(outputs, batch) > 0.5
@@ -133,6 +127,10 @@ class _RateParity(GroupConstraint):
             return None
         decision = "positive" if bool(positive.any()) else "negative"
         return f"the decisions are constant: every sample is decided {decision}"
+
+
+class _RateParity(DifferenceAtMost, _Rates):
+    r"""``h(w) = |mean of q over side a - mean of q over side b| - kappa <= 0`` for every comparison of two sides."""
 
 
 class DemographicParity(_RateParity):
@@ -171,7 +169,7 @@ class EqualizedOdds(_RateParity):
     classes = (1, 0)
 
 
-class FourFifthsRule(_RateParity):
+class FourFifthsRule(_Rates):
     r"""``h(w) = ratio * rate_b - rate_a - kappa <= 0`` both ways: no side is selected less than 4/5 as often.
 
     Rows come for every comparison in both directions.  Linear in the rates, so nothing is divided by a small rate.
@@ -220,18 +218,19 @@ class FourFifthsRule(_RateParity):
         return self.ratio * values[:, 1] - values[:, 0] - self.kappa
 
 
-class PredictiveParity(_RateParity):
+class PredictiveParity(_Rates):
     r"""Equal precision: ``h(w) = |u_1/u_2 - u_3/u_4| - kappa <= 0`` with u = (mean of q y, mean of q) on both sides.
 
     q is the smoothed positive decision, so that ``u_1/u_2`` is the share of the positives among those who are decided
-    positive.  Ratios of means are not convex in them: use SOX, SONX, or SONEX with a smoothed penalty
-    (``SmoothedHingePenalty``, ``SquaredHingePenalty``).  A side without positive decisions has no precision; means
-    below 1e-6 count as 1e-6.
+    positive.  Ratios of means are not convex in them: use SONEX with multipliers or a smooth penalty
+    (``SmoothedHingePenalty``, ``SquaredHingePenalty``), SOX or SONX.  A side without positive decisions has
+    no precision; means below 1e-6 count as 1e-6.
 
     Args: as of :class:`DemographicParity`.
     """
 
     width = 4
+    sides = 2
     kinds = ("precision",)
     classes = (None,)
 
@@ -250,6 +249,9 @@ class PredictiveParity(_RateParity):
         return _of_pairs(means.unsqueeze(0), (count > 0).unsqueeze(0), self.pairs)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
+        return RatioDifference(AbsoluteDistance(phi))
+
+    def signed(self, phi: OuterFunction) -> OuterFunction:
         return RatioDifference(phi)
 
     def violation(self, values: Tensor) -> Tensor:
@@ -303,7 +305,7 @@ class GroupAUCAtLeast(GroupConstraint):
         return values[:, 0] - self.kappa
 
 
-class AUCParity(GroupConstraint):
+class AUCParity(DifferenceAtMost, GroupConstraint):
     r"""``h(w) = |AUC_a(w) - AUC_b(w)| - kappa <= 0`` for every comparison of two sides.
 
     The AUC of a side is as in :class:`GroupAUCAtLeast`, over pairs within the side.
@@ -314,7 +316,6 @@ class AUCParity(GroupConstraint):
         by, against, groups: as of :class:`DemographicParity`.
     """
 
-    width = 2
     kinds = ("auc",)
 
     def __init__(
@@ -340,12 +341,6 @@ class AUCParity(GroupConstraint):
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         losses, known = _pair_losses(self, self.loss, outputs, batch)
         return _of_pairs(losses.view(1, -1, 1), known.unsqueeze(0), self.pairs)
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return AbsoluteDifference(phi)
-
-    def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - values[:, 1]).abs() - self.kappa
 
 
 def _pair_losses(constraint: GroupConstraint, loss: PairLoss, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:

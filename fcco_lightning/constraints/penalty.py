@@ -41,11 +41,14 @@ class Penalty(ABC):
     Args:
         rho: weight, >= 0; 0 only measures the constraints.
         schedule: factor on rho by epoch; None keeps it.
+
+    Attributes:
+        acts: whether constraints enter what is minimised; otherwise they are only measured.
     """
 
     def __init__(self, rho: float = 10.0, schedule: RhoSchedule | None = None) -> None:
         self.rho = non_negative("rho", rho)
-        self.schedule = schedule
+        self.schedule, self.acts = schedule, self.rho > 0
 
     def weight(self, epoch: int) -> float:
         """Rho at ``epoch``."""

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
-from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against, GroupComparisons
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
-from fcco_lightning.outer import AbsoluteDifference, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
 _EDGE = 0.01  # a threshold between the 1% and the 99% quantile of the scores separates something
@@ -95,7 +94,7 @@ def _quantiles(scores: Tensor, levels: Tensor) -> Tensor:
     return torch.lerp(ranked[below], ranked[above], position - below)
 
 
-class ROCFairness(Constraint):
+class ROCFairness(DifferenceAtMost):
     r"""``h_tau^{+-}(w) = |mean_favoured sigma((s - tau)/T) - mean_other sigma((s - tau)/T)| - kappa <= 0``.
 
     One row of width 2 (rate of the favoured group, rate of the other) per threshold over the positives (true positive
@@ -123,7 +122,6 @@ class ROCFairness(Constraint):
         ConfigError: if an argument is out of range.
     """
 
-    width = 2
     range = Range(0.0, 1.0)
 
     def __init__(
@@ -200,12 +198,6 @@ class ROCFairness(Constraint):
             sides = torch.tensor([[pair.first, pair.second] for pair in self.comparisons.pairs], device=like.device)
             self._cached = key, (like.new_tensor(self.thresholds), sides[:, 0], sides[:, 1])
         return self._cached[1]
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return AbsoluteDifference(phi)
-
-    def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - values[:, 1]).abs() - self.kappa
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""

@@ -88,9 +88,14 @@ class Evaluated(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """New values of rows, not yet written."""
+    """New values of the rows of a state, not yet written.
 
-    term: Term
+    Attributes:
+        name: of what they belong to, for messages.
+    """
+
+    name: str
+    state: DualState
     place: Place
     rows: Tensor
     decay: float
@@ -322,7 +327,7 @@ class Engine:
         """Remembered rows (b, k) of a reading, with what has been proposed for them, and which were ever visited."""
         rows, seen = self._read_once(reading)
         for proposal in self._proposals:
-            if proposal.term is reading.term and len(proposal.rows):
+            if proposal.state is reading.term.state and len(proposal.rows):
                 rows, seen = _overlay(rows, seen, reading.index, proposal)
         return rows, seen
 
@@ -346,13 +351,26 @@ class Engine:
             decay: factor on all other rows of the term.
         """
         if reading.place is not None:
-            self._proposals.append(Proposal(reading.term, reading.place, rows, decay))
+            self._propose(reading.term, reading.place, rows, decay)
+
+    def propose_multipliers(self, reading: Reading, values: Tensor) -> None:
+        """Let the multipliers of a reading's rows, if it has any, follow their inner values when :meth:`commit` writes.
+
+        Args:
+            reading: whose rows these are.
+            values: the new u_i, shape (b, k).
+        """
+        multipliers, group = reading.term.multipliers, self.optimizer.param_groups[0]
+        if multipliers is not None:
+            first = group.get("initial_lr", group["lr"])  # a schedule notes it
+            moved = multipliers.moved(reading.index, values, float(group["lr"] / first) if first else 1.0)
+            self._proposals.append(Proposal("multipliers", multipliers.state, *moved, 1.0))
 
     def shrink(self, term: Term, factor: float) -> None:
         """Multiply all rows of a term of which the batch does not speak, when :meth:`commit` writes."""
         rows = self.params[0].new_empty(0, term.width)
         place = _state(term).locate(torch.empty(0, dtype=torch.int64, device=rows.device))
-        self._proposals.append(Proposal(term, place, rows, factor))
+        self._propose(term, place, rows, factor)
 
     def all_rows(self, term: Term) -> tuple[Tensor, Tensor | None]:
         """All rows (n, k) of a term, and which were ever visited: O(n), for small tables."""
@@ -361,7 +379,7 @@ class Engine:
     def propose_all(self, term: Term, rows: Tensor) -> None:
         """Remember new values (n, k) for all rows of a term, to be written by :meth:`commit`."""
         place = _state(term).locate(_everything(term, rows.device))
-        self._proposals.append(Proposal(term, place, rows, 1.0))
+        self._propose(term, place, rows, 1.0)
 
     def descend(self, surrogate: Surrogate) -> None:
         """Leave the gradient of the surrogate in ``.grad`` of the parameters, averaged over the processes, unscaled."""
@@ -468,6 +486,9 @@ class Engine:
         computed = self.backend.gradients(value, weights, **options)
         return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, computed, strict=True)]
 
+    def _propose(self, term: Term, place: Place, rows: Tensor, decay: float) -> None:
+        self._proposals.append(Proposal(term.name, _state(term), place, rows, decay))
+
     def _step_rows(self, value: Tensor) -> None:
         """Move the parameters of single samples by the first surrogate of an iteration."""
         parameters = self.problem.row_parameters
@@ -475,12 +496,14 @@ class Engine:
             self._row_step = parameters.step(value)
 
     def _write(self) -> None:
-        for term, place, rows, decay in self._proposals:
+        for _, state, place, rows, decay in self._proposals:
             if decay != 1:
-                _state(term).scale_(decay)
-            _state(term).write(place, rows)
+                state.scale_(decay)
+            state.write(place, rows)
         for reading in self._readings:
             reading.term.count(reading.index)
+            if reading.term.multipliers is not None:
+                reading.term.multipliers.measure(self._estimates)
         if self.problem.row_parameters is not None:
             self.problem.row_parameters.commit(self._row_step)
         self._clear()
@@ -513,7 +536,7 @@ class Engine:
         for proposal in self._proposals:  # on samples whose values are not in the surrogate
             bad = (~torch.isfinite(proposal.rows)).any(1)
             if bool(bad.any()):
-                return f"the new value of row {int(proposal.place.index[bad][0])} of the {proposal.term.name}"
+                return f"the new value of row {int(proposal.place.index[bad][0])} of the {proposal.name}"
         return "a sum of finite values, or a value at the previous weights,"
 
 

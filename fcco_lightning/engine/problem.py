@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fcco_lightning.constraints import Constraint, HingePenalty, Penalty
+from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, unique_names
+from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
+from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_parameters import RowParameters
 from fcco_lightning.engine.row_weights import (
     Drawn,
@@ -26,15 +28,17 @@ from fcco_lightning.state import DualState, Layout, RowMap
 
 
 class Problem(nn.Module):
-    r"""``min_w g_0(w) + (1/n) sum_i f_i(g_i(w)) + (1/m) sum_j phi_rho(h_j(w))``.
+    r"""``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))``, and ``(1/m) sum_j phi_rho(h_j(w))`` or ``sum_j L_j(h_j(w))``.
+
+    The last part is that of the constraints: of a fixed penalty the mean over them, of multipliers the sum.
 
     It holds what is remembered of every term and nothing else: its ``state_dict`` is what must survive.  An algorithm
     makes it (:meth:`~fcco_lightning.algorithms.Algorithm.pose`).
 
     Args:
         objective: the objective.
-        constraints: the constraints that are penalised; their rows together are the m of the penalty.
-        penalty: phi; a hinge with rho = 10 by default.
+        constraints: the constraints that are enforced; their rows together are the m of a penalty.
+        penalty: how they are enforced; an :class:`~fcco_lightning.AdaptivePenalty` by default.
         num_samples: size of the training split.
         sampling: by part of a batch the columns of its training samples and how they are drawn, from which the weights
             of rows in a batch are computed.  None for loaders of which nothing is known: the weights of the rows of
@@ -54,7 +58,7 @@ class Problem(nn.Module):
         self,
         objective: Objective,
         constraints: Sequence[Constraint],
-        penalty: Penalty | None,
+        penalty: Enforcement | None,
         num_samples: int,
         *,
         sampling: Mapping[str, Drawn] | None = None,
@@ -65,17 +69,16 @@ class Problem(nn.Module):
         layout: Layout = "auto",
     ) -> None:
         super().__init__()
-        self.processes, self.penalty = processes or Processes(), penalty or HingePenalty()
+        self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
-        self.constraints = list(constraints) if self.penalty.rho > 0 else []
+        self.constraints = list(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
         objective.prepare(num_samples)
         objective.join(self.processes)
         terms: list[Term] = []
         if objective.outer is not None:
             terms.append(self._objective_term(num_samples, layout, objective_share))
-        m = sum(c.num_rows for c in self.constraints)
-        terms += [self._constraint_term(c, c.num_rows / m, constraint_share) for c in self.constraints]
+        terms += [self._constraint_term(c, constraint_share) for c in self.constraints]
         self.all_terms, self.terms = terms, nn.ModuleList(terms)
         per_sample = objective.sample_parameters
         self.row_parameters = (
@@ -100,8 +103,20 @@ class Problem(nn.Module):
         states = kept([term for term in self.all_terms if term.per_sample and term.row_map is None])
         return states if self.row_parameters is None else [*states, self.row_parameters.state]
 
+    def multipliers(self) -> dict[str, float]:
+        """The multiplier of every row of the constraints by its name, see :meth:`Term.multiplier_values`.
+
+        Empty where constraints are enforced otherwise.  Where two constraints have one name, the later one gets an
+        apostrophe.  All processes call it.
+        """
+        values = torch.cat([term.multiplier_values() for term in self.all_terms]) if self.all_terms else torch.empty(0)
+        names = unique_names([name for constraint in self.constraints for name in constraint.names])
+        return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
+
     def begin_epoch(self, epoch: int) -> None:
         """Let rho follow its schedule."""
+        if not isinstance(self.penalty, Penalty):
+            return
         rho = self.penalty.weight(epoch)
         compositional = len(self.all_terms) - len(self.constraints)
         for constraint, term in zip(self.constraints, self.all_terms[compositional:], strict=True):
@@ -147,10 +162,17 @@ class Problem(nn.Module):
             together = partner_presence(owners, partners, drawn, type(objective).__name__, of_batch)
         return SampleWeights(len(owners) / row_map.num_rows, owners[0].numel(), together)
 
-    def _constraint_term(self, constraint: Constraint, share: float, of_batch: float) -> Term:
+    def _constraint_term(self, constraint: Constraint, of_batch: float) -> Term:
+        multipliers = None
+        if isinstance(self.penalty, Penalty):
+            outer = constraint.outer(self.penalty.outer(self.penalty.weight(0), constraint.kappa))
+            share = constraint.num_rows / sum(c.num_rows for c in self.constraints)
+        else:
+            multipliers = MultiplierRows(self.penalty, constraint, self._dtype, self.processes)
+            outer, share = multipliers.outer(), float(constraint.num_rows)
         return Term(
             "penalty",
-            constraint.outer(self.penalty.outer(self.penalty.weight(0), constraint.kappa)),
+            outer,
             constraint.num_rows,
             constraint.width,
             share=share,
@@ -160,6 +182,7 @@ class Problem(nn.Module):
             range=constraint.range,
             part=constraint.part,
             processes=self.processes,
+            multipliers=multipliers,
         )
 
     def _direct_weight(self) -> float:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.distributed import Processes
+from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_weights import Arrival, EstimatedWeights, RowWeights
 from fcco_lightning.engine.union import KnownRows
 from fcco_lightning.errors import ConfigError
@@ -95,6 +96,7 @@ class Term(nn.Module):
         part: of a batch, on which the term is measured; None for the first.
         processes: that share the rows.
         layout: of the rows, see :class:`DualState`.
+        multipliers: of the rows of a constraint, which then say what f is.
 
     Attributes:
         state: the rows; None until :meth:`remember`, for algorithms that keep none.
@@ -117,8 +119,10 @@ class Term(nn.Module):
         part: str | tuple[str, ...] | None = None,
         processes: Processes | None = None,
         layout: Layout = "auto",
+        multipliers: MultiplierRows | None = None,
     ) -> None:
         super().__init__()
+        self.multipliers = multipliers
         self.name, self.outer, self.num_rows, self.width = name, outer, num_rows, width
         self.share, self.distinct, self.dtype, self.weights = share, distinct, dtype, weights
         self.range, self.row_map, self.per_sample, self.part = range, row_map, per_sample, part
@@ -129,6 +133,24 @@ class Term(nn.Module):
         """Allocate the rows, unless they are there."""
         if self.state is None:
             self.state = DualState(self.num_rows, self.width, self.dtype, self._processes, self._layout)
+
+    @property
+    def present_outer(self) -> OuterFunction:
+        """The outer function of all rows, with their multipliers at the present values."""
+        return self.outer if self.multipliers is None else self.multipliers.outer()
+
+    def multiplier_values(self) -> Tensor:
+        """The multiplier nu_i of every row of a constraint, shape (n,), float64 on the CPU; empty without multipliers.
+
+        They are those that the gradient is taken with: at a solution ``grad F + sum_i nu_i grad h_i = 0``.
+        """
+        if self.multipliers is None:
+            return torch.empty(0, dtype=torch.float64)
+        held = self.multipliers.state.rows
+        index = torch.arange(self.num_rows, device=held.device)
+        unknown = held.new_full((self.num_rows, self.width), torch.nan)
+        values = unknown if self.state is None else self.state.read(index).values
+        return self.multipliers.at(values).cpu().double()
 
     @property
     def owners_part(self) -> str | None:
@@ -148,9 +170,9 @@ class Term(nn.Module):
         self._check_width(inner.values)
         samples = inner.index
         rows = samples if self.row_map is None else self.row_map.rows(samples)
-        values, relevance, outer = inner.values, inner.relevance, inner.outer or self.outer
+        values, relevance, outer = inner.values, inner.relevance, inner.outer or self._outer_of(rows)
         before = None if previous is None else previous.values
-        old_outer = None if previous is None else previous.outer or self.outer
+        old_outer = None if previous is None else previous.outer or outer
         again = None if self.distinct else repeats(rows)
         if again is not None:
             if self.state is not None:
@@ -184,6 +206,9 @@ class Term(nn.Module):
         """Take note that a batch has spoken of the rows ``index``, where probabilities are estimated."""
         if isinstance(self.weights, EstimatedWeights):
             self.weights.count(index)
+
+    def _outer_of(self, rows: Tensor) -> OuterFunction:
+        return self.outer if self.multipliers is None else self.multipliers.outer(rows)
 
     def _check_width(self, values: Tensor) -> None:
         if values.dim() != 2 or values.shape[1] != self.width:

@@ -46,10 +46,12 @@ class Estimator(ABC):
     Attributes:
         remembers: whether the estimator keeps rows; without, no state is allocated.
         convex_only: whether it takes dual steps, for which f must be convex.
+        follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
     """
 
     remembers: ClassVar[bool] = True
     convex_only: ClassVar[bool] = False
+    follows_values: ClassVar[bool] = True
 
     @property
     def needs_previous(self) -> bool:

@@ -28,6 +28,7 @@ class DualProx(Estimator):
     tau: float = 1.0
     theta: float = 0.0
     convex_only = True
+    follows_values = False
 
     def __post_init__(self) -> None:
         positive("tau", self.tau)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation
@@ -53,13 +53,12 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
         name, the later one gets an apostrophe.
     """
     values: dict[str, float] = {}
+    names = unique_names([name for c in constraints for name in c.names])
     for c in constraints:
+        own, names = names[: c.num_rows], names[c.num_rows :]
         inner = c.inner(outputs.double(), batch)
         for i, h in zip(inner.index.tolist(), c.violation(inner.values).tolist(), strict=True):
-            name = f"h/{c.names[i]}"
-            while name in values:
-                name += "'"
-            values[name] = h
+            values[f"h/{own[i]}"] = h
     return values
 
 

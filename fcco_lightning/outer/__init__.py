@@ -16,6 +16,7 @@ from fcco_lightning.outer.log_exp import (
     Ratio,
     Softplus,
 )
+from fcco_lightning.outer.multiplied import Multiplied, excess
 from fcco_lightning.outer.pooled_pairs import PooledPairs
 from fcco_lightning.outer.shifted import Shifted
 from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
@@ -37,6 +38,7 @@ __all__ = [
     "Maximum",
     "MoreauEnvelope",
     "MoreauSmoothing",
+    "Multiplied",
     "NegativeLog",
     "NoSmoothing",
     "OuterFunction",
@@ -51,5 +53,6 @@ __all__ = [
     "SquaredHinge",
     "WorstCase",
     "cvar",
+    "excess",
     "ratio_difference",
 ]

@@ -158,18 +158,19 @@ class AbsoluteDistance(OuterFunction):
 
 @dataclass(frozen=True)
 class RatioDifference(OuterFunction):
-    r"""``f(u) = phi(|u_1 / u_2 - u_3 / u_4|)`` for rows of width 4: penalises two ratios of means that differ.
+    r"""``f(u) = phi(u_1 / u_2 - u_3 / u_4)`` for rows of width 4: a function of the difference of two ratios of means.
 
-    With u = (mean of q y, mean of q) on two sides it compares precisions (predictive parity).  Denominators below
-    ``floor`` count as ``floor``.  Neither convex nor monotone, and smooth only if phi is; its prox has no closed form,
-    so algorithms that smooth need a smooth phi (a smoothed or squared hinge); SONX takes the subgradient of any.
+    With u = (mean of q y, mean of q) on two sides it compares precisions (predictive parity); ``AbsoluteDistance`` as
+    phi penalises ratios that differ.  Denominators below ``floor`` count as ``floor``.  Neither convex nor monotone,
+    and smooth only if phi is; its prox has no closed form, so algorithms that smooth need a smooth phi (a smoothed or
+    squared hinge); SONX takes the subgradient of any.
 
     Args:
-        phi: convex function of one variable with slope 0 at 0.
+        phi: function of one variable.
         floor: smallest denominator, > 0.
 
     Raises:
-        ConfigError: if phi is not such a function, or the floor not a number > 0.
+        ConfigError: if the floor is not a number > 0.
     """
 
     phi: OuterFunction
@@ -177,12 +178,11 @@ class RatioDifference(OuterFunction):
     convex = False
 
     def __post_init__(self) -> None:
-        AbsoluteDifference(self.phi)  # has the same conditions on phi
         positive("floor", self.floor)
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]
-        """As smooth as phi, whose slope is 0 at 0, where the denominators are bounded away from 0."""
+        """As smooth as phi, as the denominators are bounded away from 0."""
         return self.phi.smooth
 
     def parameters(self) -> tuple[Tensor, ...]:
@@ -193,11 +193,10 @@ class RatioDifference(OuterFunction):
         return self if phi is self.phi else RatioDifference(phi, self.floor)
 
     def value(self, u: Tensor) -> Tensor:
-        return self.phi.value(self.difference(u).abs())
+        return self.phi.value(self.difference(u))
 
     def subgradient(self, u: Tensor) -> Tensor:
-        d, below = self.difference(u), u[..., 1::2].clamp(min=self.floor)
-        outer = d.sign() * self.phi.subgradient(d.abs())
+        outer, below = self.phi.subgradient(self.difference(u)), u[..., 1::2].clamp(min=self.floor)
         of_denominators = -u[..., ::2] / below.square() * (u[..., 1::2] > self.floor)
         slopes = torch.stack([1 / below, of_denominators], dim=-1)  # (B, side, numerator and denominator)
         return outer * torch.cat([slopes[..., 0, :], -slopes[..., 1, :]], dim=-1)

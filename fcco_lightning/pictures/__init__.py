@@ -1,7 +1,7 @@
 """Pictures of a run: pure functions from plain numbers to PNG files."""
 
 from fcco_lightning.pictures.calibration import plot_calibration
-from fcco_lightning.pictures.constraints import plot_constraints, plot_objective_and_violation
+from fcco_lightning.pictures.constraints import plot_constraints, plot_multipliers, plot_objective_and_violation
 from fcco_lightning.pictures.continual import plot_continual
 from fcco_lightning.pictures.groups import plot_group_curves, plot_groups
 from fcco_lightning.pictures.ranking import plot_ranking
@@ -13,6 +13,7 @@ __all__ = [
     "plot_continual",
     "plot_group_curves",
     "plot_groups",
+    "plot_multipliers",
     "plot_objective_and_violation",
     "plot_ranking",
     "plot_roc_by_group",

@@ -1,7 +1,7 @@
 """Pictures of constrained training: objective and worst violation, every constraint."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,6 +9,7 @@ from fcco_lightning.pictures.style import (
     OTHER_SPLIT,
     SPLIT_STYLES,
     History,
+    Line,
     label_epochs,
     line_of,
     lines_by_split,
@@ -19,8 +20,9 @@ from fcco_lightning.pictures.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-CONSTRAINT_PREFIX = "h/"
+CONSTRAINT_PREFIX, MULTIPLIER_PREFIX = "h/", "nu/"
 MINUS = "\N{MINUS SIGN}"  # as on the axes; a hyphen is too short to be seen
 
 
@@ -33,7 +35,7 @@ class _Constraint(NamedTuple):
 
     @property
     def label(self) -> str:
-        name = self.key.removeprefix(CONSTRAINT_PREFIX)
+        name = self.key.partition("/")[2]
         return name if self.threshold is None else f"{self.rate.upper()}, τ = {self.threshold:g}".replace("-", MINUS)
 
 
@@ -80,11 +82,41 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
     Returns:
         The file written, or None if that split has no constraint values.
     """
-    with_constraints = _records_with_constraints(history, split)
-    keys = dict.fromkeys(key for record in with_constraints for key in record if key.startswith(CONSTRAINT_PREFIX))
-    lines = {key: line for key in keys if (line := line_of(with_constraints, key)).values}
-    if not lines:
+    records = _records_with(CONSTRAINT_PREFIX, history, split)
+    if not (lines := _lines(CONSTRAINT_PREFIX, records)):
         return None
+    figure, axes = _drawn(lines)
+    _mark_feasible(axes, label="_unlisted")  # an odd entry would push the legend's two columns out of step
+    label_epochs(axes, "constraint value $h_i$ (feasible: at most 0)", f"Constraint values ({records[0]['split']})")
+    _legend(axes, len(lines))
+    return save(figure, path)
+
+
+def plot_multipliers(history: History, path: str | Path) -> Path | None:
+    """Draw every multiplier nu_i against the epoch, in the colours of :func:`plot_constraints`.
+
+    Args:
+        history: records with keys ``nu/<name>``.
+        path: PNG file to write; its folder is created.
+
+    Returns:
+        The file written, or None if there are no multipliers.
+    """
+    if not (lines := _lines(MULTIPLIER_PREFIX, _records_with(MULTIPLIER_PREFIX, history, None))):
+        return None
+    figure, axes = _drawn(lines)
+    label_epochs(axes, "multiplier $\\nu_i$", "Multipliers of the constraints")
+    _legend(axes, len(lines))
+    return save(figure, path)
+
+
+def _lines(prefix: str, records: History) -> dict[str, Line]:
+    """What is drawn of every constraint, by key."""
+    keys = dict.fromkeys(key for record in records for key in record if key.startswith(prefix))
+    return {key: line for key in keys if (line := line_of(records, key)).values}
+
+
+def _drawn(lines: Mapping[str, Line]) -> "tuple[Figure, Axes]":
     figure = new_figure(8.4, 4.4)
     axes = figure.add_subplot()
     constraints = sorted(map(_parse, lines), key=lambda c: (c.rate != "tpr", c.rate, c.threshold or 0.0))
@@ -93,24 +125,23 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
         line = lines[constraint.key]
         alone = marker if len(line.values) == 1 else None  # one epoch draws no line
         axes.plot(*line, dashes, color=color, marker=alone, label=constraint.label, linewidth=1.5)
-    _mark_feasible(axes, label="_unlisted")  # an odd entry would push the legend's two columns out of step
-    label_epochs(
-        axes, "constraint value $h_i$ (feasible: at most 0)", f"Constraint values ({with_constraints[0]['split']})"
-    )
+    return figure, axes
+
+
+def _legend(axes: "Axes", lines: int) -> None:
     # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, ncols=1 + (len(lines) > 10), fontsize=9)
-    return save(figure, path)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, ncols=1 + (lines > 10), fontsize=9)
 
 
-def _records_with_constraints(history: History, split: str | None) -> History:
-    able = [record for record in history if any(key.startswith(CONSTRAINT_PREFIX) for key in record)]
+def _records_with(prefix: str, history: History, split: str | None) -> History:
+    able = [record for record in history if any(key.startswith(prefix) for key in record)]
     splits = [record["split"] for record in able]
     chosen = split or ("train" if "train" in splits else next(iter(splits), None))
     return [record for record in able if record["split"] == chosen]
 
 
 def _parse(key: str) -> _Constraint:
-    match = re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.removeprefix(CONSTRAINT_PREFIX))
+    match = re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.partition("/")[2])
     return _Constraint(key, match[1].lower(), float(match[2])) if match else _Constraint(key, "", None)
 
 

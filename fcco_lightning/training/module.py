@@ -17,9 +17,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fcco_lightning.algorithms import SONEX, Algorithm, DoubleLoop
+from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.checks import at_least, positive
-from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.engine import Drawn, Engine, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
@@ -47,15 +48,16 @@ CHECKPOINT_VERSION = 3
 class FCCOModule(EvaluatingModule):
     r"""Trains a network on an objective under constraints with any algorithm of the package.
 
-    ``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))  subject to  h_j(w) <= 0``, the constraints through a penalty.
+    ``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))  subject to  h_j(w) <= 0``, the constraints by multipliers or a penalty.
 
     Args:
         network: maps ``batch["x"]`` to outputs, or the whole batch if it is a :class:`~fcco_lightning.BatchNetwork`;
             layers of unknown input width are sized from the data.
         objective: the objective; AUC by default.
         constraints: constraints h_j(w) <= 0, any number.
-        penalty: how constraints enter; a hinge with rho = 10 by default.
-        algorithm: SONEX by default.
+        penalty: how constraints enter: a fixed penalty, or multipliers that are found while training; the latter,
+            by :class:`~fcco_lightning.AdaptivePenalty`, by default.
+        algorithm: SONEX by default, see :func:`~fcco_lightning.algorithms.default_algorithm`.
         optimizer: over all trainable parameters; Adam with the papers' beta by default.
         scheduler: learning-rate schedule; None for a constant rate.
         scheduler_interval: "epoch" or "step" (one step is one update of w).
@@ -82,7 +84,7 @@ class FCCOModule(EvaluatingModule):
         network: nn.Module,
         objective: Objective | None = None,
         constraints: Sequence[Constraint] = (),
-        penalty: Penalty | None = None,
+        penalty: Enforcement | None = None,
         algorithm: Algorithm | None = None,
         optimizer: OptimizerCallable = AdamType,
         scheduler: LRSchedulerCallable | None = None,
@@ -106,7 +108,7 @@ class FCCOModule(EvaluatingModule):
             raise ConfigError(f"gradient_clip_algorithm must be 'norm' or 'value', got {gradient_clip_algorithm!r}.")
         if gradient_clip_val is not None:
             positive("gradient_clip_val", gradient_clip_val)
-        self.algorithm = algorithm or SONEX()
+        self.algorithm = algorithm or default_algorithm(constrained=bool(constraints))
         self.network, self.objective = network, self.algorithm.posed(objective or AUC(), constraints)[0]
         self.constraints, self.penalty = list(constraints), penalty
         self.objective_lr = None if objective_lr is None else positive("objective_lr", objective_lr)
@@ -438,6 +440,7 @@ class FCCOModule(EvaluatingModule):
         # straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so
         values = {f"{self._phase.prefix}_{name}": value.item() for name, value in estimates.items()}
         self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
+        values |= {f"nu/{name}": value for name, value in self.multipliers().items()}
         if self.skip_nonfinite:
             values["algo/skipped_batches"] = float(self.skipped_batches)
         for logger in self.trainer.loggers:
@@ -488,6 +491,10 @@ class FCCOModule(EvaluatingModule):
             "skipped_batches": self.skipped_batches,
             "references": None if self._references is None else tuple(self._references),
         }
+
+    def multipliers(self) -> dict[str, float]:
+        """The multipliers of the constraints by name, see :meth:`Problem.multipliers`; empty without."""
+        return {} if self.problem is None else self.problem.multipliers()
 
     def dual_states(self) -> dict[str, DualState]:
         """All dual states by their name in checkpoints."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fcco_lightning.callbacks.summary_table import render_records, render_summary, write_report
+from fcco_lightning.callbacks.summary_table import constraint_records, render_records, render_summary, write_report
 
 REPORT = {
     "train": {"average_precision": 0.77, "worst_violation": -0.0014, "auc": 0.91234, "vacuous": False},
@@ -69,6 +69,13 @@ def test_records_are_rows():
     assert "Groups (test)" in text
     assert [column.header for column in render_records("", records).columns] == ["name", "size", "accuracy"]
     assert render_records("", []).columns == []
+
+
+def test_constraints_with_the_largest_multipliers_come_first():
+    part = {"constraints": {"a": 0.1, "b": -0.2, "c": 0.0}, "multipliers": {"a": 0.5, "b": 0.0, "c": 2.0}}
+    expected = [{"constraint": "c", "h": 0.0, "multiplier": 2.0}, {"constraint": "a", "h": 0.1, "multiplier": 0.5}]
+    assert constraint_records(part, most=2) == expected
+    assert constraint_records({"constraints": {"a": 0.1}}) == []
 
 
 def test_violation_is_red_and_feasibility_green():

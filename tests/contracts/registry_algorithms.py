@@ -21,17 +21,22 @@ from fcco_lightning import (
     SONX,
     SOX,
     AdamType,
+    AugmentedLagrangian,
     CappedSimplex,
     EqualStages,
     GroupMaxForm,
     HeavyBall,
+    HingePenalty,
     KLPenalty,
+    NuPI,
     Objective,
     SampleDRO,
 )
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, SingleLoop, SOXBoost
 from fcco_lightning.estimators import CorrectedEMA, DualMirror
 from fcco_lightning.outer import MoreauSmoothing
+
+PENALTY = 3.0
 
 
 class Member(NamedTuple):
@@ -53,6 +58,7 @@ class Member(NamedTuple):
         restarts: whether q starts anew at every stage, so that the first step does not know the rows.
         gradients: whether every step takes a gradient.
         gamma_one: the same algorithm with gamma = 1 and no correction, as the test of its expectation takes it.
+        penalty: how constraints are enforced.
     """
 
     make: Callable[[], Algorithm]
@@ -66,6 +72,7 @@ class Member(NamedTuple):
     exact_rows: bool = True
     jacobian: str | None = None
     logarithm: bool = False
+    penalty: Callable[[], Any] = lambda: HingePenalty(PENALTY)
     objective: Callable[[], Objective] | None = None
     restarts: bool = False
     gradients: bool = True
@@ -115,6 +122,18 @@ ALGORITHMS: dict[str, Member] = {
     "SONEX, rates of its own": Member(
         lambda: SONEX(0.4, 0.0, lam=0.1, objective_gamma=0.7, objective_gamma_prime=0.3),
         lambda: SONEX(1.0, 0.0, lam=0.1, objective_gamma=0.7),
+    ),
+    "SONEX, multipliers": Member(
+        lambda: SONEX(0.4, "theory", lam=0.1),
+        lambda: SONEX(1.0, 0.0, lam=0.1),
+        penalty=lambda: AugmentedLagrangian(5.0, 0.3),
+    ),
+    "ALEXR2, multipliers": Member(
+        lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2),
+        lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=1.0, gamma_prime=0.0),
+        convex=True,
+        jacobian="old",
+        penalty=lambda: NuPI(0.3, 2.0, 0.5),
     ),
     "SOXBoost": Member(lambda: SOXBoost(0.4, first_stage=3), lambda: SOXBoost(1.0, first_stage=3), shards=False),
     "ALEXR": alexr("halves"),

@@ -11,10 +11,11 @@ import torch
 
 from fcco_lightning import CVaRGroupDRO, MeanAtMost, SoftRate
 from fcco_lightning.algorithms import PGSMD, DoubleLoop, SingleLoop
+from fcco_lightning.constraints import Multipliers
 from fcco_lightning.objectives import CrossEntropyLoss
 
-from .registry_algorithms import ALGORITHMS
-from .trainings import PENALTY, Drawn, ListedDraws, OwnedMargins, Training
+from .registry_algorithms import ALGORITHMS, PENALTY
+from .trainings import Drawn, ListedDraws, OwnedMargins, Training
 
 N, SIZE = 6, 4
 Y, GROUP = torch.tensor([1, 0, 0, 1, 0, 0]), torch.tensor([0, 0, 0, 1, 1, 2])
@@ -25,6 +26,7 @@ WHOLE = list(combinations(range(N), SIZE))
 HALVES = [a + b for a, b in product(combinations(range(N), SIZE // 2), repeat=2)]  # two independent draws
 KAPPA = {"objective": 0.2, "penalty": 0.6}
 RHO = {"objective": 1.5, "penalty": PENALTY}
+NU = 0.7  # multiplier of the constraint
 Q = torch.tensor([[0.5], [0.3], [0.2]], dtype=torch.float64)
 
 
@@ -39,7 +41,7 @@ class One:
     def __init__(self, member):
         self.make, self.optimizer, self.jacobian = member.gamma_one, member.optimizer, member.jacobian
         self.max_form, self.logarithm = member.max_form, member.logarithm
-        self.objective = member.objective
+        self.objective, self.penalty = member.objective, member.penalty
 
 
 def batches_of(member, name):
@@ -66,6 +68,9 @@ def mean_gradient(member, name, objective, limits, rows):
         for term, values in zip(training.problem.all_terms, rows(training), strict=True):
             if term.state is not None:
                 term.state.write(torch.arange(term.num_rows), values)
+            if term.multipliers is not None:
+                term.multipliers.unit.fill_(1.0)
+                term.multipliers.state.write(torch.arange(1), torch.full_like(term.multipliers.state.rows, NU))
         engine.train_batch(batch, training.optimizer, last_batch=True)
         total = total + (seen.pop() if seen else gradient(engine))
     return total / len(batches) / share_of_gradient(algorithm), training
@@ -95,7 +100,9 @@ def inner_values(network, index=range(N)):
     return {"objective": margins, "penalty": torch.sigmoid(chosen / 0.5).mean().reshape(1, 1)}
 
 
-def slope(term, u, lam):
+def slope(term, u, lam, multiplied=None):
+    if term == "penalty" and multiplied is not None:
+        return (NU + getattr(multiplied, "curvature", 0.0) * (u - KAPPA[term])).clamp(min=0)
     rho, kappa = RHO[term], KAPPA[term]
     return rho * (u > kappa).double() if lam == 0 else ((u - kappa) / lam).clamp(0, rho)
 
@@ -136,7 +143,8 @@ STALE = [n for n in PLAIN if ALGORITHMS[n].jacobian in (None, "old")]
 def test_with_exact_rows_the_gradient_is_that_of_f(name):
     found, training = mean_gradient(ALGORITHMS[name], name, OwnedMargins(), [limit()], exact_rows)
     lam, values = smoothing(training.algorithm), inner_values(training.network)
-    y = {term: slope(term, values[term], lam) for term in values} if ALGORITHMS[name].compositional else {}
+    rule = training.problem.penalty if isinstance(training.problem.penalty, Multipliers) else None
+    y = {term: slope(term, values[term], lam, rule) for term in values} if ALGORITHMS[name].compositional else {}
     if name == "SGD":  # constraints are left out
         y = {"objective": slope("objective", values["objective"], 0.0)}
     torch.testing.assert_close(found, gradient_with(training.network, y), **CLOSE)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning import CVaRGroupDRO, Engine, Hinge, HingePenalty, Log, MeanAtMost, Objective, SoftRate
+from fcco_lightning import CVaRGroupDRO, Engine, Hinge, Log, MeanAtMost, Objective, SoftRate
 from fcco_lightning.objectives import RowDomain
 from fcco_lightning.records import Inner
 
 N, BATCH = 12, 6
-KAPPA, PENALTY = 0.3, 3.0
+KAPPA = 0.3
 Y = torch.tensor([0, 1] * (N // 2))
 GROUP = torch.arange(N) % 3
 BROKEN = float("nan")
@@ -148,7 +148,7 @@ class Training:
         self.problem = self.algorithm.pose(
             objective,
             [rate()] if limits is None else limits,
-            HingePenalty(PENALTY),
+            member.penalty(),
             num_samples=len(drawn.columns["y"]),
             sampling={"target": drawn},
             dtype=torch.float64,

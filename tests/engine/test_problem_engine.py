@@ -15,6 +15,7 @@ from fcco_lightning import (
     Engine,
     HeavyBall,
     Hinge,
+    HingePenalty,
     Objective,
 )
 from fcco_lightning.engine import Samples
@@ -79,7 +80,7 @@ class Training:
             torch.manual_seed(0)
             self.network = nn.Sequential(*hidden(), nn.Linear(8, 1), nn.Flatten(0)).double()
         self.objective, self.algorithm = objective or Margin(), algorithm
-        problem = algorithm.pose(self.objective, constraints, num_samples=N, dtype=torch.float64)
+        problem = algorithm.pose(self.objective, constraints, HingePenalty(10.0), num_samples=N, dtype=torch.float64)
         self.engine = Engine(self.network, problem, algorithm)
         self.optimizer = HeavyBall(self.network.parameters(), lr=0.05, beta=0.5)
         self.forwards = 0

@@ -119,7 +119,9 @@ def test_rho_follows_its_schedule():
 
 def test_only_what_is_not_smooth_is_smoothed():
     algorithm = SONEX(lam=0.2)
-    outers = [algorithm.smoothing(term.outer) for term in make(algorithm)[1].problem.all_terms]
+    outers = [
+        algorithm.smoothing(term.outer) for term in make(algorithm, penalty=HingePenalty(10.0))[1].problem.all_terms
+    ]
     assert outers[0] == Square(0.5)
     assert outers[2] == MoreauEnvelope(Hinge(10.0, 0.1), 0.2)
     assert isinstance(outers[1], MoreauEnvelope)

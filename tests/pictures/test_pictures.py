@@ -105,6 +105,15 @@ def test_all_constraints_on_one_pair_of_axes(drawn, tmp_path):
     assert "train" in axes.get_title()
 
 
+def test_multipliers_are_drawn_as_the_constraints_are(drawn, tmp_path):
+    history = [record(e, **{"h/tpr@0": 0.1, "nu/tpr@0": 0.5 * e, "nu/tpr@1": 0.25}) for e in range(3)]
+    assert pictures.plot_multipliers(history, tmp_path / "fig.png") == tmp_path / "fig.png"
+    (axes,) = drawn[0].axes
+    assert legend(axes) == ["TPR, τ = 0", "TPR, τ = 1"]
+    assert list(line(axes, "TPR, τ = 0").get_ydata()) == [0.0, 0.5, 1.0]
+    assert pictures.plot_multipliers([record(0, **{"h/tpr@0": 0.1})], tmp_path / "none.png") is None
+
+
 def test_constraints_of_one_epoch_are_seen(drawn, tmp_path):
     pictures.plot_constraints(full_history(1), tmp_path / "fig.png")
     assert [line(drawn[0].axes[0], f"{rate}, τ = 0").get_marker() for rate in ("TPR", "FPR")] == ["o", "x"]

@@ -13,7 +13,9 @@ CASES = [
     Case(AbsoluteDistance(Hinge(rho=2.0, kappa=0.25), 0.5), kinks=((0.75,), (0.25,), (0.5,)), dual=(-2.0, 2.0)),
     Case(AbsoluteDistance(SquaredHinge(rho=2.0, kappa=0.1), -0.5), kinks=((-0.4,),)),
     *(
-        Case(RatioDifference(phi), 4, low=0.5, kinks=((1.0, 1.0, 0.75, 1.0),), convex=False, prox=False)
+        Case(
+            RatioDifference(AbsoluteDistance(phi)), 4, low=0.5, kinks=((1.0, 1.0, 0.75, 1.0),), convex=False, prox=False
+        )
         for phi in (Hinge(2.0, 0.25), SquaredHinge(2.0, 0.25))
     ),
 ]
@@ -62,12 +64,12 @@ class RatioDifferenceReference(Reference):
 
     def value(self, u: Row) -> mpf:
         a, b, c, d = u
-        return self.phi.value([abs(a / max(b, self.floor) - c / max(d, self.floor))])
+        return self.phi.value([a / max(b, self.floor) - c / max(d, self.floor)])
 
     def subgradient(self, u: Row) -> Row:
         a, b, c, d = u
         difference = a / max(b, self.floor) - c / max(d, self.floor)
-        slope = self.phi.subgradient([abs(difference)])[0] * (1 if difference > 0 else -1)
+        slope = self.phi.subgradient([difference])[0]
         below = [-a / b**2 if b > self.floor else mpf(0), c / d**2 if d > self.floor else mpf(0)]
         return [slope / max(b, self.floor), slope * below[0], -slope / max(d, self.floor), slope * below[1]]
 

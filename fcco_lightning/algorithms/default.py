@@ -1,0 +1,20 @@
+"""The algorithm where none is named."""
+
+from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.sonex import SONEX
+
+
+def default_algorithm(*, constrained: bool) -> Algorithm:
+    """SONEX; with constraints, it remembers their rows for long.
+
+    Most batches speak of every constraint, but with few samples of each subset.  So a small gamma averages over many
+    batches, and gamma' = 1 - gamma corrects the rows for what the weights do meanwhile, so that they do not lag behind.
+    That is the gamma' of Thm 4.7 of the SONEX paper where every batch speaks of a row; for rarer rows the theorem asks
+    for more, which grows with 1/p and makes rows of rare subsets jump.
+
+    Args:
+        constrained: whether there are constraints.
+    """
+    if not constrained:
+        return SONEX()
+    return SONEX(gamma=0.02, gamma_prime=0.98, objective_gamma=0.8, objective_gamma_prime=0.1)

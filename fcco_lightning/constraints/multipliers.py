@@ -1,0 +1,171 @@
+r"""Multipliers: how much each constraint matters is found while training, so that there is no rho to guess.
+
+The problem ``min F(w) subject to h_i(w) <= 0`` becomes ``F(w) + sum_i L_i(h_i(w))``.  The sum is not divided by the
+number of constraints, so that another constraint does not weaken the others, and the slope nu_i of L_i is the
+multiplier of the constraint as it stands: at a solution ``grad F + sum_i nu_i grad h_i = 0``.
+
+The rows u_i say what the constraints' values h_i are.  When a batch speaks of row i, the gradient is taken with the
+multiplier from before, and the multiplier then follows ``h_i`` at the new u_i.  Rows of which the batch does not speak
+do not move.  A constraint ``|s| <= kappa`` is two constraints, ``s - kappa <= 0`` and ``-s - kappa <= 0``, with a
+multiplier each, so that noise which changes the sign of s averages out.
+
+Multipliers are in units of the objective per unit of h.  So that no rate has to be chosen anew for an objective in
+another unit, all that a rule is told and remembers is in units of the objective's absolute value at the first batch: a
+``curvature`` of 1 on an objective that starts at 0.5 is a curvature of 0.5.  What is reported is the multiplier itself.
+Constraints should be of order one, as rates and mean losses are.  The dual steps follow the schedule of the learning
+rate, so that the multipliers come to rest with the weights.
+"""
+
+from abc import ABC, abstractmethod
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import fraction, non_negative, positive
+from fcco_lightning.constraints.penalty import Penalty
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.outer import Multiplied
+
+
+class Multipliers(ABC):
+    r"""A rule by which the multipliers of constraints are found.
+
+    What the rule remembers of a side of a constraint are a few numbers, the first of which is enough to say how much
+    the side matters.  A row has one side, or two where it is ``|s| <= kappa``.
+
+    Attributes:
+        start: what is remembered of a side of which no batch has spoken yet.
+        acts: whether constraints enter what is minimised, which they do.
+    """
+
+    acts = True
+    start: tuple[float, ...] = (0.0,)
+
+    @abstractmethod
+    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+        """L_i as an outer function of ``t = h + kappa``, or of s for two sides.
+
+        Args:
+            memory: what is remembered of b rows, shape (b, values, sides).
+            kappa: tolerance of the constraint.
+        """
+
+    @abstractmethod
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+        """What is remembered next.
+
+        Args:
+            memory: of b rows, shape (b, values, sides).
+            excess: ``h``, or ``(s - kappa, -s - kappa)`` of two sides, at the new u_i, shape (b, sides).
+            pace: learning rate of the weights as a share of its first value, on which the dual step depends.
+        """
+
+
+class Lagrangian(Multipliers):
+    r"""``L_i = nu_i h_i`` with projected dual ascent, ``nu_i <- [nu_i + rate h_i]_+``.
+
+    Without damping the multipliers swing around their values where the weights follow slowly; :class:`NuPI` and
+    :class:`AugmentedLagrangian` damp that.
+
+    Args:
+        rate: dual step size, > 0, in units of the objective's first value per squared unit of h.
+    """
+
+    def __init__(self, rate: float = 0.01) -> None:
+        self.rate = positive("rate", rate)
+
+    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+        return Multiplied(memory[:, 0], kappa)
+
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+        return (memory + self.rate * pace * excess.unsqueeze(1)).clamp(min=0)
+
+
+class NuPI(Multipliers):
+    r"""Dual ascent by a controller with a proportional part, which damps swings of the multipliers.
+
+    ``xi_i <- smoothing xi_i + (1 - smoothing) h_i`` and
+    ``nu_i <- [nu_i + rate h_i + proportional (xi_i - xi_i before)]_+``: the last part answers to the change of h_i and
+    so foresees where it goes.  At ``proportional = 0`` it is the :class:`Lagrangian`.
+
+    Args:
+        rate: of the integral part (the source's kappa_i), > 0, in units of the objective's first value per squared unit
+            of h.
+        proportional: of the proportional part (the source's kappa_p), >= 0, in the same units.
+        smoothing: of h in the proportional part (the source's nu), in [0, 1).  The u_i are averages already.
+    Source: Sohrabi et al., On PI controllers for updating Lagrange multipliers in constrained optimization (2024),
+    Algorithm 1.
+    """
+
+    start = (0.0, 0.0)
+
+    def __init__(self, rate: float = 0.01, proportional: float = 0.7, smoothing: float = 0.0) -> None:
+        self.rate, self.proportional = positive("rate", rate), non_negative("proportional", proportional)
+        if not 0 <= smoothing < 1:
+            raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing!r}: 0 takes h as it is.")
+        self.smoothing = float(smoothing)
+
+    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+        return Multiplied(memory[:, 0], kappa)
+
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+        nu, before = memory.unbind(1)
+        smoothed = torch.lerp(excess, before, self.smoothing)
+        ahead = self.rate * pace * excess + self.proportional * (smoothed - before)
+        return torch.stack([(nu + ahead).clamp(min=0), smoothed], dim=1)
+
+
+class AugmentedLagrangian(Multipliers):
+    r"""``L_i = ([nu_i + c h_i]_+^2 - nu_i^2) / (2 c)``, whose slope ``y_i = [nu_i + c h_i]_+`` answers to h_i at once.
+
+    ``nu_i <- nu_i + rate (y_i - nu_i)``: the multiplier follows the slope.  That is dual ascent with the step rate c,
+    with ``rate = 1`` the method of multipliers after every batch.
+
+    Args:
+        curvature: c, > 0, in units of the objective's first value per squared unit of h.
+        rate: of the multiplier, in (0, 1].
+    Source: Rockafellar, Augmented Lagrange multiplier functions and duality in nonconvex programming (1974).
+    """
+
+    def __init__(self, curvature: float = 1.0, rate: float = 0.01) -> None:
+        self.curvature, self.rate = positive("curvature", curvature), fraction("rate", rate)
+
+    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+        return Multiplied(memory[:, 0], kappa, self.curvature)
+
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+        pressure = (memory + self.curvature * excess.unsqueeze(1)).clamp(min=0)
+        return torch.lerp(memory, pressure, self.rate * pace)
+
+
+class AdaptivePenalty(Multipliers):
+    r"""An exact penalty, smoothed over a width of h, with a weight rho_i = 2 nu_i of every row that finds itself.
+
+    The slope of ``L_i`` is ``y_i = nu_i (1 + clamp(h_i / width, -1, 1))``, from 0 where the constraint is slack to
+    rho_i where it is exceeded by a width.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, 1))``: rho_i grows where y_i
+    saturates at it, falls where the constraint is slack, and stays where ``h_i = 0``, so that the constraint holds
+    exactly at a solution.  Because the exponent is bounded, a few large values of h do not matter.
+
+    Args:
+        rate: largest relative change of rho_i in a step, > 0.
+        width: what counts as clearly exceeded, > 0, in units of h; for rates and mean losses a hundredth or two.
+        start: nu_i before the first batch, > 0, in units of the objective's first value per unit of h.
+        least: factor on ``start`` below which no nu_i falls, so that it can grow again, in (0, 1].
+    """
+
+    def __init__(self, rate: float = 0.007, width: float = 0.02, start: float = 0.03, least: float = 0.01) -> None:
+        self.rate, self.width = positive("rate", rate), positive("width", width)
+        self.start, self.least = (positive("start", start),), fraction("least", least)
+
+    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+        nu = memory[:, 0]
+        return Multiplied(nu, kappa, nu / self.width, 2 * nu)
+
+    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+        exponent = (excess.unsqueeze(1) / self.width).clamp(-1, 1)
+        return (memory * (self.rate * pace * exponent).exp()).clamp(min=self.least * self.start[0])
+
+
+Enforcement: TypeAlias = Penalty | Multipliers
+"""How constraints enter what is minimised: by a fixed penalty, or by multipliers that are found."""

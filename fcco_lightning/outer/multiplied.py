@@ -1,0 +1,119 @@
+"""The outer function of a constraint with a multiplier of its own: the Lagrangian, augmented or not, capped or not."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import finite, non_negative
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.outer.base import OuterFunction, infinite_outside, known_at, known_rows
+
+TINY = 1e-300  # at c = 0 the multiplier is nu, and nothing is divided
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Multiplied(OuterFunction):
+    r"""``f(t) = max over 0 <= y <= rho of y x - (y - nu)^2 / (2 c)`` of the excess ``x = t - kappa`` of a constraint.
+
+    Its slope is the multiplier ``y = clamp(nu + c x, 0, rho)``.  At c = 0 it is the Lagrangian's ``nu x``; with c > 0
+    and without a cap rho it is the augmented Lagrangian ``([nu + c x]_+^2 - nu^2) / (2 c)``; with nu = 0 and a cap it
+    is the Moreau envelope of the exact penalty ``rho [x]_+`` for lam = 1/c.
+
+    With two columns of nu the function belongs to ``|t| <= kappa``, which is two constraints: f is the sum of two such
+    functions, of ``x_1 = t - kappa`` and of ``x_2 = -t - kappa``.  It has no kink at t = 0, so that noise in t which
+    changes its sign averages out.
+
+    Args:
+        multiplier: nu, shape (b, s) with one value per row and side, or (1, s) for all rows; s is 1 or 2; in units of f
+            per unit of t.
+        kappa: tolerance, in units of t.
+        curvature: c, >= 0, a number or as ``multiplier``.
+        cap: rho, as ``multiplier``; None for no cap.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    multiplier: Tensor
+    kappa: float = 0.0
+    curvature: Tensor | float = 0.0
+    cap: Tensor | None = None
+    smooth = True
+
+    def __post_init__(self) -> None:
+        finite("kappa", self.kappa)
+        if not isinstance(self.curvature, Tensor):
+            non_negative("curvature", self.curvature)
+        if self.multiplier.dim() != 2 or self.multiplier.shape[1] not in (1, 2):
+            raise ConfigError(
+                f"multiplier must have shape (b, 1) or (b, 2), got {tuple(self.multiplier.shape)}: one column for "
+                "t <= kappa, two for |t| <= kappa."
+            )
+
+    def __repr__(self) -> str:
+        c = "of its own" if isinstance(self.curvature, Tensor) else repr(self.curvature)
+        return f"Multiplied(multiplier of shape {tuple(self.multiplier.shape)}, kappa={self.kappa!r}, curvature {c})"
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        """Of one side: the slope is never negative."""
+        return self.multiplier.shape[1] == 1
+
+    def scaled(self, factor: Tensor) -> "Multiplied":
+        """``factor f``: multipliers, curvature and cap in another unit of f.
+
+        Args:
+            factor: a number > 0 as a tensor without dimensions.
+        """
+        cap = None if self.cap is None else factor * self.cap
+        return Multiplied(factor * self.multiplier, self.kappa, factor * self.curvature, cap)
+
+    def take(self, positions: Tensor) -> OuterFunction:
+        nu, c = known_rows(self.multiplier, positions), self.curvature
+        cap = None if self.cap is None else known_rows(self.cap, positions)
+        return Multiplied(nu, self.kappa, known_rows(c, positions) if isinstance(c, Tensor) else c, cap)
+
+    def value(self, u: Tensor) -> Tensor:
+        y, away = self.pressure(u), self.pressure(u) - known_at(self.multiplier, u)
+        return (y * self._excess(u) - away.square() / (2 * self._curvature(u)).clamp(min=TINY)).sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        y = self.pressure(u)
+        return y if self.monotone else y[:, :1] - y[:, 1:]
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        r"""``min over y_1 - y_2 = y, 0 <= y_s <= rho_s, of sum_s (y_s - nu_s)^2 / (2 c_s) + kappa y_s``."""
+        nu, c = known_at(self.multiplier, y), self._curvature(y).clamp(min=TINY).expand(1, self.multiplier.shape[1])
+        cap = torch.full_like(nu, torch.inf) if self.cap is None else known_at(self.cap, y)
+        if self.monotone:
+            sides, inside = y, (y >= 0) & (y <= cap)
+        else:
+            low, high = (-y).clamp(min=0), torch.minimum(cap[:, 1:], cap[:, :1] - y)
+            weight = c[:, :1] / c.sum(1, keepdim=True)  # of the second side where both give way
+            middle = (1 - weight) * (nu[:, :1] - y) + weight * nu[:, 1:] - 2 * self.kappa * weight * c[:, 1:]
+            second, inside = torch.maximum(torch.minimum(middle, high), low), low <= high
+            sides = torch.cat([y + second, second], dim=-1)
+        away = (sides - nu).square() / (2 * c)
+        return infinite_outside((away + self.kappa * sides).sum(-1), inside.all(-1))
+
+    def pressure(self, u: Tensor) -> Tensor:
+        """The multipliers ``y = clamp(nu + c x, 0, rho)`` of every side, which multiply its gradient: (b, 1) -> (b, s).
+
+        Args:
+            u: t, shape (b, 1).
+        """
+        y = (known_at(self.multiplier, u) + self._curvature(u) * self._excess(u)).clamp(min=0)
+        return y if self.cap is None else torch.minimum(y, known_at(self.cap, u))
+
+    def _curvature(self, u: Tensor) -> Tensor:
+        c = self.curvature
+        return known_at(c, u) if isinstance(c, Tensor) else u.new_tensor(c)
+
+    def _excess(self, u: Tensor) -> Tensor:
+        return excess(u, self.kappa, self.multiplier.shape[1])
+
+
+def excess(t: Tensor, kappa: float, sides: int) -> Tensor:
+    """``t - kappa``, and of two sides also ``-t - kappa``, which are to be <= 0: (b, 1) -> (b, sides)."""
+    return t - kappa if sides == 1 else torch.cat([t - kappa, -t - kappa], dim=-1)

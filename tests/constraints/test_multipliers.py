@@ -1,0 +1,243 @@
+"""Multipliers of convex problems against the exact ones."""
+
+from inspect import isabstract
+
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    BSGD,
+    MOAP,
+    MSVR,
+    SOAP,
+    SONEX,
+    SONX,
+    SOX,
+    AdaptivePenalty,
+    AugmentedLagrangian,
+    Engine,
+    Lagrangian,
+    NuPI,
+    Objective,
+)
+from fcco_lightning.constraints import Constraint, DifferenceAtMost, Multipliers
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.outer import Multiplied
+from fcco_lightning.records import Inner
+from tests.contracts.completeness import concrete_classes
+
+A = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -1.0], [0.3, -0.2, 0.4]], dtype=torch.float64)
+B = torch.tensor([0.2, -0.1, 5.0], dtype=torch.float64)  # the third one is slack
+TARGET = torch.tensor([1.0, 0.7, -0.5], dtype=torch.float64)
+X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+SIGN = (X[:, 0] + 0.5 * X[:, 1].sin() > 0).double() * 2 - 1
+CLOSE = {"rtol": 1e-2, "atol": 1e-3}
+RULES = {
+    "Lagrangian": lambda: Lagrangian(0.2),
+    "NuPI": lambda: NuPI(0.2, 0.7),
+    "NuPI, smoothed": lambda: NuPI(0.2, 0.5, 0.3),
+    "AugmentedLagrangian": lambda: AugmentedLagrangian(1.0, 0.3),
+    "AdaptivePenalty": lambda: AdaptivePenalty(0.1, 0.5),
+}
+ALGORITHMS = {
+    "SONEX": lambda: SONEX(0.5, "theory"),
+    "SONX": lambda: SONX(0.5, 0.5),
+    "MSVR": lambda: MSVR(0.5, 0.5, b=0.5),
+    "SOAP": lambda: SOAP(0.5),
+    "MOAP": lambda: MOAP(0.5),
+    "BSGD": BSGD,
+    "ALEXR, mirror": lambda: ALEXR(1.0, 0.0, mirror=True, jacobian="reuse"),
+    "ALEXR2": lambda: ALEXR2(K=3, eta=0.5, nu=0.5),
+}
+
+
+def test_every_rule_has_a_case():
+    made = {type(make()) for make in RULES.values()}
+    assert {c for c in concrete_classes(Multipliers) if not isabstract(c)} == made
+
+
+class Weights(nn.Module):
+    """The weights themselves, whatever the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.w.expand(len(x), 3)
+
+
+class Distance(Objective):
+    """``|w - target|^2 / 2``."""
+
+    def direct(self, outputs, batch):
+        return (outputs[0] - TARGET).square().sum() / 2
+
+
+class Logistic(Objective):
+    """``1000 (mean log(1 + exp(-sign <w, x>)) + |w|^2 / 5)``: in a unit of its own."""
+
+    def direct(self, outputs, batch):
+        return 1000 * (nn.functional.softplus(-SIGN * (X @ outputs[0])).mean() + 0.2 * outputs[0].square().sum())
+
+
+class Halfspaces(Constraint):
+    """``A w - b <= 0`` with some of the rows."""
+
+    kappa, width = 0.0, 1
+
+    def __init__(self, *rows):
+        self.rows = list(rows)
+        self.names = [f"row {i}" for i in rows]
+
+    def inner(self, outputs, batch):
+        return Inner(torch.arange(len(self.rows)), (A @ outputs[0] - B)[self.rows].unsqueeze(1))
+
+    def outer(self, phi):
+        return phi
+
+    def violation(self, values):
+        return values[:, 0]
+
+
+class Slab(DifferenceAtMost):
+    """``|w_1 - w_3| - kappa <= 0``."""
+
+    kappa, names = 0.15, ["slab"]
+
+    def inner(self, outputs, batch):
+        return Inner(torch.arange(1), outputs[:1, [0, 2]])
+
+
+def train(rule, constraints, objective=Distance, algorithm=None, steps=600, lr=0.3):
+    """The weights and the multipliers of all rows."""
+    algorithm = algorithm or SOX(1.0)
+    network = Weights()
+    problem = algorithm.pose(objective(), constraints, rule, num_samples=4, dtype=torch.float64)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=lr)
+    batch = {"x": torch.zeros(4, 1, dtype=torch.float64), "index": torch.arange(4)}
+    for _ in range(steps):
+        engine.train_batch(batch, optimizer)
+    return network.w.detach(), torch.tensor(list(problem.multipliers().values()), dtype=torch.float64)
+
+
+def projection():
+    """The nearest point of the halfspaces and its multipliers, from the active rows."""
+    active = A[:2]
+    nu = torch.linalg.solve(active @ active.T, active @ TARGET - B[:2])
+    return TARGET - active.T @ nu, torch.cat([nu, torch.zeros(1, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_multipliers_of_a_projection_are_the_exact_ones(name):
+    w, nu = train(RULES[name](), [Halfspaces(0, 1, 2)])
+    exact, multipliers = projection()
+    torch.testing.assert_close(nu, multipliers, **CLOSE)
+    torch.testing.assert_close(w, exact, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_finds_the_same_multipliers(name):
+    rate = 0.1 if name == "ALEXR2" else 0.3
+    w, nu = train(AugmentedLagrangian(1.0, rate), [Halfspaces(0, 1, 2)], algorithm=ALGORITHMS[name](), steps=500)
+    exact, multipliers = projection()
+    torch.testing.assert_close(nu, multipliers, **CLOSE)
+    torch.testing.assert_close(w, exact, **CLOSE)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_constrained_logistic_regression_in_another_unit(name):
+    """One multiplier is that of a side of a slab, h = |w_1 - w_3| - .15."""
+    w, nu = train(RULES[name](), [Halfspaces(0, 2), Slab()], Logistic, lr=3e-4, steps=700)
+
+    def value(w):
+        return float(Logistic().direct(torch.as_tensor(w).expand(1, 3), None)) / 1000
+
+    rows = [{"type": "ineq", "fun": lambda w, i=i: float(B[i] - A[i] @ torch.as_tensor(w))} for i in (0, 2)]
+    rows += [{"type": "ineq", "fun": lambda w, s=s: 0.15 - s * (w[0] - w[2])} for s in (1, -1)]
+    best = minimize(value, [0.0] * 3, constraints=rows, method="SLSQP", options={"ftol": 1e-14, "maxiter": 200})
+    exact = torch.from_numpy(best.x)
+    assert value(w) == pytest.approx(best.fun, rel=1e-2)
+    torch.testing.assert_close(w, exact, **CLOSE)
+    # the multipliers of the active rows make the gradient vanish
+    point = exact.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(Logistic().direct(point.expand(1, 3), None), point)
+    normals = torch.cat([A[[0, 2]], (exact[0] - exact[2]).sign() * torch.tensor([[1.0, 0.0, -1.0]])]).double()
+    active = torch.cat([(A @ exact - B)[[0, 2]], ((exact[0] - exact[2]).abs() - 0.15).view(1)]) > -1e-6
+    expected = torch.zeros(3, dtype=torch.float64)
+    expected[active] = torch.linalg.lstsq(normals[active].T, -gradient).solution
+    assert active.tolist() == [True, False, True]
+    torch.testing.assert_close(nu, expected, rtol=1e-2, atol=0.5)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_slack_constraint_changes_nothing(name):
+    class Far(Halfspaces):
+        def inner(self, outputs, batch):
+            index, values, *_ = super().inner(outputs, batch)
+            return Inner(index, values - 100)
+
+    alone, with_slack = (train(RULES[name](), limits, steps=20) for limits in ([Slab()], [Slab(), Far(0, 1, 2)]))
+    assert torch.equal(alone[0], with_slack[0])
+    assert torch.equal(with_slack[1], torch.cat([alone[1], torch.zeros(3, dtype=torch.float64)]))
+
+
+def test_the_dual_steps_follow_the_schedule_of_the_learning_rate():
+    network, algorithm = Weights(), SOX(1.0)
+    problem = algorithm.pose(Distance(), [Halfspaces(0)], Lagrangian(1.0), num_samples=4, dtype=torch.float64)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.0)
+    optimizer.param_groups[0] |= {"initial_lr": 0.4, "lr": 0.1}  # as a schedule leaves them
+    batch = {"x": torch.zeros(4, 1, dtype=torch.float64), "index": torch.arange(4)}
+    network.w.data.fill_(1.0)
+    h, size = 1.5 - 0.2, 0.5 * (0.3**2 + 1.5**2)  # of the constraint and of the objective
+    for steps in (1, 2):
+        engine.train_batch(batch, optimizer)
+        network.w.data.fill_(1.0)
+        assert problem.multipliers()["row 0"] == pytest.approx(size * 0.25 * h * steps)
+
+
+def test_dual_steps_by_hand():
+    memory = torch.tensor([[[0.5, 0.1]]], dtype=torch.float64)  # one row of two sides
+    excess = torch.tensor([[0.2, -0.4]], dtype=torch.float64)
+
+    def after(rule, memory=memory):
+        return rule.moved(memory, excess, 0.5).flatten().tolist()
+
+    assert after(Lagrangian(1.0)) == pytest.approx([0.6, 0.0])
+    assert after(AugmentedLagrangian(2.0, 0.5)) == pytest.approx([0.5 + 0.25 * 0.4, 0.75 * 0.1])
+    with_error = torch.cat([memory, torch.tensor([[[0.1, -0.5]]], dtype=torch.float64)], 1)
+    smoothed = [0.25 * 0.1 + 0.75 * 0.2, 0.25 * -0.5 + 0.75 * -0.4]
+    expected = [0.5 + 0.1 + 2 * (smoothed[0] - 0.1), 0.1 - 0.2 + 2 * (smoothed[1] + 0.5), *smoothed]
+    assert after(NuPI(1.0, 2.0, 0.25), with_error) == pytest.approx([max(0, v) for v in expected[:2]] + smoothed)
+    grown = [0.5 * 2.718281828**0.25, 0.1 * 2.718281828**-0.5]
+    assert after(AdaptivePenalty(1.0, 0.4)) == pytest.approx(grown)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Lagrangian(0.0), "rate must be a finite number > 0"),
+        (lambda: Lagrangian(-1.0), "rate must be a finite number > 0"),
+        (lambda: NuPI(0.0), "rate must be a finite number > 0"),
+        (lambda: NuPI(proportional=-1.0), "proportional must be a finite number >= 0"),
+        (lambda: NuPI(smoothing=1.0), r"smoothing must lie in \[0, 1\)"),
+        (lambda: AugmentedLagrangian(0.0), "curvature must be a finite number > 0"),
+        (lambda: AugmentedLagrangian(rate=1.5), r"rate must"),
+        (lambda: AdaptivePenalty(-0.1), "rate must be a finite number > 0"),
+        (lambda: AdaptivePenalty(width=0.0), "width must be a finite number > 0"),
+        (lambda: AdaptivePenalty(start=0.0), "start must be a finite number > 0"),
+        (lambda: Multiplied(torch.ones(2)), r"multiplier must have shape \(b, 1\) or \(b, 2\), got \(2,\)"),
+    ],
+)
+def test_bad_arguments_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_dual_variables_of_their_own_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"ALEXR remembers dual variables of its own.*mirror=True"):
+        ALEXR().pose(Distance(), [Halfspaces(0)], num_samples=4)
