@@ -40,7 +40,7 @@ KINDS = {
     "algorithms": Kind("model.algorithm", ("algorithms",), ("Algorithm",)),
     "objectives": Kind("model.objective", ("objectives",), ("Objective",)),
     "constraints": Kind("model.constraints", ("constraints",), ("Constraint",)),
-    "penalties": Kind("model.penalty", ("constraints",), ("Penalty",)),
+    "penalties": Kind("model.penalty", ("constraints",), ("Multipliers", "Penalty")),
     "quantities": Kind("quantity of a constraint, loss of group DRO", ("objectives", "constraints"), ("Quantity",)),
     "losses": Kind("loss of objectives over pairs", ("objectives",), ("PairLoss",)),
     "ambiguity": Kind("ambiguity of group DRO and of robust linear models", ("ambiguity",), ("AmbiguitySet",)),

@@ -9,7 +9,7 @@ from fcco_lightning.__main__ import main
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.ambiguity import AmbiguitySet
 from fcco_lightning.catalogue import KINDS, close_to, members
-from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.constraints import Constraint, Multipliers, Penalty
 from fcco_lightning.data.sampling import Sampling
 from fcco_lightning.evaluation import Evaluation
 from fcco_lightning.objectives import Objective, PairLoss, Quantity
@@ -20,7 +20,7 @@ ROOTS = {
     "algorithms": Algorithm,
     "objectives": Objective,
     "constraints": Constraint,
-    "penalties": Penalty,
+    "penalties": (Multipliers, Penalty),
     "quantities": Quantity,
     "losses": PairLoss,
     "ambiguity": AmbiguitySet,
@@ -35,7 +35,8 @@ def test_every_class_is_listed_once_with_its_first_line(kind):
     useless = {base.__name__ for base in BASES} | {"Estimation", "GroupConstraint"}
     classes = {
         c.__name__: inspect.getdoc(c).split("\n")[0]
-        for c in concrete_classes(ROOTS[kind])
+        for root in (ROOTS[kind] if isinstance(ROOTS[kind], tuple) else (ROOTS[kind],))
+        for c in concrete_classes(root)
         if not c.__name__.startswith("_") and not inspect.isabstract(c) and c.__name__ not in useless
     }
     listed = members(kind)

@@ -107,7 +107,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
     return found
 
 
-class DifferenceAtMost(Constraint):
+class DifferenceAtMost(Constraint, ABC):
     r"""``h_i(w) = |g_i1(w) - g_i2(w)| - kappa <= 0``: what constraints on the difference of two inner values share."""
 
     width = 2
