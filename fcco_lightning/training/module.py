@@ -30,6 +30,7 @@ from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluating import EvaluatingModule
+from fcco_lightning.training.finite_weights import require_finite_weights
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
@@ -421,6 +422,7 @@ class FCCOModule(EvaluatingModule):
             self.skipped_batches += 1
             for buffer, kept in zip(self.network.buffers(), statistics, strict=True):
                 buffer.copy_(kept)  # a forward pass over NaN has moved BatchNorm's statistics
+            require_finite_weights(self, self.network)  # with weights that diverged all batches would be skipped
             if last:
                 self.engine.close_inner_loop(optimizer)
         if last:
@@ -469,7 +471,12 @@ class FCCOModule(EvaluatingModule):
     # ----------------------------------------------------------------------------------------------- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Everything that a bit-for-bit continuation needs beside weights, rows and optimizers."""
+        """Everything that a bit-for-bit continuation needs beside weights, rows and optimizers.
+
+        Raises:
+            NonFiniteError: if the weights are not finite; nothing is written then.
+        """
+        require_finite_weights(self, self.network)
         if self._engine is None:
             return
         self._share_statistics()
