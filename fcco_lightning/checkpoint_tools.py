@@ -6,6 +6,7 @@ Rows are streamed, and every byte of them is verified, so a table of any size ne
 import json
 import math
 import os
+import secrets
 import shutil
 import sys
 import zipfile
@@ -322,10 +323,9 @@ def convert(path: str | Path, out: str | Path, *, force: bool = False) -> Path:
     for state in checkpoint.states:
         entries.append(Entry(f"{state.name}.rows", state.dtype, state.shape, state.pieces))
         entries.append(Entry(f"{state.name}.seen", torch.bool, state.shape[:1], partial(_seen, state)))
-    temporary = out.with_name(f".{out.name}.tmp")
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove(temporary)  # of a conversion that was killed
         _WRITERS[suffix](temporary, entries)
         if folder:
             _remove(out)

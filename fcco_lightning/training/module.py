@@ -123,7 +123,7 @@ class FCCOModule(EvaluatingModule):
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self.state_layout, self.processes = state_layout, Processes(alone=True)
-        self.skipped_batches = 0
+        self.skipped_batches, self.job = 0, ""
         self.problem: Problem | None = None
         self._engine: Engine | None = None
         self._restored: dict[str, Any] | None = None
@@ -486,6 +486,7 @@ class FCCOModule(EvaluatingModule):
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
+            "job": self.job,
             "phase": {"name": self._phase.name, "epoch": self._phase_start},
             "algorithm": self._phase.algorithm.name,
             "num_samples": self.num_samples,

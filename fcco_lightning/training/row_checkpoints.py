@@ -1,11 +1,14 @@
 """Checkpoints whose large dual states lie in files beside them, written and read by every process."""
 
+import fcntl
+import glob
 import os
 import secrets
 import shutil
+import time
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +23,7 @@ from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
 from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
 
+_ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
 
 
@@ -78,7 +82,7 @@ class RowsCheckpointIO(CheckpointIO):
             self.inner.save_checkpoint(checkpoint, path, storage_options)
             return
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # another job may write the same name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
@@ -86,6 +90,7 @@ class RowsCheckpointIO(CheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
+            _remove_abandoned(path)
         except (OSError, RuntimeError) as error:  # torch wraps what its own writer meets
             raise CheckpointError(
                 f"cannot write `{path}`: {error}. Earlier checkpoints are as they were. Free space, or choose another "
@@ -166,6 +171,18 @@ def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, wr
         with processes.together():
             write()
         return
+    with _alone(rows_folder(path), processes):
+        _save_with_rows(large, processes, checkpoint, path, write)
+
+
+def _save_with_rows(
+    large: Mapping[str, DualState],
+    processes: Processes,
+    checkpoint: dict[str, Any],
+    path: str | Path,
+    write: Callable[[], None],
+) -> None:
+    header = checkpoint["fcco"]
     folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
     header["save_id"], done = folder.name, False
     try:
@@ -190,6 +207,29 @@ def _write_parts(states: Mapping[str, DualState], folder: Path, processes: Proce
     with processes.guard():
         written = [asdict(write_part(folder, n, folder.name, s.first, s.rows, s.num_rows)) for n, s in states.items()]
     return [Part(**part) for of_one in processes.everyone(written) for part in of_one]
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary files of savers of ``path`` that were killed: nobody has written to them for long."""
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - other.stat().st_mtime > _ABANDONED:
+                other.unlink()
+
+
+@contextmanager
+def _alone(folder: Path, processes: Processes) -> Iterator[None]:
+    """Let no other job save rows below ``folder`` meanwhile: the rows that it removes at the end would be theirs.
+
+    A file system without locks has none of this safety.
+    """
+    with ExitStack() as stack:
+        if processes.rank == 0:  # the others wait for it in their first exchange
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context((folder / ".lock").open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process is killed
+        yield
 
 
 def _remove_others(folder: Path) -> None:
