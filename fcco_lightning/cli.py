@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
@@ -35,7 +34,7 @@ from fcco_lightning.catalogue import import_families
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import by_age, find_own, job_identity
-from fcco_lightning.training.row_checkpoints import check_file
+from fcco_lightning.training.row_checkpoints import read_file
 
 _TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
@@ -108,7 +107,7 @@ class FCCOCLI(LightningCLI):
         if path in ("last", "auto"):
             path = self.config[command]["ckpt_path"] = self._found(path)
         if path is not None:
-            check_checkpoint(Path(path))
+            read_file(path, to_continue=command == "fit")
 
     def _found(self, which: str) -> str | None:
         """The checkpoint that ``last`` (of any job) or ``auto`` (of this one) means; None to start afresh.
@@ -159,18 +158,6 @@ class FCCOCLI(LightningCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
                 callback.config = self._typed()
-
-
-def check_checkpoint(path: Path) -> None:
-    """Refuse a missing or damaged checkpoint file.
-
-    Raises:
-        CheckpointError: naming the file and what is wrong.
-    """
-    check_file(path)
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
-        raise CheckpointError(f"--ckpt_path {path}: not a checkpoint of a Trainer. Give one that `fcco fit` wrote.")
 
 
 def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:

@@ -38,11 +38,10 @@ from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretra
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
-from fcco_lightning.training.row_checkpoints import install, load
+from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions
 
 T = TypeVar("T")
-CHECKPOINT_VERSION = 3
 
 
 class FCCOModule(EvaluatingModule):
@@ -469,6 +468,18 @@ class FCCOModule(EvaluatingModule):
                 yield self.trainer.strategy.batch_to_device(batch)
 
     # ----------------------------------------------------------------------------------------------- checkpoints
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> "FCCOModule":
+        """Lightning's, which makes the module with the keyword arguments and gives it the weights of a checkpoint.
+
+        Raises:
+            CheckpointError: naming the file and what is wrong with it.
+        """
+        if isinstance(checkpoint_path, str | Path) and "://" not in str(checkpoint_path):
+            read_file(checkpoint_path)
+        module: FCCOModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        return module
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Everything that a bit-for-bit continuation needs beside weights, rows and optimizers.

@@ -24,6 +24,18 @@ from fcco_lightning.state import DualState
 from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
 
 _ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
+CHECKPOINT_VERSION = 3
+_CONTENT: dict[str, type] = {"state_dict": Mapping, "epoch": int, "global_step": int}
+_CONTINUED: dict[str, type] = {
+    "pytorch-lightning_version": str, "loops": Mapping, "callbacks": Mapping, "optimizer_states": list,
+    "lr_schedulers": list,
+}  # fmt: skip
+_HEADER: dict[str, type] = {
+    "algorithm": str, "world_size": int, "num_samples": int, "skipped_batches": int, "optimizer": Mapping,
+    "tables": Mapping,
+}  # fmt: skip
+_CONTINUED_HEADER: dict[str, type] = {"engine": Mapping, "random": Mapping}
+_TABLE: dict[str, type] = {"num_rows": int, "width": int, "dtype": str, "checksum": str}
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
 
 
@@ -48,17 +60,79 @@ def check_file(path: str | Path) -> None:
         CheckpointError: naming the file and what is wrong.
     """
     path = Path(path)
-    if not path.is_file():
+    try:
+        exists, regular = path.exists(), path.is_file()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {str(path)[:200]!r}: no name of a file ({type(error).__name__}).") from error
+    if not exists:
         raise CheckpointError(f"checkpoint {path}: there is no such file (looked in {Path.cwd()}).")
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"checkpoint {path}: the file is truncated or no checkpoint. Use an earlier one.")
-    with zipfile.ZipFile(path) as archive:
-        try:
-            damaged = archive.testzip()
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
-            damaged = str(error)
-    if damaged:
-        raise CheckpointError(f"checkpoint {path}: the file is damaged at {damaged}. Use an earlier one.")
+    if not regular:
+        raise CheckpointError(f"checkpoint {path}: this is not a regular file. Give one that `fcco fit` wrote.")
+    try:
+        damaged = _damage(path)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: cannot be read: {error.strerror or error}.") from error
+    if damaged is not None:
+        raise CheckpointError(f"checkpoint {path}: the file is {damaged}. Use an earlier one.")
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with an archive; None if every byte that counts is what was written."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return "truncated or no checkpoint"
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds, depending on which byte is wrong
+        return f"damaged ({error or type(error).__name__})"
+    return None if member is None else f"damaged at {member}"
+
+
+def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
+    """What a checkpoint file holds, its tensors mapped from the file; nothing in it is run.
+
+    Args:
+        path: of the file.
+        to_continue: whether a training is to be continued, which needs more than weights and rows.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong, if it is missing, damaged, not written by
+            :class:`~fcco_lightning.FCCOModule` under a Trainer, or in another format.
+    """
+    path = Path(path)
+    check_file(path)
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever a foreign file leads to
+        raise _foreign(path, type(error).__name__) from error
+    header = content.get("fcco") if isinstance(content, dict) else None
+    if not isinstance(header, dict):
+        raise _foreign(path, "it has no state of an algorithm")
+    if header.get("version") != CHECKPOINT_VERSION:
+        raise CheckpointError(
+            f"checkpoint {path}: it has format {header.get('version')}, this version reads {CHECKPOINT_VERSION}. "
+            "Use the version of fcco_lightning that wrote it."
+        )
+    _require_entries(path, content, _CONTENT | (_CONTINUED if to_continue else {}))
+    _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
+    for described in header["tables"].values():
+        _require_entries(path, described, _TABLE)
+    return content
+
+
+def _require_entries(path: Path, record: Any, entries: Mapping[str, type]) -> None:
+    for name, kind in entries.items():
+        if not isinstance(record, Mapping) or not isinstance(record.get(name), kind):
+            raise _foreign(path, f"its entry `{name}` is missing, or of another type")
+
+
+def _foreign(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {why}. "
+        "Give one that was."
+    )
 
 
 class RowsCheckpointIO(CheckpointIO):
@@ -103,7 +177,7 @@ class RowsCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read the file; what it holds also says where its rows are."""
         if "://" not in str(path):
-            check_file(path)
+            read_file(path)
         checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
         if "fcco" in checkpoint:
             checkpoint["fcco"][FOLDER] = str(rows_folder(path))

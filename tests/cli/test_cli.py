@@ -258,7 +258,7 @@ def test_checkpoints_that_do_not_fit(fitted, capsys):
 
 def test_checkpoints_of_something_else(fitted, capsys):
     torch.save({"weights": torch.zeros(2)}, "other.ckpt")
-    assert "not a checkpoint of a Trainer" in fails(capsys, "--ckpt_path=other.ckpt")
+    assert "not written by `fcco fit`" in fails(capsys, "--ckpt_path=other.ckpt")
     assert "size mismatch" in fails(capsys, "--ckpt_path", fitted.checkpoint, "--model.network.hidden=[3]")
 
 
