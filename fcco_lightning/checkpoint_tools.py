@@ -6,6 +6,7 @@ Rows are streamed, and every byte of them is verified, so a table of any size ne
 import json
 import math
 import os
+import secrets
 import shutil
 import sys
 import zipfile
@@ -25,8 +26,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.state.row_files import CHUNK_BYTES, Manifest, checksum, read_manifest, read_rows
-from fcco_lightning.training.module import CHECKPOINT_VERSION
-from fcco_lightning.training.row_checkpoints import check_file, rows_folder
+from fcco_lightning.training.row_checkpoints import read_file, rows_folder
 
 _SAFETENSORS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -120,28 +120,13 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         CheckpointError: if it is missing, damaged, of another format, or not written by ``fcco fit``.
     """
     path = Path(path)
-    check_file(path)
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever a foreign file leads to
-        raise CheckpointError(f"{_foreign(path)} ({type(error).__name__})") from error
-    header = content.get("fcco") if isinstance(content, dict) else None
-    if not isinstance(header, dict) or "tables" not in header:
-        raise CheckpointError(_foreign(path))
-    if header["version"] != CHECKPOINT_VERSION:
-        raise CheckpointError(
-            f"checkpoint {path}: it has format {header['version']}, this version reads {CHECKPOINT_VERSION}. Use the "
-            "version of fcco_lightning that wrote it."
-        )
+    content = read_file(path)
+    header = content["fcco"]
     names = sorted(header["tables"], key=lambda name: (len(name), name))  # terms.2 before terms.10
     states = [_rows(path, name, header["tables"][name], content) for name in names]
     rows = {f"{state.name}.{part}" for state in states for part in ("rows", "_extra_state")}
     weights = {k: v for k, v in content["state_dict"].items() if isinstance(v, Tensor) and k not in rows}
     return Checkpoint(path, content, weights, states)
-
-
-def _foreign(path: Path) -> str:
-    return f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer). Give one that was."
 
 
 def _rows(path: Path, name: str, described: Mapping[str, Any], content: Mapping[str, Any]) -> StoredRows:
@@ -322,10 +307,9 @@ def convert(path: str | Path, out: str | Path, *, force: bool = False) -> Path:
     for state in checkpoint.states:
         entries.append(Entry(f"{state.name}.rows", state.dtype, state.shape, state.pieces))
         entries.append(Entry(f"{state.name}.seen", torch.bool, state.shape[:1], partial(_seen, state)))
-    temporary = out.with_name(f".{out.name}.tmp")
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove(temporary)  # of a conversion that was killed
         _WRITERS[suffix](temporary, entries)
         if folder:
             _remove(out)

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
@@ -33,11 +32,11 @@ from fcco_lightning.callbacks import (
     Report,
     StateMonitor,
 )
-from fcco_lightning.callbacks.preemption import INTERRUPTED
 from fcco_lightning.catalogue import close_to, import_families
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training import FCCOModule
-from fcco_lightning.training.row_checkpoints import check_file
+from fcco_lightning.training.resuming import by_age, find_own, job_identity
+from fcco_lightning.training.row_checkpoints import read_file
 
 _TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
@@ -83,7 +82,13 @@ class FCCOCLI(LightningCLI):
     """LightningCLI whose explicit arguments beat a checkpoint's hyperparameters."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Report and checkpoints as sections of their own."""
+        """Report and checkpoints as sections of their own, and a name for the job."""
+        parser.add_argument(
+            "--name",
+            type=str | None,
+            help="name of the job, whose checkpoints --ckpt_path auto continues whatever else is changed; by default "
+            "the seed, the model and the data identify it",
+        )
         parser.add_lightning_class_args(Baseline, "baseline")  # before what saves checkpoints, which hold its state
         parser.add_lightning_class_args(BestFeasible, "feasible")  # before what reports of the weights that it chooses
         parser.add_lightning_class_args(Report, "report")
@@ -117,15 +122,40 @@ class FCCOCLI(LightningCLI):
         if path is None and command != "fit":
             raise CheckpointError(f"fcco {command} needs --ckpt_path: without it the weights would be random.")
         if path in ("last", "auto"):
-            folders = checkpoint_folders(self.config[command])
-            newest = newest_checkpoint(*folders)
-            if newest is None and path == "last":
-                looked = " or ".join(str(folder.resolve()) for folder in folders)
-                raise CheckpointError(f"--ckpt_path last: no last.ckpt below {looked}. Give the path.")
-            path = self.config[command]["ckpt_path"] = None if newest is None else str(newest)
-            rank_zero_info(f"--ckpt_path auto: {path or 'nothing to continue, starting afresh'}")
+            path = self.config[command]["ckpt_path"] = self._found(path)
         if path is not None:
-            check_checkpoint(Path(path))
+            read_file(path, to_continue=command == "fit")
+
+    def _found(self, which: str) -> str | None:
+        """The checkpoint that ``last`` (of any job) or ``auto`` (of this one) means; None to start afresh.
+
+        Raises:
+            CheckpointError: if there is none, and the command needs one.
+        """
+        command = self.config["subcommand"]
+        folders = checkpoint_folders(self.config[command])
+        if which == "last":
+            newest = next(by_age(folders), None)
+        else:
+            found = find_own(folders, self._job())
+            newest = found.path
+            rank_zero_info(f"--ckpt_path auto: {found}")
+        if newest is None and (which == "last" or command != "fit"):
+            looked = " or ".join(str(folder.resolve()) for folder in folders)
+            of_job = "" if which == "last" else " of this job"
+            raise CheckpointError(f"--ckpt_path {which}: no last.ckpt{of_job} below {looked}. Give the path.")
+        return None if newest is None else str(newest)
+
+    def _job(self) -> str:
+        """The job's name, or what identifies it."""
+        typed = self._typed()
+        return typed.get("name") or job_identity(typed)
+
+    def _typed(self) -> dict[str, Any]:
+        """The configuration of the command as plain values."""
+        text = self.parser.dump(copy.deepcopy(self.config), skip_none=True, format="yaml")
+        typed: dict[str, Any] = yaml.safe_load(text).get(self.config["subcommand"], {})
+        return typed
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Log to a CSV file below the run's root, unless the user has said otherwise.
@@ -140,23 +170,11 @@ class FCCOCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Hand the configuration to the report."""
+        """Hand the configuration to the report, and what identifies the job to the checkpoints."""
+        self.model.job = self._job()
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
-                text = self.parser.dump(copy.deepcopy(self.config), skip_none=True, format="yaml")
-                callback.config = yaml.safe_load(text).get("fit", {})
-
-
-def check_checkpoint(path: Path) -> None:
-    """Refuse a missing or damaged checkpoint file.
-
-    Raises:
-        CheckpointError: naming the file and what is wrong.
-    """
-    check_file(path)
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
-        raise CheckpointError(f"--ckpt_path {path}: not a checkpoint of a Trainer. Give one that `fcco fit` wrote.")
+                callback.config = self._typed()
 
 
 def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
@@ -175,12 +193,6 @@ def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
         usual = config.get("checkpoint", {}).get("dirpath") or settings.get("save_dir") or root
     interrupted = config.get("preemption", {}).get("folder")
     return [Path(usual)] if interrupted is None else [Path(usual), Path(interrupted)]
-
-
-def newest_checkpoint(*folders: Path) -> Path | None:
-    """The ``last.ckpt`` or ``interrupted.ckpt`` below the folders that was written last; None if there is none."""
-    newest = [path for folder in folders for name in ("last.ckpt", INTERRUPTED) for path in folder.rglob(name)]
-    return max(newest, key=lambda p: p.stat().st_mtime, default=None)
 
 
 def run(args: Sequence[str] | None = None) -> int:

@@ -15,10 +15,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.training import FCCOModule
+from fcco_lightning.training.resuming import INTERRUPTED
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
-
-INTERRUPTED = "interrupted.ckpt"
 
 
 class Preemption(Callback):

@@ -31,6 +31,7 @@ from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluating import EvaluatingModule
+from fcco_lightning.training.finite_weights import require_finite_weights
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
@@ -38,11 +39,10 @@ from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretra
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
-from fcco_lightning.training.row_checkpoints import install, load
+from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions
 
 T = TypeVar("T")
-CHECKPOINT_VERSION = 3
 
 
 class FCCOModule(EvaluatingModule):
@@ -124,7 +124,7 @@ class FCCOModule(EvaluatingModule):
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self.state_layout, self.processes = state_layout, Processes(alone=True)
-        self.skipped_batches = 0
+        self.skipped_batches, self.job = 0, ""
         self.problem: Problem | None = None
         self._engine: Engine | None = None
         self._restored: dict[str, Any] | None = None
@@ -423,6 +423,7 @@ class FCCOModule(EvaluatingModule):
             self.skipped_batches += 1
             for buffer, kept in zip(self.network.buffers(), statistics, strict=True):
                 buffer.copy_(kept)  # a forward pass over NaN has moved BatchNorm's statistics
+            require_finite_weights(self, self.network)  # with weights that diverged all batches would be skipped
             if last:
                 self.engine.close_inner_loop(optimizer)
         if last:
@@ -471,8 +472,25 @@ class FCCOModule(EvaluatingModule):
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> "FCCOModule":
+        """Lightning's, which makes the module with the keyword arguments and gives it the weights of a checkpoint.
+
+        Raises:
+            CheckpointError: naming the file and what is wrong with it.
+        """
+        if isinstance(checkpoint_path, str | Path) and "://" not in str(checkpoint_path):
+            read_file(checkpoint_path)
+        module: FCCOModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        return module
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Everything that a bit-for-bit continuation needs beside weights, rows and optimizers."""
+        """Everything that a bit-for-bit continuation needs beside weights, rows and optimizers.
+
+        Raises:
+            NonFiniteError: if the weights are not finite; nothing is written then.
+        """
+        require_finite_weights(self, self.network)
         if self._engine is None:
             return
         self._share_statistics()
@@ -482,6 +500,7 @@ class FCCOModule(EvaluatingModule):
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
+            "job": self.job,
             "phase": {"name": self._phase.name, "epoch": self._phase_start},
             "algorithm": self._phase.algorithm.name,
             "num_samples": self.num_samples,

@@ -1,11 +1,14 @@
 """Checkpoints whose large dual states lie in files beside them, written and read by every process."""
 
+import fcntl
+import glob
 import os
 import secrets
 import shutil
+import time
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +23,19 @@ from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
 from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
 
+_ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
+CHECKPOINT_VERSION = 3
+_CONTENT: dict[str, type] = {"state_dict": Mapping, "epoch": int, "global_step": int}
+_CONTINUED: dict[str, type] = {
+    "pytorch-lightning_version": str, "loops": Mapping, "callbacks": Mapping, "optimizer_states": list,
+    "lr_schedulers": list,
+}  # fmt: skip
+_HEADER: dict[str, type] = {
+    "algorithm": str, "world_size": int, "num_samples": int, "skipped_batches": int, "optimizer": Mapping,
+    "tables": Mapping,
+}  # fmt: skip
+_CONTINUED_HEADER: dict[str, type] = {"engine": Mapping, "random": Mapping}
+_TABLE: dict[str, type] = {"num_rows": int, "width": int, "dtype": str, "checksum": str}
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
 
 
@@ -44,17 +60,79 @@ def check_file(path: str | Path) -> None:
         CheckpointError: naming the file and what is wrong.
     """
     path = Path(path)
-    if not path.is_file():
+    try:
+        exists, regular = path.exists(), path.is_file()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {str(path)[:200]!r}: no name of a file ({type(error).__name__}).") from error
+    if not exists:
         raise CheckpointError(f"checkpoint {path}: there is no such file (looked in {Path.cwd()}).")
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"checkpoint {path}: the file is truncated or no checkpoint. Use an earlier one.")
-    with zipfile.ZipFile(path) as archive:
-        try:
-            damaged = archive.testzip()
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
-            damaged = str(error)
-    if damaged:
-        raise CheckpointError(f"checkpoint {path}: the file is damaged at {damaged}. Use an earlier one.")
+    if not regular:
+        raise CheckpointError(f"checkpoint {path}: this is not a regular file. Give one that `fcco fit` wrote.")
+    try:
+        damaged = _damage(path)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: cannot be read: {error.strerror or error}.") from error
+    if damaged is not None:
+        raise CheckpointError(f"checkpoint {path}: the file is {damaged}. Use an earlier one.")
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with an archive; None if every byte that counts is what was written."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return "truncated or no checkpoint"
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds, depending on which byte is wrong
+        return f"damaged ({error or type(error).__name__})"
+    return None if member is None else f"damaged at {member}"
+
+
+def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
+    """What a checkpoint file holds, its tensors mapped from the file; nothing in it is run.
+
+    Args:
+        path: of the file.
+        to_continue: whether a training is to be continued, which needs more than weights and rows.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong, if it is missing, damaged, not written by
+            :class:`~fcco_lightning.FCCOModule` under a Trainer, or in another format.
+    """
+    path = Path(path)
+    check_file(path)
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever a foreign file leads to
+        raise _foreign(path, type(error).__name__) from error
+    header = content.get("fcco") if isinstance(content, dict) else None
+    if not isinstance(header, dict):
+        raise _foreign(path, "it has no state of an algorithm")
+    if header.get("version") != CHECKPOINT_VERSION:
+        raise CheckpointError(
+            f"checkpoint {path}: it has format {header.get('version')}, this version reads {CHECKPOINT_VERSION}. "
+            "Use the version of fcco_lightning that wrote it."
+        )
+    _require_entries(path, content, _CONTENT | (_CONTINUED if to_continue else {}))
+    _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
+    for described in header["tables"].values():
+        _require_entries(path, described, _TABLE)
+    return content
+
+
+def _require_entries(path: Path, record: Any, entries: Mapping[str, type]) -> None:
+    for name, kind in entries.items():
+        if not isinstance(record, Mapping) or not isinstance(record.get(name), kind):
+            raise _foreign(path, f"its entry `{name}` is missing, or of another type")
+
+
+def _foreign(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {why}. "
+        "Give one that was."
+    )
 
 
 class RowsCheckpointIO(CheckpointIO):
@@ -78,7 +156,7 @@ class RowsCheckpointIO(CheckpointIO):
             self.inner.save_checkpoint(checkpoint, path, storage_options)
             return
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # another job may write the same name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
@@ -86,6 +164,7 @@ class RowsCheckpointIO(CheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
+            _remove_abandoned(path)
         except (OSError, RuntimeError) as error:  # torch wraps what its own writer meets
             raise CheckpointError(
                 f"cannot write `{path}`: {error}. Earlier checkpoints are as they were. Free space, or choose another "
@@ -98,7 +177,7 @@ class RowsCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read the file; what it holds also says where its rows are."""
         if "://" not in str(path):
-            check_file(path)
+            read_file(path)
         checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
         if "fcco" in checkpoint:
             checkpoint["fcco"][FOLDER] = str(rows_folder(path))
@@ -166,6 +245,18 @@ def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, wr
         with processes.together():
             write()
         return
+    with _alone(rows_folder(path), processes):
+        _save_with_rows(large, processes, checkpoint, path, write)
+
+
+def _save_with_rows(
+    large: Mapping[str, DualState],
+    processes: Processes,
+    checkpoint: dict[str, Any],
+    path: str | Path,
+    write: Callable[[], None],
+) -> None:
+    header = checkpoint["fcco"]
     folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
     header["save_id"], done = folder.name, False
     try:
@@ -190,6 +281,29 @@ def _write_parts(states: Mapping[str, DualState], folder: Path, processes: Proce
     with processes.guard():
         written = [asdict(write_part(folder, n, folder.name, s.first, s.rows, s.num_rows)) for n, s in states.items()]
     return [Part(**part) for of_one in processes.everyone(written) for part in of_one]
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary files of savers of ``path`` that were killed: nobody has written to them for long."""
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - other.stat().st_mtime > _ABANDONED:
+                other.unlink()
+
+
+@contextmanager
+def _alone(folder: Path, processes: Processes) -> Iterator[None]:
+    """Let no other job save rows below ``folder`` meanwhile: the rows that it removes at the end would be theirs.
+
+    A file system without locks has none of this safety.
+    """
+    with ExitStack() as stack:
+        if processes.rank == 0:  # the others wait for it in their first exchange
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context((folder / ".lock").open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process is killed
+        yield
 
 
 def _remove_others(folder: Path) -> None:

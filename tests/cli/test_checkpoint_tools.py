@@ -1,10 +1,15 @@
 """``fcco inspect`` and ``fcco convert``: what they say is what was saved, and nothing damaged gets through."""
 
+import io
 import json
+import os
+import pickle
+import random
 import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,18 +19,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fcco_lightning import CheckpointError, ConfigError
+from fcco_lightning import CheckpointError, ConfigError, FCCOModule
 from fcco_lightning.__main__ import main
 from fcco_lightning.checkpoint_tools import convert, describe, read_checkpoint
 from fcco_lightning.distributed import Processes
 from fcco_lightning.state import DualState
 from fcco_lightning.state.row_files import CHUNK_BYTES
-from fcco_lightning.training.module import CHECKPOINT_VERSION
-from fcco_lightning.training.row_checkpoints import save
+from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, read_file, save
 from tests import jobs
 from tests.launch import launch, values
 
 OBJECTIVE, PENALTY = "problem.terms.0.state", "problem.terms.1.state"
+SYNTHETIC = Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml"
 OUTS = ["out.safetensors", "out.npz", "out"]
 
 
@@ -268,7 +273,7 @@ def part(path, which):
 
 def swap_rows(path):
     """The files of another save, whole in themselves."""
-    (folder,) = Path(f"{path}.rows").iterdir()
+    (folder,) = (p for p in Path(f"{path}.rows").iterdir() if p.is_dir())
     name = folder.name
     for file in folder.iterdir():
         file.write_bytes(file.read_bytes().replace(name.encode(), name[::-1].encode()))
@@ -319,6 +324,66 @@ DAMAGE = {
     "another object": (lambda path: torch.save([1], path), "not written by `fcco fit`"),
     "code": (lambda path: torch.save({"fcco": print}, path), "not written by `fcco fit`"),
 }
+
+
+def archive(*members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        for name, content in members:
+            made.writestr(name, content)
+    return file.getvalue()
+
+
+def saved(content, **options):
+    file = io.BytesIO()
+    torch.save(content, file, **options)
+    return file.getvalue()
+
+
+def hostile(whole):
+    """Contents of files that are no checkpoints any more, or never were."""
+    size = len(whole)
+    yield from (whole[:end] for end in (0, 1, 3, 10, 100, size // 4, size // 2, size - 1000, size - 100, size - 1))
+    for seed in range(30):  # half of them in the table of contents
+        at = random.Random(seed).randrange(size - 2000 if seed % 2 else 0, size)  # noqa: S311
+        yield whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :]
+    yield from (b"hello", "café".encode("latin-1") * 50, b"PK\x05\x06" + bytes(18), b"abc" + whole)
+    yield from (pickle.dumps({"a": 1}), pickle.dumps(print), saved(torch.zeros(2)), saved([1]), saved({}))
+    yield saved({"w": 1}, _use_new_zipfile_serialization=False)
+    for text in (b"garbage", pickle.dumps(print), b"\x80\x02X\x02\x00\x00\x00\xff\xfe."):
+        yield archive(("a/data.pkl", text), ("a/version", b"3"), ("a/byteorder", b"little"))
+    yield from (archive(), archive(("a/data.pkl", b"1"), ("b/data.pkl", b"2")))
+    content = torch.load(io.BytesIO(whole), weights_only=True)
+    for key in ("state_dict", "fcco", "epoch", "global_step"):
+        yield saved({k: v for k, v in content.items() if k != key})
+    for key in ("version", "algorithm", "world_size", "num_samples", "optimizer", "skipped_batches", "tables"):
+        yield saved(content | {"fcco": {k: v for k, v in content["fcco"].items() if k != key}})
+    yield from (saved(content | {"fcco": other}) for other in (3, {}, content["fcco"] | {"tables": {"a": {}}}))
+
+
+def test_hostile_files_are_refused_by_name(fits, tmp_path):
+    whole, path = fits["one"][0].read_bytes(), tmp_path / "at.ckpt"
+    harmless = 0  # a bit that nobody reads, such as the date of a file in the archive
+    for content in hostile(whole):
+        path.write_bytes(content)
+        try:
+            read_file(path)
+            harmless += 1
+        except CheckpointError as error:
+            assert str(path) in str(error)  # noqa: PT017
+            assert "weights_only" not in str(error)  # noqa: PT017
+    assert harmless <= 20
+
+
+def test_what_is_no_file_is_refused_by_name(capsys, tmp_path):
+    os.mkfifo("fifo")
+    Path("loop").symlink_to("loop")
+    for path in ("fifo", tmp_path, "loop", "/dev/null", "x" * 5000):
+        for attempt in (partial(FCCOModule.load_from_checkpoint, path), partial(describe, path)):
+            with pytest.raises(CheckpointError, match=f"checkpoint '?{str(path)[:100]}"):
+                attempt()
+    code, _, text = command(capsys, "fit", "--config", SYNTHETIC, "--ckpt_path", "fifo")
+    assert (code, "fifo: this is not a regular file" in text) == (1, True)
 
 
 @pytest.mark.parametrize("how", DAMAGE)

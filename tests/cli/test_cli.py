@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,8 +260,21 @@ def test_checkpoints_that_do_not_fit(fitted, capsys):
 
 def test_checkpoints_of_something_else(fitted, capsys):
     torch.save({"weights": torch.zeros(2)}, "other.ckpt")
-    assert "not a checkpoint of a Trainer" in fails(capsys, "--ckpt_path=other.ckpt")
+    assert "not written by `fcco fit`" in fails(capsys, "--ckpt_path=other.ckpt")
     assert "size mismatch" in fails(capsys, "--ckpt_path", fitted.checkpoint, "--model.network.hidden=[3]")
+
+
+def test_auto_continues_the_job_s_own_checkpoint_only(fitted, caplog):
+    shutil.copytree(fitted.folder.parent, "runs")
+    (theirs,) = Path("runs").rglob("last.ckpt")
+    assert fit("--ckpt_path=auto", "--model.penalty.rho=5", "--report.enabled=false") == 0
+    assert f"nothing of this job to continue, starting afresh; passed over {theirs}, which is of" in caplog.text
+    (own,) = {*Path("runs").rglob("last.ckpt")} - {theirs}
+    assert torch.load(own, weights_only=True)["global_step"] == 2 * 2  # it has trained, too
+    caplog.clear()
+    assert fit("--ckpt_path=auto", "--trainer.max_epochs=3", "--report.folder=b", "--data.num_workers=0") == 0
+    assert f"continuing {theirs}; passed over {own}, which is of another job" in caplog.text
+    assert run(["test", "--config", str(SYNTHETIC), *SMALL[:3], "--ckpt_path=auto", "--name=mine"]) == 1
 
 
 CSV = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.name="]

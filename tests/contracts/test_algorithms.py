@@ -87,7 +87,7 @@ SECOND = [name for name in ALGORITHMS if forwards_per_step(name) == 2]
 CASES = [(name, spoil) for name in ALGORITHMS for spoil in ("feature", "value")]
 CASES += [(name, "gradient") for name, member in ALGORITHMS.items() if member.gradients]
 CASES += [(name, "value before") for name in SECOND]
-CASES += [(name, "gradient before") for name in SECOND if name.startswith("MSVR")]
+CASES += [(name, "gradient before") for name in SECOND if name.startswith(("MSVR", "PDSCA"))]
 
 
 def bad_step(training, spoil):

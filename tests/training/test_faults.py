@@ -4,11 +4,15 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from fcco_lightning.distributed import Processes
+from fcco_lightning.state import DualState
+from fcco_lightning.training.row_checkpoints import load
 from tests import fault_jobs
 from tests.jobs import whole_rows
 from tests.launch import launch, values
@@ -44,6 +48,33 @@ def test_killed_while_saving_an_earlier_checkpoint_is_whole(kills, tmp_path):
     launch(fault_jobs.train, 1, str(tmp_path / "other.ckpt"), 1)
     left = [p for p in Path(f"{path}.rows").iterdir() if p.is_dir()]
     assert len(left) <= 3  # the save that counts, at most the one before, and the one that was interrupted
+
+
+def save_some(path, first, count):
+    """Save versions in this thread, of rows in the checkpoint (``count`` of them) or in a folder beside it."""
+    state = DualState(1000, processes=Processes(alone=True), layout="sharded")
+    holder = fault_jobs.Holder(state.processes, {"table": state} if "rows" in path.name else {})
+    for version in range(first, first + count):
+        state.rows.copy_(fault_jobs.version_of_rows(version, 0, 1000))
+        fault_jobs.store(holder, {"state_dict": {}, "fcco": {"saved": version}}, path)
+    return count
+
+
+@pytest.mark.parametrize("name", ["small.ckpt", "rows.ckpt"])
+def test_two_jobs_that_save_under_one_name_leave_one_whole_checkpoint(name, tmp_path):
+    path, count = tmp_path / name, 20
+    abandoned = tmp_path / f".{name}.0.tmp"
+    abandoned.touch()
+    os.utime(abandoned, (0, 0))
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda first: save_some(path, first, count), (0, 100))) == [count, count]
+    stored = fault_jobs.IO.load_checkpoint(path)
+    assert stored["fcco"]["saved"] in (count - 1, 99 + count)
+    if name == "rows.ckpt":
+        state = DualState(1000, processes=Processes(alone=True), layout="sharded")
+        load({"table": state}, stored, state.processes)
+        assert torch.equal(state.rows, fault_jobs.version_of_rows(stored["fcco"]["saved"], 0, 1000))
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def same(outcomes, expected, **tolerance):

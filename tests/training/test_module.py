@@ -28,6 +28,7 @@ from fcco_lightning import (
     SquaredHingePenalty,
     TabularMLP,
 )
+from fcco_lightning.callbacks import Checkpoints
 from fcco_lightning.data import TensorTable
 from fcco_lightning.training import StepAtFractions
 from tests.conftest import make_data, make_frame
@@ -240,6 +241,34 @@ def test_a_nonfinite_batch_stops_or_is_skipped(make_module, make_trainer, small_
     make_trainer(max_epochs=1, limit_val_batches=0).fit(tolerant, small_data)
     assert tolerant.skipped_batches == 1
     assert all(torch.isfinite(p).all() for p in tolerant.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+@pytest.mark.parametrize("skip", [False, True])
+def test_weights_that_diverged_are_never_saved(skip, make_module, make_trainer, small_data, tmp_path):
+    class Overflow(HeavyBall):
+        """A step from finite gradients to weights that are not."""
+
+        steps = 0
+
+        def step(self, closure=None):
+            self.steps += 1
+            if self.steps == BATCHES + 2 + 8 * (not skip):  # inside of the second epoch, or its last step
+                next(iter(self.param_groups[0]["params"])).data.fill_(math.inf)
+            return super().step(closure)
+
+    saver = Checkpoints(tmp_path, save_last=True, save_on_train_epoch_end=True)
+    module = make_module(optimizer=Overflow, algorithm=SOX(), skip_nonfinite=skip)
+    trainer = make_trainer(max_epochs=2, enable_checkpointing=True, callbacks=[saver], limit_val_batches=0)
+    with pytest.raises(NonFiniteError, match="have diverged in a step whose gradient was finite"):
+        trainer.fit(module, small_data)
+    assert module.skipped_batches == skip
+    for path in tmp_path.glob("*.ckpt"):
+        stored = torch.load(path, weights_only=True)
+        assert stored["epoch"] == 0
+        weights = [v for k, v in stored["state_dict"].items() if k.startswith("network.")]
+        assert len(weights) == 4
+        assert all(torch.isfinite(v).all() for v in weights)
 
 
 def test_recovery_step_moves_w_to_the_inner_solution(make_module, make_trainer, small_data):

@@ -1,0 +1,34 @@
+"""Weights that diverged in a step whose gradient was finite: training ends there, and no checkpoint holds them."""
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.numerics import all_finite
+
+
+def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
+    """Refuse parameters that are NaN or infinite, and statistics of the network that are NaN.
+
+    A step can overflow although every gradient was finite, by a learning rate that is far too large.  Buffers may be
+    infinite on purpose, as masks of attention are.
+
+    Args:
+        module: all of whose parameters are looked at.
+        network: whose buffers are looked at.
+
+    Raises:
+        NonFiniteError: naming the tensor.
+    """
+    weights = [p for p in module.parameters() if not is_lazy(p)]
+    if not weights or all_finite(weights):
+        bad = [name for name, b in network.named_buffers() if bool(torch.isnan(b).any())]
+    else:
+        bad = [name for name, p in module.named_parameters() if not bool(torch.isfinite(p).all())]
+    if bad:
+        raise NonFiniteError(
+            f"`{bad[0]}` holds NaN or infinity: the weights have diverged in a step whose gradient was finite. No "
+            "checkpoint is written of them, earlier ones are as they were. Lower the learning rate, or clip with "
+            "--model.gradient_clip_val, and continue from an earlier checkpoint."
+        )

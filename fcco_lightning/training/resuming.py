@@ -1,0 +1,83 @@
+"""Which checkpoint a job continues with ``--ckpt_path auto``."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+INTERRUPTED = "interrupted.ckpt"
+"""Name of the checkpoint of a run that was told to end."""
+_NAMES = ("last.ckpt", INTERRUPTED)
+_DEFINING = ("seed_everything", "model", "data")
+_EXECUTION = {"num_workers", "eval_batch_size", "eval_train", "micro_batch", "state_layout", "skip_nonfinite"}
+
+
+class Found(NamedTuple):
+    """What lies below some folders.
+
+    Attributes:
+        path: the checkpoint of the job that was written last; None if there is none.
+        passed_over: younger checkpoints, of other jobs or unreadable.
+    """
+
+    path: Path | None
+    passed_over: list[Path]
+
+    def __str__(self) -> str:
+        found = "nothing of this job to continue, starting afresh" if self.path is None else f"continuing {self.path}"
+        if not self.passed_over:
+            return found
+        first, more = self.passed_over[0], len(self.passed_over) - 1
+        others = f"{first} and {more} more, which are" if more else f"{first}, which is"
+        return f"{found}; passed over {others} of another job (--name gives a job a name of its own)"
+
+
+def job_identity(config: Mapping[str, Any]) -> str:
+    """What defines a job, as 16 hexadecimal digits: its seed, and all of its model and data.
+
+    How long it trains, on which devices, with how many workers and where its output goes is no part of it.
+
+    Args:
+        config: of one command, as plain values.
+    """
+    defining = {section: _without_execution(config.get(section)) for section in _DEFINING}
+    return hashlib.sha256(json.dumps(defining, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _without_execution(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {str(k): _without_execution(v) for k, v in part.items() if k not in _EXECUTION}
+    return [_without_execution(v) for v in part] if isinstance(part, list | tuple) else part
+
+
+def by_age(folders: Sequence[Path]) -> Iterator[Path]:
+    """Every ``last.ckpt`` and ``interrupted.ckpt`` below the folders, the one that was written last first."""
+    paths = {path for folder in folders for name in _NAMES for path in folder.rglob(name) if path.is_file()}
+    yield from sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def find_own(folders: Sequence[Path], job: str) -> Found:
+    """The checkpoint below the folders that this job wrote last.
+
+    Args:
+        folders: where to look.
+        job: its name or identity, as checkpoints hold it.
+    """
+    passed_over: list[Path] = []
+    for path in by_age(folders):
+        if _job_of(path) == job:
+            return Found(path, passed_over)
+        passed_over.append(path)
+    return Found(None, passed_over)
+
+
+def _job_of(path: Path) -> str | None:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        job = content["fcco"]["job"]
+    except Exception:  # whatever a foreign file leads to, it is not of this job
+        return None
+    return str(job)
