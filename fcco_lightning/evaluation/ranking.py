@@ -123,8 +123,8 @@ class RankingEvaluation(Evaluation):
         kind = "negative" if bool((y == 1).any()) else "positive"
         of_label = f" for {len(absent)} of {len(lists)} labels, first {self.label_name(absent[0])!r}" * (len(lists) > 1)
         warnings.warn(
-            f"average_precision, auc and the other ranking figures are not defined (NaN){of_label}: of {len(y)} samples of a "
-            f"split none is {kind}. Divide the data by class (splits), or give a split that holds both.",
+            f"average_precision, auc and the other ranking figures are not defined (NaN){of_label}: of {len(y)} "
+            f"samples of a split none is {kind}. Divide the data by class (splits), or give a split that holds both.",
             stacklevel=3,
         )
 
