@@ -24,6 +24,8 @@ from fcco_lightning.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MOST_PIXELS = 1 << 26
+"""Largest number of pixels of an image that is decoded, 67 million: 200 MB in RGB."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -40,7 +42,8 @@ class ImageTable(TensorTable):
 
     Args:
         images: n images, each a path, the bytes of a file, a dict with ``bytes`` or ``path`` (as ``datasets`` stores
-            them) or a PIL image.  They are turned as their EXIF data say and converted to RGB.
+            them) or a PIL image.  They are turned as their EXIF data say and converted to RGB.  Only regular files are
+            opened (no pipe or device, which may never end), and only images of at most 67 million pixels are decoded.
         columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
         transform: PIL image in RGB -> float32 tensor of shape (3, H, W), see :func:`image_transform`.
         seed: what random transforms depend on, together with the epoch and the position; None for transforms that
@@ -356,7 +359,14 @@ def _decoded(stored: Any, root: Path) -> "Image":
     if isinstance(stored, PIL.Image.Image):
         return _rgb(stored)
     file = io.BytesIO(stored) if isinstance(stored, bytes) else root / stored
-    with PIL.Image.open(file) as image:
+    if isinstance(file, Path) and file.exists() and not file.is_file():
+        raise ValueError("it is not a regular file")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # an error here
+        opened = PIL.Image.open(file)
+    with opened as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MOST_PIXELS:,}; scale it down")
         return _rgb(PIL.ImageOps.exif_transpose(image))
 
 

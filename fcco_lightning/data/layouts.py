@@ -5,6 +5,7 @@ Each returns one row per sample with its ``file`` (relative to the root), labels
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -109,7 +110,9 @@ def bdd100k(root: Root) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def folder(root: Root, metadata: str = "metadata.csv", file_column: str = "file_name") -> pd.DataFrame:
+def folder(
+    root: Root, metadata: str = "metadata.csv", file_column: str = "file_name", *, allow_outside: bool = False
+) -> pd.DataFrame:
     """Read a folder of images with a table of their labels, as ``datasets``' imagefolder has it.
 
     Args:
@@ -117,6 +120,7 @@ def folder(root: Root, metadata: str = "metadata.csv", file_column: str = "file_
             are read, each with its own table, and give the column ``split``.
         metadata: name of the table, .csv or .parquet.
         file_column: its column of files, relative to the folder that the table lies in.
+        allow_outside: whether the table may name files outside of ``root``, as ``../other/1.png`` or ``/other/1.png``.
 
     Returns:
         The columns of the table, ``file_column`` renamed to ``file``.
@@ -126,13 +130,14 @@ def folder(root: Root, metadata: str = "metadata.csv", file_column: str = "file_
     """
     root = _folder_at(root, _FOLDER)
     if (root / metadata).is_file():
-        return _folder_table(root, root, metadata, file_column)
+        return _folder_table(root, root, metadata, file_column, allow_outside=allow_outside)
     names = {"train": "train", "val": "val", "validation": "val", "test": "test"}
     parts = {part: split for part, split in names.items() if (root / part / metadata).is_file()}
     if not parts:
         _first_of([root / metadata, root / "train" / metadata], _FOLDER)
     frames = [
-        _folder_table(root, root / part, metadata, file_column).assign(split=name) for part, name in parts.items()
+        _folder_table(root, root / part, metadata, file_column, allow_outside=allow_outside).assign(split=name)
+        for part, name in parts.items()
     ]
     return pd.concat(frames, ignore_index=True)
 
@@ -204,7 +209,7 @@ def _json_items(path: Path, layout: str) -> Iterator[Any]:
             start = end
 
 
-def _folder_table(root: Path, part: Path, metadata: str, file_column: str) -> pd.DataFrame:
+def _folder_table(root: Path, part: Path, metadata: str, file_column: str, *, allow_outside: bool) -> pd.DataFrame:
     path = part / metadata
     if path.suffix == ".parquet":
         try:
@@ -220,8 +225,22 @@ def _folder_table(root: Path, part: Path, metadata: str, file_column: str) -> pd
         raise DataError(f"'{path}' must name a file in every row of {file_column!r}, and have at least one row.")
     within = part.relative_to(root)
     frame[file_column] = [(within / str(name).strip()).as_posix() for name in frame[file_column]]
+    if not allow_outside:
+        _require_inside(root, frame[file_column].tolist(), path)
     _first_of([root / frame[file_column].iloc[0]], _FOLDER)
     return frame.rename(columns={file_column: "file"}).reset_index(drop=True)
+
+
+def _require_inside(root: Path, files: Sequence[str], path: Path) -> None:
+    """Refuse names that lead out of the folder; links in it may, as whoever made them wanted."""
+    top = os.path.normpath(root.absolute())
+    for row, name in enumerate(files):
+        suspect = ".." in name or Path(name).is_absolute()
+        if suspect and not Path(os.path.normpath(root.absolute() / name)).is_relative_to(top):
+            raise DataError(
+                f"'{path}', row {row}: the file '{name}' lies outside of '{root}'. Move it there, or set allow_outside "
+                "(--data.images.allow_outside true) if the table is to be trusted."
+            )
 
 
 def _celeba_list(path: Path) -> pd.DataFrame:

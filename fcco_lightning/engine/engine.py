@@ -20,6 +20,8 @@ from fcco_lightning.numerics import all_finite
 from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState, Place
 
+_OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
+
 
 class Method(Protocol):
     """What the engine asks of an algorithm."""
@@ -446,10 +448,7 @@ class Engine:
             self._refuse()
         usable = not gradients or all_finite(gradients)
         if not usable and not self.backend.drops_overflows:
-            raise NonFiniteError(
-                "the gradient is not finite although the loss is; no row and no weight was changed. Look for a "
-                "function without derivative at a value that occurs, such as sqrt or norm at 0."
-            )
+            self._refuse_gradient()
         self._write()
         return usable
 
@@ -521,7 +520,26 @@ class Engine:
         raise NonFiniteError(
             f"{self._blame()} is not finite; no row and no weight was changed. The scores or the features hold "
             "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
-            "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches."
+            "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches. "
+            f"If values overflow: {self.problem.objective.against_overflow}"
+        )
+
+    def _refuse_gradient(self) -> None:
+        """Say whether the gradient overflowed, or a derivative does not exist.
+
+        Raises:
+            NonFiniteError: always.
+        """
+        unchanged = "the gradient is not finite although the loss is; no row and no weight was changed."
+        size = max((abs(float(s.detach())) for s in self._surrogates), default=0.0)
+        if size < _OVERFLOWS:
+            raise NonFiniteError(
+                f"{unchanged} Look for a function without derivative at a value that occurs, such as sqrt or norm at 0."
+            )
+        largest = max((float(r.values.detach().abs().max()) for r in self._readings), default=size)
+        raise NonFiniteError(
+            f"{unchanged} It overflows: inner values reach {largest:.1e}, and times the slopes of the outer functions "
+            f"{size:.1e}. {self.problem.objective.against_overflow} Or lower the learning rate."
         )
 
     def _blame(self) -> str:

@@ -20,6 +20,7 @@ from fcco_lightning.engine.row_weights import (
     can_know,
     partner_presence,
     presence,
+    require_company,
     warn_of_rare_rows,
 )
 from fcco_lightning.engine.terms import Term, kept
@@ -190,8 +191,10 @@ class Problem(nn.Module):
         subsets = None if drawn is None else self.objective.direct_subsets(drawn.columns)
         if drawn is None or subsets is None:
             return 1.0
-        probability = presence([subsets], drawn, [type(self.objective).__name__])
-        warn_of_rare_rows(probability, [type(self.objective).__name__])
+        name = type(self.objective).__name__
+        probability = presence([subsets], drawn, [name])
+        require_company(float(probability[0]), name)
+        warn_of_rare_rows(probability, [name])
         return 1 / float(probability[0])
 
     def _drawn(self, part: str | tuple[str, ...] | None) -> Drawn | None:

@@ -248,14 +248,27 @@ def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, 
         lonely, neither = drawn.plan.absence(one, share), drawn.plan.absence(others + one, share)
         given[stratum] = max(0.0, (1 - lonely - without + neither) / (1 - lonely)) if lonely < 1 else 0.0
     least = float(given[of_owners].min())
-    if least < 1e-6:  # 0 up to rounding
+    require_company(least, name)
+    warn_of_rare_rows(torch.tensor([least]), [f"{name}, which needs samples of both classes"])
+    found = given[of_owners]
+    return float(found[0]) if bool((found == found[0]).all()) else found
+
+
+def require_company(probability: float, name: str) -> None:
+    """Refuse batches of which none holds what a term compares.
+
+    Args:
+        probability: that a batch does.
+        name: of the term.
+
+    Raises:
+        DataError: if it is 0, up to rounding.
+    """
+    if probability < 1e-6:
         raise DataError(
             f"{name} compares samples of two kinds, but some never come in a batch with one of the other kind. Draw "
             "batches of both classes, with BalancedSampling, or larger batches."
         )
-    warn_of_rare_rows(torch.tensor([least]), [f"{name}, which needs samples of both classes"])
-    found = given[of_owners]
-    return float(found[0]) if bool((found == found[0]).all()) else found
 
 
 def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:

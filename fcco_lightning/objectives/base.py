@@ -73,8 +73,10 @@ class Objective(nn.Module, ABC):
             several names, ``outputs`` and ``batch`` are mappings of these parts.
         dtype: of the rows, unless a wider one is asked for.
         sample_parameters: parameters that every sample has of its own, or None.
+        against_overflow: what to change where gradients overflow, a sentence.
     """
 
+    against_overflow: str = "Scale the scores or the features down."
     outer: OuterFunction | None = None
     width: int = 1
     distinct: bool = False

@@ -1,6 +1,7 @@
 """Contrastive losses of image-text pairs: the global one, whose rows remember every pair, and that of a mini-batch."""
 
 import math
+import warnings
 from abc import ABC
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from fcco_lightning.objectives.self_weights import SELF_WEIGHTS, SelfWeight, com
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
 from fcco_lightning.records import HERE, Columns, Inner
 
+_SMALL_TAU = 0.02  # below it random embeddings gave SOX gradients of 1e13, MSVR, SONX and SONEX of 1e37
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
 
 
@@ -122,7 +124,26 @@ class GlobalContrastive(PairObjective):
             least = greater("tau_min", tau_min, LEAST_TAU, equal=True)
             most = greater("tau_max", tau_max, greater("tau", tau, least), equal=True)
             self.sample_parameters = SampleParameters("tau", 2, tau, least, most, above_zero("tau_lr", tau_lr))
+            if tau_lr * rho > 0.75 * (tau - tau_min):
+                warnings.warn(
+                    f"tau_lr={tau_lr:g} times rho={rho:g} is most of what lies between tau={tau:g} and "
+                    f"tau_min={tau_min:g}: a step or two take temperatures to their bound, where gradients overflow. "
+                    "Lower tau_lr, or raise tau or tau_min.",
+                    stacklevel=2,
+                )
+        elif tau < _SMALL_TAU:
+            warnings.warn(
+                f"tau={tau:g}: a change of similarities by 0.1 changes an inner value by a factor of "
+                f"{math.exp(0.1 / tau):.0e}. Gradients that weigh it by a row from before the step (SOX, MSVR, SONX, "
+                f"SONEX) can overflow. Raise tau to {_SMALL_TAU:g} or more, lower the learning rate or gamma', or use "
+                "SOAP or MOAP, which weigh it by the row behind the step.",
+                stacklevel=2,
+            )
         self.learnt = learn != "no"
+        self.against_overflow = (
+            f"Raise tau (it is {tau:g})" + (", tau_min or rho, or lower tau_lr" if self.learnt else "") + ", lower the "
+            "algorithm's gamma', or use SOAP or MOAP."
+        )
         self.rho = above_zero("rho", rho)
         # the smallest value that unit embeddings can have without the pair itself
         self._floor = math.exp(-2 / (tau_min if self.learnt else self.tau))

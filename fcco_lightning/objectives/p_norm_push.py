@@ -41,6 +41,7 @@ class PNormPush(RankingObjective):
         loss: PairLoss | None = None,
     ) -> None:
         super().__init__()
+        self.against_overflow = f"Lower p (it is {p:g}), of which inner values are raised to the power."
         self.outer: OuterFunction = Power(greater("p", p, 1.0))
         self.owner = int(one_of("push_over", push_over, ("negatives", "positives")) == "positives")
         self.loss = loss or ExponentialPair()

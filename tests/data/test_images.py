@@ -1,4 +1,5 @@
 import io
+import os
 import random
 
 import datasets
@@ -97,6 +98,18 @@ def test_missing_and_corrupt_images_name_file_and_row(make, tmp_path, workers):
         make(images=[b"no image"])[0]
     with pytest.raises(DataError, match=r"Row [35]: "):
         list(ResumableLoader(make(), UniformBatches(ROWS, 4), num_workers=workers))
+
+
+def test_pipes_and_giants_are_refused(make, tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(DataError, match=r"Row 0: the image '.*pipe.png' cannot be read .*it is not a regular file"):
+        make(images=["pipe.png"])[0]
+    with pytest.raises(DataError, match=r"Row 0: the image '.*' cannot be read .*it is not a regular file"):
+        make(images=[tmp_path])[0]
+    giant = io.BytesIO()
+    Image.new("1", (13_000, 13_000)).save(giant, "PNG")
+    with pytest.raises(DataError, match=r"Row 0: .*it has 13000 x 13000 pixels, more than 67,108,864"):
+        make(images=[giant.getvalue()])[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -256,3 +256,18 @@ def test_folder_refuses(tmp_path):
     (tmp_path / "metadata.parquet").write_text("no parquet")
     with pytest.raises(DataError, match="is not a readable table"):
         layouts.folder(tmp_path, "metadata.parquet")
+
+
+@pytest.mark.parametrize("name", ["../outside.png", "a/../../outside.png", "{folder}/outside.png"])
+def test_a_table_names_files_below_its_root_only(name, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    for file in (root / "inside.png", tmp_path / "outside.png"):
+        file.touch()
+    rows = ["inside.png", str(root / "inside.png"), "a/../inside.png"]
+    (root / "metadata.csv").write_text("\n".join(["file_name", *rows]))
+    assert len(layouts.folder(root)) == 3
+    (root / "metadata.csv").write_text("\n".join(["file_name", *rows, name.format(folder=tmp_path)]))
+    with pytest.raises(DataError, match=r"row 3: the file '.*outside.png' lies outside of .*allow_outside"):
+        layouts.folder(root)
+    assert len(layouts.folder(root, allow_outside=True)) == 4

@@ -1,6 +1,9 @@
 """The evaluation that fits an objective, by its type."""
 
+import math
+
 import pytest
+import torch
 
 from fcco_lightning import (
     AUC,
@@ -88,3 +91,13 @@ def test_a_new_objective_registers_its_evaluation():
 def test_what_is_no_objective_is_refused():
     with pytest.raises(ConfigError, match="no default evaluation for str, which is not an Objective"):
         default_evaluation("binary")
+
+
+def test_a_split_without_a_positive_is_named_once():
+    evaluation, scores = RankingEvaluation(top=[]), torch.tensor([0.1, 0.2, 0.3])
+    with pytest.warns(UserWarning, match=r"\(NaN\): of 3 samples of a split none is positive"):
+        assert math.isnan(evaluation(scores, {"y": torch.zeros(3)})["auc"])
+    evaluation(scores, {"y": torch.zeros(3)})  # a second warning would be an error here
+    several = RankingEvaluation(top=[])
+    with pytest.warns(UserWarning, match=r"\(NaN\) for 1 of 2 labels, first '1': of 2 samples of a split"):
+        several(torch.ones(2, 2), {"y": torch.tensor([[0, 1], [1, 1]])})

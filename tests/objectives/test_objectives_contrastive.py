@@ -11,8 +11,8 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 from torch.nn.functional import normalize
 
-from fcco_lightning import BSGD, SOAP, SOX, Engine, GlobalContrastive, InfoNCE
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning import BSGD, SOAP, SONEX, SOX, Engine, GlobalContrastive, InfoNCE
+from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import Embeddings
 
@@ -64,6 +64,7 @@ def test_inner_values_are_those_of_the_definition(positive, tau):
     torch.testing.assert_close(inner.values, by_hand(pairs, tau, SHARES[positive]), rtol=1e-12, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:tau=0.0")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tau", [0.004, 0.01, 0.07, 1.0])
 def test_no_temperature_overflows(tau, dtype):
@@ -83,6 +84,7 @@ def test_no_temperature_overflows(tau, dtype):
     assert 0.1 < image.grad.abs().max() < 10
 
 
+@pytest.mark.filterwarnings("ignore:tau=0.0")
 def test_similarities_keep_their_digits_under_autocast():
     """In bf16 a similarity has an error of 1/256, which a temperature of 0.01 makes 0.4 of an exponent."""
     pairs = embeddings(16, 32, dtype=torch.float32)
@@ -324,3 +326,28 @@ def test_inner_values_are_bounded_below_by_what_they_can_be():
 def test_rows_are_in_double_precision():
     engine = engine_of(GlobalContrastive(0.05), SOX(), 5)
     assert engine.problem.states[0].rows.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"tau": 0.005}, "Raise tau to 0.02 or more, lower the learning rate or gamma'"),
+        ({"tau": 0.07, "learn": "per_sample", "tau_lr": 0.01}, "Lower tau_lr, or raise tau or tau_min"),
+    ],
+)
+def test_temperatures_with_which_training_overflows_are_named(options, match):
+    """Measured with 64 random pairs, by the same steps that go well with tau = 0.05."""
+    with pytest.warns(UserWarning, match=match):
+        objective = GlobalContrastive(**options)
+    n = 64
+    engine = engine_of(objective, SONEX(gamma=0.4, gamma_prime=0.2, lam=0.1), n)
+    engine.functions.network.float()
+    data = {name: column.float() if column.is_floating_point() else column for name, column in samples(n).items()}
+    optimizer, generator = torch.optim.Adam(engine.params, lr=0.01), torch.Generator().manual_seed(0)
+
+    def train():
+        for _ in range(200):
+            engine.train_batch(batch_of(data, torch.randperm(n, generator=generator)[:16]), optimizer)
+
+    with pytest.raises(NonFiniteError, match=r"Raise tau \(it is 0\.0"):
+        train()

@@ -31,7 +31,7 @@ from fcco_lightning import (
     PNormPush,
     UniformBatches,
 )
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
 from tests.contracts.registry_objectives_ranking import CASES, average_precision
 from tests.contracts.sampled import STRATUM, WAYS, Bench, Case
@@ -385,3 +385,28 @@ def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way)
     assert (slopes != 0).any()
     torch.testing.assert_close((steps / chances)[y, 0], -0.1 * slopes)
     assert not steps[~y].any()
+
+
+@pytest.mark.parametrize(
+    ("objective", "advice"),
+    [
+        (lambda: KLPartialAUC(tau=1e-3), r"Raise tau \(it is 0\.001\) or lam \(1\)"),
+        (lambda: PNormPush(200), r"Lower p \(it is 200\)"),
+        (lambda: PNormPush(1000), r"Lower p \(it is 1000\)"),
+    ],
+    ids=["KLPartialAUC", "PNormPush", "PNormPush, rows too"],
+)
+def test_an_overflow_is_named_with_what_to_change(objective, advice):
+    network = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    nn.init.constant_(network[0].weight, -1.0)
+    drawn = Drawn({"y": Y, "index": torch.arange(N)}, BalancedBatches(Y, 16))
+    engine = Engine(network, SOX(0.5).pose(objective(), num_samples=N, sampling={"target": drawn}), SOX(0.5))
+    batch = {"x": features().float(), "y": Y, "index": torch.arange(N)}
+    with pytest.raises(NonFiniteError, match=f"no weight was changed.* overflows?: .*{advice}"):
+        engine.train_batch(batch, HeavyBall(network.parameters(), lr=0.1))
+
+
+def test_auc_of_single_samples_is_refused():
+    drawn = Drawn({"y": Y, "index": torch.arange(N)}, UniformBatches(N, 1))
+    with pytest.raises(DataError, match=r"AUC compares samples of two kinds.*BalancedSampling, or larger"):
+        SOX().pose(AUC(), num_samples=N, sampling={"target": drawn})

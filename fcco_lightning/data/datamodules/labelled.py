@@ -41,6 +41,7 @@ class LabelledImages:
         image_column: for "datasets": column of the images.
         corrupt: "error" refuses missing or unreadable images, "blank" puts black ones in their place, "skip" leaves
             them out of their batch.
+        allow_outside: for "folder": whether the table may name files outside of ``root``.
 
     Raises:
         ConfigError: if the layout is none of these, or has no root or source where it needs one.
@@ -53,6 +54,7 @@ class LabelledImages:
     file_column: str = "file_name"
     image_column: str = "image"
     corrupt: Literal["error", "blank", "skip"] = "error"
+    allow_outside: bool = False
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -82,7 +84,7 @@ class LabelledImages:
                 frame, images = cifar(self.root)
                 return frame.assign(**{ROW: np.arange(len(frame))}), images
             if self.layout == "folder":
-                frame = layouts.folder(self.root, self.metadata, self.file_column)
+                frame = layouts.folder(self.root, self.metadata, self.file_column, allow_outside=self.allow_outside)
             else:
                 readers = {"celeba": layouts.celeba, "camelyon17": layouts.camelyon17, "bdd100k": layouts.bdd100k}
                 frame = readers[self.layout](self.root)
