@@ -102,11 +102,7 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
             :class:`~fcco_lightning.FCCOModule` under a Trainer, or in another format.
     """
     path = Path(path)
-    check_file(path)
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever a foreign file leads to
-        raise _foreign(path, type(error).__name__) from error
+    content: dict[str, Any] = _opened(path)
     header = content.get("fcco") if isinstance(content, dict) else None
     if not isinstance(header, dict):
         raise _foreign(path, "it has no state of an algorithm")
@@ -120,6 +116,14 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
     for described in header["tables"].values():
         _require_entries(path, described, _TABLE)
     return content
+
+
+def _opened(path: Path) -> Any:
+    check_file(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever a foreign file leads to
+        raise _foreign(path, type(error).__name__) from error
 
 
 def _require_entries(path: Path, record: Any, entries: Mapping[str, type]) -> None:
@@ -177,7 +181,7 @@ class RowsCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read the file; what it holds also says where its rows are."""
         if "://" not in str(path):
-            read_file(path)
+            _opened(Path(path))
         checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
         if "fcco" in checkpoint:
             checkpoint["fcco"][FOLDER] = str(rows_folder(path))

@@ -136,7 +136,7 @@ def test_checkpoint_without_algorithm_state(make_module, make_trainer, tmp_path)
     stored = torch.load(path, weights_only=True)
     del stored["fcco"]
     torch.save(stored, path)
-    with pytest.raises(CheckpointError, match="not written by `fcco fit`"):
+    with pytest.raises(CheckpointError, match="was not written by FCCOModule"):
         make_trainer(max_epochs=2).fit(make_module(), make_data(), ckpt_path=path)
 
 
