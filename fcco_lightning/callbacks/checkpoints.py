@@ -9,6 +9,8 @@ class Checkpoints(ModelCheckpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last update, if it was not."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # a run without a folder
+            return
         super().on_train_end(trainer, pl_module)
         if self.save_last and not self._should_skip_saving_checkpoint(trainer):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))

@@ -107,7 +107,7 @@ class Report(Callback):
         if (line := verdict(self.report, (*pl_module.evaluation.bar, "roc_gap"))) is not None:
             self.report["verdict"] = " ".join([line, *map(chosen_line, selected)])
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
             self._write(folder, pl_module.evaluation, final)
 
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Columns]]) -> None:

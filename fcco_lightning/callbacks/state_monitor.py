@@ -230,7 +230,8 @@ class StateMonitor(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the picture."""
         watched, self._watches = self._watches, None
-        if not watched or not self.picture or trainer.interrupted or not isinstance(pl_module, FCCOModule):
+        unwanted = not self.picture or trainer.interrupted or trainer.fast_dev_run  # type: ignore[attr-defined]
+        if not watched or unwanted or not isinstance(pl_module, FCCOModule):
             return
         sampled = [watch.sampled() for watch in watched]
         of_this_process = [

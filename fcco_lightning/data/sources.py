@@ -2,11 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fcco_lightning.errors import DataError
@@ -50,9 +52,30 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
     if frame.empty:
         raise DataError(f"{argument}={_short(source)} has no rows or no columns.")
     frame = frame.reset_index(drop=True)
+    if not isinstance(frame.columns, pd.MultiIndex):
+        frame.columns = frame.columns.map(str)
+    _require_plain(frame, f"{argument}={_short(source)}")
     for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
         frame[name] = frame[name].map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
     return frame
+
+
+def _require_plain(frame: pd.DataFrame, where: str) -> None:
+    """Refuse names that two columns have, and columns of lists or mappings, which are no features."""
+    _require_different(list(frame.columns), where)
+    for name in frame.columns[[pd.api.types.is_object_dtype(kind) for kind in frame.dtypes]]:
+        cell = next(iter(frame[name].dropna()), None)
+        if isinstance(cell, Mapping | np.ndarray | list | tuple | set):
+            raise DataError(
+                f"{where}: the column {str(name)!r} holds a {type(cell).__name__} in a cell ({str(cell)[:60]}). Give "
+                "every number or name a column of its own, or remove the column."
+            )
+
+
+def _require_different(names: Sequence[Any], where: str) -> None:
+    twice = sorted({str(name) for name, count in Counter(names).items() if count > 1})
+    if twice:
+        raise DataError(f"{where}: several columns have the name {twice[0]!r}. Rename or remove all but one.")
 
 
 def is_hub_id(source: Any) -> bool:
@@ -86,6 +109,9 @@ def _from_file(path: Path, argument: str) -> pd.DataFrame:
         return _from_svmlight(path, argument)
     # pandas, not load_dataset("csv"): that copies the file to a cache outside the project and costs a second or more.
     try:
+        if kind == "csv":  # pandas would rename a second column of a name
+            header = pd.read_csv(path, skipinitialspace=True, header=None, nrows=1, dtype=str).iloc[0]
+            _require_different(header.dropna().tolist(), f"{argument}='{path}'")
         return pd.read_csv(path, skipinitialspace=True) if kind == "csv" else pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{argument}='{path}' is not a readable {kind} file: {error}") from error

@@ -144,6 +144,11 @@ class FCCOModule(EvaluatingModule):
                 f"strategy {type(trainer.strategy).__name__}: the weights must be whole on every process. Use "
                 "--trainer.strategy ddp."
             )
+        if share := trainer.overfit_batches:  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"overfit_batches={share} is refused: it would replace the batches' own way of drawing samples. Train "
+                "on a small table, or shorten epochs with --trainer.limit_train_batches."
+            )
         if trainer.gradient_clip_val:
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")

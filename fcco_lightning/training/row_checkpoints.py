@@ -102,7 +102,7 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
             :class:`~fcco_lightning.FCCOModule` under a Trainer, or in another format.
     """
     path = Path(path)
-    content = _read(path)
+    content: dict[str, Any] = _opened(path)
     header = content.get("fcco") if isinstance(content, dict) else None
     if not isinstance(header, dict):
         raise _foreign(path, "it has no state of an algorithm")
@@ -118,8 +118,7 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
     return content
 
 
-def _read(path: Path) -> Any:
-    """What a file of torch holds, whoever wrote it."""
+def _opened(path: Path) -> Any:
     check_file(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -182,7 +181,7 @@ class RowsCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read the file; what it holds also says where its rows are."""
         if "://" not in str(path):
-            _read(Path(path))
+            _opened(Path(path))
         checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
         if "fcco" in checkpoint:
             checkpoint["fcco"][FOLDER] = str(rows_folder(path))

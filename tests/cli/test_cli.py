@@ -187,6 +187,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.penalty.rho=-1"], "rho must be a finite number >= 0, got -1", 1),
         (["--model.optimizer.beta=0"], "beta must lie in (0, 1]", 1),
         (["--data.batches.batch_size=401"], "401", 1),
+        (["--trainer.overfit_batches=2"], "--trainer.limit_train_batches", 1),
         (["--trainer.accumulate_grad_batches=2"], "--data.batches.batch_size", 1),
         (["--data.batches.batchsize=4"], "batchsize", 2),
         (["--data.batches.batch_size=many"], "many", 2),
@@ -303,6 +304,11 @@ def test_a_run_lies_below_the_root_that_was_typed(arguments, root, checkpoints):
     newest = max(Path(checkpoints).rglob("last*.ckpt"), key=os.path.getmtime)
     assert torch.load(newest, weights_only=True)["epoch"] == 1
     assert [*Path("runs").rglob("*.*")] == [other]
+
+
+def test_a_quick_try_leaves_no_files():
+    assert fit("--trainer.fast_dev_run=2") == 0
+    assert not [path for path in Path.cwd().rglob("*") if path.is_file()]
 
 
 def test_checkpoints_can_be_switched_off():

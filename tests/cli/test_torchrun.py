@@ -68,7 +68,7 @@ def test_a_killed_process_is_started_again_and_continues(tmp_path):
             job.kill()
             job.wait()
     text = (tmp_path / "log").read_text()
-    assert "nothing to continue, starting afresh" in text
+    assert "nothing of this job to continue, starting afresh" in text
     assert re.search(r"Restored all states from the checkpoint at runs/version_\d+/checkpoints/last.ckpt", text)
     assert values(launch(fit_here, 2, "whole", launch_line())) == [0, 0]
     killed, uninterrupted = weights(tmp_path / "killed"), weights(tmp_path / "whole")

@@ -1,6 +1,7 @@
 import time
 
 import datasets
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -155,3 +156,16 @@ def test_tables_that_come_with_scikit_learn():
         DataError, match=r"train='sklearn:boston': the tables that come with scikit-learn are \['breast"
     ):
         read_table("sklearn:boston", "train")
+
+
+def test_columns_that_are_no_features_are_named(tmp_path):
+    frame = pd.DataFrame({"a": [1, 2], 3: [3, 4]})
+    assert list(read_table(frame, "train").columns) == ["a", "3"]
+    with pytest.raises(DataError, match="several columns have the name 'a'"):
+        read_table(frame.set_axis(["a", "a"], axis=1), "train")
+    (tmp_path / "t.csv").write_text("a,b,a\n1,2,3\n")
+    with pytest.raises(DataError, match="several columns have the name 'a'"):
+        read_table(tmp_path / "t.csv", "train")
+    for cell in ([1, 2], np.zeros(2), {"k": 1}):
+        with pytest.raises(DataError, match=f"the column 'b' holds a {type(cell).__name__} in a cell"):
+            read_table(frame.assign(b=[cell, cell]), "train")
