@@ -1,6 +1,5 @@
 """Checkpoints whose large dual states lie in files beside them, written and read by every process."""
 
-import fcntl
 import glob
 import os
 import secrets
@@ -306,7 +305,10 @@ def _alone(folder: Path, processes: Processes) -> Iterator[None]:
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context((folder / ".lock").open("w"))
-                fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process is killed
+                with suppress(ImportError):  # where a system has no such locks, jobs must not share a name
+                    import fcntl  # noqa: PLC0415
+
+                    fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process is killed
         yield
 
 
