@@ -198,6 +198,8 @@ def nothing(outputs: Any) -> Tensor:
 
     The gradient is then 0 and not missing, so that momentum and weight decay act in this step as in any other.
     """
+    if isinstance(outputs, Tensor):  # as most networks have it, at less cost
+        return outputs[:0].sum()
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
     return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves]).sum()
 

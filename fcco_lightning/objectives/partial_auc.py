@@ -133,7 +133,9 @@ class CVaRPartialAUC(RankingObjective):
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
         given = required_column(batch, "threshold", self)[pairs.owners].to(pairs.differences.dtype)
-        return given.detach() + self._share_of_owners(pairs, batch) * (given - given.detach())
+        if given.requires_grad:
+            given.register_hook(lambda g: g * self._share_of_owners(pairs, batch))  # type: ignore[no-untyped-call]
+        return given
 
     def _share_of_owners(self, pairs: RankedPairs, batch: Columns) -> Tensor | float:
         """n_+ / n, or that of the batches where samples are weighted, shape (a, 1)."""
