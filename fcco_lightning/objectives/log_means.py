@@ -120,13 +120,12 @@ def _at_once(image: Tensor, text: Tensor, tau: Tensor, shared: Shared, *, learnt
     """Both sides where all samples are this process's own and all similarities fit into a block."""
     similarity, sides = image @ text.T, []
     for side, along in enumerate((1, 0)):  # the negatives of an image are in its row, those of a text in its column
-        shares = similarity / (tau if tau.dim() == 0 else tau[:, side].unsqueeze(along))
-        offset = shared.weigh(shares if side == 0 else shares.T, shared.own, shared.own)
-        most = shares.amax(along, keepdim=True)
-        total = shares.sub_(most).exp_().sum(along, keepdim=True)
-        shares.div_(total)
+        logits = similarity / (tau if tau.dim() == 0 else tau[:, side].unsqueeze(along))
+        offset = shared.weigh(logits if side == 0 else logits.T, shared.own, shared.own)
+        shares = logits.softmax(along)
+        mass = logits.amax(along) - shares.amax(along).log() + offset  # the largest share is no less than 1/B
         mean = (shares * similarity).sum(along) if learnt else None
-        sides.append(_Side((most + total.log() + offset).flatten(), mean, shares))
+        sides.append(_Side(mass, mean, shares))
     return sides
 
 
