@@ -11,8 +11,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent
 
 # Folders whose every class is public, from the moment that its file is there.
-FAMILIES = ("ambiguity", "estimators", "steps", "outer", "models", "objectives", "constraints", "algorithms")
-_WHOLE = ("data", "data.datamodules", "dro", "evaluation")  # every class that these folders export is public
+FAMILIES = (
+    *("ambiguity", "outer", "estimators", "steps", "models"),
+    *("objectives", "constraints", "algorithms", "evaluation"),
+)
+_WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders export is public
 _SELECTED = {
     "engine": "Engine InnerFunctions Problem Surrogate",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",

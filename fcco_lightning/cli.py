@@ -20,8 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-import fcco_lightning.data.datamodules
-import fcco_lightning.evaluation  # noqa: F401 - what is imported can be named without its module
+import fcco_lightning.data.datamodules  # noqa: F401 - what is imported can be named without its module
 from fcco_lightning.callbacks import (
     Baseline,
     BestFeasible,

@@ -14,18 +14,21 @@ from fcco_lightning.records import Batch, Columns
 
 
 def micro_batches(batch: Batch, size: int) -> list[Batch]:
-    """Consecutive samples of every part of a batch, as few times as no part has more than ``size`` at once.
+    """Cut every part of a batch into the same number of pieces of consecutive samples, as few as ``size`` allows.
 
     Args:
         batch: parts by name.
-        size: largest number of samples, >= 1; exceeded only where another part has fewer samples than there are
-            micro-batches.
+        size: largest number of samples of a part in a micro-batch, >= 1.  It is exceeded only where another part has
+            fewer samples than micro-batches would be needed.
     """
     lengths = {name: len(next(iter(columns.values()))) for name, columns in batch.items()}
     count = max(1, min(-(-max(lengths.values()) // size), *lengths.values()))
     return [
-        {name: _cut(columns, lengths[name] * i // count, lengths[name] * (i + 1) // count) for name, columns in items}
-        for i, items in ((i, batch.items()) for i in range(count))
+        {
+            name: _cut(columns, lengths[name] * i // count, lengths[name] * (i + 1) // count)
+            for name, columns in batch.items()
+        }
+        for i in range(count)
     ]
 
 

@@ -1,6 +1,5 @@
 """How much a sample weighs among those that it is compared with, when a batch stands for the whole data."""
 
-import math
 from typing import Literal, TypeAlias
 
 import torch
@@ -44,22 +43,6 @@ def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tup
         return 1 / size, 1 / size
     own = 1 / _known(num_samples) if kind == "dataset" else 0.0
     return own, (1 - own) / (size - 1)
-
-
-def log_weights(kind: SelfWeight, num_samples: int | None, like: Tensor) -> Tensor | float:
-    """Logarithms of :func:`self_and_others` for a square of similarities, in which every sample is an anchor.
-
-    Args:
-        kind: which weights.
-        num_samples: n, see :func:`self_and_others`.
-        like: similarities of the batch, shape (B, B), whose dtype and device are taken.
-
-    Returns: shape (B, B), or one number where all weights are equal; -inf is the logarithm of 0.
-    """
-    own, others = (math.log(w) if w else -math.inf for w in self_and_others(kind, len(like), num_samples))
-    if own == others:
-        return own
-    return like.new_full((len(like), len(like)), others).fill_diagonal_(own)
 
 
 def comparison_weights(

@@ -10,7 +10,6 @@ from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
     common_weights,
     comparison_weights,
-    log_weights,
     self_and_others,
 )
 from tests.reference.probabilities import Balanced, Uniform
@@ -81,7 +80,7 @@ def test_both_forms_are_the_same_and_equal_weights_change_nothing(kind, anchors)
     assert own + 3 * others == pytest.approx(1)
     anchors = torch.tensor(anchors)
     table = comparison_weights(kind, anchors, 4, N, dtype=torch.float64)
-    square = torch.as_tensor(log_weights(kind, N, VALUES[:4, :4]), dtype=torch.float64).exp().expand(4, 4)
+    square = torch.full((4, 4), others, dtype=torch.float64).fill_diagonal_(own)
     torch.testing.assert_close(table, square[anchors])
     torch.testing.assert_close(comparison_weights(kind, anchors, 4, N, torch.ones(4), torch.float64), table)
 
@@ -125,4 +124,4 @@ def test_what_is_refused():
     with pytest.raises(DataError, match="the batch holds 1"):
         self_and_others("none", 1, 5)
     with pytest.raises(ConfigError, match="kind must be one of 'dataset', 'batch', 'none', got 'all'"):
-        log_weights("all", 5, VALUES)
+        self_and_others("all", 5, N)
