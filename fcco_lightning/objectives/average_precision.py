@@ -26,7 +26,9 @@ class AveragePrecision(RankingObjective):
     among all samples.  The positive i itself is one of the positives, with the loss l(0) and the weight 1/n, which is
     known: both inner values are at least ``l(0)/n``.  Row i remembers (u_i1, u_i2).
 
-    Batches may be uniform, or balanced with the column ``weight``; the estimates of both inner values are unbiased.
+    The estimates of both inner values are unbiased in uniform batches and in those that say how they are drawn
+    (:func:`~fcco_lightning.objectives.self_weights.stands_for`): by class or group with weights, with or without
+    replacement, with copies.  Where a batch says nothing of some samples it is refused.
     Balanced batches without weights estimate the ranks in a population with the batches' share of positives, and leave
     i itself its weight 1/n.
 
@@ -74,12 +76,11 @@ class AveragePrecision(RankingObjective):
         if not len(column):
             return losses.new_zeros(0, 2)
         n, dtype, owners = self.num_samples, losses.dtype, column.squeeze(1)
-        weight, stratum = batch.get("weight"), batch.get("stratum")
         of_negatives, of_positives = self._changes()
         changes = None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
-        common = common_weights(positive, owners, n, weight, dtype, stratum=stratum)
+        common = common_weights(positive, owners, batch, n, dtype)
         if common is None:
-            shares = comparison_weights("dataset", owners, len(positive), n, weight, dtype, stratum=stratum)
+            shares = comparison_weights("dataset", owners, batch, n, dtype)
             weighted = losses * (shares if changes is None else shares * changes)
             return torch.stack([weighted[:, owners].sum(1), weighted.sum(1)], dim=1)
         shares, own = common
@@ -195,9 +196,7 @@ class MeanAveragePrecision(Objective):
         every = torch.arange(size, device=y.device)
         n = at_least("num_samples", self.num_samples or 0, 1)
         # weights of a mean over all n samples, and from them those over the samples of which the label is known
-        shares = comparison_weights(
-            "dataset", every, size, n, batch.get("weight"), outputs.dtype, stratum=batch.get("stratum")
-        )[owner]
+        shares = comparison_weights("dataset", every, batch, n, outputs.dtype)[owner]
         if self.missing is not None:
             shares = shares * (y != self.missing).T[label] * (n / self.known[label]).unsqueeze(1)
         losses = shares * self.loss(outputs[owner, label].unsqueeze(1) - outputs.T[label])

@@ -105,8 +105,9 @@ class BatchPlan(ABC):
 
         ``weight`` (float32), if there are :meth:`weights`.  Plans in whose batches not all pairs of rows are equally
         likely also give ``stratum`` and ``stratum_size`` (int64), the stratum of a row and its number of rows: with
-        them a batch says how many rows each of its rows stands for.  Plans that draw the rows of a stratum with
-        replacement give ``replaced`` (bool), too, which is true everywhere.
+        them a batch says how many rows each of its rows stands for.  Plans whose batches hold some of S strata, any
+        set of them as likely as any other, give ``strata`` (int64), S everywhere.  Plans that draw the rows of a
+        stratum with replacement give ``replaced`` (int64), too: how often a batch holds each draw.
         """
         weights = self.weights()
         return {} if weights is None else {"weight": weights}
