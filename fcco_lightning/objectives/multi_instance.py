@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives.base import Objective, RowDomain
+from fcco_lightning.objectives.base import Objective, Partition, RowDomain
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bags_of
 from fcco_lightning.objectives.ranking import both_classes
@@ -75,8 +75,8 @@ class MultiInstanceAUC(Objective):
         """A batch speaks of a bag if it holds an instance of it, and one of a bag of the other class."""
         bags = bags_of(columns, self)
         positive = bags.labels(columns, self) == 1
-        others = [~positive[bags.of], positive[bags.of]]
-        return [[bags.of == i, others[int(not label)]] for i, label in enumerate(positive.tolist())]
+        of_positive = positive[bags.of]
+        return Partition(bags.of, len(positive), [~of_positive, of_positive], (~positive).long())
 
     def know_presence(self, probability: Tensor) -> None:
         """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner.

@@ -88,6 +88,11 @@ class GroupBatches(BatchPlan):
         """Group of every row, shape (n,), int64."""
         return self._groups
 
+    @property
+    def stratum_kinds(self) -> Tensor:
+        """Groups of one size are drawn alike."""
+        return self._sizes
+
     def weights(self) -> Tensor | None:
         """Weights by group; None with ``prevalence="batch"``, or without replacement if all groups are of one size."""
         if self.prevalence == "batch":

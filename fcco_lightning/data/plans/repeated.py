@@ -45,6 +45,11 @@ class RepeatedBatches(BatchPlan):
         """Strata of the plan."""
         return self.plan.strata
 
+    @property
+    def stratum_kinds(self) -> Tensor:
+        """Kinds of the plan."""
+        return self.plan.stratum_kinds
+
     def weights(self) -> Tensor | None:
         """Weights of the plan: every sample of a batch is repeated equally often."""
         return self.plan.weights()
