@@ -112,10 +112,10 @@ def common_weights(
     own, others = self_and_others("dataset", size, num_samples)
     if weight is None:
         return torch.full((size,), others, device=mask.device, dtype=dtype), own
-    if not torch.equal(weight == weight[first], mask):
+    if count == 1 or not torch.equal(weight == weight[first], mask):
         return None
     share = weight.to(dtype) / size
-    within = (share[first] * count - own) / max(count - 1, 1)
+    within = (share[first] * count - own) / (count - 1)
     return torch.where(mask, within.clamp(min=0), share), own
 
 
