@@ -28,7 +28,7 @@ class MultiplierRows(nn.Module):
     def __init__(self, rule: Multipliers, constraint: Constraint, dtype: torch.dtype, processes: Processes) -> None:
         super().__init__()
         self.register_buffer("unit", torch.tensor(float("nan"), dtype=dtype))
-        self.rule, self.constraint = rule, constraint
+        self.rule, self.constraint, self._measured = rule, constraint, False
         start = torch.tensor(rule.start, dtype=dtype).repeat_interleave(constraint.sides)
         self.state = DualState(constraint.num_rows, len(start), dtype, processes)
         self.state.write(torch.arange(constraint.num_rows), start.expand(constraint.num_rows, -1))
@@ -36,9 +36,12 @@ class MultiplierRows(nn.Module):
     @torch.no_grad()
     def measure(self, estimates: Mapping[str, Tensor]) -> None:
         """Take the unit from the first batch that speaks of the objective."""
+        if self._measured:  # looked at on the device once only, since a step waits for it
+            return
         if bool(self.unit.isnan()) and "objective" in estimates:
             size = estimates["objective"].abs().to(self.unit.dtype)
             self.unit.copy_(torch.where(size > 0, size, 1.0))
+        self._measured = not bool(self.unit.isnan())
 
     def outer(self, index: Tensor | None = None) -> OuterFunction:
         """L_i of the rows ``index`` (b,), or of all, at the present multipliers."""
