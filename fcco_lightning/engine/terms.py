@@ -211,7 +211,7 @@ class Term(nn.Module):
             self.weights.count(index)
 
     def _outer_of(self, rows: Tensor) -> OuterFunction:
-        return self.outer if self.multipliers is None else self.multipliers.outer(rows)
+        return self.outer.take(rows) if self.multipliers is None else self.multipliers.outer(rows)
 
     def _check_width(self, values: Tensor) -> None:
         if values.dim() != 2 or values.shape[1] != self.width:
