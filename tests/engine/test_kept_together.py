@@ -69,7 +69,8 @@ def trained(constraints, name):
     engine, optimizer = Engine(network, posed, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
     loaded = list(module.train_dataloader())
     assert any(not (batch["group"] == 1).any() for batch in loaded)
-    for batch in loaded:
+    every = {**module.tables["train"].columns, "index": torch.arange(N), "weight": torch.ones(N)}
+    for batch in [every, *loaded]:  # multipliers take their unit from the first batch that speaks of a term
         engine.train_batch(batch, optimizer)
     rows = torch.cat([state.rows.flatten() for state in posed.states])
     return network.weight.detach(), rows, torch.tensor(list(posed.multipliers().values()))
