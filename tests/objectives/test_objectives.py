@@ -170,7 +170,8 @@ def test_slopes_of_pair_losses_are_those_of_autograd(loss):
 def test_the_slope_beyond_the_largest_exponent_is_that_of_the_tangent():
     loss, d = ExponentialOf(SquaredHingePair(), 1e-3), torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
     value, slope = loss.with_slope(d.detach())
-    assert value.isfinite() and torch.equal(value, loss(d).detach())
+    assert value.isfinite()
+    assert torch.equal(value, loss(d).detach())
     torch.testing.assert_close(slope, torch.autograd.grad(loss(d), d)[0])
 
 
@@ -192,9 +193,9 @@ def test_sums_over_pairs_have_two_derivatives(loss):
         (lambda s: label_pair_sums(loss, s, owners, labels, positive, shares), [mine]),
     ]
     for function, given in functions:
-        given = [tensor.clone().requires_grad_() for tensor in given]
-        assert torch.autograd.gradcheck(function, given)
-        assert torch.autograd.gradgradcheck(function, given)
+        arguments = [tensor.clone().requires_grad_() for tensor in given]
+        assert torch.autograd.gradcheck(function, arguments)
+        assert torch.autograd.gradgradcheck(function, arguments)
 
 
 @pytest.mark.parametrize("where", [0, 1])
