@@ -69,7 +69,7 @@ class RecallAtK(RankingObjective):
         owners = (required_column(batch, "y", self) == 1).nonzero().squeeze(1)
         shares = comparison_weights("dataset", owners, batch, self.num_samples, scores.dtype)
         losses: Tensor = shares * self.loss(scores[owners].unsqueeze(1) - scores)
-        return Inner(batch["index"][owners], losses.sum(1, keepdim=True))
+        return Inner(batch["index"][owners], losses.sum(1, keepdim=True), owners=owners)
 
     def _range(self) -> Range:
         """At least what the positive itself contributes."""

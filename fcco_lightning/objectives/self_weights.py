@@ -90,7 +90,7 @@ def comparison_weights(
 
 def common_weights(
     mask: Tensor, anchors: Tensor, batch: Columns, num_samples: int | None, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, float] | None:
+) -> tuple[Tensor, Tensor] | None:
     """The weights "dataset" of :func:`comparison_weights` where they are known to be the same for all anchors.
 
     They are in uniform batches, and where the anchors are all samples of one class in batches that come with weights by
@@ -103,20 +103,20 @@ def common_weights(
         num_samples: n.
         dtype: of the result.
 
-    Returns: the weights of all samples but the anchor itself, shape (B,), and the weight 1/n of the anchor; None where
-        the weights differ between anchors, or may.
+    Returns: the weights of all samples but the anchor itself, shape (B,), and by how much the weight 1/n of the anchor
+        exceeds the one that it has there, shape (1,); None where the weights differ between anchors, or may.
     """
     size, count, first, weight = len(mask), len(anchors), anchors[:1], batch.get("weight")
     if "stratum" in batch:
         return None
     own, others = self_and_others("dataset", size, num_samples)
     if weight is None:
-        return torch.full((size,), others, device=mask.device, dtype=dtype), own
-    if count == 1 or not torch.equal(weight == weight[first], mask):
+        return mask.new_full((size,), others, dtype=dtype), mask.new_full((1,), own - others, dtype=dtype)
+    if count == 1 or not torch.equal(weight == weight.index_select(0, first), mask):
         return None
-    share = weight.to(dtype) / size
-    within = (share[first] * count - own) / (count - 1)
-    return torch.where(mask, within.clamp(min=0), share), own
+    share, rest = weight.to(dtype) / size, count - 1
+    within = (share.index_select(0, first) * (count / rest)).sub_(own / rest).clamp_(min=0)
+    return torch.where(mask, within, share), own - within
 
 
 def by_strata(batch: Columns) -> bool:

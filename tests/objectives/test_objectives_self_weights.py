@@ -103,9 +103,10 @@ def test_anchors_of_one_class_have_weights_in_common(weighted):
     mask = torch.tensor(LABELS[chosen] == 1)
     batch = batch_of(chosen, weight=class_weights(3, 4)[chosen] if weighted else None)
     anchors = mask.nonzero().squeeze(1)
-    others, own = common_weights(mask, anchors, batch, N, torch.float64)
+    others, excess = common_weights(mask, anchors, batch, N, torch.float64)
     table = comparison_weights("dataset", anchors, batch, N, torch.float64)
-    expected = others.expand(3, 7).clone().scatter_(1, anchors.unsqueeze(1), own)
+    expected = others.repeat(3, 1)
+    expected[torch.arange(3), anchors] += excess
     torch.testing.assert_close(expected, table)
     mask[anchors[0]] = False
     fewer = common_weights(mask, anchors[1:], batch, N, torch.float64)
