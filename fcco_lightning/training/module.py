@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from fcco_lightning.models import BatchNetwork, head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
+from fcco_lightning.training.averaging import WeightAverage, exchange, require_wide
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.finite_weights import require_finite_weights
@@ -39,7 +40,8 @@ from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretra
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
-from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, install, load, read_file
+from fcco_lightning.training.refused_callbacks import require_usable
+from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions
 
 T = TypeVar("T")
@@ -77,6 +79,8 @@ class FCCOModule(EvaluatingModule):
         micro_batch: largest number of samples that pass through the network at once; None for whole batches.  With it a
             batch of any size takes the memory of a micro-batch, costs one more forward pass, and has the same
             gradient: the rows, pairs and constraints are those of the whole batch.
+        average: an average of the weights over the updates, which is validated and reported in place of the last ones;
+            None for none.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class FCCOModule(EvaluatingModule):
         objective_lr: float | None = None,
         pretrain: Pretraining | None = None,
         micro_batch: int | None = None,
+        average: WeightAverage | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -123,6 +128,12 @@ class FCCOModule(EvaluatingModule):
         )
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
+        self.average = average
+        if average is not None and isinstance(self.algorithm, DoubleLoop) and self.algorithm.recovery_steps:
+            raise ConfigError(
+                f"average and recovery_steps={self.algorithm.recovery_steps} of {self.algorithm.name} both choose the "
+                "weights that training ends with. Leave one of them out."
+            )
         self.state_layout, self.processes = state_layout, Processes(alone=True)
         self.skipped_batches, self.job = 0, ""
         self.problem: Problem | None = None
@@ -137,6 +148,10 @@ class FCCOModule(EvaluatingModule):
     def configure_callbacks(self) -> list[Any]:
         """Take over Trainer flags that manual optimization would refuse; runs before Lightning's own checks."""
         trainer = self.trainer
+        if trainer.state.fn == "fit":
+            require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
+        if self.average is not None:
+            require_wide(trainer.precision)
         if self._own_accumulation:  # a second fit with the same Trainer
             trainer.accumulate_grad_batches = 1
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
@@ -310,6 +325,11 @@ class FCCOModule(EvaluatingModule):
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
         self._know_old_model()
+        if self._restored is not None and any(isinstance(c, BaseFinetuning) for c in self.trainer.callbacks):  # type: ignore[attr-defined]
+            for name, parameter in self.network.named_parameters():  # it has frozen them as at the beginning
+                parameter.requires_grad_(name in self._restored["trained"])
+        if self.average is not None:
+            self.average.begin(self.network, None if self._restored is None else self._restored.get("average"))
         self._start_engine()
         if self._restored is not None:
             stored, own = self._restored["optimizer"]["class"], type(self._raw_optimizer).__name__
@@ -336,6 +356,9 @@ class FCCOModule(EvaluatingModule):
         self._require(self.problem).to(self.device)
         if pretrain.new_head:
             renew(head_of(self.network, pretrain.head), self.processes.everyone(seed_of_head())[0])
+        if self.average is not None:
+            self.average.forget()
+            self.average.begin(self.network)
         self.trainer.strategy.setup_optimizers(self.trainer)
         self._start_engine()
         self.engine.stop_asked = stop_asked
@@ -434,6 +457,8 @@ class FCCOModule(EvaluatingModule):
         if last:
             self.backend.step_schedulers("epoch")
         self._count_updates()
+        if self.average is not None and self.global_step > updates:
+            self.average.update(self.network, self.global_step)
         if self.global_step > updates and (last or self.global_step % self.trainer.log_every_n_steps == 0):  # type: ignore[attr-defined]
             self._log_step(estimates)
 
@@ -452,6 +477,19 @@ class FCCOModule(EvaluatingModule):
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step - 1)
 
+    def on_validation_start(self) -> None:
+        """Evaluate the averaged weights, where there are any."""
+        self._show_average(True)
+        super().on_validation_start()
+
+    def on_validation_end(self) -> None:
+        """Train on with the last weights, once all callbacks have seen what was evaluated."""
+        self._show_average(False)
+
+    def _show_average(self, averaged: bool) -> None:
+        if self.average is not None and self.trainer.state.fn == "fit":
+            self.average.show(self.network, averaged=averaged)
+
     def on_train_epoch_end(self) -> None:
         """Schedules that watch a validation metric, unless the epoch is to be continued."""
         if epoch_is_whole(self.trainer):
@@ -463,6 +501,9 @@ class FCCOModule(EvaluatingModule):
             return
         with self.trainer.precision_plugin.train_step_context():
             changed = self.engine.finish(self._endless_batches(), self._raw_optimizer)
+        if self.average is not None:
+            self.average.show(self.network, averaged=True)
+            self._share_statistics()
         if not changed:
             return
         saver = self.trainer.checkpoint_callback
@@ -499,6 +540,8 @@ class FCCOModule(EvaluatingModule):
         if self._engine is None:
             return
         self._share_statistics()
+        if self.average is not None:
+            self.processes.average_(self.average.statistics)
         own = {"typed": self._typed, "random": random_streams()}
         if self._restored is not None:  # nothing was trained since it was loaded
             own = {"typed": self._restored["optimizer"]["typed"], "random": self._restored["random"]}
@@ -510,9 +553,11 @@ class FCCOModule(EvaluatingModule):
             "algorithm": self._phase.algorithm.name,
             "num_samples": self.num_samples,
             "engine": self._engine.state_dict(),
+            "trained": [name for name, p in self.network.named_parameters() if p.requires_grad],
             "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": own["typed"]},
             "random": own["random"],
             "skipped_batches": self.skipped_batches,
+            "average": None if self.average is None else self.average.state(checkpoint["state_dict"]),
             "references": None if self._references is None else tuple(self._references),
         }
 
@@ -540,16 +585,24 @@ class FCCOModule(EvaluatingModule):
         datamodule: Any = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
         if references is not None and hasattr(datamodule, "references"):
             references.check(self._measuring(datamodule))
+        self._references = references
         if self.problem is None or self._trainer is None or self.trainer.state.fn != "fit":
             # evaluation needs the weights only
-            weights = checkpoint["state_dict"]
-            for name in [n for n in weights if n.startswith("problem.")]:
-                del weights[name]
+            weights = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("problem.")}
             checkpoint["state_dict"] = weights | self._own_rows()
-            self._references = references
             if self._trainer is not None:
                 self._know_old_model()  # before the workers of the loaders copy the data
             return
+        if "optimizer_states" not in checkpoint:
+            raise CheckpointError(f"the checkpoint {WEIGHTS_ALONE}")
+        self._continue_phase(stored)
+        load(self.dual_states(), checkpoint, self.processes)
+        if stored.get("average") is not None:
+            exchange(checkpoint["state_dict"], stored["average"])
+        self.skipped_batches, self._restored = stored["skipped_batches"], stored
+
+    def _continue_phase(self, stored: Mapping[str, Any]) -> None:
+        """Enter the phase in which a checkpoint was written."""
         phase = stored.get("phase", {"name": MAIN, "epoch": 0})
         pretraining = phase["name"] == PRETRAINING
         if pretraining and self._first_phase is None:
@@ -566,9 +619,6 @@ class FCCOModule(EvaluatingModule):
                 f"states mean different things. Use --model.algorithm {stored['algorithm']}, or start without "
                 "--ckpt_path."
             )
-        load(self.dual_states(), checkpoint, self.processes)
-        self.skipped_batches, self._references = stored["skipped_batches"], references
-        self._restored = stored
 
 
 def seed_of_head() -> int:
