@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.checks import at_least, positive
@@ -42,7 +42,7 @@ from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
 from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
-from fcco_lightning.training.schedules import StepAtFractions
+from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
 
 T = TypeVar("T")
 
@@ -142,6 +142,7 @@ class FCCOModule(EvaluatingModule):
         self._references: References | None = None
         self._own_accumulation = False
         self._typed: Hyperparameters = []
+        self._schedule: dict[str, Any] | None = None
 
     # ---------------------------------------------------------------------------------------------- construction
 
@@ -282,12 +283,20 @@ class FCCOModule(EvaluatingModule):
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule."""
         self._take_over_accumulation()
-        phase = self._phase
-        optimizer = build_optimizer(phase.optimizer, self.network, phase.objective, self.objective_lr)
+        optimizer = self._make_optimizer()
         self._typed = typed_hyperparameters(optimizer)
-        if phase.scheduler is None:
-            return optimizer
-        scheduler = phase.scheduler(optimizer)
+        scheduler = self._make_schedule(optimizer)
+        self._schedule = None if scheduler is None else described(scheduler, self.backend.scheduler_interval)
+        return optimizer if scheduler is None else {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _make_optimizer(self) -> Optimizer:
+        return build_optimizer(self._phase.optimizer, self.network, self._phase.objective, self.objective_lr)
+
+    def _make_schedule(self, optimizer: Optimizer) -> Any:
+        make = self._phase.scheduler
+        if make is None:
+            return None
+        scheduler = make(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and (
             self.backend.scheduler_interval == "step" or self.backend.scheduler_monitor is None
         ):
@@ -297,7 +306,7 @@ class FCCOModule(EvaluatingModule):
             )
         if isinstance(scheduler, StepAtFractions):
             scheduler.set_total(self._length_of_phase())
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        return scheduler
 
     def _length_of_phase(self) -> int:
         """Length of the present phase, in what a learning-rate schedule counts."""
@@ -339,6 +348,10 @@ class FCCOModule(EvaluatingModule):
                     "or start without --ckpt_path."
                 )
             self.engine.load_state_dict(self._restored["engine"])
+            then, states = self._restored.get("schedule", self._schedule), self._restored["lr_schedulers"]
+            require_same_kind(self._schedule, then)
+            if self._schedule != then:  # Lightning would restore the old arguments, too
+                self._restored["old_schedule"] = states.pop()
 
     def _start_engine(self) -> None:
         phase = self._phase
@@ -372,14 +385,24 @@ class FCCOModule(EvaluatingModule):
         if self._restored is None:
             return
         self._begin_epoch()  # in the middle of an epoch its start is not repeated
-        schedulers = [c.scheduler for c in self.trainer.lr_scheduler_configs]
-        plain = [s for s in schedulers if isinstance(s, LRScheduler)]
-        apply_changes(self._raw_optimizer, plain, self._typed, self._restored["optimizer"]["typed"])
-        for scheduler in schedulers:
-            if isinstance(scheduler, StepAtFractions):
-                scheduler.refresh()
+        apply_changes(self._raw_optimizer, self._typed, self._restored["optimizer"]["typed"])
+        if "old_schedule" in self._restored:
+            self._continue_schedule(self._restored["old_schedule"])
         set_random_streams(self._restored["random"])
         self._restored = None
+
+    def _continue_schedule(self, state: Mapping[str, Any]) -> None:
+        """Let a schedule whose arguments were changed go on from where a checkpoint left it."""
+        scheduler: Any = self.trainer.lr_scheduler_configs[0].scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            catch_up(scheduler, state)
+            return
+        other = self._make_optimizer()
+        schedule = self._make_schedule(other)
+        catch_up(schedule, state)
+        scheduler.load_state_dict(schedule.state_dict())
+        for group, values in zip(self._raw_optimizer.param_groups, other.param_groups, strict=False):
+            group.update({name: value for name, value in values.items() if name != "params"})
 
     def _know_old_model(self) -> None:
         """Give every split the columns that constraints and evaluation remember of the weights training started from.
@@ -542,9 +565,12 @@ class FCCOModule(EvaluatingModule):
         self._share_statistics()
         if self.average is not None:
             self.processes.average_(self.average.statistics)
-        own = {"typed": self._typed, "random": random_streams()}
+        own = {"typed": self._typed, "schedule": self._schedule, "random": random_streams()}
         if self._restored is not None:  # nothing was trained since it was loaded
             own = {"typed": self._restored["optimizer"]["typed"], "random": self._restored["random"]}
+            own["schedule"] = self._restored.get("schedule", self._schedule)
+            if "old_schedule" in self._restored and "lr_schedulers" in checkpoint:
+                checkpoint["lr_schedulers"] = [self._restored["old_schedule"]]
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
@@ -555,6 +581,7 @@ class FCCOModule(EvaluatingModule):
             "engine": self._engine.state_dict(),
             "trained": [name for name, p in self.network.named_parameters() if p.requires_grad],
             "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": own["typed"]},
+            "schedule": own["schedule"],
             "random": own["random"],
             "skipped_batches": self.skipped_batches,
             "average": None if self.average is None else self.average.state(checkpoint["state_dict"]),
@@ -599,7 +626,8 @@ class FCCOModule(EvaluatingModule):
         load(self.dual_states(), checkpoint, self.processes)
         if stored.get("average") is not None:
             exchange(checkpoint["state_dict"], stored["average"])
-        self.skipped_batches, self._restored = stored["skipped_batches"], stored
+        self.skipped_batches = stored["skipped_batches"]
+        self._restored = {**stored, "lr_schedulers": checkpoint["lr_schedulers"]}
 
     def _continue_phase(self, stored: Mapping[str, Any]) -> None:
         """Enter the phase in which a checkpoint was written."""
