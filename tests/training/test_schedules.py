@@ -125,7 +125,7 @@ def test_a_plateau_keeps_what_it_has_seen(make_module, make_trainer, tmp_path):
     assert (after.best, after.factor) == (before.best, 0.5)
     assert seen == {3: 1e-6, 4: 5e-7, 5: 5e-7}
     _, other, _ = run(STOP + 1, path, mode="max")
-    assert other.best != before.best
+    assert other.num_bad_epochs == 0  # under another mode the first epoch is the best
 
 
 @pytest.mark.parametrize(
