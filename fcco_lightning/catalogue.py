@@ -21,7 +21,7 @@ _SELECTED = {
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "evaluation": "default_evaluation",
     "state": "DualState",
-    "training": "FCCOModule Pretraining StepAtFractions",
+    "training": "FCCOModule Pretraining StepAtFractions WeightAverage",
 }
 
 
