@@ -9,7 +9,7 @@ from fcco_lightning.data.datamodules.tables import TableDataModule
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import Sampling, UniformSampling
-from fcco_lightning.data.sources import read_table, with_features_of
+from fcco_lightning.data.sources import with_features_of
 from fcco_lightning.data.splits import Splits, require_all_cells, stratified_split, whole_split
 from fcco_lightning.errors import ConfigError
 
@@ -90,11 +90,11 @@ class TabularDataModule(TableDataModule):
         return splits
 
     def _divided(self) -> dict[str, LabelledFrame]:
-        table = read_table(self.sources["train"], "train")
+        table = self._table_of("train")
         self.labels.fit(table, "the train table")
         train = self._labelled(table, "the train table")
         if self.splits.test_fraction is None:
-            test = self._labelled(with_features_of(read_table(self.sources["test"], "test"), table), "the test table")
+            test = self._labelled(with_features_of(self._table_of("test"), table), "the test table")
         else:
             train, test = self._held_out(train, self.splits.test_fraction, "test_fraction")
         if not self.splits.val_fraction:
