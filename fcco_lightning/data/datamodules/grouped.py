@@ -41,6 +41,7 @@ class GroupedTabularDataModule(TableDataModule):
         eval_batch_size: number of rows in an evaluation batch of one process.
         seed: seed of the training batches.
         num_workers: number of worker processes of the training loader.
+        allow_changed: whether a checkpoint is continued although the training table was changed, with a warning.
 
     Attributes:
         grouping: how rows become groups.
@@ -68,6 +69,7 @@ class GroupedTabularDataModule(TableDataModule):
         eval_batch_size: int = 4096,
         seed: int = 0,
         num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
         pooled = {f"pool[{i}]": table for i, table in enumerate(pool or [])}
         super().__init__(
@@ -79,6 +81,7 @@ class GroupedTabularDataModule(TableDataModule):
             seed=seed,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
+            allow_changed=allow_changed,
         )
         refuse_other_roles(columns)
         if splits.whole is not None:

@@ -13,7 +13,7 @@ from fcco_lightning.conditions import Condition, Where, described
 from fcco_lightning.data.columns import condition_on, require_columns, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.encoding import Encoding
-from fcco_lightning.data.fingerprint import fingerprint
+from fcco_lightning.data.fingerprint import contents_of, fingerprint
 from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
 from fcco_lightning.data.sampling import Sampling
@@ -39,6 +39,7 @@ class TableDataModule(SplitDataModule):
         seed: seed of the training batches.
         eval_batch_size: number of rows in an evaluation batch of one process.
         num_workers: number of worker processes of the training loader.
+        allow_changed: whether a checkpoint is continued although the training table was changed, with a warning.
 
     Attributes:
         labels: classes, sensitive groups and further columns.
@@ -59,8 +60,15 @@ class TableDataModule(SplitDataModule):
         seed: int,
         eval_batch_size: int,
         num_workers: int,
+        allow_changed: bool,
     ) -> None:
-        super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
+        super().__init__(
+            batches=batches,
+            seed=seed,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            allow_changed=allow_changed,
+        )
         if (sources["test"] is None) == (splits.test_fraction is None):
             given = "neither" if sources["test"] is None else "both"
             raise DataError(
@@ -73,6 +81,7 @@ class TableDataModule(SplitDataModule):
         self._rows: dict[str, pd.DataFrame] = {}  # of every split, with all columns of the table
         self._added: set[str] = set()  # columns that subsets and groups asked for
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
+        self._contents: dict[str, str] = {}  # of the training split
         self._announced = False
 
     @abstractmethod
@@ -137,6 +146,7 @@ class TableDataModule(SplitDataModule):
         order = self.batches.row_order(len(splits["train"]))
         if order is not None:
             splits["train"] = splits["train"].take(order)
+        self._contents = {} if self._made else contents_of(splits["train"].features)
         self.encoder.fit(splits["train"].features, "the train split")
         tables = {}
         for name, split in splits.items():
@@ -219,7 +229,7 @@ class TableDataModule(SplitDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder and what identifies the training split, as plain values."""
-        return {"encoder": self.encoder.state_dict(), "train_split": self._fingerprint()}
+        return {"encoder": self.encoder.state_dict(), "train_split": self._identified()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the encoder, and make sure that the rows of a checkpoint's dual state mean the same samples.
@@ -235,13 +245,17 @@ class TableDataModule(SplitDataModule):
         plan = self.batches.plan(self._drawn_table("train").columns, self.seed, world_size)
         return self._drawn("target", "train", self.batches, plan)
 
-    def _fingerprint(self) -> dict[str, int | str]:
+    def _fingerprint(self) -> dict[str, Any]:
         columns = {
             name: column for name, column in self._table("train").columns.items() if name not in {"x", *self._added}
         }
         names = self._group_names()
         return {
-            **fingerprint(columns, [*self.feature_names, *self.class_names, *self.columns.several, *names]),
+            **fingerprint(
+                columns,
+                [*self.feature_names, *self.class_names, *self.columns.several, *names],
+                contents_of(columns) | self._contents,
+            ),
             "features": self.num_features,
             "classes": len(self.class_names),
             "groups": len(names),

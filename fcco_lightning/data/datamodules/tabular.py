@@ -36,6 +36,7 @@ class TabularDataModule(TableDataModule):
         eval_batch_size: number of rows in an evaluation batch of one process.
         seed: seed of the training batches.
         num_workers: number of worker processes of the training loader.
+        allow_changed: whether a checkpoint is continued although the training table was changed, with a warning.
 
     Raises:
         DataError: from ``__init__`` unless exactly one of ``test`` and ``splits.test_fraction`` is given; from
@@ -56,6 +57,7 @@ class TabularDataModule(TableDataModule):
         eval_batch_size: int = 4096,
         seed: int = 0,
         num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
         super().__init__(
             {"train": train, "test": test},
@@ -66,6 +68,7 @@ class TabularDataModule(TableDataModule):
             seed=seed,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
+            allow_changed=allow_changed,
         )
 
     @property
