@@ -16,7 +16,7 @@ from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import ImageTable, image_transform
-from fcco_lightning.data.pairs import FilesIn, Joined, PairTable, read_pairs
+from fcco_lightning.data.pairs import FilesIn, Joined, PairTable
 from fcco_lightning.data.plans import BatchPlan, RowsOf
 from fcco_lightning.data.sampling import GroupSampling, Sampling, TwoDraws, UniformSampling, with_num_batches
 from fcco_lightning.data.splits import stratified_split
@@ -165,7 +165,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self.origin.prepare()
         for source in self.pairs.each:
             if isinstance(source, (str, list)):
-                read_pairs(source, self.pairs.image_column, self.pairs.caption_column)
+                self.pairs.read(source)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the tables and the captions; images stay where they are.  A second call changes nothing."""
@@ -249,7 +249,9 @@ class ContinualCLIPDataModule(SplitDataModule):
             rows = torch.tensor(part[ROW].tolist())[known]
             shown = Joined([images], rows)
             columns = {"y": y[known], "task": task_of[y[known]]}
-            tables[name] = ImageTable(shown, columns, self._plain, corrupt=self.origin.corrupt)
+            tables[name] = ImageTable(
+                shown, columns, self._plain, corrupt=self.origin.corrupt, most_pixels=self.origin.most_pixels
+            )
             if name == "train":
                 self._look_at(shown, "the labelled images")
             self._digests[name] = digest_of([*self._image_names(images, rows), str(columns["y"].tolist())])
@@ -278,7 +280,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _pair_table(self, train: ImageTable) -> PairTable:
         """Return the table of all pairs: those of ``pairs``, then the labelled ones."""
-        read = [read_pairs(source, self.pairs.image_column, self.pairs.caption_column) for source in self.pairs.each]
+        read = [self.pairs.read(source) for source in self.pairs.each]
         for number, (images, _) in enumerate(read):
             self._look_at(images, f"the images of pairs.sources[{number}]")
         images, captions = Joined([images for images, _ in read]), Joined([captions for _, captions in read])
@@ -315,6 +317,7 @@ class ContinualCLIPDataModule(SplitDataModule):
             seed=None if self.pairs.augment is False else self.seed,
             caption_seed=self.seed,
             corrupt=self.pairs.corrupt,
+            most_pixels=self.pairs.most_pixels,
         )
 
     def _prompts(self) -> Tensor:

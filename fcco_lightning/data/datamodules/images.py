@@ -247,6 +247,7 @@ class GroupedImageDataModule(SplitDataModule):
             self._random if random else self._plain,
             seed=self.seed if random else None,
             corrupt=self.origin.corrupt,
+            most_pixels=self.origin.most_pixels,
             root=self.origin.root or "",
             views=self.transform.views if random else 1,
         )
