@@ -1,13 +1,15 @@
 """Entry point: answers ``--version`` and what needs no torch, hands everything else to the command line."""
 
+import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fcco_lightning.catalogue import KINDS, members
+from fcco_lightning.errors import ConfigError, FCCOError
 
 _HELP = """\
-usage: fcco [-h] [--version] {fit,validate,test,predict,list,inspect,convert} ...
+usage: fcco [-h] [--version] {fit,validate,test,predict,export,list,inspect,convert} ...
 
 Compositional and constrained training on PyTorch Lightning.
 
@@ -15,7 +17,8 @@ commands (fcco COMMAND --help lists every option):
   fit        train, then report: a table, report.json and pictures in the run's folder
   validate   figures of a checkpoint on the training and validation splits
   test       figures of a checkpoint on the test split
-  predict    outputs of a checkpoint, one per sample
+  predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
+  export     the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
   list       the algorithms, objectives, constraints, ... that a configuration can name
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
@@ -26,6 +29,7 @@ examples:
   fcco fit --config CONFIG --model.algorithm.lam 0.02 --trainer.max_epochs 20
   fcco fit --config CONFIG --print_config
   fcco fit --model.algorithm.help SONEX
+  fcco predict runs/version_0/checkpoints/last.ckpt new.csv --out decisions.csv
   fcco inspect runs/version_0/checkpoints/last.ckpt
   fcco convert runs/version_0/checkpoints/last.ckpt weights.safetensors
 """
@@ -46,8 +50,9 @@ def main(args: Sequence[str] | None = None) -> None:
 
         sys.stdout.write(f"fcco_lightning {__version__}\n")
         return
-    if given[0] in _TOOLS:
-        sys.exit(_TOOLS[given[0]](given[1:]))
+    tool = _tool(given)
+    if tool is not None:
+        sys.exit(tool(given[1:]))
     from fcco_lightning.cli import run  # noqa: PLC0415 - loads torch and lightning
 
     sys.exit(run(given))
@@ -79,9 +84,9 @@ def _inspect(args: Sequence[str]) -> int:
     parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(args)
-    from fcco_lightning.checkpoint_tools import run_inspect  # noqa: PLC0415 - loads torch
+    from fcco_lightning.checkpoint_tools import print_description  # noqa: PLC0415 - loads torch
 
-    return run_inspect(given.ckpt, as_json=given.json)
+    return _status(lambda: print_description(given.ckpt, as_json=given.json))
 
 
 def _convert(args: Sequence[str]) -> int:
@@ -98,12 +103,87 @@ def _convert(args: Sequence[str]) -> int:
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
     given = parser.parse_args(args)
-    from fcco_lightning.checkpoint_tools import run_convert  # noqa: PLC0415 - loads torch
+    from fcco_lightning.checkpoint_tools import convert  # noqa: PLC0415 - loads torch
 
-    return run_convert(given.ckpt, given.out, force=given.force)
+    return _status(lambda: _say(convert(given.ckpt, given.out, force=given.force)))
 
 
-_TOOLS = {"list": _list, "inspect": _inspect, "convert": _convert}
+def _predict(args: Sequence[str]) -> int:
+    description = (
+        "Predict the rows of a table, labelled or not: a row for each with its id, its groups where known, scores, "
+        "probabilities and decisions. Images and others: fcco predict --config CONFIG --ckpt_path CKPT."
+    )
+    parser = ArgumentParser("fcco predict", description=description, allow_abbrev=False)
+    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
+    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
+    parser.add_argument("--out", default="predictions.csv", help="file to write, .csv or .parquet")
+    parser.add_argument("--id", dest="id_column", help="column that names the rows; without it they are numbered")
+    parser.add_argument("--threshold", type=float, default=0.5, help="least probability of a positive decision")
+    _add_trusted(parser)
+    given = parser.parse_args(args)
+
+    def work() -> None:
+        from fcco_lightning.inference import load, write_table  # noqa: PLC0415 - loads torch
+
+        model = load(given.ckpt, trusted=given.trusted)
+        write_table(model.predict(given.table, id_column=given.id_column, threshold=given.threshold), given.out)
+        _say(given.out)
+
+    return _status(work)
+
+
+def _export(args: Sequence[str]) -> int:
+    description = "Write the network of a checkpoint for other programs."
+    parser = ArgumentParser("fcco export", description=description, allow_abbrev=False)
+    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
+    parser.add_argument(
+        "out", metavar="OUT", help="NAME.pt (plain state dict), NAME.pt2 (torch.export) or NAME.onnx (needs onnx)"
+    )
+    parser.add_argument("--shape", type=int, nargs="+", help="of one input, for networks of other things than tables")
+    _add_trusted(parser)
+    given = parser.parse_args(args)
+
+    def work() -> None:
+        from fcco_lightning.inference import export  # noqa: PLC0415 - loads torch
+
+        _say(export(given.ckpt, given.out, shape=given.shape, trusted=given.trusted))
+
+    return _status(work)
+
+
+def _add_trusted(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--trusted", nargs="+", default=[], metavar="PACKAGE", help="packages of networks of your own, to be imported"
+    )
+
+
+def _say(line: object) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def _status(work: Callable[[], object]) -> int:
+    """Do the work: 0, 1 for an error, 2 for a mistake in the arguments, 130 when interrupted."""
+    try:
+        work()
+    except FCCOError as error:
+        if os.environ.get("FCCO_DEBUG"):
+            raise
+        sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        sys.stderr.write("fcco: interrupted.\n")
+        return 130
+    return 0
+
+
+def _tool(given: Sequence[str]) -> Callable[[Sequence[str]], int] | None:
+    """What carries out a command without Lightning's command line; None for the others."""
+    if given[0] == "predict" and not (len(given) > 1 and not given[1].startswith("-")):
+        return None  # of a datamodule's test split
+    return _TOOLS.get(given[0])
+
+
+_TOOLS = {"list": _list, "inspect": _inspect, "convert": _convert, "predict": _predict, "export": _export}
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ _SELECTED = {
     "engine": "Engine InnerFunctions Problem Surrogate",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "evaluation": "default_evaluation",
+    "inference": "Predictor export load",
     "state": "DualState",
     "training": "FCCOModule Pretraining StepAtFractions",
 }

@@ -169,11 +169,11 @@ class FCCOCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Hand the configuration to the report, and what identifies the job to the checkpoints."""
-        self.model.job = self._job()
+        """Hand the configuration to the report and the checkpoints, and to these also what identifies the job."""
+        self.model.job, self.model.config = self._job(), self._typed()
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
-                callback.config = self._typed()
+                callback.config = self.model.config
 
 
 def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:

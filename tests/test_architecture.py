@@ -28,6 +28,7 @@ FLOORS = [
     ["algorithms"],
     ["analysis", "criterion"],
     ["training"],
+    ["inference"],
     ["callbacks"],
     ["cli", "checkpoint_tools"],
     ["__init__"],

@@ -130,6 +130,7 @@ class FCCOModule(EvaluatingModule):
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self.state_layout, self.processes = state_layout, Processes(alone=True)
         self.skipped_batches, self.job = 0, ""
+        self.config: dict[str, Any] = {}
         self.problem: Problem | None = None
         self._engine: Engine | None = None
         self._restored: dict[str, Any] | None = None
@@ -514,6 +515,8 @@ class FCCOModule(EvaluatingModule):
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
             "job": self.job,
+            "config": self.config,
+            "classes": [str(n) for n in getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or ()],
             "phase": {"name": self._phase.name, "epoch": self._phase_start},
             "algorithm": self._phase.algorithm.name,
             "num_samples": self.num_samples,
