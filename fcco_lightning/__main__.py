@@ -9,7 +9,7 @@ from fcco_lightning.catalogue import KINDS, members
 from fcco_lightning.errors import ConfigError, FCCOError
 
 _HELP = """\
-usage: fcco [-h] [--version] {fit,validate,test,predict,export,list,inspect,convert} ...
+usage: fcco [-h] [--version] {fit,validate,test,predict,export,compare,list,inspect,convert} ...
 
 Compositional and constrained training on PyTorch Lightning.
 
@@ -19,6 +19,7 @@ commands (fcco COMMAND --help lists every option):
   test       figures of a checkpoint on the test split
   predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
   export     the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
+  compare    finished runs side by side: a table and a picture
   list       the algorithms, objectives, constraints, ... that a configuration can name
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
@@ -30,6 +31,7 @@ examples:
   fcco fit --config CONFIG --print_config
   fcco fit --model.algorithm.help SONEX
   fcco predict runs/version_0/checkpoints/last.ckpt new.csv --out decisions.csv
+  fcco compare runs/*
   fcco inspect runs/version_0/checkpoints/last.ckpt
   fcco convert runs/version_0/checkpoints/last.ckpt weights.safetensors
 """
@@ -151,6 +153,18 @@ def _export(args: Sequence[str]) -> int:
     return _status(work)
 
 
+def _compare(args: Sequence[str]) -> int:
+    description = "Finished runs side by side: where their settings differ, and what they reached; a table, a picture."
+    parser = ArgumentParser("fcco compare", description=description, allow_abbrev=False)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, with its report.json")
+    parser.add_argument("--out", help="CSV file for the table")
+    parser.add_argument("--picture", default="comparison.png", help="PNG file to write")
+    given = parser.parse_args(args)
+    from fcco_lightning.comparison import print_comparison  # noqa: PLC0415 - loads rich and matplotlib
+
+    return _status(lambda: print_comparison(given.runs, given.out, given.picture))
+
+
 def _add_trusted(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--trusted", nargs="+", default=[], metavar="PACKAGE", help="packages of networks of your own, to be imported"
@@ -183,7 +197,14 @@ def _tool(given: Sequence[str]) -> Callable[[Sequence[str]], int] | None:
     return _TOOLS.get(given[0])
 
 
-_TOOLS = {"list": _list, "inspect": _inspect, "convert": _convert, "predict": _predict, "export": _export}
+_TOOLS = {
+    "compare": _compare,
+    "convert": _convert,
+    "export": _export,
+    "inspect": _inspect,
+    "list": _list,
+    "predict": _predict,
+}
 
 
 if __name__ == "__main__":

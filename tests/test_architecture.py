@@ -30,7 +30,7 @@ FLOORS = [
     ["training"],
     ["inference"],
     ["callbacks"],
-    ["cli", "checkpoint_tools"],
+    ["cli", "checkpoint_tools", "comparison"],
     ["__init__"],
     ["__main__"],
 ]
