@@ -4,9 +4,13 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from fcco_lightning.catalogue import KINDS, members
 from fcco_lightning.errors import ConfigError, FCCOError
+from fcco_lightning.named_configs import copy_config, named_configs, summary
+
+_CONFIGS = "configs"
 
 _HELP = """\
 usage: fcco [-h] [--version] {fit,validate,test,predict,export,compare,list,inspect,convert} ...
@@ -20,13 +24,13 @@ commands (fcco COMMAND --help lists every option):
   predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
   export     the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
   compare    finished runs side by side: a table and a picture
-  list       the algorithms, objectives, constraints, ... that a configuration can name
+  list       the algorithms, objectives, constraints, ... that a configuration can name, and the configurations
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
 
 examples:
-  fcco fit --config configs/roc_fairness/synthetic_alexr2.yaml
-  fcco fit --config configs/roc_fairness/adult_alexr2.yaml --data.train adult_train.csv --data.test adult_test.csv
+  fcco fit --config synthetic_alexr2
+  fcco fit --config roc_fairness/adult_alexr2 --data.train adult_train.csv --data.test adult_test.csv
   fcco fit --config CONFIG --model.algorithm.lam 0.02 --trainer.max_epochs 20
   fcco fit --config CONFIG --print_config
   fcco fit --model.algorithm.help SONEX
@@ -61,23 +65,37 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _list(args: Sequence[str]) -> int:
-    description = "List what a configuration can name, with one line each; without a kind, all of it."
+    description = "List what a configuration can name, with one line each, and the configurations; by default all."
     parser = ArgumentParser("fcco list", description=description, allow_abbrev=False)
-    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"one or more of: {', '.join(KINDS)}")
+    kinds = [*KINDS, _CONFIGS]
+    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"one or more of: {', '.join(kinds)}")
+    parser.add_argument("--copy", metavar="CONFIG", help="copy a configuration into this folder, to be edited")
     given = parser.parse_args(args)
-    unknown = [kind for kind in given.kinds if kind not in KINDS]
+    unknown = [kind for kind in given.kinds if kind not in kinds]
     if unknown:
-        parser.error(f"there is no kind {unknown[0]!r}; there are {', '.join(KINDS)}")
-    for kind in given.kinds or KINDS:
-        sys.stdout.write(f"{kind} ({KINDS[kind].place})\n")
-        for name, summary in members(kind):
-            sys.stdout.write(f"  {name:<28}{summary}\n")
-        sys.stdout.write("\n")
-    sys.stdout.write(
+        parser.error(f"there is no kind {unknown[0]!r}; there are {', '.join(kinds)}")
+    if given.copy is not None:
+        return _status(lambda: _say(copy_config(given.copy, Path())))
+    for kind in given.kinds or kinds:
+        _list_kind(kind)
+    _say(
         "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Parts that do not go together are "
-        "refused by name.\n"
+        "refused by name."
     )
     return 0
+
+
+def _list_kind(kind: str) -> None:
+    if kind == _CONFIGS:
+        _say(f"{kind} (fcco fit --config NAME; --copy NAME copies one)")
+        entries = [(name, summary(path)) for name, path in named_configs().items()]
+    else:
+        _say(f"{kind} ({KINDS[kind].place})")
+        entries = [(entry.name, entry.summary) for entry in members(kind)]
+    width = 2 + max(26, *(len(name) for name, _ in entries))
+    for name, line in entries:
+        _say(f"  {name:<{width}}{line}")
+    _say("")
 
 
 def _inspect(args: Sequence[str]) -> int:

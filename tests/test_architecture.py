@@ -16,7 +16,7 @@ PACKAGE = "fcco_lightning"
 
 FLOORS = [
     ["catalogue", "errors"],
-    ["checks", "conditions", "numerics"],
+    ["checks", "conditions", "named_configs", "numerics"],
     ["distributed"],
     ["ambiguity"],
     ["outer", "state", "steps", "metrics", "dro"],
