@@ -33,6 +33,7 @@ from fcco_lightning.callbacks import (
 )
 from fcco_lightning.catalogue import close_to, import_families
 from fcco_lightning.errors import CheckpointError, FCCOError
+from fcco_lightning.named_configs import with_files
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import by_age, find_own, job_identity
 from fcco_lightning.training.row_checkpoints import read_file
@@ -169,11 +170,11 @@ class FCCOCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Hand the configuration to the report, and what identifies the job to the checkpoints."""
-        self.model.job = self._job()
+        """Hand the configuration to the report and the checkpoints, and to these also what identifies the job."""
+        self.model.job, self.model.config = self._job(), self._typed()
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
-                callback.config = self._typed()
+                callback.config = self.model.config
 
 
 def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
@@ -217,7 +218,7 @@ def run(args: Sequence[str] | None = None) -> int:
                 save_config_kwargs={"overwrite": True},
                 parser_class=ArgumentParser,
                 parser_kwargs={"prog": "fcco"},
-                args=args,  # type: ignore[arg-type]
+                args=None if args is None else with_files(args),
             )
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         status, explanation = _explain(error)

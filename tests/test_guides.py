@@ -34,6 +34,7 @@ def test_python_example(capsys, tmp_path, monkeypatch):
     assert gap < 0.2  # "about 0.1; a model without constraints has 0.6"
 
 
+@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and "```python" in PAGES[page]])
 def test_python_blocks_of_guides_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

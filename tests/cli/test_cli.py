@@ -142,7 +142,7 @@ def test_validate_test_and_predict(fitted):
         assert code == 0, command
     (predictions,) = Path("runs").rglob("predictions.csv")
     lines = predictions.read_text().splitlines()
-    assert lines[0] == "index,output"
+    assert lines[0] == "index,score"
     assert len(lines) == 401
 
 
