@@ -223,6 +223,20 @@ def test_batches_with_one_positive_say_nothing_of_the_others(make, share):
             objective.check(torch.zeros(len(index)), batch)
 
 
+@pytest.mark.parametrize("make", [AUC, AUCMargin, PNormPush, KLPartialAUC, AveragePrecision])
+def test_ratios_of_means_are_warned_of(make):
+    """Where samples of one class have different weights, and the objective takes means over that class."""
+    objective = make()
+    batch = {"y": torch.tensor([1, 0, 0, 1]), "weight": torch.tensor([1.0, 2.0, 2.0, 1.0]), "index": torch.arange(4)}
+    objective.check(torch.zeros(4), batch)
+    batch["weight"][1] = 1.5
+    if make is AveragePrecision:
+        objective.check(torch.zeros(4), batch)
+        return
+    with pytest.warns(UserWarning, match=f"{make.__name__} takes means over the samples with y = 0 .* ratio of two"):
+        objective.check(torch.zeros(4), batch)
+
+
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 MAKES = {
