@@ -11,6 +11,7 @@ from fcco_lightning.analysis.diagnosis import diagnose
 from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals
 from fcco_lightning.analysis.eigenvalues import Spectrum, gram, spectrum
 from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, Jacobian, required_size
+from fcco_lightning.analysis.intervals import Interval, exact_binomial, intervals
 from fcco_lightning.analysis.stationary_points import GRID, Stationarity, stationarity
 
 __all__ = [
@@ -18,13 +19,16 @@ __all__ = [
     "MAX_VALUES",
     "Certificate",
     "Duals",
+    "Interval",
     "Jacobian",
     "Spectrum",
     "Stationarity",
     "certificate",
     "diagnose",
     "duals",
+    "exact_binomial",
     "gram",
+    "intervals",
     "jacobian",
     "outer_gradients",
     "penalty_multipliers",

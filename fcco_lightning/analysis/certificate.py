@@ -19,7 +19,7 @@ from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import InnerFunctions, outputs_of_columns
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.objectives import Objective
-from fcco_lightning.outer import Multiplied, NoSmoothing, Smoothing, excess
+from fcco_lightning.outer import NoSmoothing, Smoothing, excess
 from fcco_lightning.records import Columns, Inner
 
 
@@ -234,10 +234,10 @@ def _surrogate(objective: Objective, outputs: Tensor, columns: Columns) -> Tenso
 def _signed(constraints: Sequence[Constraint], outputs: Tensor, columns: Columns) -> tuple[Tensor, _Sides]:
     """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
     numbers, rows, signs, exceeded = [outputs.new_zeros(0)], list[Tensor](), list[Tensor](), list[Tensor]()
-    identity, first = Multiplied(outputs.new_ones(1, 1)), 0
+    first = 0
     for c in constraints:
         values = _whole(c, outputs, columns).values
-        outer = c.signed(identity)
+        outer = c.number(values)
         s, slope = outer.value(values.detach()), outer.subgradient(values.detach())
         product = (slope * values).sum(1)
         numbers.append(s + product - product.detach())

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fcco_lightning.estimators import Range
-from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction
+from fcco_lightning.outer import AbsoluteDifference, Linear, Multiplied, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
 
@@ -87,6 +87,16 @@ class Constraint(ABC):
     def signed(self, phi: OuterFunction) -> OuterFunction:
         """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
         return self.outer(phi)
+
+    def number(self, like: Tensor) -> OuterFunction:
+        """The number s_i as a function of the inner values: (b, k) -> (b,).
+
+        Where there is one side it is ``h_i + kappa``.
+
+        Args:
+            like: a tensor of the device and dtype on which it is computed.
+        """
+        return self.signed(Multiplied(like.new_ones(1, 1)))
 
     @abstractmethod
     def violation(self, values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.conditions import Where
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.subsets import Subset
+from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
@@ -30,6 +31,10 @@ def _mean(q: Tensor, chosen: Tensor, batch: Columns) -> Tensor | None:
         return values.mean()
     weight = weight[chosen].to(q.dtype)
     return (weight * values).sum() / weight.sum()
+
+
+def _constant(quantity: Quantity, outputs: Tensor, batch: Columns) -> str | None:
+    return constant_decision(quantity(outputs, batch)) if quantity.range == (0.0, 1.0) else None
 
 
 class MeanAtMost(Constraint):
@@ -70,6 +75,10 @@ class MeanAtMost(Constraint):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         self.where.check(batch)
         self.quantity.check(outputs, batch)
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
+        return _constant(self.quantity, outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q, chosen = self.quantity(outputs, batch), self.where.mask(batch)
@@ -128,6 +137,10 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         for where in (self.where_a, self.where_b):
             where.check(batch)
         self.quantity.check(outputs, batch)
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
+        return _constant(self.quantity, outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q = self.quantity(outputs, batch)

@@ -87,5 +87,5 @@ class MultiplierRows(nn.Module):
 
     def _signed(self, values: Tensor) -> Tensor:
         """``h + kappa``, or s of two sides, shape (b, 1)."""
-        identity = Multiplied(self.state.rows.new_ones(1, 1))
-        return self.constraint.signed(identity).value(values.to(self.state.rows.dtype)).unsqueeze(1)
+        values = values.to(self.state.rows.dtype)
+        return self.constraint.number(values).value(values).unsqueeze(1)

@@ -75,6 +75,9 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
     assert report.report["selected"] == choice.chosen
     line = "is feasible on" if script[best][0] <= 0 else "No epoch was feasible"
     assert line in report.report["verdict"]
+    for split in ("train", "val", "test"):
+        (one,) = report.report[split]["intervals"].values()
+        assert one["low"] < one["h"] == pytest.approx(report.report[split]["constraints"]["mean"]) < one["high"]
     saved = torch.load(next(tmp_path.rglob("feasible.ckpt")), weights_only=True)
     assert torch.equal(saved["state_dict"]["network.weight"], seen[best])
 
