@@ -38,7 +38,7 @@ class Certificate(NamedTuple):
         violation: ``max_i h_i``; without constraints 0.
         eps: the largest of stationarity, complementarity and the violation.
         multipliers: nu_i, shape (m,); of ``|s_i| <= kappa``, which is two constraints, the difference of the two.
-        values: h_i, shape (m,).
+        values: h_i, shape (m,), at the kappa that is enforced.
     """
 
     stationarity: float
@@ -152,7 +152,7 @@ def penalty_multipliers(
     for c in constraints:
         phi = (smoothing or NoSmoothing())(penalty.outer(penalty.weight(epoch), c.kappa))
         h = c.violation(_whole(c, outputs.double(), columns).values)
-        slopes += (phi.subgradient((h + c.kappa).unsqueeze(1)).squeeze(1) / total).tolist()
+        slopes += (phi.subgradient((h + c.tolerance).unsqueeze(1)).squeeze(1) / total).tolist()
     return slopes
 
 

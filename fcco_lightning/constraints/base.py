@@ -1,11 +1,13 @@
 """What a constraint is: rows h_i(w) <= 0, each a convex function of inner values g_i(w)."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from fcco_lightning.checks import non_negative
 from fcco_lightning.estimators import Range
 from fcco_lightning.outer import AbsoluteDifference, Linear, Multiplied, OuterFunction
 from fcco_lightning.records import Columns, Inner
@@ -18,7 +20,7 @@ class Constraint(ABC):
     of g_i through :meth:`outer`, so that a constraint is one more compositional term.
 
     Attributes:
-        kappa: tolerance.
+        kappa: tolerance that is enforced.
         names: a short name per row, used in logs and pictures; its length is m.
         width: k.
         part: the part of a batch on which the constraint is measured, where several loaders contribute; None for the
@@ -33,6 +35,30 @@ class Constraint(ABC):
     part: str | tuple[str, ...] | None = None
     range: Range = Range()
     sides: ClassVar[Literal[1, 2]] = 1
+    _tolerance: float | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """The kappa that was asked for, of which :meth:`violation` speaks."""
+        return self.kappa if self._tolerance is None else self._tolerance
+
+    @property
+    def least_kappa(self) -> float:
+        """No weights meet the constraint with a smaller kappa; -inf where nothing is known."""
+        if self.sides == 2:
+            return 0.0
+        return -math.inf if self.width > 1 or self.range.least is None else self.range.least
+
+    def tighten(self, margin: float) -> None:
+        """Enforce ``h_i <= -margin``, by a smaller kappa, as far as there are such weights.
+
+        Multipliers and penalties follow, the latter from the next epoch on.
+
+        Args:
+            margin: >= 0, in units of h; 0 goes back to what was asked for.
+        """
+        self._tolerance = self.tolerance
+        self.kappa = max(self._tolerance - non_negative("margin", margin), min(self.least_kappa, self._tolerance))
 
     @property
     def num_rows(self) -> int:
@@ -100,7 +126,7 @@ class Constraint(ABC):
 
     @abstractmethod
     def violation(self, values: Tensor) -> Tensor:
-        """h_i from inner values: (b, k) -> (b,).  Positive where the constraint is violated."""
+        """h_i at the :attr:`tolerance` from inner values: (b, k) -> (b,).  Positive where it is violated."""
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Why the constraint says nothing about these outputs although it holds, or None."""
@@ -130,4 +156,4 @@ class DifferenceAtMost(Constraint, ABC):
         return Linear(phi, (1.0, -1.0))
 
     def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - values[:, 1]).abs() - self.kappa
+        return (values[:, 0] - values[:, 1]).abs() - self.tolerance

@@ -91,7 +91,7 @@ class MeanAtMost(Constraint):
         return phi
 
     def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.kappa
+        return values[:, 0] - self.tolerance
 
 
 class MeanDifferenceAtMost(DifferenceAtMost):
@@ -185,4 +185,4 @@ class MeanNear(MeanAtMost):
         return Shifted(phi, torch.tensor(self.target, dtype=torch.float64))
 
     def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - self.target).abs() - self.kappa
+        return (values[:, 0] - self.target).abs() - self.tolerance

@@ -212,7 +212,7 @@ class FourFifthsRule(_Rates):
         return Linear(phi, (-1.0, self.ratio))
 
     def violation(self, values: Tensor) -> Tensor:
-        return self.ratio * values[:, 1] - values[:, 0] - self.kappa
+        return self.ratio * values[:, 1] - values[:, 0] - self.tolerance
 
 
 class PredictiveParity(_Rates):
@@ -252,7 +252,7 @@ class PredictiveParity(_Rates):
         return RatioDifference(phi)
 
     def violation(self, values: Tensor) -> Tensor:
-        return ratio_difference(values).abs().squeeze(1) - self.kappa
+        return ratio_difference(values).abs().squeeze(1) - self.tolerance
 
 
 class GroupAUCAtLeast(GroupConstraint):
@@ -303,7 +303,7 @@ class GroupAUCAtLeast(GroupConstraint):
         return phi
 
     def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.kappa
+        return values[:, 0] - self.tolerance
 
 
 class AUCParity(DifferenceAtMost, GroupConstraint):
