@@ -9,6 +9,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fcco_lightning.analysis import intervals
 from fcco_lightning.callbacks.baseline import Baseline
 from fcco_lightning.callbacks.feasible import BestFeasible, chosen_line
 from fcco_lightning.callbacks.summary_table import constraint_records, render_records, render_summary, write_report
@@ -30,7 +31,9 @@ class Report(Callback):
     draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
     ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
     line, ``verdict`` in the file, says whether they hold; ``selected`` says which weights :class:`BestFeasible` chose.
-    Multipliers of constraints are in the file, the largest in a table, and along the run in ``multipliers.png``.
+    Of every constraint there are h, a 95% confidence interval and the noise floor
+    (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
+    are in a table, and along the run in ``multipliers.png``.
 
     Args:
         enabled: report at the end of ``fit``.
@@ -94,7 +97,10 @@ class Report(Callback):
         for split, loader in loaders().items():
             outputs, columns = pl_module.evaluate(loader)
             summary = pl_module.summarise(split, outputs, columns)
+            found = intervals(pl_module.constraints, outputs, columns)
             report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns) | multipliers
+            if found:
+                report[split]["intervals"] = {name: one._asdict() for name, one in found.items()}
             final[split] = (outputs, columns)
             for baseline in baselines:
                 unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))
@@ -133,8 +139,9 @@ class Report(Callback):
                     first = records[:_PRINTED_ROWS]
                     title = f"{name.capitalize()} ({split}): the first {len(first)} of {len(records):,}"
                     console.print(render_records(title, first))
-            if records := constraint_records(self.report[split]):
-                console.print(render_records(f"Constraints ({split}), largest multipliers first", records))
+        title, constraints = constraint_records({name: self.report[name] for name in splits})
+        if constraints:
+            console.print(render_records(title, constraints))
         if "verdict" in self.report:
             console.print(self.report["verdict"], style="bold", highlight=False, soft_wrap=True)
 
