@@ -53,7 +53,7 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.names = Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names[str(func)] += 1
         return func(*args, **(kwargs or {}))
 
