@@ -624,6 +624,8 @@ class FCCOModule(EvaluatingModule):
         if references is not None and hasattr(datamodule, "references"):
             references.check(self._measuring(datamodule))
         self._references = references
+        if self._trainer is not None and self.trainer.precision == "64-true":
+            self.double()  # the Trainer does so only when the weights are loaded, and rounded
         if self.problem is None or self._trainer is None or self.trainer.state.fn != "fit":
             # evaluation needs the weights only
             weights = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("problem.")}

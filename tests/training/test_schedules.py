@@ -9,6 +9,7 @@ from torch.optim import lr_scheduler as schedules
 
 from fcco_lightning import SOX, CheckpointError, ConfigError, HeavyBall, StepAtFractions, TabularMLP
 from tests.conftest import make_data, make_frame
+from tests.training.test_resume import SaveAt
 
 DATA = {"train": make_frame(24, 0), "test": make_frame(20, 1), "batch_size": 12}
 EPOCHS, STOP = 6, 3
@@ -147,3 +148,21 @@ def test_what_cannot_be_continued_is_refused(parts, error, message, make_module,
     trainer.save_checkpoint(path := tmp_path / "a.ckpt")
     with pytest.raises(error, match=message):
         rates(make_module, make_trainer, epochs=EPOCHS, ckpt_path=path, **(once | parts))
+
+
+def test_after_the_last_batch_of_an_epoch_its_validation_is_still_to_come(make_module, make_trainer, tmp_path):
+    """Else the plateau would see one figure less than in the uninterrupted run."""
+
+    def run(*callbacks, ckpt_path=None):
+        torch.manual_seed(0)
+        module = make_module(
+            scheduler=lambda o: schedules.ReduceLROnPlateau(o, "max", patience=0, threshold=0.03),
+            scheduler_monitor="train_auc",
+        )
+        trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
+        trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
+        return trainer.lr_scheduler_configs[0].scheduler.state_dict()
+
+    whole = run(SaveAt(tmp_path / "at.ckpt", 1, 1))
+    assert run(ckpt_path=tmp_path / "at.ckpt") == whole
+    assert whole["last_epoch"] == 3
