@@ -23,6 +23,7 @@ _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"} | dict.from
     (".svm", ".svmlight", ".libsvm", ".letor", ".txt"), "svmlight"
 )
 _BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
+_SEVERAL = (Mapping, np.ndarray, list, tuple, set)
 _BYTES_A_CELL = 24  # of a feature that is held densely: in the frame, while it is encoded, and encoded
 _FEATURE = re.compile(r"f\d+")
 _HUB_ID = re.compile(r"(?P<name>[\w][\w.-]*/[\w.-]+)(:(?P<split>[\w.\[\]:%+-]+))?")
@@ -62,11 +63,16 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
 
 
 def _require_plain(frame: pd.DataFrame, where: str) -> None:
-    """Refuse names that two columns have, and columns of lists or mappings, which are no features."""
+    """Refuse names that two columns have, and columns of lists, mappings or complex numbers, which are no features."""
     _require_different(list(frame.columns), where)
+    for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
+        raise DataError(
+            f"{where}: the column {str(name)!r} holds complex numbers. Give their real and imaginary parts a column each."
+        )
     for name in frame.columns[[pd.api.types.is_object_dtype(kind) for kind in frame.dtypes]]:
-        cell = next(iter(frame[name].dropna()), None)
-        if isinstance(cell, Mapping | np.ndarray | list | tuple | set):
+        several = [kind for kind in set(map(type, frame[name])) if issubclass(kind, _SEVERAL)]
+        if several:
+            cell = next(cell for cell in frame[name] if isinstance(cell, _SEVERAL))
             raise DataError(
                 f"{where}: the column {str(name)!r} holds a {type(cell).__name__} in a cell ({str(cell)[:60]}). Give "
                 "every number or name a column of its own, or remove the column."
