@@ -67,7 +67,8 @@ def _require_plain(frame: pd.DataFrame, where: str) -> None:
     _require_different(list(frame.columns), where)
     for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
         raise DataError(
-            f"{where}: the column {str(name)!r} holds complex numbers. Give their real and imaginary parts a column each."
+            f"{where}: the column {str(name)!r} holds complex numbers. Give their real and imaginary parts a column "
+            "each."
         )
     for name in frame.columns[[pd.api.types.is_object_dtype(kind) for kind in frame.dtypes]]:
         several = [kind for kind in set(map(type, frame[name])) if issubclass(kind, _SEVERAL)]
