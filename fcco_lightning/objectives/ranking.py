@@ -93,29 +93,9 @@ class RankingObjective(BinaryObjective, ABC):
         )
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
-        """Refuse batches by class that hold one owner, if it is compared with its own class, too.
-
-        If not, warn where means over the other class are ratios: see :func:`warn_of_ratios`.
-
-        Raises:
-            DataError: if the first batch is of that kind.
-        """
+        """Warn where means over the other class are ratios: see :func:`warn_of_ratios`."""
         if self.needs_partner:
             warn_of_ratios(batch, self)
-            return
-        kinds = batch.get("stratum", batch.get("weight"))
-        if self.class_sizes is None or kinds is None:
-            return
-        owns = required_column(batch, "y", self) == self.owner
-        if int(owns.sum()) != 1 or int((kinds == kinds[owns]).sum()) != 1:
-            return
-        known = int(batch["stratum_size"][owns]) if "stratum_size" in batch else self.class_sizes[self.owner]
-        if known > 1:
-            raise DataError(
-                f"{type(self).__name__} compares positives with one another, too, but a batch holds one positive of "
-                f"{known}, and so says nothing of the others. Draw two positives or more: raise positive_fraction or "
-                "batch_size."
-            )
 
     def _range(self) -> Range:
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""

@@ -112,9 +112,9 @@ def common_weights(
     own, others = self_and_others("dataset", size, num_samples)
     if weight is None:
         return mask.new_full((size,), others, dtype=dtype), mask.new_full((1,), own - others, dtype=dtype)
-    if not torch.equal(weight == weight.index_select(0, first), mask):
+    if count == 1 or not torch.equal(weight == weight.index_select(0, first), mask):
         return None
-    share, rest = weight.to(dtype) / size, max(count - 1, 1)
+    share, rest = weight.to(dtype) / size, count - 1
     within = (share.index_select(0, first) * (count / rest)).sub_(own / rest).clamp_(min=0)
     return torch.where(mask, within, share), own - within
 

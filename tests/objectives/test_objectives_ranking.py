@@ -219,10 +219,10 @@ def test_batches_with_one_positive_say_nothing_of_the_others(make, share):
         index = next(plan.batches(0))
         batch = {name: column[index] for name, column in ({"y": Y, "index": torch.arange(N)} | plan.columns()).items()}
         if positives == 2:
-            objective.check(torch.zeros(len(index)), batch)
+            objective.inner(torch.zeros(len(index)), batch)
             continue
-        with pytest.raises(DataError, match=r"a batch holds one positive of 12, .* two positives or more"):
-            objective.check(torch.zeros(len(index)), batch)
+        with pytest.raises(DataError, match=r"a batch holds one sample of stratum .* which has 12, .* two or more"):
+            objective.inner(torch.zeros(len(index)), batch)
 
 
 @pytest.mark.parametrize("make", [AUC, AUCMargin, PNormPush, KLPartialAUC, AveragePrecision])
