@@ -80,12 +80,16 @@ class ArgumentParser(LightningArgumentParser):
             message += f".{did_you_mean(get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75))}"
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None and ex is not None:
-            accepted = _accepted_options(ex)
-            of_class = "." not in nested[1] and f" It takes: {', '.join(accepted)}." * (len(accepted) <= _MOST_LISTED)
-            message = f"{message.strip()}.{did_you_mean(get_close_matches(nested[1], accepted, cutoff=0.6))}"
-            message += of_class or ""
+            message = f"{message.strip()}.{_near(nested[1], _accepted_options(ex))}"
         sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option, fcco list every class)\n")
         sys.exit(2)
+
+
+def _near(option: str, accepted: Sequence[str]) -> str:
+    """What a misspelt option may have meant, and all that its class takes, if these are few."""
+    question = did_you_mean(get_close_matches(option, accepted, cutoff=0.6))
+    of_class = accepted and "." not in option and len(accepted) <= _MOST_LISTED
+    return f"{question} It takes: {', '.join(accepted)}." if of_class else question
 
 
 def _accepted_options(error: BaseException) -> list[str]:
