@@ -85,7 +85,7 @@ class Criterion(nn.Module):
         self.constraints, self.penalty = list(constraints), penalty
         self.num_samples, self.sampling, self.dtype = at_least("num_samples", num_samples, 1), sampling, dtype
         self.estimates = Estimates(None)
-        self._outputs = _Outputs()
+        self._outputs, self._backend = _Outputs(), _Deferred()
         self._engine: Engine | None = None
         self._stored: dict[str, Any] = {}
         self._differentiated = False
@@ -111,7 +111,7 @@ class Criterion(nn.Module):
                 f"{type(self.objective).__name__} has parameters of its own, and {type(optimizer).__name__} leaves out "
                 f"{len(left_out)} of them. Give it those of the whole LightningModule, self.parameters()."
             )
-        self._engine = Engine(self._outputs, self._pose().to(params[0].device), self.algorithm, _Deferred())
+        self._engine = Engine(self._outputs, self._pose().to(params[0].device), self.algorithm, self._backend)
         self._engine.params, self._engine.optimizer = params, optimizer
         if self._stored:
             self.set_extra_state(self._stored)
@@ -141,13 +141,14 @@ class Criterion(nn.Module):
         columns = as_batch(batch)
         self._outputs.given = outputs if len(columns) > 1 else dict.fromkeys(columns, outputs)
         surrogate = self.algorithm.surrogate(engine, columns)
+        self._backend.surrogate = surrogate.value
         engine.descend(surrogate)
         self.estimates = surrogate.estimates
-        value = surrogate.value
+        value = self._backend.surrogate
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
-        total = torch.stack([estimate.to(value.dtype) for estimate in self.estimates.values()]).sum()
-        return value + (total - value.detach())
+        total = sum((estimate.to(value.dtype) for estimate in self.estimates.values()), torch.zeros_like(value))
+        return value + (total - value).detach()
 
     def get_extra_state(self) -> dict[str, Any]:
         """Rows and what else the algorithm remembers: tensors and primitives only."""
@@ -241,10 +242,17 @@ class _Outputs(BatchNetwork):
 
 
 class _Deferred(PlainBackend):
-    """Leaves the backward pass, and averaging over processes, to the user's loop."""
+    """Leaves the backward pass, and averaging over processes, to the user's loop.
+
+    Attributes:
+        surrogate: what is to be differentiated.
+    """
+
+    surrogate: Tensor
 
     def backward(self, surrogate: Tensor) -> None:
-        """Nothing: the user differentiates."""
+        """Keep it: the user differentiates."""
+        self.surrogate = surrogate
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Nothing: DistributedDataParallel averages."""

@@ -19,9 +19,11 @@ from fcco_lightning import (
     SONEX,
     SOX,
     AUCMargin,
+    AveragePrecision,
     Criterion,
     Engine,
     HingePenalty,
+    IndexedDataset,
     Objective,
 )
 from fcco_lightning.distributed import Processes
@@ -90,6 +92,17 @@ def test_rows_change_with_a_step_that_is_taken_only():
     assert torch.equal(flat(network.parameters()), weights)
     for own, expected in zip(rows(criterion), before, strict=True):
         assert torch.equal(own.nan_to_num(9), expected.nan_to_num(9))
+
+
+def test_a_batch_that_says_nothing_has_gradient_zero():
+    data = IndexedDataset([(0, 0)] * N, columns={"y": torch.arange(N) % 2})
+    criterion = Criterion(AveragePrecision(), SOX(), num_samples=N, sampling=data.drawn(BATCH))
+    scores = nn.Parameter(torch.ones(3))
+    optimizer = criterion.follow(torch.optim.SGD([scores], lr=1.0))
+    criterion(scores, {"y": torch.zeros(3, dtype=torch.int64), "index": torch.tensor([0, 2, 4])}).backward()
+    optimizer.step()
+    assert torch.equal(scores, torch.ones(3))
+    assert torch.equal(scores.grad, torch.zeros(3))
 
 
 def test_accumulated_batches_each_move_their_rows():
