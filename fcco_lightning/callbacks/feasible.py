@@ -1,6 +1,7 @@
 """The weights a run ends with: the best that are feasible on the validation split."""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,4 +196,33 @@ def _confident_line(chosen: dict[str, Any]) -> str:
         f"Of no epoch the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on "
         f"unseen data; these are the weights of epoch {chosen['epoch']}, with the smallest upper bound found, and hold "
         f"so with kappa larger by {bound:.3f}."
+    )
+
+
+def reached_line(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say how near a run that ends infeasible has come to weights that meet all constraints.
+
+    Args:
+        history: of the validations of one split, with ``epoch`` and ``worst_violation``, and perhaps the final weights
+            as a last record.
+
+    Returns:
+        None if the last weights are feasible, or nothing is known.
+
+    Example:
+        >>> reached_line([{"epoch": 0, "worst_violation": 0.03}, {"epoch": 1, "worst_violation": 0.05}])
+        'No weights were found that meet all constraints; the smallest largest h was +0.030 (epoch 0), so that kappa \
+would have to be larger by 0.030, or some constraints contradict each other or the data.'
+    """
+    known = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
+    if not known or known[-1]["worst_violation"] <= 0:
+        return None
+    best = min(known, key=lambda record: record["worst_violation"])
+    h = best["worst_violation"]
+    if h <= 0:
+        return f"All of them held in epoch {best['epoch']}: --feasible.enabled true chooses such weights."
+    return (
+        f"No weights were found that meet all constraints; the smallest largest h was {h:+.3f} (epoch "
+        f"{best['epoch']}), so that kappa would have to be larger by {h:.3f}, or some constraints contradict each "
+        "other or the data."
     )

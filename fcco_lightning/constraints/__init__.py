@@ -36,6 +36,7 @@ from fcco_lightning.constraints.roc_fairness import (
     StandardScores,
     TopShare,
 )
+from fcco_lightning.constraints.sanity import require_columns, require_compatible
 from fcco_lightning.constraints.subsets import Subset
 
 __all__ = [
@@ -71,5 +72,7 @@ __all__ = [
     "StandardScores",
     "Subset",
     "TopShare",
+    "require_columns",
+    "require_compatible",
     "unique_names",
 ]
