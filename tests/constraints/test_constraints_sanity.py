@@ -10,8 +10,10 @@ from fcco_lightning import (
     DataError,
     DemographicParity,
     FCCOModule,
+    Hinge,
     LogisticLoss,
     MeanAtMost,
+    MeanDifferenceAtMost,
     MeanNear,
     NonForgetting,
     Quantity,
@@ -20,7 +22,7 @@ from fcco_lightning import (
     TensorDataModule,
 )
 from fcco_lightning.callbacks import Report
-from fcco_lightning.constraints import require_compatible
+from fcco_lightning.constraints import kept_together, require_compatible
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import UniformSampling
 
@@ -86,6 +88,29 @@ def test_a_subset_of_which_no_batch_has_spoken(tmp_path):
     with pytest.warns(UserWarning, match=r"no batch has spoken of the constraint 'rare' in 1 epoch\(s\)"):
         fit(splits, limits, callbacks=[report], batches=2, limit_train_batches=1)
     assert "No weights were found that meet all constraints; the smallest largest h was +0." in report.report["verdict"]
+
+
+@pytest.mark.parametrize("kind", ["at most", "near", "difference"])
+def test_constraints_that_are_kept_together_are_tightened_as_each_alone(kind):
+    """Each has the hinge of h + margin; what h is does not change, and no kappa falls below what can be reached."""
+    make = {
+        "at most": lambda: [MeanAtMost(SoftRate(), kappa, {"y": y}) for kappa, y in ((0.3, 0), (0.4, 1))],
+        "near": lambda: [MeanNear(SoftRate(), target, 0.2, {"y": y}) for target, y in ((0.3, 0), (0.4, 1))],
+        "difference": lambda: [MeanDifferenceAtMost(SoftRate(), 0.2, {"y": y}, {"group": 1}) for y in (0, 1)],
+    }[kind]
+    (joint,), each, width = kept_together(make()), make(), make()[0].width
+    values = torch.rand(2, width, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    h = joint.violation(values)
+    for margin in (0.1, 0.0, 0.15):
+        for constraint in (joint, *each):
+            constraint.tighten(margin)
+        found = joint.outer(Hinge(2.0, joint.kappa)).value(values)
+        alone = [c.outer(Hinge(2.0, c.kappa)).value(v) for c, v in zip(each, values.unsqueeze(1), strict=True)]
+        torch.testing.assert_close(found, 2 * (h + margin).clamp(min=0))
+        torch.testing.assert_close(found, torch.cat(alone))
+        assert torch.equal(joint.violation(values), h)
+    joint.tighten(5.0)
+    assert joint.kappa == (-0.3 if kind == "at most" else 0.0)
 
 
 @pytest.mark.parametrize("column", ["race", "a", "label"])
