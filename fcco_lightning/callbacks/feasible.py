@@ -1,6 +1,7 @@
 """The weights a run ends with: the best that are feasible on the validation split."""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,7 +89,7 @@ class BestFeasible(Callback):
                 "the training split they hold by fitting. Hold one out (data.splits.val_fraction for tables), or leave "
                 "the margin out."
             )
-        for constraint, margin in zip(pl_module.constraints, self._margins or [], strict=False):
+        for constraint, margin in zip(_enforced(pl_module), self._margins, strict=False):
             constraint.tighten(margin)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -128,12 +129,13 @@ class BestFeasible(Callback):
                 f"feasible.margin='auto': the validation split has samples of {len(found)} of the {number} rows of the "
                 "constraints only, so nothing can be said of the others. Use a larger validation split."
             )
-        names, self._margins = iter(found), []
-        for constraint in module.constraints:
-            name, one = max((next(names) for _ in constraint.names), key=lambda row: row[1].high)
+        asked = (constraint for constraint in module.constraints for _ in constraint.names)
+        rows, self._margins = zip(found, asked, strict=True), []
+        for constraint in _enforced(module):
+            (name, one), own = max((next(rows) for _ in constraint.names), key=lambda row: row[0][1].high)
             self._margins.append(max(0.0, one.high - known[f"h/{name}"]))
             constraint.tighten(self._margins[-1])
-            self._warn_of_noise(constraint, name, one)
+            self._warn_of_noise(own, name, one)
         bound = max(one.high for _, one in found)
         return {"bound": bound, "confidence": self.confidence, "constraints": number}
 
@@ -163,6 +165,11 @@ class BestFeasible(Callback):
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
             trainer.save_checkpoint(Path(saver.dirpath) / "feasible.ckpt")
         rank_zero_info(chosen_line(self.chosen))
+
+
+def _enforced(module: FCCOModule) -> list[Constraint]:
+    """The constraints as they are trained with, some of them as one: rows and order are those of the module's."""
+    return [] if module.problem is None else module.problem.constraints
 
 
 def chosen_line(chosen: dict[str, Any]) -> str:
@@ -195,4 +202,33 @@ def _confident_line(chosen: dict[str, Any]) -> str:
         f"Of no epoch the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on "
         f"unseen data; these are the weights of epoch {chosen['epoch']}, with the smallest upper bound found, and hold "
         f"so with kappa larger by {bound:.3f}."
+    )
+
+
+def reached_line(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say how near a run that ends infeasible has come to weights that meet all constraints.
+
+    Args:
+        history: of the validations of one split, with ``epoch`` and ``worst_violation``, and perhaps the final weights
+            as a last record.
+
+    Returns:
+        None if the last weights are feasible, or nothing is known.
+
+    Example:
+        >>> reached_line([{"epoch": 0, "worst_violation": 0.03}, {"epoch": 1, "worst_violation": 0.05}])
+        'No weights were found that meet all constraints; the smallest largest h was +0.030 (epoch 0), so that kappa \
+would have to be larger by 0.030, or some constraints contradict each other or the data.'
+    """
+    known = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
+    if not known or known[-1]["worst_violation"] <= 0:
+        return None
+    best = min(known, key=lambda record: record["worst_violation"])
+    h = best["worst_violation"]
+    if h <= 0:
+        return f"All of them held in epoch {best['epoch']}: --feasible.enabled true chooses such weights."
+    return (
+        f"No weights were found that meet all constraints; the smallest largest h was {h:+.3f} (epoch "
+        f"{best['epoch']}), so that kappa would have to be larger by {h:.3f}, or some constraints contradict each "
+        "other or the data."
     )

@@ -1,5 +1,6 @@
 """Constraints on means of a per-sample quantity over subsets of the data."""
 
+import math
 from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import Any
@@ -51,6 +52,9 @@ class MeanAtMost(Constraint):
             (``{race: Black, age: "<25"}``, see :class:`Subset`); all samples if empty.
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
+
+    Raises:
+        ConfigError: if no mean can be so small, such as a rate below 0.
     """
 
     width = 1
@@ -65,6 +69,22 @@ class MeanAtMost(Constraint):
     ) -> None:
         self.quantity, self.where, self.kappa = quantity, Subset(where), finite("kappa", kappa)
         self.names, self.part, self.range = [name], part, quantity.range
+        self._require_reachable()
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """The interval in which the mean may lie."""
+        return -math.inf, self.tolerance
+
+    def _require_reachable(self) -> None:
+        (low, high), least, most = self.allowed, self.range.least, self.range.most
+        below, above = least is not None and high < least, most is not None and low > most
+        if below or above:
+            asked, bound = (f"at most {high:g}", f">= {least:g}") if below else (f"at least {low:g}", f"<= {most:g}")
+            raise ConfigError(
+                f"no model can reach the constraint {self.names[0]!r}: the mean of {self.quantity!r} is to be {asked}, "
+                f"and it is always {bound}. Change kappa{'' if self.sides == 1 else ' or target'}."
+            )
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of the mean if it holds a sample of the subset."""
@@ -172,6 +192,9 @@ class MeanNear(MeanAtMost):
         where: the subset, as column -> value, list of values or comparison (see :class:`Subset`); all samples if empty.
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
+
+    Raises:
+        ConfigError: if no mean can be so near to the target, such as a rate to 2.
     """
 
     sides = 2
@@ -185,8 +208,12 @@ class MeanNear(MeanAtMost):
         name: str = "mean",
         part: str | None = None,
     ) -> None:
-        super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
         self.target = finite("target", target)
+        super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        return self.target - self.tolerance, self.target + self.tolerance
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDistance(phi, self.target)
@@ -217,6 +244,10 @@ class _JointMeansAtMost(Constraint):
         self.names = [name for member in members for name in member.names]
         self._subsets, self._kappas = Subsets([member.where for member in members]), torch.empty(0, 1)
         self._follow()
+
+    @property
+    def least_kappa(self) -> float:
+        return max(member.least_kappa - member.tolerance for member in self.members)
 
     def take(self, rows: Tensor) -> Constraint:
         taken = copy(self)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.checks import at_least, positive
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import Constraint, require_columns, require_compatible
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.distributed import Processes, require_same_everywhere
@@ -204,12 +204,21 @@ class FCCOModule(EvaluatingModule):
             self._size_network(getattr(datamodule, "num_features", None))
             for constraint in self.constraints if stage != "predict" else ():
                 constraint.adapt(datamodule)
+            self._check_constraints(datamodule)
             if stage == "fit":
                 self._make_problem(datamodule)
         if stage == "fit":
             require_same_everywhere(self.processes, self._description(datamodule))
         else:
             self._know_old_model()
+
+    def _check_constraints(self, datamodule: Any) -> None:
+        """Refuse, before anything is trained, constraints that no weights meet or that a split cannot be judged by."""
+        require_compatible(self.constraints)
+        tables = getattr(datamodule, "tables", {})
+        splits = {name: table.columns for name, table in tables.items() if name in ("val", "test")}
+        if "train" in tables:
+            require_columns(self.constraints, tables["train"].columns, splits)
 
     @property
     def _main_phase(self) -> Phase:
