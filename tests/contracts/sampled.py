@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning import OOA, SOX, Engine, Objective
+from fcco_lightning import OOA, SGD, SOX, Engine, Objective
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.distributed.processes import Gathered
 from fcco_lightning.engine import Evaluated, Samples, Surrogate
@@ -288,7 +288,8 @@ class Bench:
         self.columns = {**case.columns, "index": torch.arange(case.n), "x": torch.arange(case.n)}
         for one in (self.objective, *constraints):
             one.adapt(None)
-        algorithm = OOA() if case.coupled else SOX(gamma=0.5)
+        nothing_to_remember = self.objective.outer is None and not constraints
+        algorithm = OOA() if case.coupled else SGD() if nothing_to_remember else SOX(gamma=0.5)
         name = getattr(part, "part", None) or "target"
         name = name if isinstance(name, str) else name[0]
         self.name = name
