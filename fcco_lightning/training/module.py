@@ -559,7 +559,7 @@ class FCCOModule(EvaluatingModule):
         """
         require_finite_weights(self, self.network)
         if self._engine is None:
-            require_rows(self.trainer)
+            require_rows(self._trainer)
             return
         self._share_statistics()
         if self.average is not None:

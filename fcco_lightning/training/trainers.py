@@ -54,13 +54,16 @@ def require_batches(trainer: Trainer) -> None:
         )
 
 
-def require_rows(trainer: Trainer) -> None:
+def require_rows(trainer: Trainer | None) -> None:
     """Refuse to save in the process that launched others, after they have ended and their rows with them.
+
+    Args:
+        trainer: of the module; None where it has let go of it after such a fit.
 
     Raises:
         CheckpointError: naming the way out.
     """
-    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+    if trainer is None or isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise CheckpointError(
             "the dual state was in the processes that Trainer.fit started, which have ended: a checkpoint of this "
             "process would lack it. Save during the fit, with fcco_lightning.callbacks.Checkpoints, or start the "
