@@ -1,7 +1,7 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
 
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.checks import at_least, positive
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import Constraint, require_columns, require_compatible
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.engine import Drawn, Engine, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
@@ -33,6 +35,7 @@ from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.finite_weights import require_finite_weights
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
+from fcco_lightning.training.loaders import training_loader
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
 from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretraining
@@ -64,7 +67,8 @@ class FCCOModule(EvaluatingModule):
         constraints: constraints h_j(w) <= 0, any number.
         penalty: how constraints enter: a fixed penalty, or multipliers that are found while training; the latter,
             by :class:`~fcco_lightning.AdaptivePenalty`, by default.
-        algorithm: SONEX by default, see :func:`~fcco_lightning.algorithms.default_algorithm`.
+        algorithm: SONEX by default, SGD where nothing is to be remembered, see
+            :func:`~fcco_lightning.algorithms.default_algorithm`.
         optimizer: over all trainable parameters; Adam with the papers' beta by default.
         scheduler: learning-rate schedule; None for a constant rate.
         scheduler_interval: "epoch" or "step" (one step is one update of w).
@@ -74,7 +78,7 @@ class FCCOModule(EvaluatingModule):
         gradient_clip_val: largest gradient norm (``--trainer.gradient_clip_val`` sets it too); None for no clipping.
         gradient_clip_algorithm: "norm" or "value".
         skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
-        num_samples: size of the training split; None takes it from the datamodule.
+        num_samples: size of the training split; None takes it from the datamodule, or the training loader's data set.
         state_layout: "replicated", "sharded" or "auto" (sharded from 1,000,000 values on): where the rows of the
             dual state lie when several processes train, see :class:`DualState`.
         objective_lr: step size of the objective's own parameters (a CVaR threshold); None for the network's.  They have
@@ -118,8 +122,9 @@ class FCCOModule(EvaluatingModule):
             raise ConfigError(f"gradient_clip_algorithm must be 'norm' or 'value', got {gradient_clip_algorithm!r}.")
         if gradient_clip_val is not None:
             positive("gradient_clip_val", gradient_clip_val)
-        self.algorithm = algorithm or default_algorithm(constrained=bool(constraints))
-        self.network, self.objective = network, self.algorithm.posed(objective or AUC(), constraints)[0]
+        objective = objective or AUC()
+        self.algorithm = algorithm or default_algorithm(objective, constrained=bool(constraints))
+        self.network, self.objective = network, self.algorithm.posed(objective, constraints)[0]
         self.constraints, self.penalty = list(constraints), penalty
         self.objective_lr = None if objective_lr is None else positive("objective_lr", objective_lr)
         self.optimizer, self.scheduler, self.pretrain = optimizer, scheduler, pretrain
@@ -141,6 +146,7 @@ class FCCOModule(EvaluatingModule):
             )
         self.state_layout, self.processes = state_layout, Processes(alone=True)
         self.skipped_batches, self.job = 0, ""
+        self.config: dict[str, Any] = {}
         self.problem: Problem | None = None
         self._engine: Engine | None = None
         self._restored: dict[str, Any] | None = None
@@ -196,12 +202,21 @@ class FCCOModule(EvaluatingModule):
             self._size_network(getattr(datamodule, "num_features", None))
             for constraint in self.constraints if stage != "predict" else ():
                 constraint.adapt(datamodule)
+            self._check_constraints(datamodule)
             if stage == "fit":
                 self._make_problem(datamodule)
         if stage == "fit":
             require_same_everywhere(self.processes, self._description(datamodule))
         else:
             self._know_old_model()
+
+    def _check_constraints(self, datamodule: Any) -> None:
+        """Refuse, before anything is trained, constraints that no weights meet or that a split cannot be judged by."""
+        require_compatible(self.constraints)
+        tables = getattr(datamodule, "tables", {})
+        splits = {name: table.columns for name, table in tables.items() if name in ("val", "test")}
+        if "train" in tables:
+            require_columns(self.constraints, tables["train"].columns, splits)
 
     @property
     def _main_phase(self) -> Phase:
@@ -222,7 +237,8 @@ class FCCOModule(EvaluatingModule):
         self._make_problem(getattr(self.trainer, "datamodule", None))
 
     def _make_problem(self, datamodule: LightningDataModule | None) -> None:
-        n = getattr(datamodule, "num_train", None) or self.num_samples
+        loader = None if hasattr(datamodule, "num_train") else training_loader(self.trainer)
+        n = getattr(datamodule, "num_train", None) or self.num_samples or _length(loader)
         if n is None:
             raise ConfigError("num_samples is not known: pass num_samples=len(train_split), or use a datamodule.")
         if self.problem is not None and self.num_samples != n:
@@ -239,7 +255,7 @@ class FCCOModule(EvaluatingModule):
                 phase.constraints,
                 self.penalty,
                 num_samples=self.num_samples,
-                sampling=self._sampling(datamodule),
+                sampling=self._sampling(datamodule, loader),
                 # as the Trainer is going to convert them, after a checkpoint's rows were loaded
                 dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
                 processes=self.processes,
@@ -250,9 +266,11 @@ class FCCOModule(EvaluatingModule):
                 f"problem.{name}.rows" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
             ]
 
-    @staticmethod
-    def _sampling(datamodule: Any) -> Mapping[str, Drawn] | None:
-        return datamodule.sampling() if hasattr(datamodule, "sampling") else None
+    def _sampling(self, datamodule: Any, loader: DataLoader[Any] | None) -> Mapping[str, Drawn] | None:
+        if hasattr(datamodule, "sampling"):
+            known: Mapping[str, Drawn] = datamodule.sampling()
+            return known
+        return None if loader is None else drawn_by(loader, self.trainer.world_size)
 
     def _description(self, datamodule: LightningDataModule | None) -> dict[str, str]:
         """What must be the same on all processes."""
@@ -574,6 +592,8 @@ class FCCOModule(EvaluatingModule):
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
             "job": self.job,
+            "config": self.config,
+            "classes": [str(n) for n in getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or ()],
             "phase": {"name": self._phase.name, "epoch": self._phase_start},
             "algorithm": self._phase.algorithm.name,
             "num_samples": self.num_samples,
@@ -648,6 +668,10 @@ class FCCOModule(EvaluatingModule):
                 f"states mean different things. Use --model.algorithm {stored['algorithm']}, or start without "
                 "--ckpt_path."
             )
+
+
+def _length(loader: DataLoader[Any] | None) -> int | None:
+    return len(loader.dataset) if loader is not None and isinstance(loader.dataset, Sized) else None
 
 
 def seed_of_head() -> int:
