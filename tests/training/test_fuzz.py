@@ -145,7 +145,7 @@ class Composition:
         for number, (batches, at_end) in enumerate(zip(self.stops, self.at_ends, strict=True)):
             stop = StopAt(folder / f"{number}.ckpt", batches, at_end)
             self.fit(make_trainer, 100 + number if number else SEED, path, [stop])
-            path = stop.path
+            path = stop.path if stop.path.exists() else path  # an end of the last epoch may have come before
         return self.fit(make_trainer, 200, path)
 
 
