@@ -1,6 +1,6 @@
 """Constraints h(w) <= 0, and the penalties and multipliers that carry them into the objective."""
 
-from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, unique_names
+from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, kept_together, unique_names
 from fcco_lightning.constraints.comparisons import GroupComparisons
 from fcco_lightning.constraints.forgetting import NonForgetting
 from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost, MeanNear
@@ -36,6 +36,7 @@ from fcco_lightning.constraints.roc_fairness import (
     StandardScores,
     TopShare,
 )
+from fcco_lightning.constraints.sanity import require_columns, require_compatible
 from fcco_lightning.constraints.subsets import Subset
 
 __all__ = [
@@ -71,5 +72,8 @@ __all__ = [
     "StandardScores",
     "Subset",
     "TopShare",
+    "kept_together",
+    "require_columns",
+    "require_compatible",
     "unique_names",
 ]

@@ -1,6 +1,8 @@
 """Constraints on means of a per-sample quantity over subsets of the data."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -9,7 +11,8 @@ from torch import Tensor
 from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.conditions import Where
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
-from fcco_lightning.constraints.subsets import Subset
+from fcco_lightning.constraints.subsets import Subset, Subsets
+from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
@@ -32,6 +35,10 @@ def _mean(q: Tensor, chosen: Tensor, batch: Columns) -> Tensor | None:
     return (weight * values).sum() / weight.sum()
 
 
+def _constant(quantity: Quantity, outputs: Tensor, batch: Columns) -> str | None:
+    return constant_decision(quantity(outputs, batch)) if quantity.range == (0.0, 1.0) else None
+
+
 class MeanAtMost(Constraint):
     r"""``h(w) = mean of q over the subset - kappa <= 0``.
 
@@ -45,6 +52,9 @@ class MeanAtMost(Constraint):
             (``{race: Black, age: "<25"}``, see :class:`Subset`); all samples if empty.
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
+
+    Raises:
+        ConfigError: if no mean can be so small, such as a rate below 0.
     """
 
     width = 1
@@ -59,10 +69,35 @@ class MeanAtMost(Constraint):
     ) -> None:
         self.quantity, self.where, self.kappa = quantity, Subset(where), finite("kappa", kappa)
         self.names, self.part, self.range = [name], part, quantity.range
+        self._require_reachable()
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """The interval in which the mean may lie."""
+        return -math.inf, self.tolerance
+
+    def _require_reachable(self) -> None:
+        (low, high), least, most = self.allowed, self.range.least, self.range.most
+        below, above = least is not None and high < least, most is not None and low > most
+        if below or above:
+            asked, bound = (f"at most {high:g}", f">= {least:g}") if below else (f"at least {low:g}", f"<= {most:g}")
+            raise ConfigError(
+                f"no model can reach the constraint {self.names[0]!r}: the mean of {self.quantity!r} is to be {asked}, "
+                f"and it is always {bound}. Change kappa{'' if self.sides == 1 else ' or target'}."
+            )
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of the mean if it holds a sample of the subset."""
         return [[self.where.of_split(columns)]]
+
+    def alike(self) -> Hashable:
+        """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""
+        quantity = self.quantity if isinstance(self.quantity, Hashable) else id(self.quantity)
+        return (quantity, self.part) if type(self) is MeanAtMost else None
+
+    @classmethod
+    def join(cls, members: Sequence["MeanAtMost"]) -> Constraint:
+        return _JointMeansAtMost(members)
 
     def adapt(self, datamodule: Any) -> None:
         self.where.adapt(datamodule)
@@ -70,6 +105,10 @@ class MeanAtMost(Constraint):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         self.where.check(batch)
         self.quantity.check(outputs, batch)
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
+        return _constant(self.quantity, outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q, chosen = self.quantity(outputs, batch), self.where.mask(batch)
@@ -82,7 +121,7 @@ class MeanAtMost(Constraint):
         return phi
 
     def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.kappa
+        return values[:, 0] - self.tolerance
 
 
 class MeanDifferenceAtMost(DifferenceAtMost):
@@ -129,6 +168,10 @@ class MeanDifferenceAtMost(DifferenceAtMost):
             where.check(batch)
         self.quantity.check(outputs, batch)
 
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
+        return _constant(self.quantity, outputs, batch)
+
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q = self.quantity(outputs, batch)
         a, b = (_mean(q, where.mask(batch), batch) for where in (self.where_a, self.where_b))
@@ -149,6 +192,9 @@ class MeanNear(MeanAtMost):
         where: the subset, as column -> value, list of values or comparison (see :class:`Subset`); all samples if empty.
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
+
+    Raises:
+        ConfigError: if no mean can be so near to the target, such as a rate to 2.
     """
 
     sides = 2
@@ -162,8 +208,12 @@ class MeanNear(MeanAtMost):
         name: str = "mean",
         part: str | None = None,
     ) -> None:
-        super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
         self.target = finite("target", target)
+        super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        return self.target - self.tolerance, self.target + self.tolerance
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDistance(phi, self.target)
@@ -172,4 +222,68 @@ class MeanNear(MeanAtMost):
         return Shifted(phi, torch.tensor(self.target, dtype=torch.float64))
 
     def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - self.target).abs() - self.kappa
+        return (values[:, 0] - self.target).abs() - self.tolerance
+
+
+class _JointMeansAtMost(Constraint):
+    r"""Several constraints ``mean of q over a subset <= kappa_i``: all means of a batch are one product of matrices.
+
+    The rows' own kappa_i are taken off before the function of the constraint, whose kappa is 0.
+
+    Args:
+        members: with one quantity and part.
+    """
+
+    width = 1
+    kappa = 0.0
+
+    def __init__(self, members: Sequence[MeanAtMost]) -> None:
+        first = members[0]
+        self.members, self.quantity = list(members), first.quantity
+        self.part, self.range = first.part, first.range
+        self.names = [name for member in members for name in member.names]
+        self._subsets, self._kappas = Subsets([member.where for member in members]), torch.empty(0, 1)
+        self._follow()
+
+    @property
+    def least_kappa(self) -> float:
+        return max(member.least_kappa - member.tolerance for member in self.members)
+
+    def take(self, rows: Tensor) -> Constraint:
+        taken = copy(self)
+        taken._kappas = self._kappas.to(rows.device)[rows]
+        return taken
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        return [subsets for member in self.members for subsets in member.subsets(columns)]
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        for member in self.members:
+            member.check(outputs, batch)
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        self._follow()
+        q = self.quantity(outputs, batch)
+        member = self._subsets.masks(batch).to(q.dtype)
+        member = member * batch["weight"].to(q.dtype) if "weight" in batch else member
+        total = member.sum(1)
+        known = total > 0
+        means = ((member @ q) / torch.where(known, total, 1.0)).unsqueeze(1)
+        index = known.nonzero().squeeze(1)
+        return Inner(index, means if len(index) == len(known) else means.index_select(0, index))
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        self._follow()
+        return Shifted(phi, self._kappas)
+
+    def signed(self, phi: OuterFunction) -> OuterFunction:
+        return Shifted(phi, self._kappas)
+
+    def violation(self, values: Tensor) -> Tensor:
+        return values[:, 0] - values.new_tensor([member.tolerance for member in self.members])
+
+    def _follow(self) -> None:
+        """Take the members' kappas, which margins may have changed."""
+        kappas = [member.kappa for member in self.members]
+        if len(kappas) != len(self._kappas) or kappas != self._kappas[:, 0].tolist():
+            self._kappas = torch.tensor(kappas, dtype=torch.float64).unsqueeze(1)

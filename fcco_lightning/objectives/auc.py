@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
-from fcco_lightning.objectives.ranking import both_classes
+from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
 from fcco_lightning.records import Columns
 
 
@@ -34,14 +34,12 @@ class AUC(BinaryObjective):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         require_binary_labels(batch, self)
+        warn_of_ratios(batch, self)
 
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = self.scores(outputs)
         is_positive = required_column(batch, "y", self) == 1
-        positives, negatives = scores[is_positive], scores[~is_positive]
-        if positives.numel() == 0 or negatives.numel() == 0:
+        positives, negatives = is_positive.nonzero().squeeze(1), (~is_positive).nonzero().squeeze(1)
+        if not len(positives) or not len(negatives):
             return nothing(scores)
-        if "weight" not in batch:
-            return self.loss.mean(positives, negatives)
-        weight = batch["weight"].to(scores.dtype)
-        return self.loss.mean(positives, negatives, weight[is_positive], weight[~is_positive])
+        return self.loss.mean(scores, positives, negatives, batch.get("weight"))

@@ -36,6 +36,10 @@ _HEADER: dict[str, type] = {
 }  # fmt: skip
 _CONTINUED_HEADER: dict[str, type] = {"engine": Mapping, "random": Mapping}
 _TABLE: dict[str, type] = {"num_rows": int, "width": int, "dtype": str, "checksum": str}
+WEIGHTS_ALONE = (
+    "was saved with save_weights_only=True: it can be evaluated, but not continued. Continue one that was saved whole, "
+    "or start without --ckpt_path."
+)
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
 
 
@@ -111,6 +115,8 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
             f"checkpoint {path}: it has format {header.get('version')}, this version reads {CHECKPOINT_VERSION}. "
             "Use the version of fcco_lightning that wrote it."
         )
+    if to_continue and "optimizer_states" not in content:
+        raise CheckpointError(f"checkpoint {path} {WEIGHTS_ALONE}")
     _require_entries(path, content, _CONTENT | (_CONTINUED if to_continue else {}))
     _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
     for described in header["tables"].values():

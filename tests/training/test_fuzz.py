@@ -65,7 +65,7 @@ SCHEDULES = [
     None, partial(ExponentialLR, gamma=0.7), partial(CosineAnnealingLR, T_max=7),
     partial(LambdaLR, lr_lambda=lambda k: 1 / (1 + k)),
 ]  # fmt: skip
-PRECISIONS = ["32-true", "bf16-mixed"]
+PRECISIONS = ["32-true", "32-true", "64-true", "bf16-mixed"]
 
 
 class StopError(Exception):

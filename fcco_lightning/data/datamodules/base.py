@@ -27,8 +27,8 @@ class SplitDataModule(LightningDataModule):
 
     A training batch is a dict of columns, or a dict of several such parts, of which "target" is the first: "dual" is an
     independent second draw.  Where a plan weights its rows, training batches carry the column ``weight`` (B,) float32,
-    and where it draws them by strata perhaps ``stratum``, ``stratum_size`` and ``replaced``; evaluation batches never
-    do.
+    and where it draws them by strata perhaps ``stratum``, ``stratum_size``, ``strata`` and ``replaced``; evaluation
+    batches never do.
 
     Args:
         batches: how training batches are drawn.
