@@ -1,12 +1,14 @@
 """The LightningModule and what it needs of Lightning."""
 
 from fcco_lightning.training.backend import LightningBackend
+from fcco_lightning.training.fabric_backend import FabricBackend
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.pretraining import Pretraining
 from fcco_lightning.training.schedules import StepAtFractions
 
 __all__ = [
     "FCCOModule",
+    "FabricBackend",
     "LightningBackend",
     "Pretraining",
     "StepAtFractions",
