@@ -23,7 +23,7 @@ _SELECTED = {
     "evaluation": "default_evaluation",
     "inference": "Predictor export load",
     "state": "DualState",
-    "training": "FCCOModule FabricBackend Pretraining StepAtFractions",
+    "training": "FCCOModule FabricBackend Pretraining StepAtFractions WeightAverage",
 }
 
 
