@@ -59,7 +59,7 @@ class Source(NamedTuple):
     unused: tuple[str, ...] = ()
 
 
-SYNTHETIC_EPOCHS = 16
+SYNTHETIC_EPOCHS, SYNTHETIC_ROWS = 16, (4000, 10_000)  # for training and for testing
 SOURCES = {
     "adult": Source(Columns("income", ">50K", sensitive="sex", favoured="Male"), 3),
     "compas": Source(Columns("two-year-recid", 1, sensitive="race", favoured="Caucasian"), 16, ("decile-score",)),
@@ -83,7 +83,7 @@ def data(name: str, paths: tuple[str, ...], seed: int, held_out: float) -> Tabul
     """The splits of a seed."""
     batches = UniformSampling(BATCH)
     if not paths:
-        return SyntheticDataModule(4000, 10_000, data_seed=seed, val_fraction=held_out, batches=batches, seed=seed)
+        return SyntheticDataModule(*SYNTHETIC_ROWS, data_seed=seed, val_fraction=held_out, batches=batches, seed=seed)
     source = SOURCES[name]
     frames = [read(path, source.unused) for path in paths]
     splits = Splits(None if len(frames) > 1 else 0.2, held_out, seed)
@@ -239,8 +239,11 @@ def main() -> None:
         return
     results = benchmark.results(json.loads(kept.read_text()) if kept.exists() else {})
     (given.out / "peers.json").write_text(json.dumps(results, indent=1))
-    print("\n" + table(results, COLUMNS, {"rates": rates, "seconds": seconds}))
     finished = [run for run in results if "failed" not in run]
+    print("\n" + table(finished, COLUMNS, {"rates": rates, "seconds": seconds}) + "\n")
+    for run in results:
+        if "failed" in run:
+            print(f"{run['label']}, seed {run['seed']}, broke down: {run['failed']}")
     cells = cells_of(finished)
     for column in ("test.violation", "test.hard"):
         print(verdict(cells, column, ahead=False))

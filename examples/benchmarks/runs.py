@@ -147,7 +147,7 @@ class Tuning:
         edges = [n for n in ends if len(self.axes[n]) > 1 and self.picked[n] != self.bounds.get(n)]
         return {
             "picked": self.picked,
-            "scores": [round(self.score(run), 4) for run in self.runs[point]],
+            "scores": [round(self._value(run), 4) for run in self.runs[point]],
             "runs": sum(map(len, self.runs.values())),
             "axes": self.axes,
             "on an edge that could not be moved": edges,
