@@ -473,7 +473,8 @@ def test_peers_are_searched_and_run_beside_the_defaults(tmp_path, monkeypatch, c
     libraries = {"descent": lambda network, problem, lr, dual: methods.plain(network, problem, lr), "broken": broken}
     monkeypatch.setattr(methods, "LIBRARIES", libraries)
     monkeypatch.setattr(methods, "available", lambda: list(libraries))
-    monkeypatch.setattr(peers, "RATES", {"lr": [1e-3], "dual": [0.1]})
+    monkeypatch.setattr(peers, "LEARNING_RATES", [1e-3])
+    monkeypatch.setattr(peers, "DUAL_RATES", dict.fromkeys(libraries, [0.1]))
     monkeypatch.setattr(peers, "SYNTHETIC_ROWS", (600, 600))
     for where in (peers, runs):
         monkeypatch.setattr(where, "run_all", lambda jobs, workers, shown, run: [run(job) for job in jobs])
