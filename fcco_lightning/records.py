@@ -75,12 +75,15 @@ class Inner(NamedTuple):
             exactly (a threshold, a temperature) enters through ``outer``, so that rows never remember an old value.
         outer: f with its known parameters at their present values; None for the term's own f.
         relevance: a weight of each row in the term's mean beside 1/n, shape (b,); None for 1.
+        owners: where single samples own the rows, their positions in the batch, shape (b,), int64, every copy of a
+            sample among them; None if they have to be looked up.
     """
 
     index: Tensor  # type: ignore[assignment]  # the field hides tuple.index, which nobody needs here
     values: Tensor
     outer: OuterFunction | None = None
     relevance: Tensor | None = None
+    owners: Tensor | None = None
 
 
 class Tracked(NamedTuple):

@@ -16,12 +16,12 @@ from torch import Tensor
 from fcco_lightning.objectives import LogisticPair, PairLoss, SigmoidPair, SquaredHingePair, SquaredPair
 
 LOSSES: tuple[PairLoss, ...] = (SquaredPair(), SquaredHingePair(), SigmoidPair(), LogisticPair())
-Mean = Callable[[Tensor, Tensor], Tensor]
+Mean = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def at_once(loss: PairLoss) -> Mean:
     """The whole matrix of pairs."""
-    return lambda positives, negatives: loss(positives.unsqueeze(1) - negatives).mean()
+    return lambda scores, positives, negatives: loss(scores[positives].unsqueeze(1) - scores[negatives]).mean()
 
 
 def step(mean: Mean) -> Step:
@@ -29,7 +29,7 @@ def step(mean: Mean) -> Step:
 
     def run(scores: Tensor) -> None:
         scores = scores.requires_grad_()
-        torch.autograd.grad(mean(*scores.chunk(2)), scores)
+        torch.autograd.grad(mean(scores, *torch.arange(len(scores)).chunk(2)), scores)
 
     return run
 

@@ -1,6 +1,6 @@
 """Constraints h(w) <= 0, and the penalties and multipliers that carry them into the objective."""
 
-from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, unique_names
+from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, kept_together, unique_names
 from fcco_lightning.constraints.comparisons import GroupComparisons
 from fcco_lightning.constraints.forgetting import NonForgetting
 from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost, MeanNear
@@ -71,5 +71,6 @@ __all__ = [
     "StandardScores",
     "Subset",
     "TopShare",
+    "kept_together",
     "unique_names",
 ]

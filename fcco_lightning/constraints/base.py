@@ -1,11 +1,13 @@
 """What a constraint is: rows h_i(w) <= 0, each a convex function of inner values g_i(w)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Hashable, Sequence
+from itertools import groupby
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
 from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction
 from fcco_lightning.records import Columns, Inner
@@ -88,6 +90,23 @@ class Constraint(ABC):
         """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
         return self.outer(phi)
 
+    def take(self, rows: Tensor) -> "Constraint":  # noqa: ARG002
+        """The constraint of some of its rows, (b,); itself unless rows have known numbers of their own."""
+        return self
+
+    def alike(self) -> Hashable:
+        """What neighbours must have equal so that :meth:`join` can measure them at once; None where it cannot."""
+        return None
+
+    @classmethod
+    def join(cls, members: Sequence[Self]) -> "Constraint":
+        """Constraints that are alike as one with the rows of all, in their order.
+
+        Raises:
+            ConfigError: if constraints of this class cannot be joined.
+        """
+        raise ConfigError(f"{cls.__name__} has no joint form for {len(members)} constraints: alike() must be None.")
+
     @abstractmethod
     def violation(self, values: Tensor) -> Tensor:
         """h_i from inner values: (b, k) -> (b,).  Positive where the constraint is violated."""
@@ -95,6 +114,15 @@ class Constraint(ABC):
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Why the constraint says nothing about these outputs although it holds, or None."""
         return None
+
+
+def kept_together(constraints: Sequence[Constraint]) -> list[Constraint]:
+    """The same rows in the same order, where neighbours that are alike are one constraint, which costs a step less."""
+    together: list[Constraint] = []
+    for _, run in groupby(enumerate(constraints), lambda item: item[1].alike() or item[0]):
+        members = [constraint for _, constraint in run]
+        together.append(members[0] if len(members) == 1 else type(members[0]).join(members))
+    return together
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

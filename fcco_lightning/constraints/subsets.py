@@ -1,6 +1,6 @@
 """Subsets of the samples that a person describes by columns and values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,11 @@ class Subset:
             mask = mask & holds(batch[name], condition, name)
         return mask
 
+    @property
+    def conditions(self) -> Where:
+        """The conditions on the columns that batches have."""
+        return self._resolved
+
     def of_split(self, columns: Columns) -> Tensor:
         """Mark the samples of the whole training split that belong to the subset.
 
@@ -101,3 +106,65 @@ class Subset:
                 f"{self.argument}={self.where!r} asks for a class, but the labels y contain {wrong[0].item():g}, and "
                 "classes are 0, 1, ... Recode the labels: (y + 1) // 2 for -1 and 1, (y > 0.5) for probabilities."
             )
+
+
+class Subsets:
+    """Several subsets, of which the samples of a batch are marked at once.
+
+    Every column is looked at once: all subsets that ask for one number each are compared with it together.
+
+    Args:
+        subsets: after :meth:`Subset.adapt`.
+    """
+
+    def __init__(self, subsets: Sequence[Subset]) -> None:
+        self._subsets = list(subsets)
+        names = dict.fromkeys(name for subset in subsets for name in subset.conditions)
+        self._columns = [_Asked(name, [subset.conditions.get(name) for subset in subsets]) for name in names]
+
+    def masks(self, batch: Columns) -> Tensor:
+        """Mark the samples of a batch that belong to each subset, shape (m, B), bool.
+
+        Raises:
+            DataError: if a column is not in the batch, or a name is not known.
+        """
+        if any(asked.name not in batch for asked in self._columns):
+            for subset in self._subsets:
+                subset.mask(batch)  # says what is missing
+        some_column = next(iter(batch.values()))
+        mask = torch.ones(len(self._subsets), len(some_column), dtype=torch.bool, device=some_column.device)
+        for asked in self._columns:
+            mask &= asked.holds(batch[asked.name])
+        return mask
+
+
+class _Asked:
+    """What several subsets ask of one column.
+
+    Args:
+        name: of the column.
+        conditions: of every subset; None where it asks for nothing.
+    """
+
+    def __init__(self, name: str, conditions: Sequence[Condition | None]) -> None:
+        self.name = name
+        numbers = dict.fromkeys(float(c) for c in conditions if isinstance(c, bool | int | float))
+        others = {repr(c): c for c in conditions if c is not None and not isinstance(c, bool | int | float)}
+        row = {repr(number): k for k, number in enumerate(numbers)}
+        row |= {text: len(numbers) + k for k, text in enumerate(others)}
+        everyone = len(row)
+        self._numbers, self._others = torch.tensor(list(numbers), dtype=torch.float64), list(others.values())
+        self._rows = torch.tensor([everyone if c is None else row[_key(c)] for c in conditions])
+
+    def holds(self, column: Tensor) -> Tensor:
+        """Which samples meet the condition of each subset, shape (m, B), bool."""
+        if self._rows.device != column.device:
+            self._rows, self._numbers = self._rows.to(column.device), self._numbers.to(column.device)
+        tables = [column == self._numbers.unsqueeze(1).to(torch.promote_types(column.dtype, torch.float32))]
+        tables += [holds(column, condition, self.name).unsqueeze(0) for condition in self._others]
+        tables.append(torch.ones(1, len(column), dtype=torch.bool, device=column.device))
+        return torch.cat(tables).index_select(0, self._rows)
+
+
+def _key(condition: Condition) -> str:
+    return repr(float(condition)) if isinstance(condition, bool | int | float) else repr(condition)

@@ -17,6 +17,7 @@ from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import KnownRows, unite
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.numerics import all_finite
+from fcco_lightning.objectives.base import nothing
 from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState, Place
 
@@ -161,6 +162,7 @@ class Engine:
         self._stored: list[tuple[Place, Tensor, Tensor | None]] = []
         self._row_step: RowStep | None = None
         self._estimates: Estimates = Estimates(None)
+        self._outputs: Mapping[str, Any] = {}  # of the last evaluation, with graph
         algorithm.start(self)
 
     # ------------------------------------------------------------------------------------------------- for the loop
@@ -262,6 +264,7 @@ class Engine:
         columns = union.batch if parameters is None else parameters.attach(union.batch)
         earlier = None if elsewhere is None else Samples(union.outputs[1], columns)
         now = Samples(union.outputs[0], columns)
+        self._outputs = now.outputs
         if not self._checked:
             self.functions.check(now)
             self._checked = True
@@ -366,7 +369,7 @@ class Engine:
         if multipliers is not None:
             first = group.get("initial_lr", group["lr"])  # a schedule notes it
             moved = multipliers.moved(reading.index, values, float(group["lr"] / first) if first else 1.0)
-            self._proposals.append(Proposal("multipliers", multipliers.state, *moved, 1.0))
+            self._proposals.append(_proposal("multipliers", multipliers.state, *moved, 1.0))
 
     def shrink(self, term: Term, factor: float) -> None:
         """Multiply all rows of a term of which the batch does not speak, when :meth:`commit` writes."""
@@ -386,6 +389,9 @@ class Engine:
     def descend(self, surrogate: Surrogate) -> None:
         """Leave the gradient of the surrogate in ``.grad`` of the parameters, averaged over the processes, unscaled."""
         value, self._estimates = surrogate.value, surrogate.estimates
+        if not surrogate.readings and self.problem.objective.outer is not None:
+            # a batch that says nothing has gradient 0: not None, which momentum and DistributedDataParallel would see
+            value = value + nothing(self._outputs)
         self._surrogates.append(value)
         self._readings = surrogate.readings
         self._step_rows(value)
@@ -486,7 +492,7 @@ class Engine:
         return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, computed, strict=True)]
 
     def _propose(self, term: Term, place: Place, rows: Tensor, decay: float) -> None:
-        self._proposals.append(Proposal(term.name, _state(term), place, rows, decay))
+        self._proposals.append(_proposal(term.name, _state(term), place, rows, decay))
 
     def _step_rows(self, value: Tensor) -> None:
         """Move the parameters of single samples by the first surrogate of an iteration."""
@@ -498,7 +504,7 @@ class Engine:
         for _, state, place, rows, decay in self._proposals:
             if decay != 1:
                 state.scale_(decay)
-            state.write(place, rows)
+            state.write(place, rows, checked=True)
         for reading in self._readings:
             reading.term.count(reading.index)
             if reading.term.multipliers is not None:
@@ -509,7 +515,7 @@ class Engine:
 
     def _clear(self) -> None:
         self._proposals, self._surrogates, self._gradients, self._readings = [], [], [], []
-        self._stored, self._row_step = [], None
+        self._stored, self._row_step, self._outputs = [], None, {}
 
     def _refuse(self) -> None:
         """Name the first part that is not finite.
@@ -556,6 +562,10 @@ class Engine:
             if bool(bad.any()):
                 return f"the new value of row {int(proposal.place.index[bad][0])} of the {proposal.name}"
         return "a sum of finite values, or a value at the previous weights,"
+
+
+def _proposal(name: str, state: DualState, place: Place, rows: Tensor, decay: float) -> Proposal:
+    return Proposal(name, state, place, rows.to(state.rows.dtype), decay)  # a value may overflow the rows' dtype
 
 
 def _state(term: Term) -> DualState:

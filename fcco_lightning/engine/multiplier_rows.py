@@ -28,7 +28,7 @@ class MultiplierRows(nn.Module):
     def __init__(self, rule: Multipliers, constraint: Constraint, dtype: torch.dtype, processes: Processes) -> None:
         super().__init__()
         self.register_buffer("unit", torch.tensor(float("nan"), dtype=dtype))
-        self.rule, self.constraint = rule, constraint
+        self.rule, self.constraint, self._measured = rule, constraint, False
         start = torch.tensor(rule.start, dtype=dtype).repeat_interleave(constraint.sides)
         self.state = DualState(constraint.num_rows, len(start), dtype, processes)
         self.state.write(torch.arange(constraint.num_rows), start.expand(constraint.num_rows, -1))
@@ -36,13 +36,17 @@ class MultiplierRows(nn.Module):
     @torch.no_grad()
     def measure(self, estimates: Mapping[str, Tensor]) -> None:
         """Take the unit from the first batch that speaks of the objective."""
+        if self._measured:  # looked at on the device once only, since a step waits for it
+            return
         if bool(self.unit.isnan()) and "objective" in estimates:
             size = estimates["objective"].abs().to(self.unit.dtype)
             self.unit.copy_(torch.where(size > 0, size, 1.0))
+        self._measured = not bool(self.unit.isnan())
 
     def outer(self, index: Tensor | None = None) -> OuterFunction:
         """L_i of the rows ``index`` (b,), or of all, at the present multipliers."""
-        return self.constraint.signed(self._of_sides(self._memory(self._all() if index is None else index)))
+        constraint = self.constraint if index is None else self.constraint.take(index)
+        return constraint.signed(self._of_sides(self._memory(self._all() if index is None else index)))
 
     def moved(self, index: Tensor, values: Tensor, pace: float) -> tuple[Place, Tensor]:
         """Where the rows ``index`` (b,) lie, and what they hold next.
@@ -53,7 +57,7 @@ class MultiplierRows(nn.Module):
             pace: learning rate of the weights as a share of its first value.
         """
         place = self.state.locate(index)
-        exceeded = excess(self._signed(values), self.constraint.kappa, self._sides)
+        exceeded = excess(self._signed(values, index), self.constraint.kappa, self._sides)
         rows = self.rule.moved(self._memory(place), exceeded, pace)
         return place, rows.flatten(1)
 
@@ -85,7 +89,8 @@ class MultiplierRows(nn.Module):
     def _of_sides(self, memory: Tensor) -> Multiplied:
         return self.rule.outer(memory, self.constraint.kappa).scaled(self.unit.nan_to_num(1.0))
 
-    def _signed(self, values: Tensor) -> Tensor:
-        """``h + kappa``, or s of two sides, shape (b, 1)."""
+    def _signed(self, values: Tensor, index: Tensor | None = None) -> Tensor:
+        """``h + kappa``, or s of two sides, of the rows ``index`` (b,) or of all, shape (b, 1)."""
+        constraint = self.constraint if index is None else self.constraint.take(index)
         identity = Multiplied(self.state.rows.new_ones(1, 1))
-        return self.constraint.signed(identity).value(values.to(self.state.rows.dtype)).unsqueeze(1)
+        return constraint.signed(identity).value(values.to(self.state.rows.dtype)).unsqueeze(1)

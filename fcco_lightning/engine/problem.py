@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, unique_names
+from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
@@ -38,7 +38,8 @@ class Problem(nn.Module):
 
     Args:
         objective: the objective.
-        constraints: the constraints that are enforced; their rows together are the m of a penalty.
+        constraints: the constraints that are enforced; their rows together are the m of a penalty.  Neighbours of one
+            kind are kept together, as one term.
         penalty: how they are enforced; an :class:`~fcco_lightning.AdaptivePenalty` by default.
         num_samples: size of the training split.
         sampling: by part of a batch the columns of its training samples and how they are drawn, from which the weights
@@ -72,7 +73,7 @@ class Problem(nn.Module):
         super().__init__()
         self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
-        self.constraints = list(constraints) if self.penalty.acts else []
+        self.constraints = kept_together(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
         objective.prepare(num_samples)
         objective.join(self.processes)

@@ -51,11 +51,15 @@ class Arrival(NamedTuple):
         samples: for terms with a row per sample: the samples that own these rows, shape (b,); where a sample may own
             one for each of T labels, ``T sample + label``.
         columns: of the part of the batch.
+        owners: positions in the batch of one copy of each of these samples, shape (b,); None if not known.
+        copies: how often the batch holds each, shape (b,), where ``owners`` are known; None for once.
     """
 
     index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
     samples: Tensor
     columns: Columns
+    owners: Tensor | None = None
+    copies: Tensor | None = None
 
 
 class RowWeights(nn.Module, ABC):
@@ -118,6 +122,10 @@ class SampleWeights(RowWeights):
         every = self.samples_per_row == 1 and self.rows_per_sample == 1
         if "index" not in columns or (every and "weight" not in columns):
             return 1 / len(arrival.index)
+        if arrival.owners is not None and "weight" in columns:
+            weight = columns["weight"].index_select(0, arrival.owners)
+            weight = weight if arrival.copies is None else weight * arrival.copies
+            return weight * (self.samples_per_row / len(columns["index"]))
         index, order = columns["index"].sort()
         if "weight" not in columns:
             return self.samples_per_row / (1 + int((index[1:] != index[:-1]).sum()))

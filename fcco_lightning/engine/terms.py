@@ -49,10 +49,11 @@ class Reading(NamedTuple):
 
     def pair(self, y: Tensor) -> Tensor:
         """``sum_i weight_i <y_i, g_i>``, a scalar with graph."""
-        product = y.to(self.values.dtype) * self.values
-        if isinstance(self.weight, Tensor):
-            return (self.weight.to(product.dtype).unsqueeze(1) * product).sum()
-        return self.weight * product.sum()
+        weight = self.weight.unsqueeze(1) if isinstance(self.weight, Tensor) else self.weight
+        if y.requires_grad:
+            return (weight * y.to(self.values.dtype) * self.values).sum()
+        weighted = (weight * y).to(self.values.dtype)
+        return torch.dot(weighted.reshape(-1), self.values.reshape(-1))  # one operator in either direction
 
     def importance(self) -> Tensor | None:
         """How much each row counts in an estimate of F, of mean about 1, shape (b,); None where all count alike.
@@ -173,6 +174,7 @@ class Term(nn.Module):
         values, relevance, outer = inner.values, inner.relevance, inner.outer or self._outer_of(rows)
         before = None if previous is None else previous.values
         old_outer = None if previous is None else previous.outer or outer
+        owners, copies = inner.owners, None
         again = None if self.distinct else repeats(rows)
         if again is not None:
             if self.state is not None:
@@ -182,11 +184,12 @@ class Term(nn.Module):
             before = None if before is None else again.mean(before)
             relevance = None if relevance is None else again.mean(relevance)
             outer, old_outer = outer.take(first), None if old_outer is None else old_outer.take(first)
-        weight = self.weights(Arrival(rows, samples, columns))
+            owners, copies = None if owners is None else owners[first], again.count
+        weight = self.weights(Arrival(rows, samples, columns, owners, copies))
         inverse = self.num_rows * (weight.unsqueeze(1) if isinstance(weight, Tensor) else weight)
         if relevance is not None:
             weight = weight * relevance
-        place = None if self.state is None else self.state.locate(rows)
+        place = None if self.state is None else self.state.locate(rows, checked=self.row_map is not None)
         return Reading(
             self, rows, values, before, outer, old_outer, self.share * weight, inverse, place, known, relevance
         )
@@ -208,7 +211,7 @@ class Term(nn.Module):
             self.weights.count(index)
 
     def _outer_of(self, rows: Tensor) -> OuterFunction:
-        return self.outer if self.multipliers is None else self.multipliers.outer(rows)
+        return self.outer.take(rows) if self.multipliers is None else self.multipliers.outer(rows)
 
     def _check_width(self, values: Tensor) -> None:
         if values.dim() != 2 or values.shape[1] != self.width:

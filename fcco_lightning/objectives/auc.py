@@ -38,10 +38,7 @@ class AUC(BinaryObjective):
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = self.scores(outputs)
         is_positive = required_column(batch, "y", self) == 1
-        positives, negatives = scores[is_positive], scores[~is_positive]
-        if positives.numel() == 0 or negatives.numel() == 0:
+        positives, negatives = is_positive.nonzero().squeeze(1), (~is_positive).nonzero().squeeze(1)
+        if not len(positives) or not len(negatives):
             return nothing(scores)
-        if "weight" not in batch:
-            return self.loss.mean(positives, negatives)
-        weight = batch["weight"].to(scores.dtype)
-        return self.loss.mean(positives, negatives, weight[is_positive], weight[~is_positive])
+        return self.loss.mean(scores, positives, negatives, batch.get("weight"))

@@ -9,9 +9,10 @@ from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.pair_sums import label_pair_sums, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
-from fcco_lightning.objectives.self_weights import common_weights, comparison_weights
+from fcco_lightning.objectives.self_weights import common_weights, comparison_weights, self_and_others
 from fcco_lightning.outer import Ratio
 from fcco_lightning.records import Columns, Inner
 
@@ -65,27 +66,28 @@ class AveragePrecision(RankingObjective):
         """
         scores = self.scores(outputs)
         positive = required_column(batch, "y", self) == 1
-        column = positive.nonzero()  # (m, 1)
-        losses = self.loss(scores[column] - scores)
-        return Inner(batch["index"][column.squeeze(1)], self._ranks(losses, column, positive, batch))
+        owners = positive.nonzero().squeeze(1)
+        return Inner(batch["index"][owners], self._ranks(scores, owners, positive, batch), owners=owners)
 
-    def _ranks(self, losses: Tensor, column: Tensor, positive: Tensor, batch: Columns) -> Tensor:
-        """Weighted sums (m, 2) of the losses (m, B) over the positives, at ``column`` (m, 1), and over all samples."""
-        if not len(column):
-            return losses.new_zeros(0, 2)
-        n, dtype, owners = self.num_samples, losses.dtype, column.squeeze(1)
+    def _ranks(self, scores: Tensor, owners: Tensor, positive: Tensor, batch: Columns) -> Tensor:
+        """Weighted sums (m, 2) of the losses of the owners over the positives, and over all samples."""
+        if not len(owners):
+            return scores.new_zeros(0, 2)
+        n, dtype = self.num_samples, scores.dtype
         weight, stratum = batch.get("weight"), batch.get("stratum")
         of_negatives, of_positives = self._changes()
         changes = None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
         common = common_weights(positive, owners, n, weight, dtype, stratum=stratum)
         if common is None:
+            losses = self.loss(scores[owners].unsqueeze(1) - scores)
             shares = comparison_weights("dataset", owners, len(positive), n, weight, dtype, stratum=stratum)
             weighted = losses * (shares if changes is None else shares * changes)
             return torch.stack([weighted[:, owners].sum(1), weighted.sum(1)], dim=1)
-        shares, own = common
+        shares, excess = common
         shares = shares if changes is None else shares * changes
-        others = losses.scatter(1, column, 0.0)  # the positive itself has a weight of its own
-        return torch.stack([others @ (shares * positive), others @ shares], dim=1) + of_positives * own * self.own
+        weights = torch.stack([shares * positive, shares], dim=1)
+        # the positive itself, whose loss is l(0), has a weight of its own
+        return pair_sums(self.loss, scores, owners, None, weights, offset=excess * (of_positives * self.own))
 
     def _changes(self) -> tuple[float, float]:
         """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""
@@ -192,16 +194,22 @@ class MeanAveragePrecision(Objective):
     def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
         size, labels = y.shape
         owner, label = (y == 1).nonzero(as_tuple=True)
-        every = torch.arange(size, device=y.device)
         n = at_least("num_samples", self.num_samples or 0, 1)
+        weight, stratum, offset = batch.get("weight"), batch.get("stratum"), 0.0
         # weights of a mean over all n samples, and from them those over the samples of which the label is known
-        shares = comparison_weights(
-            "dataset", every, size, n, batch.get("weight"), outputs.dtype, stratum=batch.get("stratum")
-        )[owner]
+        if weight is None and stratum is None:
+            own, others = self_and_others("dataset", size, n)
+            shares, offset = outputs.new_full((1, 1), others), (own - others) * self.own
+        else:
+            every = torch.arange(size, device=y.device)
+            shares = comparison_weights("dataset", every, size, n, weight, outputs.dtype, stratum=stratum)[owner]
+        scale = None
         if self.missing is not None:
-            shares = shares * (y != self.missing).T[label] * (n / self.known[label]).unsqueeze(1)
-        losses = shares * self.loss(outputs[owner, label].unsqueeze(1) - outputs.T[label])
-        return self._rows(batch["index"][owner] * labels + label, label, losses, (y == 1).T[label])
+            scale = (n / self.known[label]).unsqueeze(1).to(outputs.dtype)
+            shares = shares * (y != self.missing).T[label] * scale
+        values = label_pair_sums(self.loss, outputs, owner, label, (y == 1).T.index_select(0, label), shares)
+        values = values if not offset else values + (offset if scale is None else offset * scale)
+        return self._inner(batch["index"][owner] * labels + label, owner, label, values)
 
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
         task = required_column(batch, "task", self)
@@ -221,16 +229,16 @@ class MeanAveragePrecision(Objective):
         shares = torch.where(positive, others, against) * (label.unsqueeze(1) == task)
         shares.scatter_(1, owner.unsqueeze(1), (1 / known[owner]).unsqueeze(1))
         losses = shares.to(scores.dtype) * self.loss(scores[owner].unsqueeze(1) - scores)
-        return self._rows(batch["index"][owner], label, losses, positive.expand(losses.shape))
+        values = torch.stack([losses @ positive.to(losses.dtype), losses.sum(1)], dim=1)
+        return self._inner(batch["index"][owner], owner, label, values)
 
     def _held(self, task: Tensor) -> Tensor:
         return torch.bincount(task, minlength=len(self.known))
 
-    def _rows(self, index: Tensor, label: Tensor, losses: Tensor, positive: Tensor) -> Inner:
-        """Inner values from weighted losses (r, B), and the weight 1/(T n_t+) of a row beside that of all alike."""
-        values = torch.stack([torch.where(positive, losses, 0).sum(1), losses.sum(1)], dim=1)
+    def _inner(self, index: Tensor, owner: Tensor, label: Tensor, values: Tensor) -> Inner:
+        """Inner values (r, 2) with the weight 1/(T n_t+) of a row beside that of all alike."""
         relevance = int(self.positives.sum()) / (len(self.positives) * self.positives[label]).to(values.dtype)
-        return Inner(index, values, relevance=relevance)
+        return Inner(index, values, relevance=relevance, owners=owner)
 
 
 def _loss_of_itself(loss: PairLoss) -> float:

@@ -157,11 +157,8 @@ class Objective(nn.Module, ABC):
         )
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
-        """Mini-batch estimate of g_0(w): a scalar with graph, or None.
-
-        Without g_0 it is :func:`nothing`, since a batch may lack what the inner functions need.
-        """
-        return nothing(outputs)
+        """Mini-batch estimate of g_0(w): a scalar with graph, or None."""
+        return None
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:  # noqa: ARG002
         """Mini-batch estimates of g_i(w) with graph, or None."""

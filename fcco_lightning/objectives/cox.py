@@ -90,7 +90,7 @@ class CoxPartialLikelihood(Objective):
         anchors = event.nonzero().squeeze(1)
         others, tied = self._others(batch, anchors, time, event)
         values = 1 - tied + (others * exp_with_tangent(scores - scores[anchors].unsqueeze(1))).sum(1)
-        return Inner(batch["index"][anchors], values.unsqueeze(1))
+        return Inner(batch["index"][anchors], values.unsqueeze(1), owners=anchors)
 
     def _others(self, batch: Columns, anchors: Tensor, time: Tensor, event: Tensor) -> tuple[Tensor, Tensor]:
         """Return how much each sample counts in the risk set of each anchor, (m, B), and l/d of the anchors, (m,)."""

@@ -136,7 +136,7 @@ class ListObjective(Objective, ABC):
         weights = stands_for(batch, anchors, self._num_samples, within=same_list)
         compared = self.compared(scores - scores[anchors].unsqueeze(1), grade[anchors].unsqueeze(1), grade)
         values = 1 + (weights * compared).sum(1)
-        return Inner(batch["index"][anchors], values.unsqueeze(1), relevance=relevance[anchors])
+        return Inner(batch["index"][anchors], values.unsqueeze(1), relevance=relevance[anchors], owners=anchors)
 
 
 def graded(columns: Columns, needed_by: object) -> tuple[Tensor, Tensor]:

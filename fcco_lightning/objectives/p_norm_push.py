@@ -51,4 +51,5 @@ class PNormPush(RankingObjective):
         pairs = self._pairs(outputs, batch)
         if not pairs.complete:
             return None
-        return Inner(batch["index"][pairs.owners], pairs.mean(self.loss(pairs.differences).double()).unsqueeze(1))
+        means = pairs.mean(self.loss, dtype=torch.float64)
+        return Inner(batch["index"][pairs.owners], means, owners=pairs.owners)

@@ -2,19 +2,18 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from fcco_lightning.checks import positive
-from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import exp_with_tangent
+from fcco_lightning.objectives.pair_sums import mean_by_blocks, pair_mean
 
 _FEW = 2**16
 """Number of pairs up to which they are formed all at once, which is then fastest."""
-_BLOCK = 2**16  # pairs that are formed at a time beyond it: what fits into a core's cache
+_MOST_EXPONENT = 500.0  # float64 overflows at 709, and the mean over negatives and f are still to come
 
 
 class PairLoss(ABC):
@@ -24,38 +23,37 @@ class PairLoss(ABC):
     def __call__(self, d: Tensor) -> Tensor:
         """l(d), the shape of ``d``."""
 
-    def mean(
-        self,
-        positives: Tensor,
-        negatives: Tensor,
-        of_positives: Tensor | None = None,
-        of_negatives: Tensor | None = None,
-    ) -> Tensor:
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        """l(d) and its derivative l'(d), both without graph.
+
+        By autograd, unless a subclass knows a formula, which then costs less.
+        """
+        with torch.enable_grad():
+            d = d.detach().requires_grad_()
+            losses = self(d)
+            (slopes,) = torch.autograd.grad(losses.sum(), d)
+        return losses.detach(), slopes
+
+    def mean(self, scores: Tensor, positives: Tensor, negatives: Tensor, weight: Tensor | None = None) -> Tensor:
         """The weighted mean of ``l(s_i - s_j)`` over all pairs of a positive i and a negative j, a scalar.
 
-        Of many pairs no more are held at a time than fit into a cache, so that memory is O(a + b); the gradient is that
-        of all pairs, and can be taken once.
+        Of many pairs no more are held at a time than fit into a cache, so that memory is O(B); the gradient is that of
+        all pairs, and can be taken once.
 
         Args:
-            positives: scores, shape (a,), a >= 1.
-            negatives: scores, shape (b,), b >= 1.
-            of_positives: their weights, shape (a,); None where all are alike.
-            of_negatives: likewise, shape (b,).
+            scores: s, shape (B,).
+            positives: positions of the i, shape (a,), int64, a >= 1.
+            negatives: positions of the j, shape (b,), int64, b >= 1.
+            weight: of the samples, shape (B,); None where all are alike.
         """
+        v, w = _shares(weight, positives, scores), _shares(weight, negatives, scores)
         if len(positives) * len(negatives) <= _FEW:
-            losses = self(positives.unsqueeze(1) - negatives)
-            if of_positives is None and of_negatives is None:
-                return losses.mean()
-            v, w = _shares(of_positives, positives), _shares(of_negatives, negatives)
-            return v @ losses @ w
-        return self._mean_of_many(
-            positives, negatives, _shares(of_positives, positives), _shares(of_negatives, negatives)
-        )
+            return pair_mean(self, scores, positives, negatives, v, w)
+        return self._mean_of_many(scores[positives], scores[negatives], v, w)
 
     def _mean_of_many(self, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """The same for shares v (a,) and w (b,) that add up to 1."""
-        mean: Tensor = _MeanByBlocks.apply(self, positives, negatives, v, w)
-        return mean
+        """The same of scores of positives (a,) and negatives (b,) for shares v and w that add up to 1."""
+        return mean_by_blocks(self, positives, negatives, v, w)
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,11 @@ class SigmoidPair(PairLoss):
     def __call__(self, d: Tensor) -> Tensor:
         return torch.sigmoid(d / -self.scale)
 
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        losses = torch.sigmoid(d / -self.scale)
+        slopes = (losses - 1).mul_(losses)
+        return losses, slopes if self.scale == 1 else slopes.div_(self.scale)
+
 
 @dataclass(frozen=True)
 class SquaredPair(PairLoss):
@@ -88,6 +91,10 @@ class SquaredPair(PairLoss):
 
     def __call__(self, d: Tensor) -> Tensor:
         return (self.margin - d).square()
+
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        gap = self.margin - d
+        return gap.square(), gap.mul_(-2)
 
     def _mean_of_many(self, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """``(margin - E p + E n)^2 + Var p + Var n``: O(a + b)."""
@@ -108,6 +115,10 @@ class SquaredHingePair(PairLoss):
 
     def __call__(self, d: Tensor) -> Tensor:
         return (self.margin - d).clamp(min=0).square()
+
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        gap = (self.margin - d).clamp_(min=0)
+        return gap.square(), gap.mul_(-2)
 
     def _mean_of_many(self, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """By sorting, O((a + b) log a): negative j has a loss with the positives below ``c_j = s_j + margin``.
@@ -132,6 +143,9 @@ class LogisticPair(PairLoss):
     def __call__(self, d: Tensor) -> Tensor:
         return softplus(-d)
 
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        return softplus(-d), torch.sigmoid(-d).neg_()
+
 
 @dataclass(frozen=True)
 class ExponentialPair(PairLoss):
@@ -150,43 +164,33 @@ class ExponentialPair(PairLoss):
         return exp_with_tangent(d / -self.scale, 50.0)
 
 
-class _MeanByBlocks(torch.autograd.Function):
-    """The mean over all pairs and its gradient by the scores, a block of positives at a time."""
+@dataclass(frozen=True)
+class ExponentialOf(PairLoss):
+    r"""``exp(l(d) / lam)`` in float64, continued by its tangent in l where the exponent exceeds 500.
 
-    @staticmethod
-    def forward(ctx: Any, loss: PairLoss, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        wanted = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        total = torch.zeros((), dtype=torch.float64, device=positives.device)
-        slopes, of_negatives = [], torch.zeros_like(negatives)
-        size = max(1, _BLOCK // len(negatives))
-        for first in range(0, len(positives), size):
-            block, share = positives.detach()[first : first + size], v[first : first + size]
-            with torch.set_grad_enabled(wanted):
-                scores, others = block.requires_grad_(wanted), negatives.detach().requires_grad_(wanted)
-                part = share @ loss(scores.unsqueeze(1) - others) @ w
-            total += part.detach()
-            if wanted:
-                slope, of_others = torch.autograd.grad(part, (scores, others))
-                slopes.append(slope)
-                of_negatives += of_others
-        if wanted:
-            ctx.save_for_backward(torch.cat(slopes), of_negatives)
-        return total.to(positives.dtype)
+    Args:
+        loss: l.
+        lam: > 0, in units of the loss.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # the slopes would count as constants
-            raise ConfigError(
-                f"a mean over more than {_FEW} pairs has no second derivative here. Use smaller batches, or the loss "
-                "SquaredPair or SquaredHingePair."
-            )
-        of_positives, of_negatives = ctx.saved_tensors
-        (gradient,) = gradients
-        return None, gradient * of_positives, gradient * of_negatives, None, None
+    loss: PairLoss
+    lam: float
+
+    def __call__(self, d: Tensor) -> Tensor:
+        return exp_with_tangent(self.loss(d).double() / self.lam, _MOST_EXPONENT)
+
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        losses, slopes = self.loss.with_slope(d)
+        exponent = losses.double().div_(self.lam)
+        power = exponent.clamp(max=_MOST_EXPONENT)
+        excess = exponent.sub_(power)
+        value = power.exp_()
+        return value * excess.add_(1), slopes / self.lam * value
 
 
-def _shares(weight: Tensor | None, scores: Tensor) -> Tensor:
-    """Weights of the scores that add up to 1, shape (a,)."""
+def _shares(weight: Tensor | None, positions: Tensor, scores: Tensor) -> Tensor:
+    """Weights of the scores at some positions that add up to 1, shape (a,)."""
     if weight is None:
-        return torch.full_like(scores, 1 / len(scores), requires_grad=False)
-    return weight.to(scores.dtype) / weight.sum()
+        return torch.full(positions.shape, 1 / len(positions), device=scores.device, dtype=scores.dtype)
+    weight = weight.index_select(0, positions).to(scores.dtype)
+    return weight / weight.sum()

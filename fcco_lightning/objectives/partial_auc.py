@@ -9,14 +9,11 @@ from torch import Tensor, nn
 from fcco_lightning.checks import finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives.base import SampleParameters, nothing, required_column
-from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankedPairs, RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
 from fcco_lightning.records import Columns, Inner
-
-_MOST_EXPONENT = 500.0  # float64 overflows at 709, and the mean over negatives and f are still to come
 
 
 class CVaRPartialAUC(RankingObjective):
@@ -99,11 +96,12 @@ class CVaRPartialAUC(RankingObjective):
     def direct(self, outputs: Any, batch: Columns) -> Tensor:
         """C, or without ``min_tpr`` the mean of the L_i at their present thresholds."""
         if self.min_tpr:
-            return self.threshold + nothing(outputs)
+            return self.threshold
         pairs = self._pairs(outputs, batch)
         if not pairs.complete:
             return nothing(outputs)
-        each = self._thresholds(pairs, batch).squeeze(1) + self._excess(pairs, batch)
+        thresholds = self._thresholds(pairs, batch)
+        each = (thresholds + self._excess(pairs, thresholds)).squeeze(1)
         if "weight" not in batch:
             return each.mean()
         weight = batch["weight"][pairs.owners].to(each.dtype)
@@ -117,22 +115,21 @@ class CVaRPartialAUC(RankingObjective):
         pairs = self._pairs(outputs, batch)
         if not pairs.complete:
             return None
-        outer = self._outer(self._thresholds(pairs, batch)) if self.max_fpr < 1 else self.outer
-        return Inner(batch["index"][pairs.owners], self._excess(pairs, batch).unsqueeze(1), outer)
+        thresholds = self._thresholds(pairs, batch) if self.max_fpr < 1 else None
+        outer = self.outer if thresholds is None else self._outer(thresholds)
+        return Inner(batch["index"][pairs.owners], self._excess(pairs, thresholds), outer, owners=pairs.owners)
 
-    def _excess(self, pairs: RankedPairs, batch: Columns) -> Tensor:
-        """``mean_j [l_ij - s_i]_+ / max_fpr``, or the mean loss where all negatives count."""
-        losses = self.loss(pairs.differences)
-        if self.max_fpr == 1:
-            return pairs.mean(losses)
-        return pairs.mean((losses - self._thresholds(pairs, batch)).clamp(min=0)) / self.max_fpr
+    def _excess(self, pairs: RankedPairs, thresholds: Tensor | None) -> Tensor:
+        """``mean_j [l_ij - s_i]_+ / max_fpr``, or the mean loss where all negatives count, shape (a, 1)."""
+        mean = pairs.mean(self.loss, thresholds)
+        return mean if thresholds is None else mean / self.max_fpr
 
     def _thresholds(self, pairs: RankedPairs, batch: Columns) -> Tensor:
         """The s_i of the positives, shape (a, 1), with the graph of L_i and not of L_i n / n_+.
 
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
-        given = required_column(batch, "threshold", self)[pairs.owners].to(pairs.differences.dtype)
+        given = required_column(batch, "threshold", self)[pairs.owners].to(pairs.scores.dtype)
         if given.requires_grad:
             given.register_hook(lambda g: g * self._share_of_owners(pairs, batch))  # type: ignore[no-untyped-call]
         return given
@@ -144,7 +141,7 @@ class CVaRPartialAUC(RankingObjective):
         share = self.class_sizes[1] / sum(self.class_sizes)
         if "weight" not in batch:
             return share
-        return share / batch["weight"][pairs.owners].unsqueeze(1).to(pairs.differences.dtype)
+        return share / batch["weight"][pairs.owners].unsqueeze(1).to(pairs.scores.dtype)
 
 
 class KLPartialAUC(RankingObjective):
@@ -204,17 +201,17 @@ class KLPartialAUC(RankingObjective):
             return Log(self.lam, floor=1.0)
         return KullbackLeiblerOfLog(self.lam, self.tau, self.threshold, floor=1.0)
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor:  # noqa: ARG002
+    def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
         """C, if there is one."""
-        return nothing(outputs) if self.tau is None else self.threshold + nothing(outputs)
+        return None if self.tau is None else self.threshold
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:
         """``mean_j exp(l_ij / lam)`` of the batch's positives; None without both classes."""
         pairs = self._pairs(outputs, batch)
         if not pairs.complete:
             return None
-        terms = exp_with_tangent(self.loss(pairs.differences).double() / self.lam, _MOST_EXPONENT)
-        return Inner(batch["index"][pairs.owners], pairs.mean(terms).unsqueeze(1), self.outer)
+        means = pairs.mean(ExponentialOf(self.loss, self.lam), dtype=torch.float64)
+        return Inner(batch["index"][pairs.owners], means, self.outer, owners=pairs.owners)
 
     def _range(self) -> Range:
         """Losses are not negative."""

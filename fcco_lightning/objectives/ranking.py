@@ -3,11 +3,14 @@
 from abc import ABC
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
+from fcco_lightning.objectives.pair_sums import pair_sums
+from fcco_lightning.objectives.pairwise import PairLoss
 from fcco_lightning.records import Columns
 
 
@@ -15,27 +18,39 @@ class RankedPairs(NamedTuple):
     """The pairs of a positive and a negative in a batch, seen from the samples that own rows.
 
     Attributes:
+        scores: shape (B,), with graph.
         owners: positions in the batch of the samples that own rows, shape (a,), int64.
-        differences: score of the positive minus score of the negative, shape (a, b), with graph: a row for every owner,
-            a column for every sample of the other class.
-        weight: of the samples of the other class, shape (b,); None where they weigh the same.
+        others: positions of the samples of the other class, shape (b,), int64.
+        weight: of the samples of the batch, shape (B,); None where they weigh the same.
+        sign: 1 where the owners are the positives, -1 where they are the negatives.
     """
 
+    scores: Tensor
     owners: Tensor
-    differences: Tensor
+    others: Tensor
     weight: Tensor | None
+    sign: float
 
     @property
     def complete(self) -> bool:
         """Whether the batch holds both classes."""
-        return self.differences.numel() > 0
+        return len(self.owners) > 0 and len(self.others) > 0
 
-    def mean(self, losses: Tensor) -> Tensor:
-        """The mean over the other class of ``losses`` (a, b), shape (a,)."""
+    def mean(self, loss: PairLoss, thresholds: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The mean over the other class of the losses of positive less negative, or of ``[l - t_i]_+``, shape (a, 1).
+
+        Args:
+            loss: l.
+            thresholds: t, shape (a, 1), or None.
+            dtype: of the mean; that of the scores by default.
+        """
+        dtype = dtype or self.scores.dtype
         if self.weight is None:
-            return losses.mean(1)
-        weight = self.weight.to(losses.dtype)
-        return losses @ weight / weight.sum()
+            share = torch.full((len(self.others), 1), 1 / len(self.others), dtype=dtype, device=self.scores.device)
+        else:
+            weight = self.weight.index_select(0, self.others).to(dtype).unsqueeze(1)
+            share = weight / weight.sum()
+        return pair_sums(loss, self.scores, self.owners, self.others, share, thresholds, sign=self.sign)
 
 
 class RankingObjective(BinaryObjective, ABC):
@@ -102,12 +117,9 @@ class RankingObjective(BinaryObjective, ABC):
 
     def _pairs(self, outputs: Any, batch: Columns) -> RankedPairs:
         """All pairs of a batch."""
-        scores = self.scores(outputs)
         owns = required_column(batch, "y", self) == self.owner
-        mine, others = scores[owns].unsqueeze(1), scores[~owns]
-        weight = batch["weight"][~owns] if "weight" in batch else None
-        differences = mine - others if self.owner == 1 else others - mine
-        return RankedPairs(owns.nonzero().squeeze(1), differences, weight)
+        owners, others = owns.nonzero().squeeze(1), (~owns).nonzero().squeeze(1)
+        return RankedPairs(self.scores(outputs), owners, others, batch.get("weight"), 1.0 if self.owner == 1 else -1.0)
 
 
 def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:

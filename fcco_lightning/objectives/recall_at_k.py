@@ -76,7 +76,7 @@ class RecallAtK(RankingObjective):
             stratum=batch.get("stratum"),
         )
         losses: Tensor = shares * self.loss(scores[owners].unsqueeze(1) - scores)
-        return Inner(batch["index"][owners], losses.sum(1, keepdim=True))
+        return Inner(batch["index"][owners], losses.sum(1, keepdim=True), owners=owners)
 
     def _range(self) -> Range:
         """At least what the positive itself contributes."""

@@ -113,7 +113,7 @@ def common_weights(
     dtype: torch.dtype = torch.float32,
     *,
     stratum: Tensor | None = None,
-) -> tuple[Tensor, float] | None:
+) -> tuple[Tensor, Tensor] | None:
     """The weights "dataset" of :func:`comparison_weights` where they are the same for all anchors.
 
     They are in uniform batches, and where the anchors are all samples of one stratum, as all positives are in batches
@@ -127,20 +127,21 @@ def common_weights(
         dtype: of the result.
         stratum: see :func:`comparison_weights`.
 
-    Returns: the weights of all samples but the anchor itself, shape (B,), and the weight 1/n of the anchor; None where
-        the weights differ between anchors.
+    Returns: the weights of all samples but the anchor itself, shape (B,), and by how much the weight 1/n of the anchor
+        exceeds the one that it has there, shape (1,); None where the weights differ between anchors.
     """
     size, count, first = len(mask), len(anchors), anchors[:1]
     own, others = self_and_others("dataset", size, num_samples)
     if weight is None and stratum is None:
-        return torch.full((size,), others, device=mask.device, dtype=dtype), own
+        return mask.new_full((size,), others, dtype=dtype), mask.new_full((1,), own - others, dtype=dtype)
     kinds = weight if stratum is None else stratum
     assert kinds is not None  # noqa: S101 - one of them is given
-    if not torch.equal(kinds == kinds[first], mask):
+    if not torch.equal(kinds == kinds.index_select(0, first), mask):
         return None
     share = mask.new_full((size,), 1 / size, dtype=dtype) if weight is None else weight.to(dtype) / size
-    within = (share[first] * count - own) / max(count - 1, 1)
-    return torch.where(mask, within.clamp(min=0), share), own
+    rest = max(count - 1, 1)
+    within = (share.index_select(0, first) * (count / rest)).sub_(own / rest).clamp_(min=0)
+    return torch.where(mask, within, share), own - within
 
 
 def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, within: Tensor | None = None) -> Tensor:

@@ -183,12 +183,12 @@ def known_at(known: Tensor, u: Tensor) -> Tensor:
             f"a known parameter of {len(known)} rows does not belong to {len(u)} rows of inner values. Use "
             "take(positions) for the function of some of the rows."
         )
-    return known.to(u.dtype)
+    return known.to(u)
 
 
 def known_rows(known: Tensor, positions: Tensor) -> Tensor:
     """The rows of a known parameter at ``positions``; all of it where all rows share it."""
-    return known[positions] if known.dim() and len(known) > 1 else known
+    return known.to(positions.device)[positions] if known.dim() and len(known) > 1 else known
 
 
 def infinite_outside(value: Tensor, inside: Tensor) -> Tensor:

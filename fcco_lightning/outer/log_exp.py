@@ -367,8 +367,8 @@ class Ratio(OuterFunction):
         return -u[..., 0] / u[..., 1].clamp(min=self.floor)
 
     def subgradient(self, u: Tensor) -> Tensor:
-        top, bottom = u[..., 0], u[..., 1].clamp(min=self.floor)
-        return torch.stack([-1 / bottom, top / bottom.square()], dim=-1)
+        inverse = u[..., 1].clamp(min=self.floor).reciprocal()
+        return torch.stack([-inverse, u[..., 0] * inverse * inverse], dim=-1)
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         r"""The stationary point near u (f is not convex, so lam must be small against u_2).

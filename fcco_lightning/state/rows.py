@@ -119,12 +119,18 @@ class DualState(nn.Module):
         count = self.seen.sum()
         return (self.processes.sum_(count) if self.divided else count).item() / self.num_rows
 
-    def locate(self, index: Tensor) -> Place:
+    def locate(self, index: Tensor, *, checked: bool = False) -> Place:
         """Check ``index`` (b,) and say where its rows lie; :meth:`read` and :meth:`write` take the result.
+
+        Args:
+            index: rows.
+            checked: whether they are known to be rows, int64.
 
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
         """
+        if checked and not self.divided:
+            return Place(index, index, None)
         local, low, high = self._checked(index)
         index, positions, end = local, None, self.first + len(self.rows)
         if low < self.first or high >= end:
@@ -169,8 +175,13 @@ class DualState(nn.Module):
         return self.rows.index_select(0, place.local)
 
     @torch.no_grad()
-    def write(self, index: Tensor | Place, values: Tensor) -> None:
+    def write(self, index: Tensor | Place, values: Tensor, *, checked: bool = False) -> None:
         """Set rows ``index`` (b,), all different, to ``values`` (b, k); each process keeps those that it holds.
+
+        Args:
+            index: rows, or their place.
+            values: what they shall hold.
+            checked: whether the values are known to be finite in the dtype of the rows.
 
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
@@ -178,7 +189,7 @@ class DualState(nn.Module):
         """
         place = index if isinstance(index, Place) else self.locate(index)
         values = values.to(self.rows.dtype)  # a value may overflow the rows' dtype
-        if not math.isfinite(values.sum()):  # the sum of finite values may overflow, so look again
+        if not checked and not math.isfinite(values.sum()):  # the sum of finite values may overflow, so look again
             _require_finite(place.index, values)
         if place.positions is not None:
             values = values.index_select(0, place.positions)

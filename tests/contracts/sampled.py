@@ -302,7 +302,7 @@ class Bench:
         batch[self.name]["weight"] = weight / weight.mean()
         return batch
 
-    def surrogate(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
+    def surrogate(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Surrogate:
         """Of a batch, with outer gradients at exact rows."""
         now = self.engine.inner(seen or self.engine.evaluate(batch))
         surrogate = Surrogate(now.direct)
@@ -314,11 +314,11 @@ class Bench:
                 continue
             known = reading.outer.value(exact[rows]) if reading.outer.parameters() else None
             surrogate.add(reading, reading.outer.subgradient(exact[rows]), known)
-        return surrogate.value
+        return surrogate
 
     def gradient(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
         """With respect to the table and the objective's parameters, flat."""
-        value = self.surrogate(batch, seen)
+        value = self.surrogate(batch, seen).value
         params = self.parameters()
         if not value.requires_grad:
             return torch.cat([torch.zeros_like(p).flatten() for p in params])

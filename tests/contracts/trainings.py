@@ -46,7 +46,7 @@ class MergedMargins(Margins):
     distinct = True
 
     def inner(self, outputs, batch):
-        index, values, _, _ = super().inner(outputs, batch)
+        index, values = super().inner(outputs, batch)[:2]
         places: dict[int, list[int]] = {}
         for position, i in enumerate(index.tolist()):
             places.setdefault(i, []).append(position)

@@ -373,7 +373,7 @@ def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way)
     bench = Bench(CASES[name], WAYS[way]())
     parameters, (steps, chances) = bench.engine.problem.row_parameters, torch.zeros(2, 9, 1, dtype=torch.float64)
     for batch, chance in bench.way.sampler.batches():
-        index, values = parameters.step(bench.surrogate(bench.batch(list(batch))))
+        index, values = parameters.step(bench.surrogate(bench.batch(list(batch))).value)
         steps[index] += chance * (values - 0.7)
         chances[index] += chance
     scores, y = CASES[name].outputs, torch.tensor(STRATUM) == 1

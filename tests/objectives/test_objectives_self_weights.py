@@ -96,9 +96,10 @@ def test_anchors_of_one_class_have_weights_in_common(weighted, stratified):
         "stratum": mask.long() if stratified else None,
     }
     anchors = mask.nonzero().squeeze(1)
-    others, own = common_weights(mask, anchors, N, dtype=torch.float64, **drawn)
+    others, excess = common_weights(mask, anchors, N, dtype=torch.float64, **drawn)
     table = comparison_weights("dataset", anchors, 7, N, dtype=torch.float64, **drawn)
-    expected = others.expand(3, 7).clone().scatter_(1, anchors.unsqueeze(1), own)
+    expected = others.repeat(3, 1)
+    expected[torch.arange(3), anchors] += excess
     torch.testing.assert_close(expected, table)
     mask[anchors[0]] = False
     fewer = common_weights(mask, anchors[1:], N, dtype=torch.float64, **drawn)

@@ -1,0 +1,119 @@
+"""Neighbouring constraints of one kind are measured together, with the numbers that each has alone."""
+
+import pytest
+import torch
+
+from fcco_lightning import (
+    ALEXR,
+    AUC,
+    SONEX,
+    SOX,
+    AdaptivePenalty,
+    BalancedSampling,
+    Engine,
+    HingePenalty,
+    LogisticLoss,
+    MeanAtMost,
+    MeanDifferenceAtMost,
+    MeanNear,
+    NuPI,
+    SoftRate,
+    SquaredHingePenalty,
+    TensorDataModule,
+)
+from fcco_lightning.constraints import kept_together
+from fcco_lightning.engine import problem
+from fcco_lightning.errors import ConfigError, DataError
+
+RATE, N = SoftRate(0.1, 0.7), 40
+CAPS = [
+    MeanAtMost(RATE, 0.3, {"group": 0}),
+    MeanAtMost(RATE, 0.4, {"group": [1, 2], "y": 1}),
+    MeanAtMost(RATE, 0.2, {"age": "<0.5"}, name="young"),
+    MeanAtMost(RATE, 0.1),
+]
+DIFFERENCES = [
+    MeanDifferenceAtMost(RATE, 0.01, {"group": a, "y": 1}, {"group": b}) for a, b in ((0, 1), (2, 0), (1, 2))
+]
+NEAR = [MeanNear(RATE, target, 0.02, {"group": k}) for k, target in enumerate((0.5, 0.2, 0.7))]
+KINDS = {"caps": CAPS, "differences": DIFFERENCES, "near": NEAR}
+ALGORITHMS = {
+    "SOX": (lambda: SOX(0.3), lambda: SquaredHingePenalty(20.0)),
+    "SONEX": (lambda: SONEX(0.3, 0.2, lam=0.1), lambda: HingePenalty(5.0)),
+    "ALEXR": (lambda: ALEXR(1.0, 0.1), lambda: HingePenalty(5.0)),
+    "multipliers": (lambda: SONEX(0.3, 0.2, lam=0.1), AdaptivePenalty),
+    "NuPI": (lambda: SOX(0.3), NuPI),
+}
+
+
+def data():
+    """Groups 1 and 2 are absent from some batches."""
+    draw = torch.Generator().manual_seed(0)
+    columns = {
+        "x": torch.randn(N, 4, generator=draw, dtype=torch.float64),
+        "y": torch.arange(N) % 2,
+        "group": torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 0]).repeat(N // 10),
+        "age": torch.rand(N, generator=draw),
+    }
+    module = TensorDataModule({"train": columns, "test": columns}, batches=BalancedSampling(6))
+    module.setup()
+    return module
+
+
+def trained(constraints, name):
+    torch.manual_seed(0)
+    network, module = torch.nn.Linear(4, 1, dtype=torch.float64), data()
+    algorithm, penalty = (make() for make in ALGORITHMS[name])
+    sampling = module.sampling()
+    posed = algorithm.pose(AUC(), constraints, penalty, num_samples=N, dtype=torch.float64, sampling=sampling)
+    engine, optimizer = Engine(network, posed, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
+    loaded = list(module.train_dataloader())
+    assert any(not (batch["group"] == 1).any() for batch in loaded)
+    every = {**module.tables["train"].columns, "index": torch.arange(N), "weight": torch.ones(N)}
+    for batch in [every, *loaded]:  # multipliers take their unit from the first batch that speaks of a term
+        engine.train_batch(batch, optimizer)
+    rows = torch.cat([state.rows.flatten() for state in posed.states])
+    return network.weight.detach(), rows, torch.tensor(list(posed.multipliers().values()))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_constraints_kept_together_train_as_they_do_apart(kind, name, monkeypatch):
+    together = trained(KINDS[kind], name)
+    monkeypatch.setattr(problem, "kept_together", list)
+    apart = trained(KINDS[kind], name)
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def test_only_neighbours_that_are_alike_are_kept_together_and_the_order_of_the_rows_stays():
+    class Own(MeanAtMost):
+        pass
+
+    other = MeanAtMost(LogisticLoss(), 0.5, name="loss")
+    mixed = [*CAPS, other, CAPS[0], *NEAR, Own(RATE, 0.1), Own(RATE, 0.2), *DIFFERENCES, MeanNear(RATE, 0.5, 0.3)]
+    together = kept_together(mixed)
+    assert [c.num_rows for c in together] == [4, 1, 1, 3, 1, 1, 3, 1]
+    assert [name for c in together for name in c.names] == [name for c in mixed for name in c.names]
+
+
+def test_a_joint_constraint_measures_what_its_members_do():
+    batch = next(iter(data().train_dataloader()))
+    scores = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for members in KINDS.values():
+        (joint,) = kept_together(members)
+        inner = joint.inner(scores, batch)
+        alone = [member.inner(scores, batch).values for member in members]
+        torch.testing.assert_close(inner.values, torch.cat(alone))
+        assert inner.index.tolist() == [k for k, values in enumerate(alone) if len(values)]
+        full = torch.rand(len(members), joint.width, dtype=torch.float64)
+        expected = [m.violation(u.unsqueeze(0)) for m, u in zip(members, full, strict=True)]
+        torch.testing.assert_close(joint.violation(full), torch.cat(expected))
+
+
+def test_a_missing_column_is_named():
+    (joint,) = kept_together(CAPS)
+    with pytest.raises(DataError, match="age"):
+        joint.inner(torch.zeros(2), {"y": torch.tensor([0, 1]), "group": torch.tensor([0, 1])})
+    with pytest.raises(ConfigError, match="no joint form"):
+        super(MeanAtMost, MeanAtMost).join(CAPS)
