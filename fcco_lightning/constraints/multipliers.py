@@ -145,15 +145,16 @@ class AdaptivePenalty(Multipliers):
     The slope of ``L_i`` is ``y_i = nu_i (1 + clamp(h_i / width, -1, 1))``, from 0 where the constraint is slack to
     rho_i where it is exceeded by a width.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, reach))``: rho_i grows where
     y_i saturates at it, falls where the constraint is slack, and stays where ``h_i = 0``, so that the constraint holds
-    exactly at a solution.  Far from feasible it grows ``reach`` times as fast, so that a short training finds a large
-    multiplier too.  Because the exponent is bounded, a few large values of h do not matter.
+    exactly at a solution.  Because the exponent is bounded, a few large values of h do not matter.  With a ``reach`` of
+    5, say, rho_i grows up to five times as fast far from feasible, so that a short training finds a large multiplier of
+    a single rate too; with dozens of rows, as for equal ROC curves, their sum then comes to outweigh the objective.
 
     Args:
         rate: relative change of rho_i in a step where h_i is a width above 0, or a width or more below, > 0.
         width: what counts as clearly exceeded, > 0, in units of h; for rates and mean losses a hundredth or two.
         start: nu_i before the first batch, > 0, in units of the objective's first value per unit of h.
         least: factor on ``start`` below which no nu_i falls, so that it can grow again, in (0, 1].
-        reach: widths of h_i up to which a larger h_i lets rho_i grow faster, >= 1; at 1 it falls as fast as it grows.
+        reach: widths of h_i up to which a larger h_i lets rho_i grow faster, >= 1.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class AdaptivePenalty(Multipliers):
         width: float = 0.02,
         start: float = 0.03,
         least: float = 0.01,
-        reach: float = 5.0,
+        reach: float = 1.0,
     ) -> None:
         self.rate, self.width = positive("rate", rate), positive("width", width)
         self.start, self.least = (positive("start", start),), fraction("least", least)
