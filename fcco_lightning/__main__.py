@@ -1,13 +1,19 @@
 """Entry point: answers ``--version`` and what needs no torch, hands everything else to the command line."""
 
+import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from fcco_lightning.catalogue import KINDS, members
+from fcco_lightning.errors import ConfigError, FCCOError
+from fcco_lightning.named_configs import copy_config, named_configs, summary
+
+_CONFIGS = "configs"
 
 _HELP = """\
-usage: fcco [-h] [--version] {fit,validate,test,predict,list,inspect,convert} ...
+usage: fcco [-h] [--version] {fit,validate,test,predict,export,compare,list,inspect,convert} ...
 
 Compositional and constrained training on PyTorch Lightning.
 
@@ -15,17 +21,21 @@ commands (fcco COMMAND --help lists every option):
   fit        train, then report: a table, report.json and pictures in the run's folder
   validate   figures of a checkpoint on the training and validation splits
   test       figures of a checkpoint on the test split
-  predict    outputs of a checkpoint, one per sample
-  list       the algorithms, objectives, constraints, ... that a configuration can name
+  predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
+  export     the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
+  compare    finished runs side by side: a table and a picture
+  list       the algorithms, objectives, constraints, ... that a configuration can name, and the configurations
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
 
 examples:
-  fcco fit --config configs/roc_fairness/synthetic_alexr2.yaml
-  fcco fit --config configs/roc_fairness/adult_alexr2.yaml --data.train adult_train.csv --data.test adult_test.csv
+  fcco fit --config synthetic_alexr2
+  fcco fit --config roc_fairness/adult_alexr2 --data.train adult_train.csv --data.test adult_test.csv
   fcco fit --config CONFIG --model.algorithm.lam 0.02 --trainer.max_epochs 20
   fcco fit --config CONFIG --print_config
   fcco fit --model.algorithm.help SONEX
+  fcco predict runs/version_0/checkpoints/last.ckpt new.csv --out decisions.csv
+  fcco compare runs/*
   fcco inspect runs/version_0/checkpoints/last.ckpt
   fcco convert runs/version_0/checkpoints/last.ckpt weights.safetensors
 """
@@ -46,31 +56,46 @@ def main(args: Sequence[str] | None = None) -> None:
 
         sys.stdout.write(f"fcco_lightning {__version__}\n")
         return
-    if given[0] in _TOOLS:
-        sys.exit(_TOOLS[given[0]](given[1:]))
+    tool = _tool(given)
+    if tool is not None:
+        sys.exit(tool(given[1:]))
     from fcco_lightning.cli import run  # noqa: PLC0415 - loads torch and lightning
 
     sys.exit(run(given))
 
 
 def _list(args: Sequence[str]) -> int:
-    description = "List what a configuration can name, with one line each; without a kind, all of it."
+    description = "List what a configuration can name, with one line each, and the configurations; by default all."
     parser = ArgumentParser("fcco list", description=description, allow_abbrev=False)
-    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"one or more of: {', '.join(KINDS)}")
+    kinds = [*KINDS, _CONFIGS]
+    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"one or more of: {', '.join(kinds)}")
+    parser.add_argument("--copy", metavar="CONFIG", help="copy a configuration into this folder, to be edited")
     given = parser.parse_args(args)
-    unknown = [kind for kind in given.kinds if kind not in KINDS]
+    unknown = [kind for kind in given.kinds if kind not in kinds]
     if unknown:
-        parser.error(f"there is no kind {unknown[0]!r}; there are {', '.join(KINDS)}")
-    for kind in given.kinds or KINDS:
-        sys.stdout.write(f"{kind} ({KINDS[kind].place})\n")
-        for name, summary in members(kind):
-            sys.stdout.write(f"  {name:<28}{summary}\n")
-        sys.stdout.write("\n")
-    sys.stdout.write(
+        parser.error(f"there is no kind {unknown[0]!r}; there are {', '.join(kinds)}")
+    if given.copy is not None:
+        return _status(lambda: _say(copy_config(given.copy, Path())))
+    for kind in given.kinds or kinds:
+        _list_kind(kind)
+    _say(
         "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Parts that do not go together are "
-        "refused by name.\n"
+        "refused by name."
     )
     return 0
+
+
+def _list_kind(kind: str) -> None:
+    if kind == _CONFIGS:
+        _say(f"{kind} (fcco fit --config NAME; --copy NAME copies one)")
+        entries = [(name, summary(path)) for name, path in named_configs().items()]
+    else:
+        _say(f"{kind} ({KINDS[kind].place})")
+        entries = [(entry.name, entry.summary) for entry in members(kind)]
+    width = 2 + max(26, *(len(name) for name, _ in entries))
+    for name, line in entries:
+        _say(f"  {name:<{width}}{line}")
+    _say("")
 
 
 def _inspect(args: Sequence[str]) -> int:
@@ -79,9 +104,9 @@ def _inspect(args: Sequence[str]) -> int:
     parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(args)
-    from fcco_lightning.checkpoint_tools import run_inspect  # noqa: PLC0415 - loads torch
+    from fcco_lightning.checkpoint_tools import print_description  # noqa: PLC0415 - loads torch
 
-    return run_inspect(given.ckpt, as_json=given.json)
+    return _status(lambda: print_description(given.ckpt, as_json=given.json))
 
 
 def _convert(args: Sequence[str]) -> int:
@@ -98,12 +123,106 @@ def _convert(args: Sequence[str]) -> int:
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
     given = parser.parse_args(args)
-    from fcco_lightning.checkpoint_tools import run_convert  # noqa: PLC0415 - loads torch
+    from fcco_lightning.checkpoint_tools import convert  # noqa: PLC0415 - loads torch
 
-    return run_convert(given.ckpt, given.out, force=given.force)
+    return _status(lambda: _say(convert(given.ckpt, given.out, force=given.force)))
 
 
-_TOOLS = {"list": _list, "inspect": _inspect, "convert": _convert}
+def _predict(args: Sequence[str]) -> int:
+    description = (
+        "Predict the rows of a table, labelled or not: a row for each with its id, its groups where known, scores, "
+        "probabilities and decisions. Images and others: fcco predict --config CONFIG --ckpt_path CKPT."
+    )
+    parser = ArgumentParser("fcco predict", description=description, allow_abbrev=False)
+    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
+    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
+    parser.add_argument("--out", default="predictions.csv", help="file to write, .csv or .parquet")
+    parser.add_argument("--id", dest="id_column", help="column that names the rows; without it they are numbered")
+    parser.add_argument("--threshold", type=float, default=0.5, help="least probability of a positive decision")
+    _add_trusted(parser)
+    given = parser.parse_args(args)
+
+    def work() -> None:
+        from fcco_lightning.inference import load, write_table  # noqa: PLC0415 - loads torch
+
+        model = load(given.ckpt, trusted=given.trusted)
+        write_table(model.predict(given.table, id_column=given.id_column, threshold=given.threshold), given.out)
+        _say(given.out)
+
+    return _status(work)
+
+
+def _export(args: Sequence[str]) -> int:
+    description = "Write the network of a checkpoint for other programs."
+    parser = ArgumentParser("fcco export", description=description, allow_abbrev=False)
+    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
+    parser.add_argument(
+        "out", metavar="OUT", help="NAME.pt (plain state dict), NAME.pt2 (torch.export) or NAME.onnx (needs onnx)"
+    )
+    parser.add_argument("--shape", type=int, nargs="+", help="of one input, for networks of other things than tables")
+    _add_trusted(parser)
+    given = parser.parse_args(args)
+
+    def work() -> None:
+        from fcco_lightning.inference import export  # noqa: PLC0415 - loads torch
+
+        _say(export(given.ckpt, given.out, shape=given.shape, trusted=given.trusted))
+
+    return _status(work)
+
+
+def _compare(args: Sequence[str]) -> int:
+    description = "Finished runs side by side: where their settings differ, and what they reached; a table, a picture."
+    parser = ArgumentParser("fcco compare", description=description, allow_abbrev=False)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, with its report.json")
+    parser.add_argument("--out", help="CSV file for the table")
+    parser.add_argument("--picture", default="comparison.png", help="PNG file to write")
+    given = parser.parse_args(args)
+    from fcco_lightning.comparison import print_comparison  # noqa: PLC0415 - loads rich and matplotlib
+
+    return _status(lambda: print_comparison(given.runs, given.out, given.picture))
+
+
+def _add_trusted(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--trusted", nargs="+", default=[], metavar="PACKAGE", help="packages of networks of your own, to be imported"
+    )
+
+
+def _say(line: object) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def _status(work: Callable[[], object]) -> int:
+    """Do the work: 0, 1 for an error, 2 for a mistake in the arguments, 130 when interrupted."""
+    try:
+        work()
+    except FCCOError as error:
+        if os.environ.get("FCCO_DEBUG"):
+            raise
+        sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        sys.stderr.write("fcco: interrupted.\n")
+        return 130
+    return 0
+
+
+def _tool(given: Sequence[str]) -> Callable[[Sequence[str]], int] | None:
+    """What carries out a command without Lightning's command line; None for the others."""
+    if given[0] == "predict" and not (len(given) > 1 and not given[1].startswith("-")):
+        return None  # of a datamodule's test split
+    return _TOOLS.get(given[0])
+
+
+_TOOLS = {
+    "compare": _compare,
+    "convert": _convert,
+    "export": _export,
+    "inspect": _inspect,
+    "list": _list,
+    "predict": _predict,
+}
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ FAMILIES = (
 )
 _WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders export is public
 _SELECTED = {
+    "criterion": "Criterion",
     "engine": "Engine InnerFunctions Problem Surrogate",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "evaluation": "default_evaluation",
+    "inference": "Predictor export load",
     "state": "DualState",
-    "training": "FCCOModule Pretraining StepAtFractions",
+    "training": "FCCOModule Pretraining StepAtFractions WeightAverage",
 }
 
 

@@ -24,7 +24,7 @@ from rich.console import Console, Group
 from rich.table import Table as Grid
 from torch import Tensor
 
-from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
+from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.state.row_files import CHUNK_BYTES, Manifest, checksum, read_manifest, read_rows
 from fcco_lightning.training.row_checkpoints import read_file, rows_folder
 
@@ -402,34 +402,10 @@ _WRITERS = {"": _write_folder, ".safetensors": _write_safetensors, ".npz": _writ
 # -------------------------------------------------------------------------------------------------------- command line
 
 
-def run_inspect(path: str, *, as_json: bool) -> int:
-    """Print what a checkpoint holds; the exit status."""
-
-    def work() -> None:
-        description = describe(path)
-        if as_json:
-            sys.stdout.write(json.dumps(description, indent=2) + "\n")
-        else:
-            Console(width=None if sys.stdout.isatty() else 160).print(render(description))
-
-    return _status(work)
-
-
-def run_convert(path: str, out: str, *, force: bool) -> int:
-    """Convert a checkpoint; the exit status."""
-    return _status(lambda: sys.stdout.write(f"{convert(path, out, force=force)}\n"))
-
-
-def _status(work: Callable[[], object]) -> int:
-    """Do the work: 0, 1 for an error, 2 for a mistake in the arguments, 130 when interrupted."""
-    try:
-        work()
-    except FCCOError as error:
-        if os.environ.get("FCCO_DEBUG"):
-            raise
-        sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        sys.stderr.write("fcco: interrupted.\n")
-        return 130
-    return 0
+def print_description(path: str, *, as_json: bool) -> None:
+    """Print what a checkpoint holds, as JSON or as a table."""
+    description = describe(path)
+    if as_json:
+        sys.stdout.write(json.dumps(description, indent=2) + "\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 160).print(render(description))

@@ -1,6 +1,8 @@
 """``fcco fit|validate|test|predict``: LightningCLI with every part configurable by class path or short name."""
 
+import argparse
 import copy
+import importlib.util
 import os
 import re
 import signal
@@ -10,14 +12,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning.data.datamodules  # noqa: F401 - what is imported can be named without its module
@@ -32,7 +34,8 @@ from fcco_lightning.callbacks import (
     StateMonitor,
 )
 from fcco_lightning.catalogue import close_to, import_families
-from fcco_lightning.errors import CheckpointError, FCCOError
+from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
+from fcco_lightning.named_configs import with_files
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import by_age, find_own, job_identity
 from fcco_lightning.training.row_checkpoints import read_file
@@ -49,6 +52,8 @@ _NOISE = (".*LeafSpec.*", "Using ModelCheckpoint with manual optimization")  # o
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
 
 
+_MOST_LISTED = 25  # options of a class that a message names
+
 _ANY = re.DOTALL | re.MULTILINE
 
 
@@ -64,7 +69,7 @@ class ArgumentParser(LightningArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
         class_of = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
         if class_of is not None:
@@ -73,8 +78,33 @@ class ArgumentParser(LightningArgumentParser):
         option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
         if option is not None:
             message += f".{did_you_mean(get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75))}"
+        nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
+        if nested is not None and ex is not None:
+            message = f"{message.strip()}.{_near(nested[1], _accepted_options(ex))}"
         sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option, fcco list every class)\n")
         sys.exit(2)
+
+
+def _near(option: str, accepted: Sequence[str]) -> str:
+    """What a misspelt option may have meant, and all that its class takes, if these are few."""
+    question = did_you_mean(get_close_matches(option, accepted, cutoff=0.6))
+    of_class = accepted and "." not in option and len(accepted) <= _MOST_LISTED
+    return f"{question} It takes: {', '.join(accepted)}." if of_class else question
+
+
+def _accepted_options(error: BaseException) -> list[str]:
+    """The options of the innermost parser that has refused one: of the class whose argument it is."""
+    cause: BaseException | None = error
+    parser: Any = None
+    while cause is not None:
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            own = frame.f_locals.get("self")
+            parser = own if isinstance(own, argparse.ArgumentParser) else parser
+        parser = getattr(cause, "subcommand_parser", parser)
+        cause = cause.__cause__ or cause.__context__
+    options = [] if parser is None else parser._option_string_actions
+    names = [o.removeprefix("--").removesuffix("+") for o in options if o.startswith("--")]
+    return [name for name in dict.fromkeys(names) if name != "help" and not name.endswith(".help")]
 
 
 class FCCOCLI(LightningCLI):
@@ -87,6 +117,11 @@ class FCCOCLI(LightningCLI):
             type=str | None,
             help="name of the job, whose checkpoints --ckpt_path auto continues whatever else is changed; by default "
             "the seed, the model and the data identify it",
+        )
+        parser.add_argument(
+            "--logger",
+            type=Literal["tensorboard", "wandb"] | None,
+            help="also log there, beside metrics.csv; --trainer.logger sets everything about loggers instead",
         )
         parser.add_lightning_class_args(Baseline, "baseline")  # before what saves checkpoints, which hold its state
         parser.add_lightning_class_args(BestFeasible, "feasible")  # before what reports of the weights that it chooses
@@ -163,17 +198,39 @@ class FCCOCLI(LightningCLI):
         """
         if self._get(self.config_init, "trainer.enable_checkpointing") is False:
             self._parser(self.subcommand).callback_keys.remove("checkpoint")
+        further = self._get(self.config_init, "logger")
         if self._get(self.config_init, "trainer.logger") is None:
             root = self._get(self.config_init, "trainer.default_root_dir") or Path.cwd()
-            kwargs.setdefault("logger", CSVLogger(root, name=""))
+            kwargs.setdefault("logger", _loggers(root, further, self._get(self.config_init, "name")))
+        elif further is not None:
+            raise ConfigError(f"--logger {further} and --trainer.logger are both given. Leave one of them out.")
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Hand the configuration to the report, and what identifies the job to the checkpoints."""
-        self.model.job = self._job()
+        """Hand the configuration to the report and the checkpoints, and to these also what identifies the job."""
+        self.model.job, self.model.config = self._job(), self._typed()
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
-                callback.config = self._typed()
+                callback.config = self.model.config
+
+
+def _loggers(root: str | Path, further: str | None, name: str | None) -> list[Logger]:
+    """The CSV log of a run, first, because its folder is the run's; and another one if it is asked for.
+
+    Raises:
+        ConfigError: if its package is not installed.
+    """
+    log = CSVLogger(root, name="")
+    if further is None:
+        return [log]
+    if importlib.util.find_spec(further) is None:
+        raise ConfigError(
+            f"--logger {further} needs the package {further}, which is not installed. Install it (pip install "
+            "'fcco-lightning[loggers]'), or leave --logger out: metrics.csv in the run's folder has all figures."
+        )
+    if further == "wandb":
+        return [log, WandbLogger(name=name, save_dir=root, project="fcco_lightning")]
+    return [log, TensorBoardLogger(log.log_dir, name="", version="")]
 
 
 def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
@@ -217,7 +274,7 @@ def run(args: Sequence[str] | None = None) -> int:
                 save_config_kwargs={"overwrite": True},
                 parser_class=ArgumentParser,
                 parser_kwargs={"prog": "fcco"},
-                args=args,  # type: ignore[arg-type]
+                args=None if args is None else with_files(args),
             )
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         status, explanation = _explain(error)

@@ -15,9 +15,10 @@ is depends on the data: ``y`` (B,) int64 labels (or float targets), ``group`` (B
 (B, L) int64, ``query`` (B,) int64, ``bag`` (B,) int64, ``time`` (B,) float32, ``event`` (B,) int64.  ``weight`` (B,)
 float32, of mean 1 in expectation, is there where samples are not drawn uniformly: with it the weighted mean over the
 batch estimates the mean over the data without bias.  ``stratum`` and ``stratum_size`` (B,) int64 are there where pairs
-of samples are not equally likely: a sample's stratum, whose members are drawn alike, and their number; and beside them
-``replaced`` (B,) bool, all true, where these are drawn with replacement.  ``here`` (B,) bool, on the CPU, is there
-where several processes share a batch: it marks the samples of this one.
+of samples are not equally likely: a sample's stratum, whose members are drawn alike, and their number; beside them
+``strata`` (B,) int64, the number of strata, where a batch holds some that are drawn uniformly; and ``replaced`` (B,)
+int64 where members are drawn with replacement, how often the batch holds each draw.  ``here`` (B,) bool, on the CPU, is
+there where several processes share a batch: it marks the samples of this one.
 """
 
 Batch: TypeAlias = Mapping[str, Columns]

@@ -16,7 +16,7 @@ PACKAGE = "fcco_lightning"
 
 FLOORS = [
     ["catalogue", "errors"],
-    ["checks", "conditions", "numerics"],
+    ["checks", "conditions", "named_configs", "numerics"],
     ["distributed"],
     ["ambiguity"],
     ["outer", "state", "steps", "metrics", "dro"],
@@ -26,10 +26,11 @@ FLOORS = [
     ["constraints"],
     ["engine", "evaluation"],
     ["algorithms"],
-    ["analysis"],
+    ["analysis", "criterion"],
     ["training"],
+    ["inference"],
     ["callbacks"],
-    ["cli", "checkpoint_tools"],
+    ["cli", "checkpoint_tools", "comparison"],
     ["__init__"],
     ["__main__"],
 ]
@@ -161,7 +162,7 @@ def test_importing_the_package_costs_nothing():
 def test_the_core_runs_without_lightning():
     done = run(
         "import sys, importlib\n"
-        "core = 'outer state steps estimators objectives constraints algorithms engine evaluation analysis'\n"
+        "core = 'outer state steps estimators objectives constraints algorithms engine evaluation analysis criterion'\n"
         "for p in core.split():\n"
         "    importlib.import_module(f'fcco_lightning.{p}')\n"
         "assert 'lightning' not in sys.modules"

@@ -1,7 +1,9 @@
 """What the README and the guides show runs as shown, and what they name is there."""
 
+import contextlib
 import io
 import re
+import shlex
 import tarfile
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from fcco_lightning import __main__, cli
 from fcco_lightning.catalogue import members
 from fcco_lightning.cli import run
+from fcco_lightning.named_configs import with_files
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -34,6 +38,7 @@ def test_python_example(capsys, tmp_path, monkeypatch):
     assert gap < 0.2  # "about 0.1; a model without constraints has 0.6"
 
 
+@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and "```python" in PAGES[page]])
 def test_python_blocks_of_guides_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -76,6 +81,69 @@ def test_robust_linear_model_example(capsys):
     gap, largest = (float(word) for word in capsys.readouterr().out.split()[:2])
     assert 0 <= gap < 0.05  # 1e-6 of the objective at w = 0
     assert 1 < largest <= 10 + 1e-9
+
+
+class Parsed(Exception):  # noqa: N818 - how the parser gets out
+    """Carries the command line's parser."""
+
+
+@pytest.fixture(scope="module")
+def parser():
+    """The parser of ``fcco fit``, made once; nothing that it parses is made or run."""
+
+    def stop(self, parser, args):
+        raise Parsed(parser)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli.FCCOCLI, "parse_arguments", stop)
+        with pytest.raises(Parsed) as stopped:
+            run(["fit"])
+    return stopped.value.args[0]
+
+
+def commands(page):
+    """The commands of a page, one a line, without their comments."""
+    shown = re.findall(r"```bash\n(.*?)```", PAGES[page], flags=re.S)
+    lines = "\n".join(shown).replace("\\\n", " ").splitlines()
+    parts = [part.strip() for line in lines for part in re.split(r"&&|;", line.partition("  #")[0])]
+    return [part for part in parts if part]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if "```bash" in PAGES[page] and "benchmarks" not in page])
+def test_commands_are_understood(page, parser, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(__main__, "_status", lambda work: 0)  # parsed, not carried out
+    own = re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S)
+    for name in ("my_clip.yaml", "my_changes.yaml"):
+        Path(name).write_text(own[0] if own else "{}")
+    for command in commands(page):
+        program, _, arguments = command.replace("-m fcco_lightning", "fcco").rpartition("fcco ")
+        given = shlex.split(re.sub(r"\bCONFIG\b", "roc_fairness/adult_sonex", arguments))
+        if not program:
+            assert re.match(r"uv run (python examples/|pytest)|python3 -m pip install|export |uv pip", command), command
+        elif given[0] in ("fit", "test"):
+            asks = given[-1] == "--print_config" or ".help" in given[-2]
+            with pytest.raises(SystemExit, match="0") if asks else contextlib.nullcontext():
+                parser.parse_args(with_files(given))
+        else:
+            with pytest.raises(SystemExit) as ended:
+                __main__.main(given)
+            assert ended.value.code == 0, command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if "```yaml" in PAGES[page]])
+def test_configurations_are_understood(page, parser, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S):
+        Path("own.yaml").write_text(text)
+        parser.parse_args(with_files(["fit", "--config", "roc_fairness/adult_sonex", "--config", "own.yaml"]))
+
+
+def test_all_blocks_are_of_a_kind_that_is_tested():
+    kinds = {kind for page in PAGES.values() for kind in re.findall(r"^```(\w*)\n.*?^```$", page, flags=re.S | re.M)}
+    assert kinds <= {"bash", "python", "text", "yaml"}  # what shows output or code that is not run is `text`
 
 
 def photo(path, i):

@@ -6,6 +6,7 @@ over rounds and the ratio is the median of the ratios within a round::
     uv run python examples/benchmarks/step_cost.py                       # CPU, one thread
     uv run python examples/benchmarks/step_cost.py --device cuda --rounds 200
     uv run python examples/benchmarks/step_cost.py --groups              # group DRO, resnet18 at 64x64
+    uv run python examples/benchmarks/step_cost.py --constraints         # 1 to 1000 constraints, perceptron
 
 - resnet18 (timm) at 32x32, batch 64: a plain step (logistic loss) against SGD, SOX, SONEX and ALEXR2 on AUC with 14
   ROC-fairness constraints.
@@ -38,11 +39,14 @@ from fcco_lightning import (
     SONX,
     SOX,
     AdamType,
+    AdaptivePenalty,
     Algorithm,
     CVaRGroupDRO,
     Engine,
     HeavyBall,
     HingePenalty,
+    LogisticLoss,
+    MeanAtMost,
     Objective,
     ROCFairness,
     SquaredHingePenalty,
@@ -175,6 +179,30 @@ def grouped(rounds: int, device: str, size: int = 64) -> dict[str, Any]:
     return interleaved(variants, data, rounds, device)
 
 
+def constrained(rounds: int) -> dict[str, Any]:
+    """MLP 122-256-256-1, batch 128, with separate caps on the losses of groups: ratios to the step with 14 of them."""
+    torch.manual_seed(0)
+    model = TabularMLP([256, 256], 1, 122)
+    variants: dict[str, Step] = {}
+    for name, penalty in {"penalty": HingePenalty(10.0), "multipliers": AdaptivePenalty()}.items():
+        for count in (14, 1, 100, 1000):
+            caps = [MeanAtMost(LogisticLoss(), 0.5, {"group": k}, name=f"group {k}") for k in range(count)]
+            network, algorithm = copy.deepcopy(model), SOX(0.1)
+            engine = Engine(network, algorithm.pose(AUC(), caps, penalty, num_samples=10_000), algorithm)
+            optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
+
+            def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, m: int = count) -> None:
+                e.train_batch(batch | {"group": batch["group"] % m}, o)
+
+            variants[f"{count} constraints, {name}"] = step
+    data = batches(8, (128, 122), "cpu")
+    generator = torch.Generator().manual_seed(1)
+    for batch in data:
+        batch["group"] = torch.randint(1000, (128,), generator=generator)
+    bases = {name: f"14 constraints, {name.split(', ')[1]}" for name in variants}
+    return interleaved(variants, data, rounds, "cpu", bases, clock=time.process_time)
+
+
 def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
     """The job of the README, one batch: written out, and through the engine."""
     torch.manual_seed(0)
@@ -253,6 +281,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=60, help="rounds for resnet18; the MLP takes 20 times as many")
     parser.add_argument("--groups", action="store_true", help="group DRO, resnet18 at 64x64")
+    parser.add_argument("--constraints", action="store_true", help="1, 14, 100 and 1000 caps, perceptron")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
@@ -260,6 +289,10 @@ def main() -> None:
     if given.groups:
         results = {f"resnet18 64x64 batch 64 = 4 groups x 16 ({given.device})": grouped(given.rounds, given.device)}
         report(results, given.out / "step_cost_groups.json")
+        return
+    if given.constraints:
+        results = {"MLP 122-256-256-1, batch 128": constrained(5 * given.rounds)}
+        report(results, given.out / "step_cost_constraints.json")
         return
     results = {
         f"resnet18 32x32 batch 64 ({given.device})": resnet(given.rounds, given.device),

@@ -1,29 +1,39 @@
-"""What theory says about a solution and data can check: Gram matrix, dual values, stationarity.
+"""What theory says about a solution and data can check: Gram matrix, dual values, stationarity, KKT residuals.
 
 For group objectives, whose inner functions g_i are means over the samples of a group, all of it is exact: the values
-and gradients are those of a whole split.  w is everything that is trained, of the network and of the objective.
+and gradients are those of a whole split.  So is the certificate of a constrained solution, for every objective and
+every constraint.  w is everything that is trained, of the network and of the objective.
 """
 
+from fcco_lightning.analysis.certificate import Certificate, certificate, penalty_multipliers, require_one_data_set
 from fcco_lightning.analysis.derivatives import jacobian
 from fcco_lightning.analysis.diagnosis import diagnose
 from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals
 from fcco_lightning.analysis.eigenvalues import Spectrum, gram, spectrum
 from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, Jacobian, required_size
+from fcco_lightning.analysis.intervals import Interval, exact_binomial, intervals
 from fcco_lightning.analysis.stationary_points import GRID, Stationarity, stationarity
 
 __all__ = [
     "GRID",
     "MAX_VALUES",
+    "Certificate",
     "Duals",
+    "Interval",
     "Jacobian",
     "Spectrum",
     "Stationarity",
+    "certificate",
     "diagnose",
     "duals",
+    "exact_binomial",
     "gram",
+    "intervals",
     "jacobian",
     "outer_gradients",
+    "penalty_multipliers",
     "remembered_duals",
+    "require_one_data_set",
     "required_size",
     "spectrum",
     "stationarity",

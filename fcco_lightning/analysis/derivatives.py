@@ -41,7 +41,7 @@ def jacobian(
     """
     size = required_size(functions, max_values)
     processes = processes or Processes()
-    with _undisturbed(functions):
+    with undisturbed(functions):
         sums = _Sums(functions, *size)
         with processes.together():
             for batch in batches:
@@ -110,7 +110,7 @@ class _Sums:
 
 
 @contextmanager
-def _undisturbed(functions: InnerFunctions) -> Iterator[None]:
+def undisturbed(functions: InnerFunctions) -> Iterator[None]:
     """Use evaluation mode with gradients, also within Lightning's inference mode, and restore every mode afterwards."""
     modes = {module: module.training for module in functions.modules()}
     functions.eval()

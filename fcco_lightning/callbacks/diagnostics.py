@@ -1,36 +1,60 @@
 """What theory says of the solution, measured: at the end of a fit, or of a checkpoint."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fcco_lightning.analysis import MAX_VALUES, diagnose, jacobian, remembered_duals, required_size
-from fcco_lightning.callbacks.summary_table import write_report
+from fcco_lightning.analysis import (
+    MAX_VALUES,
+    Certificate,
+    certificate,
+    diagnose,
+    jacobian,
+    penalty_multipliers,
+    remembered_duals,
+    require_one_data_set,
+    required_size,
+)
+from fcco_lightning.callbacks.summary_table import render_records, write_report
 from fcco_lightning.checks import positive
+from fcco_lightning.constraints import Constraint, Penalty, unique_names
 from fcco_lightning.engine import InnerFunctions
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives import GroupObjective
 from fcco_lightning.outer import MoreauSmoothing
+from fcco_lightning.records import Columns
 from fcco_lightning.training import FCCOModule
+
+_PRINTED_ROWS = 10
 
 
 class Diagnostics(Callback):
-    r"""Measures, on a whole split, what the analysis of a group objective is about.
+    r"""Measures, on a whole split, how good a solution is by the standards of theory.
 
-    The least eigenvalue of the Gram matrix of the exact inner functions' gradients (SONEX paper, Assumption 4.3 and
-    Table 6), how many dual values are active and how large they are (Omega_y^0, ALEXR paper, Remark F.1), and the eps
-    for which the solution is approximately eps-stationary (SONEX paper, Def. 4.1); see
-    :func:`fcco_lightning.analysis.diagnose`.
+    Under constraints, and for objectives that are not made of groups' risks, it is a certificate: the multipliers
+    nu_i, ``|grad F + sum_i nu_i grad h_i|``, ``max_i |nu_i h_i|`` and ``max_i h_i``, the largest of which is the eps
+    for which the solution is an eps-KKT point (SONEX paper, Prop. 5.2; :func:`fcco_lightning.analysis.certificate`).
+    It is there with the multipliers that the run has found (``own``: of its rule, or the slopes of its fixed penalty)
+    and with those that fit best (``best``), by which a checkpoint is judged.  If the best ones leave a large residual
+    the weights are not optimal; if only the run's own ones do, the multipliers are off.
+
+    Of a group objective without constraints it is the least eigenvalue of the Gram matrix of the exact inner functions'
+    gradients (SONEX paper, Assumption 4.3 and Table 6), how many dual values are active and how large they are
+    (Omega_y^0, ALEXR paper, Remark F.1), and the eps for which the solution is approximately eps-stationary (SONEX
+    paper, Def. 4.1); see :func:`fcco_lightning.analysis.diagnose`.
 
     It runs at the end of ``fit``, and of ``test`` and ``validate`` on a checkpoint (``fcco test --config C --ckpt_path
-    P --diagnostics.enabled true``), where the rows that the algorithm keeps are not known.  Writes
-    ``diagnostics.json``, prints a table, and logs ``diagnostics/...``.  It costs a forward and a backward pass for
-    every group in every evaluation batch: a large ``eval_batch_size`` is faster.
+    P --diagnostics.enabled true``), where the rows and multipliers that the algorithm keeps are not known.  Writes
+    ``diagnostics.json``, prints a table, and logs ``diagnostics/...``.  A certificate costs two forward passes over the
+    split and m + 1 backward passes for m constraints, that of a group objective a forward and a backward pass for every
+    group in every evaluation batch: a large ``eval_batch_size`` is faster.
 
     Args:
         enabled: whether to do so.
@@ -38,10 +62,12 @@ class Diagnostics(Callback):
         lam: smoothing at which stationarity is reported, > 0; None for the algorithm's, if it has one.
         max_values: most values of the Jacobian and of its Gram matrix, > 0; they lie on the CPU.
         folder: where to write; None for the logger's folder of this run.
+        every_epoch: log the run's own certificate after every validation, too, for two forward passes and two backward
+            passes over the split.
 
     Raises:
-        ConfigError: if a number is not positive, and before anything runs: if the objective is not made of groups'
-            risks, constraints are penalised, the split is not evaluated, or there are too many values.
+        ConfigError: if a number is not positive, and before anything runs: if the split is not evaluated, the problem
+            is measured on several data sets, or there are too many values.
     """
 
     def __init__(
@@ -51,8 +77,9 @@ class Diagnostics(Callback):
         lam: float | None = None,
         max_values: float = MAX_VALUES,
         folder: str | None = None,
+        every_epoch: bool = False,
     ) -> None:
-        self.enabled, self.split, self.folder = enabled, split, folder
+        self.enabled, self.split, self.folder, self.every_epoch = enabled, split, folder, every_epoch
         self.lam = None if lam is None else positive("lam", lam)
         self.max_values = positive("max_values", max_values)
         self.diagnosis: dict[str, Any] = {}
@@ -80,21 +107,26 @@ class Diagnostics(Callback):
         self._measure(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the checkpoint's weights."""
+        """Measure the checkpoint's weights; while training, log the run's own certificate if that was asked for."""
         if trainer.state.fn == "validate":
             self._measure(trainer, pl_module)
+        elif self.every_epoch and not trainer.sanity_checking and self._applies(pl_module):
+            own = self._certificates(trainer, pl_module, own_only=True).get("own")
+            self._log(trainer, {} if own is None else {"own": own})
+
+    def _applies(self, module: LightningModule) -> TypeGuard[FCCOModule]:
+        return self.enabled and isinstance(module, FCCOModule)
+
+    def _of_groups(self, module: FCCOModule) -> bool:
+        """Whether it is a group objective alone."""
+        return isinstance(module.objective, GroupObjective) and not module.constraints
 
     def _check(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.enabled or not isinstance(module, FCCOModule):
+        if not self._applies(module):
             return
         self._loader(trainer)
-        if module.algorithm.posed(module.objective, module.constraints)[1]:
-            raise ConfigError(
-                f"diagnostics are of an objective alone, this run penalises {len(module.constraints)} constraints. "
-                "Switch diagnostics off."
-            )
         module.objective.adapt(getattr(trainer, "datamodule", None))
-        required_size(self._functions(module), self.max_values)
+        (required_size if self._of_groups(module) else require_one_data_set)(self._functions(module), self.max_values)
 
     def _loader(self, trainer: Trainer) -> DataLoader[Any]:
         loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
@@ -109,11 +141,29 @@ class Diagnostics(Callback):
         return diagnosis[self.split]
 
     def _functions(self, module: FCCOModule) -> InnerFunctions:
-        return InnerFunctions(module.network, module.objective, [])
+        return InnerFunctions(module.network, module.objective, _enforced(module))
 
     def _measure(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.enabled or not isinstance(module, FCCOModule):
+        if not self._applies(module):
             return
+        found = self._of_groups(module)
+        diagnosis = self._group_diagnosis(trainer, module) if found else self._certificates(trainer, module)
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        if not trainer.is_global_zero:
+            return
+        self.diagnosis = {"split": self.split} | diagnosis
+        path = write_report(self.diagnosis, folder / "diagnostics.json")
+        self._log(trainer, self.diagnosis)
+        _print(self.diagnosis)
+        rank_zero_info(f"Diagnostics: {path}")
+
+    def _log(self, trainer: Trainer, diagnosis: Mapping[str, Any]) -> None:
+        values = {f"diagnostics/{name}": value for name, value in _scalars(diagnosis).items()}
+        for logger in trainer.loggers if values else ():
+            logger.log_metrics(values, step=max(0, trainer.global_step - 1))
+            logger.save()
+
+    def _group_diagnosis(self, trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
         batches = _moved(module, self._loader(trainer))
         jacobian_of_all = jacobian(self._functions(module), batches, module.processes, self.max_values)
         remembered = (
@@ -121,21 +171,61 @@ class Diagnostics(Callback):
             if module.problem is None or module.pretraining
             else remembered_duals(module.algorithm, module.problem.all_terms)
         )
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:
-            return
+            return {}
         smoothing = getattr(module.algorithm, "smoothing", None)
         own = smoothing.lam if isinstance(smoothing, MoreauSmoothing) else None
-        self.diagnosis = {"split": self.split} | diagnose(
-            module.objective, jacobian_of_all, own if self.lam is None else self.lam, remembered
-        )
-        path = write_report(self.diagnosis, folder / "diagnostics.json")
-        values = {f"diagnostics/{name}": value for name, value in _scalars(self.diagnosis).items()}
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=max(0, trainer.global_step - 1))
-            logger.save()
-        _print(self.diagnosis)
-        rank_zero_info(f"Diagnostics: {path}")
+        return diagnose(module.objective, jacobian_of_all, own if self.lam is None else self.lam, remembered)
+
+    def _certificates(self, trainer: Trainer, module: FCCOModule, *, own_only: bool = False) -> dict[str, Any]:
+        """The residuals with the run's own multipliers, if they are known, and with the best ones."""
+        loader = self._loader(trainer)
+        with torch.inference_mode(False):  # these tensors are going to be parts of graphs
+            outputs, columns = module.evaluate(loader)
+            outputs, columns = outputs.to(module.device), {k: v.to(module.device) for k, v in columns.items()}
+            own = _own_multipliers(module, outputs, columns)
+            found = {
+                name: certificate(
+                    self._functions(module),
+                    outputs,
+                    columns,
+                    _moved(module, loader),
+                    multipliers,
+                    module.processes,
+                    self.max_values,
+                )
+                for name, multipliers in (("own", own), ("best", None))
+                if (name == "best" and not own_only) or multipliers is not None
+            }
+        names = unique_names([name for c in module.constraints for name in c.names])
+        residuals = {k: {n: v for n, v in c._asdict().items() if isinstance(v, float)} for k, c in found.items()}
+        return residuals | {"constraints": _records(names, found)}
+
+
+def _enforced(module: FCCOModule) -> list[Constraint]:
+    """The constraints as they are trained with, if they are known."""
+    return module.constraints if module.problem is None else module.problem.constraints or module.constraints
+
+
+def _own_multipliers(module: FCCOModule, outputs: Tensor, columns: Columns) -> list[float] | None:
+    """What the run multiplies the constraints' gradients with; None where it does not know."""
+    if module.problem is None or module.pretraining or len(module.problem.constraints) < bool(module.constraints):
+        return None
+    penalty = module.problem.penalty
+    if not isinstance(penalty, Penalty):
+        return list(module.problem.multipliers().values())
+    smoothing = getattr(module.algorithm, "smoothing", None)
+    return penalty_multipliers(penalty, _enforced(module), outputs, columns, module.current_epoch, smoothing)
+
+
+def _records(names: Sequence[str], found: Mapping[str, Certificate]) -> list[dict[str, Any]]:
+    """One for every constraint, those with the largest multipliers first."""
+    some = next(iter(found.values()), None)
+    records = [
+        {"constraint": name, "h": h} | {f"{kind} multiplier": c.multipliers[i] for kind, c in found.items()}
+        for i, (name, h) in enumerate(zip(names, some.values if some else (), strict=False))
+    ]
+    return sorted(records, key=lambda record: -float(list(record.values())[-1]))
 
 
 def _moved(module: FCCOModule, loader: DataLoader[Any]) -> Iterator[dict[str, Tensor]]:
@@ -162,3 +252,5 @@ def _print(diagnosis: Mapping[str, Any]) -> None:
     for name, value in _scalars(diagnosis).items():
         table.add_row(name.replace("/", ": ").replace("_", " "), f"{value:.6g}")
     Console().print(table)
+    if records := diagnosis.get("constraints"):
+        Console().print(render_records("Constraints, largest multipliers first", records[:_PRINTED_ROWS]))

@@ -1,15 +1,18 @@
 """The weights a run ends with: the best that are feasible on the validation split."""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from fcco_lightning.checks import one_of
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.analysis import Interval, intervals
+from fcco_lightning.checks import fraction, one_of
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.training import FCCOModule
 
 
@@ -25,30 +28,69 @@ class BestFeasible(Callback):
     Where there is no validation split "val", or no constraint, nothing is chosen: on the training split the constraints
     hold by fitting, which is no evidence.  A split that chose the weights flatters them a little; the test split tells.
 
+    With ``margin: auto`` they are to hold on data that nobody has seen, all m together with the given confidence.  Then
+    a validation counts as feasible if no upper end of a confidence interval of h_i on the validation split exceeds 0,
+    each with the probability ``(1 - confidence) / m`` above it (:func:`fcco_lightning.analysis.intervals`; Bonferroni).
+    So that training gets there, every constraint is enforced with a smaller kappa: smaller by what lies between h on
+    the training split (or, where that is not evaluated, on the validation split) and that end, for the row where the
+    end is largest.  What is reported of a constraint stays at the kappa that was asked for.
+
     Args:
         enabled: whether to do so.
         figure: of the validation split, to compare feasible weights by; None for the first that the evaluation shows.
         mode: "max" if larger figures are better, else "min".
+        margin: "auto" to require confidence intervals below 0; None for the values of h alone.
+        confidence: with which all constraints together are to hold, in (0, 1).
 
     Attributes:
         chosen: ``epoch``, ``feasible``, ``worst_violation`` and the figure of the weights that are kept; empty without.
+            With a margin also ``bound``, the largest upper end, ``confidence`` and ``constraints``, their number.
 
     Raises:
-        ConfigError: if ``mode`` is neither, or the validation has no such figure.
+        ConfigError: if an argument is out of range, the validation has no such figure, or there is a margin but no
+            validation split.
     """
 
-    def __init__(self, enabled: bool = False, figure: str | None = None, mode: str = "max") -> None:
+    def __init__(
+        self,
+        enabled: bool = False,
+        figure: str | None = None,
+        mode: str = "max",
+        margin: Literal["auto"] | None = None,
+        confidence: float = 0.95,
+    ) -> None:
         self.enabled, self.figure, self.mode = enabled, figure, one_of("mode", mode, ("max", "min"))
+        self.margin, self.confidence = one_of("margin", margin, ("auto", None)), fraction("confidence", confidence)
+        if confidence == 1:
+            raise ConfigError("confidence must lie in (0, 1), got 1: no split, however large, makes certain.")
         self.chosen: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
+        self._margins: list[float] = []
+        self._warned = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights that are best so far; nothing before the first validation."""
-        return {"chosen": self.chosen, "weights": self._weights} if self.chosen else {}
+        """The weights that are best so far, and the margins; nothing before the first validation."""
+        if not self.chosen:
+            return {}
+        return {"chosen": self.chosen, "weights": self._weights, "margins": self._margins}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Choose among the validations before the checkpoint, too."""
         self.chosen, self._weights = dict(state_dict.get("chosen", {})), dict(state_dict.get("weights", {}))
+        self._margins = list(state_dict.get("margins", []))
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find out now, not after hours, that there is no validation split; go on with a checkpoint's margins."""
+        if not (self.enabled and self.margin and isinstance(pl_module, FCCOModule) and pl_module.constraints):
+            return
+        if "val" not in getattr(getattr(trainer, "datamodule", None), "val_names", ()):
+            raise ConfigError(
+                "feasible.margin='auto' judges the constraints on a validation split 'val', and the data has none: on "
+                "the training split they hold by fitting. Hold one out (data.splits.val_fraction for tables), or leave "
+                "the margin out."
+            )
+        for constraint, margin in zip(_enforced(pl_module), self._margins, strict=False):
+            constraint.tighten(margin)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the weights if they are the best so far."""
@@ -63,19 +105,55 @@ class BestFeasible(Callback):
         if name not in figures:
             raise ConfigError(f"feasible.figure={name!r} is not a figure of the validation: {sorted(figures)}.")
         worst = figures["worst_violation"]
+        bound = self._bound(trainer, pl_module) if self.margin else {}
         candidate = {
             "epoch": trainer.current_epoch,
-            "feasible": worst <= 0,  # NaN is not
+            "feasible": bound.get("bound", worst) <= 0,  # NaN is not
             "worst_violation": worst,
             name: figures[name],
-        }
+        } | bound
         if not self.chosen or self._rank(candidate, name) > self._rank(self.chosen, name):
             self.chosen = candidate
             self._weights = {k: v.detach().cpu().clone() for k, v in pl_module.network.state_dict().items()}
 
+    def _bound(self, trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
+        """The largest upper end on the validation split; from now on the constraints are enforced with new margins."""
+        loader = trainer.datamodule.evaluation_loaders()["val"]  # type: ignore[attr-defined]
+        number = sum(c.num_rows for c in module.constraints)
+        level = 1 - 2 * (1 - self.confidence) / number
+        known = module.last_summaries.get("train", module.last_summaries["val"])
+        outputs, columns = module.evaluate(loader)
+        found = list(intervals(module.constraints, outputs, columns, level).items())
+        if len(found) < number:
+            raise DataError(
+                f"feasible.margin='auto': the validation split has samples of {len(found)} of the {number} rows of the "
+                "constraints only, so nothing can be said of the others. Use a larger validation split."
+            )
+        asked = (constraint for constraint in module.constraints for _ in constraint.names)
+        rows, self._margins = zip(found, asked, strict=True), []
+        for constraint in _enforced(module):
+            (name, one), own = max((next(rows) for _ in constraint.names), key=lambda row: row[0][1].high)
+            self._margins.append(max(0.0, one.high - known[f"h/{name}"]))
+            constraint.tighten(self._margins[-1])
+            self._warn_of_noise(own, name, one)
+        bound = max(one.high for _, one in found)
+        return {"bound": bound, "confidence": self.confidence, "constraints": number}
+
+    def _warn_of_noise(self, constraint: Constraint, name: str, one: Interval) -> None:
+        """Say once that a constraint is narrower than what the validation split can tell."""
+        width = one.high - one.h
+        if not self._warned and constraint.tolerance - width < constraint.least_kappa:
+            self._warned = True
+            rank_zero_warn(
+                f"kappa={constraint.tolerance:g} of {name} cannot be confirmed on the validation split: the confidence "
+                f"interval alone reaches {width:.3g} beyond h, so even the best weights would need a kappa of about "
+                f"{constraint.least_kappa + width:.3g}. Raise kappa, hold out more samples, or lower "
+                "--feasible.confidence."
+            )
+
     def _rank(self, candidate: dict[str, Any], name: str) -> tuple[bool, float]:
         value = candidate[name] * (1 if self.mode == "max" else -1)
-        rank = value if candidate["feasible"] else -candidate["worst_violation"]
+        rank = value if candidate["feasible"] else -candidate.get("bound", candidate["worst_violation"])
         return candidate["feasible"], -math.inf if math.isnan(rank) else rank
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -89,6 +167,11 @@ class BestFeasible(Callback):
         rank_zero_info(chosen_line(self.chosen))
 
 
+def _enforced(module: FCCOModule) -> list[Constraint]:
+    """The constraints as they are trained with, some of them as one: rows and order are those of the module's."""
+    return [] if module.problem is None else module.problem.constraints
+
+
 def chosen_line(chosen: dict[str, Any]) -> str:
     """Say of which epoch the weights are, and whether they are feasible.
 
@@ -96,9 +179,56 @@ def chosen_line(chosen: dict[str, Any]) -> str:
         >>> chosen_line({"epoch": 3, "feasible": False, "worst_violation": 0.0123})
         'No epoch was feasible on the validation split; these are the weights of epoch 3, violated least (h +0.012).'
     """
+    if "bound" in chosen:
+        return _confident_line(chosen)
     if chosen["feasible"]:
         return f"The weights are those of epoch {chosen['epoch']}, the best that is feasible on the validation split."
     return (
         "No epoch was feasible on the validation split; these are the weights of epoch "
         f"{chosen['epoch']}, violated least (h {chosen['worst_violation']:+.3f})."
+    )
+
+
+def _confident_line(chosen: dict[str, Any]) -> str:
+    number, bound = chosen["constraints"], chosen["bound"]
+    all_of_them = "the constraint holds" if number == 1 else f"all {number} constraints together hold"
+    if chosen["feasible"]:
+        return (
+            f"The weights are those of epoch {chosen['epoch']}, the best of which the validation split says with "
+            f"{chosen['confidence']:.0%} confidence that {all_of_them} on unseen data (largest upper bound "
+            f"{bound:+.3f})."
+        )
+    return (
+        f"Of no epoch the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on "
+        f"unseen data; these are the weights of epoch {chosen['epoch']}, with the smallest upper bound found, and hold "
+        f"so with kappa larger by {bound:.3f}."
+    )
+
+
+def reached_line(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say how near a run that ends infeasible has come to weights that meet all constraints.
+
+    Args:
+        history: of the validations of one split, with ``epoch`` and ``worst_violation``, and perhaps the final weights
+            as a last record.
+
+    Returns:
+        None if the last weights are feasible, or nothing is known.
+
+    Example:
+        >>> reached_line([{"epoch": 0, "worst_violation": 0.03}, {"epoch": 1, "worst_violation": 0.05}])
+        'No weights were found that meet all constraints; the smallest largest h was +0.030 (epoch 0), so that kappa \
+would have to be larger by 0.030, or some constraints contradict each other or the data.'
+    """
+    known = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
+    if not known or known[-1]["worst_violation"] <= 0:
+        return None
+    best = min(known, key=lambda record: record["worst_violation"])
+    h = best["worst_violation"]
+    if h <= 0:
+        return f"All of them held in epoch {best['epoch']}: --feasible.enabled true chooses such weights."
+    return (
+        f"No weights were found that meet all constraints; the smallest largest h was {h:+.3f} (epoch "
+        f"{best['epoch']}), so that kappa would have to be larger by {h:.3f}, or some constraints contradict each "
+        "other or the data."
     )

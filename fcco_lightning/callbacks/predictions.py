@@ -4,25 +4,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from fcco_lightning.evaluation import concatenate
+from fcco_lightning.inference import prediction_table, write_table
 from fcco_lightning.training import FCCOModule
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes ``predictions.csv``: the sample's index and the network's outputs, one row per sample.
+    """Writes ``predictions.csv``: the sample's index and the network's scores, one row per sample.
 
     Args:
         folder: where to write; None for the run's folder.
+        out: a file to write in the place of ``predictions.csv`` there, CSV or Parquet by its suffix.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
+    def __init__(self, folder: str | None = None, out: str | None = None) -> None:
         super().__init__(write_interval="epoch")
-        self.folder = folder
+        self.folder, self.out = folder, out
 
     def write_on_epoch_end(
         self,
@@ -39,12 +40,7 @@ class PredictionWriter(BasePredictionWriter):
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        outputs = everything.float().cpu()
-        columns = outputs.reshape(len(outputs), -1).T
-        names = ["output"] if len(columns) == 1 else [f"output_{k}" for k in range(len(columns))]
-        table = pd.DataFrame({"index": columns_of["index"].cpu().numpy()})
-        for name, column in zip(names, columns, strict=True):
-            table[name] = column.numpy()
-        table.to_csv(folder / "predictions.csv", index=False)
-        rank_zero_info(f"Predictions: {folder / 'predictions.csv'}")
+        table = prediction_table(everything, {"index": columns_of["index"].cpu().numpy()})
+        path = folder / "predictions.csv" if self.out is None else Path(self.out)
+        write_table(table, path)
+        rank_zero_info(f"Predictions: {path}")

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fcco_lightning.analysis import intervals
 from fcco_lightning.callbacks.baseline import Baseline
-from fcco_lightning.callbacks.feasible import BestFeasible, chosen_line
+from fcco_lightning.callbacks.feasible import BestFeasible, chosen_line, reached_line
 from fcco_lightning.callbacks.summary_table import constraint_records, render_records, render_summary, write_report
 from fcco_lightning.callbacks.verdict import verdict
+from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Evaluation
 from fcco_lightning.pictures import plot_multipliers
@@ -30,7 +32,9 @@ class Report(Callback):
     draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
     ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
     line, ``verdict`` in the file, says whether they hold; ``selected`` says which weights :class:`BestFeasible` chose.
-    Multipliers of constraints are in the file, the largest in a table, and along the run in ``multipliers.png``.
+    Of every constraint there are h, a 95% confidence interval and the noise floor
+    (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
+    are in a table, and along the run in ``multipliers.png``.
 
     Args:
         enabled: report at the end of ``fit``.
@@ -51,6 +55,7 @@ class Report(Callback):
         self.history: list[dict[str, Any]] = []
         self.report: dict[str, Any] = {}
         self._started = 0.0
+        self._unseen: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
         """The history."""
@@ -94,7 +99,10 @@ class Report(Callback):
         for split, loader in loaders().items():
             outputs, columns = pl_module.evaluate(loader)
             summary = pl_module.summarise(split, outputs, columns)
+            found = intervals(pl_module.constraints, outputs, columns)
             report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns) | multipliers
+            if found:
+                report[split]["intervals"] = {name: one._asdict() for name, one in found.items()}
             final[split] = (outputs, columns)
             for baseline in baselines:
                 unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))
@@ -105,10 +113,30 @@ class Report(Callback):
         if selected:
             self.report["selected"] = selected[0]
         if (line := verdict(self.report, (*pl_module.evaluation.bar, "roc_gap"))) is not None:
-            self.report["verdict"] = " ".join([line, *map(chosen_line, selected)])
+            reached = [] if selected else [self._reached(trainer.current_epoch - 1)]
+            self.report["verdict"] = " ".join([line, *map(chosen_line, selected), *filter(None, reached)])
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
             self._write(folder, pl_module.evaluation, final)
+
+    def _reached(self, epoch: int) -> str | None:
+        """How near a run has come that ends infeasible on the training split, or on the one that was validated on."""
+        split = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "")
+        history = [record for record in self.history if record["split"] == split]
+        return reached_line([*history, {"epoch": epoch, **self.report[split]}] if split in self.report else history)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say which constraints no batch has spoken of so far."""
+        if not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
+            return
+        for name in unseen_rows(pl_module.problem):
+            if name not in self._unseen:
+                self._unseen.add(name)
+                rank_zero_warn(
+                    f"no batch has spoken of the constraint {name!r} in {trainer.current_epoch + 1} epoch(s), so it is "
+                    "not enforced: its samples are too few, or the loader leaves them out. Draw them more often "
+                    "(`batches: GroupBatches`), or use larger batches."
+                )
 
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Columns]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,10 +161,22 @@ class Report(Callback):
                     first = records[:_PRINTED_ROWS]
                     title = f"{name.capitalize()} ({split}): the first {len(first)} of {len(records):,}"
                     console.print(render_records(title, first))
-            if records := constraint_records(self.report[split]):
-                console.print(render_records(f"Constraints ({split}), largest multipliers first", records))
+        title, constraints = constraint_records({name: self.report[name] for name in splits})
+        if constraints:
+            console.print(render_records(title, constraints))
         if "verdict" in self.report:
             console.print(self.report["verdict"], style="bold", highlight=False, soft_wrap=True)
+
+
+def unseen_rows(problem: Problem) -> list[str]:
+    """The names of the rows of constraints that are remembered, but of which no batch has spoken yet."""
+    terms = problem.all_terms[len(problem.all_terms) - len(problem.constraints) :]
+    return [
+        constraint.names[i]
+        for constraint, term in zip(problem.constraints, terms, strict=True)
+        if term.state is not None and not term.state.divided
+        for i in (~term.state.seen).nonzero().flatten().tolist()
+    ]
 
 
 def _scalars(part: dict[str, Any]) -> dict[str, Any]:

@@ -43,9 +43,10 @@ TITLES = {
 }
 SIGNIFICANT_DIGITS = 7  # what a float32 holds
 VACUOUS_WARNING = (
-    "Constraints vacuous: the scores lie outside the thresholds' window, so a small violation says nothing. "
-    "Read the hard ROC gap."
+    "Constraints vacuous: all decisions are alike, or the scores lie outside the thresholds' window or span less than "
+    "a temperature, so a small violation says nothing. Read the hard rates and gaps."
 )
+_METHODS = {"binomial": "exact binomial", "normal": "normal"}
 
 
 def render_summary(report: Mapping[str, Any]) -> Table:
@@ -97,16 +98,43 @@ def render_records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def constraint_records(part: Mapping[str, Any], most: int = 10) -> list[dict[str, Any]]:
-    """The constraints that matter most, one record each with its value h and its multiplier; empty without multipliers.
+def constraint_records(report: Mapping[str, Any], most: int = 10) -> tuple[str, list[dict[str, Any]]]:
+    """The constraints that matter most, those with the largest multipliers, then those violated most.
+
+    A record holds the value h on every split, and of the last split (of "test" if it is there) the confidence interval
+    and the noise floor: the |difference| that groups which do not differ stay below in 95 of 100 such splits.
 
     Args:
-        part: of the report, of one split, with ``constraints`` and ``multipliers`` by name.
+        report: splits with ``constraints`` (name to h), maybe ``intervals`` (name to low, high, noise and method) and
+            ``multipliers`` by name.
         most: number of records at most.
+
+    Returns:
+        What the table is called, and the records; none without constraints.
     """
-    values, multipliers = part.get("constraints", {}), part.get("multipliers", {})
-    names = sorted(multipliers, key=lambda name: -multipliers[name])[:most]
-    return [{"constraint": name, "h": values.get(name), "multiplier": multipliers[name]} for name in names]
+    splits = {
+        k: v for k, v in report.items() if isinstance(v, Mapping) and k not in NOT_SPLITS and v.get("constraints")
+    }
+    if not splits:
+        return "", []
+    last = "test" if "test" in splits else list(splits)[-1]
+    values, known = splits[last]["constraints"], splits[last].get("intervals", {})
+    multipliers: Mapping[str, float] = splits[last].get("multipliers", {})
+    every = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
+    order = sorted(every, key=lambda name: (-multipliers.get(name, 0.0), -values.get(name, -math.inf)))[:most]
+    records = []
+    for name in order:
+        record: dict[str, Any] = {"constraint": name}
+        record |= {f"h {split}": part["constraints"].get(name) for split, part in splits.items()}
+        if known:
+            one = known.get(name, {})
+            record["95% interval"] = f"[{one['low']:+.4f}, {one['high']:+.4f}]" if one else "-"
+            record["noise floor"] = one.get("noise")
+        records.append(record | ({"multiplier": multipliers.get(name)} if multipliers else {}))
+    methods = dict.fromkeys(_METHODS[one["method"]] for one in known.values())
+    title = f"Constraints{', largest multipliers first' if multipliers else ''}"
+    shown = f" ({len(records)} of {len(every):,})" if len(records) < len(every) else ""
+    return title + shown + (f"; intervals on {last}: {' or '.join(methods)}" if methods else ""), records
 
 
 def write_report(report: Mapping[str, Any], path: str | Path) -> Path:

@@ -36,6 +36,7 @@ from fcco_lightning.constraints.roc_fairness import (
     StandardScores,
     TopShare,
 )
+from fcco_lightning.constraints.sanity import require_columns, require_compatible
 from fcco_lightning.constraints.subsets import Subset
 
 __all__ = [
@@ -72,5 +73,7 @@ __all__ = [
     "Subset",
     "TopShare",
     "kept_together",
+    "require_columns",
+    "require_compatible",
     "unique_names",
 ]

@@ -1,5 +1,6 @@
 """What a constraint is: rows h_i(w) <= 0, each a convex function of inner values g_i(w)."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from itertools import groupby
@@ -7,9 +8,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
+from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction
+from fcco_lightning.outer import AbsoluteDifference, Linear, Multiplied, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
 
@@ -20,7 +22,7 @@ class Constraint(ABC):
     of g_i through :meth:`outer`, so that a constraint is one more compositional term.
 
     Attributes:
-        kappa: tolerance.
+        kappa: tolerance that is enforced.
         names: a short name per row, used in logs and pictures; its length is m.
         width: k.
         part: the part of a batch on which the constraint is measured, where several loaders contribute; None for the
@@ -35,6 +37,30 @@ class Constraint(ABC):
     part: str | tuple[str, ...] | None = None
     range: Range = Range()
     sides: ClassVar[Literal[1, 2]] = 1
+    _tolerance: float | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """The kappa that was asked for, of which :meth:`violation` speaks."""
+        return self.kappa if self._tolerance is None else self._tolerance
+
+    @property
+    def least_kappa(self) -> float:
+        """No weights meet the constraint with a smaller kappa; -inf where nothing is known."""
+        if self.sides == 2:
+            return 0.0
+        return -math.inf if self.width > 1 or self.range.least is None else self.range.least
+
+    def tighten(self, margin: float) -> None:
+        """Enforce ``h_i <= -margin``, by a smaller kappa, as far as there are such weights.
+
+        Multipliers and penalties follow, the latter from the next epoch on.
+
+        Args:
+            margin: >= 0, in units of h; 0 goes back to what was asked for.
+        """
+        self._tolerance = self.tolerance
+        self.kappa = max(self._tolerance - non_negative("margin", margin), min(self.least_kappa, self._tolerance))
 
     @property
     def num_rows(self) -> int:
@@ -90,6 +116,16 @@ class Constraint(ABC):
         """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
         return self.outer(phi)
 
+    def number(self, like: Tensor) -> OuterFunction:
+        """The number s_i as a function of the inner values: (b, k) -> (b,).
+
+        Where there is one side it is ``h_i + kappa``.
+
+        Args:
+            like: a tensor of the device and dtype on which it is computed.
+        """
+        return self.signed(Multiplied(like.new_ones(1, 1)))
+
     def take(self, rows: Tensor) -> "Constraint":  # noqa: ARG002
         """The constraint of some of its rows, (b,); itself unless rows have known numbers of their own."""
         return self
@@ -109,7 +145,7 @@ class Constraint(ABC):
 
     @abstractmethod
     def violation(self, values: Tensor) -> Tensor:
-        """h_i from inner values: (b, k) -> (b,).  Positive where the constraint is violated."""
+        """h_i at the :attr:`tolerance` from inner values: (b, k) -> (b,).  Positive where it is violated."""
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Why the constraint says nothing about these outputs although it holds, or None."""
@@ -148,4 +184,4 @@ class DifferenceAtMost(Constraint, ABC):
         return Linear(phi, (1.0, -1.0))
 
     def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - values[:, 1]).abs() - self.kappa
+        return (values[:, 0] - values[:, 1]).abs() - self.tolerance

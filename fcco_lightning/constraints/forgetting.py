@@ -89,4 +89,4 @@ class NonForgetting(Constraint):
         return phi
 
     def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.kappa
+        return values[:, 0] - self.tolerance

@@ -1,5 +1,6 @@
 """Constraints on means of a per-sample quantity over subsets of the data."""
 
+import math
 from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import Any
@@ -11,6 +12,7 @@ from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.conditions import Where
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.subsets import Subset, Subsets
+from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
@@ -33,6 +35,10 @@ def _mean(q: Tensor, chosen: Tensor, batch: Columns) -> Tensor | None:
     return (weight * values).sum() / weight.sum()
 
 
+def _constant(quantity: Quantity, outputs: Tensor, batch: Columns) -> str | None:
+    return constant_decision(quantity(outputs, batch)) if quantity.range == (0.0, 1.0) else None
+
+
 class MeanAtMost(Constraint):
     r"""``h(w) = mean of q over the subset - kappa <= 0``.
 
@@ -46,6 +52,9 @@ class MeanAtMost(Constraint):
             (``{race: Black, age: "<25"}``, see :class:`Subset`); all samples if empty.
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
+
+    Raises:
+        ConfigError: if no mean can be so small, such as a rate below 0.
     """
 
     width = 1
@@ -60,18 +69,35 @@ class MeanAtMost(Constraint):
     ) -> None:
         self.quantity, self.where, self.kappa = quantity, Subset(where), finite("kappa", kappa)
         self.names, self.part, self.range = [name], part, quantity.range
+        self._require_reachable()
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """The interval in which the mean may lie."""
+        return -math.inf, self.tolerance
+
+    def _require_reachable(self) -> None:
+        (low, high), least, most = self.allowed, self.range.least, self.range.most
+        below, above = least is not None and high < least, most is not None and low > most
+        if below or above:
+            asked, bound = (f"at most {high:g}", f">= {least:g}") if below else (f"at least {low:g}", f"<= {most:g}")
+            raise ConfigError(
+                f"no model can reach the constraint {self.names[0]!r}: the mean of {self.quantity!r} is to be {asked}, "
+                f"and it is always {bound}. Change kappa{'' if self.sides == 1 else ' or target'}."
+            )
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of the mean if it holds a sample of the subset."""
         return [[self.where.of_split(columns)]]
 
     def alike(self) -> Hashable:
-        """The quantity, and the part on which it is measured."""
-        return _kind(self)
+        """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""
+        quantity = self.quantity if isinstance(self.quantity, Hashable) else id(self.quantity)
+        return (quantity, self.part) if type(self) is MeanAtMost else None
 
     @classmethod
     def join(cls, members: Sequence["MeanAtMost"]) -> Constraint:
-        return _JointMeans(members, [[m.where for m in members]], "kappa")
+        return _JointMeansAtMost(members)
 
     def adapt(self, datamodule: Any) -> None:
         self.where.adapt(datamodule)
@@ -79,6 +105,10 @@ class MeanAtMost(Constraint):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         self.where.check(batch)
         self.quantity.check(outputs, batch)
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
+        return _constant(self.quantity, outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q, chosen = self.quantity(outputs, batch), self.where.mask(batch)
@@ -91,7 +121,7 @@ class MeanAtMost(Constraint):
         return phi
 
     def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.kappa
+        return values[:, 0] - self.tolerance
 
 
 class MeanDifferenceAtMost(DifferenceAtMost):
@@ -129,14 +159,6 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         """A batch speaks of the difference if it holds a sample of both subsets."""
         return [[self.where_a.of_split(columns), self.where_b.of_split(columns)]]
 
-    def alike(self) -> Hashable:
-        """The quantity, the tolerance, and the part on which it is measured."""
-        return _kind(self, self.kappa)
-
-    @classmethod
-    def join(cls, members: Sequence["MeanDifferenceAtMost"]) -> Constraint:
-        return _JointMeans(members, [[m.where_a for m in members], [m.where_b for m in members]])
-
     def adapt(self, datamodule: Any) -> None:
         for where in (self.where_a, self.where_b):
             where.adapt(datamodule)
@@ -145,6 +167,10 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         for where in (self.where_a, self.where_b):
             where.check(batch)
         self.quantity.check(outputs, batch)
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
+        return _constant(self.quantity, outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         q = self.quantity(outputs, batch)
@@ -166,6 +192,9 @@ class MeanNear(MeanAtMost):
         where: the subset, as column -> value, list of values or comparison (see :class:`Subset`); all samples if empty.
         name: in logs and pictures.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
+
+    Raises:
+        ConfigError: if no mean can be so near to the target, such as a rate to 2.
     """
 
     sides = 2
@@ -179,16 +208,12 @@ class MeanNear(MeanAtMost):
         name: str = "mean",
         part: str | None = None,
     ) -> None:
-        super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
         self.target = finite("target", target)
+        super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
 
-    def alike(self) -> Hashable:
-        """The quantity, the tolerance, and the part on which it is measured."""
-        return _kind(self, self.kappa)
-
-    @classmethod
-    def join(cls, members: Sequence["MeanNear"]) -> Constraint:  # type: ignore[override]
-        return _JointMeans(members, [[m.where for m in members]], "target")
+    @property
+    def allowed(self) -> tuple[float, float]:
+        return self.target - self.tolerance, self.target + self.tolerance
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDistance(phi, self.target)
@@ -197,40 +222,36 @@ class MeanNear(MeanAtMost):
         return Shifted(phi, torch.tensor(self.target, dtype=torch.float64))
 
     def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - self.target).abs() - self.kappa
+        return (values[:, 0] - self.target).abs() - self.tolerance
 
 
-class _JointMeans(Constraint):
-    r"""Several constraints on means of one quantity: all means of a batch are one product of matrices.
+class _JointMeansAtMost(Constraint):
+    r"""Several constraints ``mean of q over a subset <= kappa_i``: all means of a batch are one product of matrices.
+
+    The rows' own kappa_i are taken off before the function of the constraint, whose kappa is 0.
 
     Args:
-        members: of one class; their functions h differ by a number at most.
-        wheres: the subsets of the members, one list for each of the means of a row.
-        moved: the members' numbers by which the inner value of h is moved, as "kappa" or "target"; None if there are
-            none.  They are read here, once.
+        members: with one quantity and part.
     """
 
-    def __init__(
-        self,
-        members: Sequence[MeanAtMost | MeanDifferenceAtMost],
-        wheres: Sequence[Sequence[Subset]],
-        moved: str | None = None,
-    ) -> None:
+    width = 1
+    kappa = 0.0
+
+    def __init__(self, members: Sequence[MeanAtMost]) -> None:
         first = members[0]
-        self.members, self._moved = list(members), moved
-        self.quantity, self.part, self.range = first.quantity, first.part, first.range
-        self.width, self.sides = first.width, first.sides  # type: ignore[misc]
+        self.members, self.quantity = list(members), first.quantity
+        self.part, self.range = first.part, first.range
         self.names = [name for member in members for name in member.names]
-        self._subsets = [Subsets(of_mean) for of_mean in wheres]
-        self.kappa = first.kappa if moved != "kappa" else 0.0
-        numbers = [] if moved is None else [[getattr(member, moved)] for member in members]
-        self._shift = torch.tensor(numbers, dtype=torch.float64)
+        self._subsets, self._kappas = Subsets([member.where for member in members]), torch.empty(0, 1)
+        self._follow()
+
+    @property
+    def least_kappa(self) -> float:
+        return max(member.least_kappa - member.tolerance for member in self.members)
 
     def take(self, rows: Tensor) -> Constraint:
-        if self._moved is None:
-            return self
         taken = copy(self)
-        taken._shift = self._shift.to(rows.device)[rows]
+        taken._kappas = self._kappas.to(rows.device)[rows]
         return taken
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
@@ -241,33 +262,28 @@ class _JointMeans(Constraint):
             member.check(outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, weight = self.quantity(outputs, batch), batch.get("weight")
-        means, known = [], torch.ones(len(self.members), dtype=torch.bool, device=q.device)
-        for subsets in self._subsets:
-            member = subsets.masks(batch).to(q.dtype)
-            member = member if weight is None else member * weight.to(q.dtype)
-            total = member.sum(1)
-            seen = total > 0
-            means.append((member @ q) / torch.where(seen, total, 1.0))
-            known &= seen
-        index, values = known.nonzero().squeeze(1), torch.stack(means, dim=1)
-        return Inner(index, values if len(index) == len(known) else values.index_select(0, index))
+        self._follow()
+        q = self.quantity(outputs, batch)
+        member = self._subsets.masks(batch).to(q.dtype)
+        member = member * batch["weight"].to(q.dtype) if "weight" in batch else member
+        total = member.sum(1)
+        known = total > 0
+        means = ((member @ q) / torch.where(known, total, 1.0)).unsqueeze(1)
+        index = known.nonzero().squeeze(1)
+        return Inner(index, means if len(index) == len(known) else means.index_select(0, index))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
-        if self._moved == "target":
-            return Shifted(AbsoluteDistance(phi, 0.0), self._shift)
-        return Shifted(phi, self._shift) if self._moved else self.members[0].outer(phi)
+        self._follow()
+        return Shifted(phi, self._kappas)
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
-        return Shifted(phi, self._shift) if self._moved else self.members[0].signed(phi)
+        return Shifted(phi, self._kappas)
 
     def violation(self, values: Tensor) -> Tensor:
-        return torch.cat([m.violation(v) for m, v in zip(self.members, values.unsqueeze(1), strict=True)])
+        return values[:, 0] - values.new_tensor([member.tolerance for member in self.members])
 
-
-def _kind(constraint: MeanAtMost | MeanDifferenceAtMost, *more: float) -> Hashable:
-    """What neighbours must have equal; None of subclasses from elsewhere, which may measure something else."""
-    if type(constraint) not in (MeanAtMost, MeanDifferenceAtMost, MeanNear):
-        return None
-    quantity = constraint.quantity
-    return type(constraint), quantity if isinstance(quantity, Hashable) else id(quantity), constraint.part, *more
+    def _follow(self) -> None:
+        """Take the members' kappas, which margins may have changed."""
+        kappas = [member.kappa for member in self.members]
+        if len(kappas) != len(self._kappas) or kappas != self._kappas[:, 0].tolist():
+            self._kappas = torch.tensor(kappas, dtype=torch.float64).unsqueeze(1)

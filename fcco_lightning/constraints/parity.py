@@ -10,6 +10,7 @@ from torch import Tensor
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against, Comparison, GroupComparisons
+from fcco_lightning.constraints.vacuity import constant_decision, too_close
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives import (
     PairLoss,
@@ -121,12 +122,8 @@ class _Rates(GroupConstraint):
         return _of_pairs(means.unsqueeze(-1), count > 0, self.pairs)
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
-        """All decisions are equal: then all groups are treated alike, whatever the scores."""
-        positive = self.rate(outputs, batch) > 0.5
-        if bool(positive.any()) and not bool(positive.all()):
-            return None
-        decision = "positive" if bool(positive.any()) else "negative"
-        return f"the decisions are constant: every sample is decided {decision}"
+        """All decisions are equal, or too soft to tell: then all groups are treated alike, whatever the scores."""
+        return constant_decision(self.rate(outputs, batch))
 
 
 class _RateParity(DifferenceAtMost, _Rates):
@@ -215,7 +212,7 @@ class FourFifthsRule(_Rates):
         return Linear(phi, (-1.0, self.ratio))
 
     def violation(self, values: Tensor) -> Tensor:
-        return self.ratio * values[:, 1] - values[:, 0] - self.kappa
+        return self.ratio * values[:, 1] - values[:, 0] - self.tolerance
 
 
 class PredictiveParity(_Rates):
@@ -255,7 +252,7 @@ class PredictiveParity(_Rates):
         return RatioDifference(phi)
 
     def violation(self, values: Tensor) -> Tensor:
-        return ratio_difference(values).abs().squeeze(1) - self.kappa
+        return ratio_difference(values).abs().squeeze(1) - self.tolerance
 
 
 class GroupAUCAtLeast(GroupConstraint):
@@ -293,6 +290,10 @@ class GroupAUCAtLeast(GroupConstraint):
         y = required_column(columns, "y", self)
         return [[side & (y == 1), side & (y != 1)] for side in self.comparisons.members(columns, self)]
 
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
+        """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
+        return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
+
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         losses, known = _pair_losses(self, self.loss, outputs, batch)
         index = known.nonzero().squeeze(1)
@@ -302,7 +303,7 @@ class GroupAUCAtLeast(GroupConstraint):
         return phi
 
     def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.kappa
+        return values[:, 0] - self.tolerance
 
 
 class AUCParity(DifferenceAtMost, GroupConstraint):
@@ -337,6 +338,10 @@ class AUCParity(DifferenceAtMost, GroupConstraint):
             [sides[side] & is_class for side in (pair.first, pair.second) for is_class in (y == 1, y != 1)]
             for pair in self.pairs
         ]
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
+        """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
+        return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         losses, known = _pair_losses(self, self.loss, outputs, batch)

@@ -11,12 +11,11 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against, GroupComparisons
+from fcco_lightning.constraints.vacuity import spread
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
 from fcco_lightning.records import Columns, Inner
-
-_EDGE = 0.01  # a threshold between the 1% and the 99% quantile of the scores separates something
 
 
 class ScoreScale(ABC):
@@ -201,10 +200,7 @@ class ROCFairness(DifferenceAtMost):
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
-        scores = self.scale(binary_scores(outputs).detach().double())
-        low, high = torch.quantile(
-            scores[:: 1 + len(scores) // 1_000_000], scores.new_tensor([_EDGE, 1 - _EDGE])
-        ).tolist()
+        low, high = spread(self.scale(binary_scores(outputs).detach().double()))
         inside = sum(low < t < high for t in self.thresholds)
         if inside < min(2, len(self.thresholds)):
             return (

@@ -5,6 +5,7 @@ from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.garnet import Garnet
 from fcco_lightning.data.grouping import GroupBy, Groups
 from fcco_lightning.data.images import ImageTransform
+from fcco_lightning.data.indexed import IndexedDataset
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.mixtures import LatentChoice, ManyClasses
 from fcco_lightning.data.pairs import PairTable, read_pairs
@@ -60,6 +61,7 @@ __all__ = [
     "GroupSampling",
     "Groups",
     "ImageTransform",
+    "IndexedDataset",
     "LabelBatches",
     "LabelSampling",
     "LabelTable",

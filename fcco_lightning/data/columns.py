@@ -34,9 +34,10 @@ def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], wh
         DataError: naming the argument, the available columns and the closest match.
     """
     available = [str(name) for name in frame.columns]
+    present = set(available)
     for argument, names in wanted.items():
         for name in names:
-            if name in available:
+            if name in present:
                 continue
             close = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
             hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -34,17 +34,21 @@ class NumericColumn:
         return [self.name]
 
     @classmethod
-    def fit(cls, name: str, values: FloatArray) -> "NumericColumn":
-        """Measure ``values`` (n,); entries that are not finite are left out."""
-        values = _finite(name, values)
+    def fit(cls, names: Sequence[str], values: FloatArray) -> list["NumericColumn"]:
+        """Measure k columns at once, ``values`` (k, n); entries that are not finite are left out."""
+        if not np.isfinite(values).all():  # each has gaps of its own
+            return [cls.fit([name], _finite(name, row)[None])[0] for name, row in zip(names, values, strict=True)]
         # Whether it is constant is asked of the values: the std of equal floats may be 1e-17 instead of 0.
-        std = float(values.std()) if values.min() < values.max() else 0.0
-        return cls(name, float(values.mean()), std, float(np.median(values)))
+        std = np.where(values.min(axis=1) < values.max(axis=1), values.std(axis=1), 0.0)
+        facts = values.mean(axis=1).tolist(), std.tolist(), np.median(values, axis=1).tolist()
+        return [cls(*column) for column in zip(names, *facts, strict=True)]
 
-    def transform(self, values: FloatArray) -> FloatArray:
-        """Return the feature, shape (n, 1)."""
-        values = np.where(np.isfinite(values), values, self.median)
-        return ((values - self.mean) / self.std if self.std else np.zeros_like(values))[:, None]
+    @staticmethod
+    def transform(columns: Sequence["NumericColumn"], values: FloatArray) -> FloatArray:
+        """Return the features of k columns at once, shape (n, k), of their ``values`` (k, n)."""
+        mean, std, median = np.array([(c.mean, c.std, c.median) for c in columns]).reshape(-1, 3, 1).swapaxes(0, 1)
+        values = np.where(np.isfinite(values), values, median)
+        return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0).T
 
 
 @dataclass(frozen=True)
@@ -130,15 +134,27 @@ class Encoding:
     """How the columns of a table become features; :class:`TabularEncoder` does it.
 
     Args:
-        categorical: numeric columns to treat as categories; columns of text, bool or any other type always are.
+        categorical: columns that are categories.  Of the others, columns of numbers are numbers, and columns of text,
+            bool or any other type are categories, but a column of text most of which are numbers is refused, see
+            :func:`fcco_lightning.data.schema.settle_types`.
         missing: "error" refuses missing feature cells, "impute" fills them from the training split.
         quantiles: number of bins that columns of numbers are cut into, so that all features are 0 or 1; None
             standardises them.
+        numeric: columns that are numbers; cells that are none are missing ones.
+
+    Raises:
+        ConfigError: if a column is both ``categorical`` and ``numeric``.
     """
 
     categorical: list[str] = field(default_factory=list)
     missing: Literal["error", "impute"] = "error"
     quantiles: int | None = None
+    numeric: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        both = sorted(set(self.categorical) & set(self.numeric))
+        if both:
+            raise ConfigError(f"encoding.categorical and encoding.numeric both name {both}. Leave one of them out.")
 
     def encoder(self) -> "TabularEncoder":
         """Return an encoder that is not yet fitted."""
@@ -188,7 +204,16 @@ class TabularEncoder:
     def fit(self, frame: pd.DataFrame, where: str = "the training split") -> "TabularEncoder":
         """Learn means, deviations, medians, bins and categories from ``frame`` (n, columns) and return self."""
         require_columns(frame, {"categorical": self.categorical}, where)
-        self.columns = [self._fit_column(frame[name], where) for name in frame.columns]
+        numbers = self._names_of_numbers(frame)
+        values = self._numbers(frame, numbers, where)
+        fitted: dict[str, Column] = {}
+        if self.quantiles:
+            fitted |= {n: BinnedColumn.fit(n, v, self.quantiles) for n, v in zip(numbers, values, strict=True)}
+        else:
+            fitted |= zip(numbers, NumericColumn.fit(numbers, values), strict=True)
+        for name in frame.columns[~frame.columns.isin(numbers)]:
+            fitted[name] = CategoricalColumn(name, sorted(self._words(frame[name], where).unique()))
+        self.columns = [fitted[name] for name in frame.columns]
         return self
 
     def transform(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
@@ -208,8 +233,19 @@ class TabularEncoder:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
         self.unknown_counts = {}
-        blocks = [self._transform_column(column, frame[column.name], where) for column in self.columns]
-        return torch.from_numpy(np.concatenate(blocks, axis=1)).float()
+        sizes = [len(column.features) for column in self.columns]
+        ends = np.cumsum(sizes)
+        features = np.empty((len(frame), ends[-1]), dtype=np.float32)
+        # Columns to be standardised all at once: a table may have 100,000 of them.
+        standardised = {i: column for i, column in enumerate(self.columns) if isinstance(column, NumericColumn)}
+        if standardised:
+            several = list(standardised.values())
+            values = self._numbers(frame, [column.name for column in several], where)
+            features[:, ends[list(standardised)] - 1] = NumericColumn.transform(several, values)
+        for column, size, end in zip(self.columns, sizes, ends, strict=True):
+            if not isinstance(column, NumericColumn):
+                features[:, end - size : end] = self._encoded(column, frame, where)
+        return torch.from_numpy(features)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything learnt, as lists, dicts, texts and numbers only."""
@@ -226,51 +262,49 @@ class TabularEncoder:
         self.quantiles = state.get("quantiles")  # files written before bins existed do not have it
         self.columns = [_column(column) for column in state["columns"]]
 
-    def _fit_column(self, column: pd.Series, where: str) -> Column:
-        name = str(column.name)
-        if self._is_number(column):
-            values = self._numbers(column, where)
-            return (
-                NumericColumn.fit(name, values)
-                if not self.quantiles
-                else BinnedColumn.fit(name, values, self.quantiles)
-            )
-        return CategoricalColumn(name, sorted(self._words(column, where).unique()))
-
-    def _transform_column(self, column: Column, cells: pd.Series, where: str) -> FloatArray:
-        if not isinstance(column, CategoricalColumn):
-            if not self._is_number(cells):
-                raise DataError(
-                    f"Column {column.name!r} held numbers in the training split but is {cells.dtype} in {where}. "
-                    f"Repair it, or treat it as categories everywhere (categorical=[{column.name!r}])."
-                )
-            return column.transform(self._numbers(cells, where))
-        hot, unknown = column.transform(self._words(cells, where))
+    def _encoded(self, column: BinnedColumn | CategoricalColumn, frame: pd.DataFrame, where: str) -> FloatArray:
+        if isinstance(column, BinnedColumn):
+            return column.transform(self._numbers(frame, [column.name], where)[0])
+        hot, unknown = column.transform(self._words(frame[column.name], where))
         if unknown:
             self.unknown_counts[column.name] = unknown
         return hot
 
-    def _is_number(self, column: pd.Series) -> bool:
-        kind = column.dtype
-        numeric = pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
-        return numeric and column.name not in self.categorical
+    def _names_of_numbers(self, frame: pd.DataFrame) -> list[str]:
+        numeric = [_is_numeric(kind) for kind in frame.dtypes]
+        return [name for name in frame.columns[numeric] if name not in self.categorical]
 
-    def _numbers(self, column: pd.Series, where: str) -> FloatArray:
-        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        self._refuse(~np.isfinite(values), column, "NaN or infinite", "the training median", where)
+    def _numbers(self, frame: pd.DataFrame, names: list[str], where: str) -> FloatArray:
+        """Return columns of numbers, shape (k, n): each is contiguous, and its mean the same in any company."""
+        kept = frame[names]
+        for name, kind in zip(names, kept.dtypes, strict=True):
+            if not _is_numeric(kind):
+                raise DataError(
+                    f"Column {name!r} held numbers in the training split but is {kind} in {where}. "
+                    f"Repair it, or treat it as categories everywhere (categorical=[{name!r}])."
+                )
+        values = np.ascontiguousarray(kept.to_numpy(dtype=np.float64, na_value=np.nan).T)
+        bad = ~np.isfinite(values)
+        if bad.any():
+            column = int(bad.any(axis=1).argmax())
+            self._refuse(bad[column], names[column], "NaN or infinite", "the training median", where)
         return values
 
     def _words(self, column: pd.Series, where: str) -> pd.Series:
         text = text_of(column)
-        self._refuse(text.isna().to_numpy(), column, "missing", "a category of their own", where)
+        self._refuse(text.isna().to_numpy(), str(column.name), "missing", "a category of their own", where)
         return text.fillna(MISSING)
 
-    def _refuse(self, bad: npt.NDArray[np.bool_], column: pd.Series, what: str, cure: str, where: str) -> None:
+    def _refuse(self, bad: npt.NDArray[np.bool_], name: str, what: str, cure: str, where: str) -> None:
         if self.missing == "error" and bad.any():
             raise DataError(
-                f"Column {str(column.name)!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). "
+                f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). "
                 f"Remove those rows, drop the column, or set missing='impute' ({cure})."
             )
+
+
+def _is_numeric(kind: Any) -> bool:
+    return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
 
 def _column(state: Mapping[str, Any]) -> Column:

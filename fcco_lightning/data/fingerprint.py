@@ -1,34 +1,176 @@
 """What identifies a training split, so that a checkpoint is never continued on other rows."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fcco_lightning.data.cifar import PixelImages
+from fcco_lightning.data.columns import listed
+from fcco_lightning.data.pairs.table import FilesIn, Joined
 from fcco_lightning.errors import DataError
 
+_TIMES = "modification times"
+_AT_ONCE = 256  # columns that are copied together
+_CELLS_AT_ONCE = 1 << 16
+_LOOKED_AT = 64  # images whose contents stand for a data set without file names
 
-def fingerprint(columns: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, int | str]:
-    """Return the number of rows, and a digest of names and of the order of all labels, groups and further columns.
+
+def fingerprint(
+    columns: Mapping[str, Tensor], names: Sequence[str], contents: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the number of rows, a digest of names and of the order of all labels, groups and further columns.
 
     Args:
         columns: columns of the training split without features, each of n rows.
         names: names of features, classes and groups.
+        contents: digests of what the network is given, by what they are of, see :func:`contents_of`.
     """
     made = hashlib.sha256("\n".join(names).encode())
     # Labels and groups, not features: integers hash the same on every platform, standardised floats may not.
     for name in sorted(columns.keys() - {"index"}):
-        column = columns[name].contiguous()
-        kind, order = (torch.float32, "<f4") if column.is_floating_point() else (torch.int64, "<i8")
-        made.update(name.encode() + column.to(kind).numpy().astype(order).tobytes())
-    return {"rows": len(columns["index"]), "digest": made.hexdigest()[:16]}
+        made.update(name.encode() + bytes(_plain(columns[name])))
+    return {"rows": len(columns["index"]), "digest": made.hexdigest()[:16], "contents": dict(contents or {})}
 
 
-def require_same(stored: Mapping[str, int | str], here: Mapping[str, int | str], identifying: str) -> None:
-    """Raise :class:`DataError` naming both fingerprints, and the arguments that identify a split, if they differ."""
-    if dict(stored) != dict(here):
-        raise DataError(
-            f"The checkpoint was trained on another training split: {dict(stored)} there, {dict(here)} here. Pass the "
-            f"same {identifying} (the digest covers names and row order), or start without the checkpoint."
-        )
+def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
+    """Return column -> digest of its cells in their order, which takes about a second for each GB.
+
+    Args:
+        columns: a table whose numbers are not yet standardised, so that they are the same on every platform and a
+            number is the same as int and as float; or tensors, of which ``index`` is left out.
+    """
+    if isinstance(columns, Mapping):
+        return {name: _short(_plain(column)) for name, column in columns.items() if name != "index"}
+    numeric = columns.columns[[pd.api.types.is_numeric_dtype(kind) for kind in columns.dtypes]]
+    found: dict[str, str] = {}
+    for start in range(0, len(numeric), _AT_ONCE):
+        names = numeric[start : start + _AT_ONCE]
+        values = columns[names].to_numpy(dtype="<f8", na_value=np.nan).T
+        found |= {str(name): _short(np.ascontiguousarray(row)) for name, row in zip(names, values, strict=True)}
+    for name in columns.columns.difference(numeric, sort=False):
+        cells, made = columns[name].astype(object).where(columns[name].notna(), None).to_list(), hashlib.sha256()
+        for start in range(0, len(cells), _CELLS_AT_ONCE):
+            made.update("\0".join(map(str, cells[start : start + _CELLS_AT_ONCE])).encode() + b"\0")
+        found[str(name)] = made.hexdigest()[:16]
+    return found
+
+
+def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -> dict[str, str]:
+    """Return digests that tell images apart from others without decoding any.
+
+    Of files these are their names, their sizes and the times they were modified last; of pixels in memory all; of other
+    data sets the contents of 64 images.
+
+    Args:
+        images: n images, see :class:`fcco_lightning.data.images.ImageTable`.
+        what: what they are, for messages.
+        root: folder that relative paths start from.
+    """
+    files = _files(images)
+    if files is not None:
+        facts = [_stat(Path(root) / file) for file in files]
+        return {
+            f"names of {what}": digest_of(map(str, files)),
+            f"sizes of {what}": digest_of(str(size) for size, _ in facts),
+            f"{_TIMES} of {what}": digest_of(str(time) for _, time in facts),
+        }
+    if isinstance(images, PixelImages):
+        return {what: _short(np.ascontiguousarray(images.pixels))}
+    looked_at = range(0, len(images), 1 + len(images) // _LOOKED_AT)
+    return {what: digest_of([str(len(images)), *(identity_of(images[i]) for i in looked_at)])}
+
+
+def identity_of(stored: Any) -> str:
+    """Return a digest of an image as it is stored: a file's bytes or path, or pixels."""
+    if isinstance(stored, Mapping):
+        stored = stored["path"] if stored.get("bytes") is None else stored["bytes"]
+    content = stored.tobytes() if hasattr(stored, "tobytes") else stored
+    return _short(content if isinstance(content, bytes) else str(content).encode())
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """Return a digest of texts and their order."""
+    made = hashlib.sha256()
+    for text in texts:
+        made.update(text.encode() + b"\0")
+    return made.hexdigest()[:16]
+
+
+def require_same(
+    stored: Mapping[str, Any], here: Mapping[str, Any], identifying: str, *, allow_changed: bool | None = None
+) -> None:
+    """Check that a checkpoint was trained on the split that is here, as far as the checkpoint knows.
+
+    Files that were modified at another time, but have the same names and sizes, are only warned of: a copy is such.
+
+    Args:
+        stored: fingerprint in the checkpoint.
+        here: fingerprint of the present split.
+        identifying: the arguments that identify a split, for messages.
+        allow_changed: whether to go on, with a warning; None where that is not to choose.
+
+    Raises:
+        DataError: naming what differs.
+    """
+    different = [
+        f"{name}: {stored[name]} there, {here[name]} here"
+        for name in here
+        if name not in ("digest", "contents") and stored.get(name, here[name]) != here[name]
+    ]
+    there, now = stored.get("contents", here["contents"]), here["contents"]
+    other = [name for name in {**there, **now} if there.get(name) != now.get(name)]
+    if other:
+        different.append(f"the contents or the order of {listed(other)}")
+    if not different and stored.get("digest", here.get("digest")) != here.get("digest"):
+        different.append("names of features, classes or groups, or the order of labels, groups and further columns")
+    if not different:
+        return
+    only_times = len(different) == 1 and bool(other) and all(name.startswith(_TIMES) for name in other)
+    told = f"The checkpoint was trained on another training split. What differs: {'; '.join(different)}."
+    if allow_changed or only_times:
+        warnings.warn(f"{told} The rows of the dual state go to the samples now in their places.", stacklevel=2)
+        return
+    option = "" if allow_changed is None else "; or go on all the same with allow_changed (--data.allow_changed true)"
+    raise DataError(f"{told} Pass the same {identifying}, or start without the checkpoint{option}.")
+
+
+def _plain(column: Tensor) -> NDArray[Any]:
+    """The numbers as they are the same on every platform, in one piece of memory."""
+    kind, order = (torch.float32, "<f4") if column.is_floating_point() else (torch.int64, "<i8")
+    return column.contiguous().to(kind).numpy().astype(order, copy=False)
+
+
+def _short(content: Any) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _files(images: Any) -> list[Any] | None:
+    """The paths, if the images are files; None if they are anything else, or reading their names takes long."""
+    if isinstance(images, Joined):
+        parts = [_files(part) for part in images.parts]
+        every = [file for part in parts if part is not None for file in part]
+        if None in parts:
+            return None
+        return every if images.rows is None else [every[row] for row in images.rows.tolist()]
+    if isinstance(images, FilesIn):
+        inside = _files(images.images)
+        return None if inside is None else [images.folder / file for file in inside]
+    return images if isinstance(images, list) and all(isinstance(file, str | Path) for file in images) else None
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    """Size and time of modification in ns; of a file that is missing -1."""
+    try:
+        found = path.stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_PIXELS = 1 << 26
-"""Largest number of pixels of an image that is decoded, 67 million: 200 MB in RGB."""
+"""Largest number of pixels of an image that is decoded, unless another is asked for, 67 million: 200 MB in RGB."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -43,7 +43,7 @@ class ImageTable(TensorTable):
     Args:
         images: n images, each a path, the bytes of a file, a dict with ``bytes`` or ``path`` (as ``datasets`` stores
             them) or a PIL image.  They are turned as their EXIF data say and converted to RGB.  Only regular files are
-            opened (no pipe or device, which may never end), and only images of at most 67 million pixels are decoded.
+            opened: no pipe or device, which may never end.
         columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
         transform: PIL image in RGB -> float32 tensor of shape (3, H, W), see :func:`image_transform`.
         seed: what random transforms depend on, together with the epoch and the position; None for transforms that
@@ -53,6 +53,7 @@ class ImageTable(TensorTable):
             warn at the first.
         root: folder that relative paths start from.
         views: 2 gives a second random view of every image, as the column ``x2``.
+        most_pixels: images of more pixels are not decoded; PIL itself refuses those of more than 179 million.
 
     Raises:
         ConfigError: if ``corrupt`` is none of these.
@@ -76,6 +77,7 @@ class ImageTable(TensorTable):
         corrupt: Literal["error", "blank", "skip"] = "error",
         root: str | PathLike[str] = "",
         views: Literal[1, 2] = 1,
+        most_pixels: int = MOST_PIXELS,
     ) -> None:
         if corrupt not in ("error", "blank", "skip"):
             raise ConfigError(f"corrupt must be 'error', 'blank' or 'skip', got {corrupt!r}.")
@@ -87,7 +89,7 @@ class ImageTable(TensorTable):
             )
         self.images, self.transform, self.root = images, transform, Path(root)
         self.seed = None if seed is None else at_least("seed", seed, 0)
-        self.corrupt, self.views = corrupt, views
+        self.corrupt, self.views, self.most_pixels = corrupt, views, at_least("most_pixels", most_pixels, 1)
         # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
         self._epoch = _shared(torch.zeros((), dtype=torch.int64))
         self._corrupt = _shared(torch.zeros(len(images), dtype=torch.bool))
@@ -149,7 +151,7 @@ class ImageTable(TensorTable):
     def _image(self, i: int) -> "Image | None":
         stored = self.images[i]
         try:
-            return _decoded(stored, self.root)
+            return _decoded(stored, self.root, self.most_pixels)
         except Exception as error:  # PIL's decoders raise almost any kind
             unreadable = (
                 f"Row {i}: the image {_name_of(stored, self.root)} cannot be read ({type(error).__name__}: {error})"
@@ -350,7 +352,7 @@ def _shared(tensor: Tensor) -> Tensor:
     return tensor.share_memory_()  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _decoded(stored: Any, root: Path) -> "Image":
+def _decoded(stored: Any, root: Path, most_pixels: int) -> "Image":
     import PIL.Image  # noqa: PLC0415  (only needed where images are)
     import PIL.ImageOps  # noqa: PLC0415
 
@@ -365,8 +367,11 @@ def _decoded(stored: Any, root: Path) -> "Image":
         warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # an error here
         opened = PIL.Image.open(file)
     with opened as image:
-        if image.width * image.height > MOST_PIXELS:
-            raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MOST_PIXELS:,}; scale it down")
+        if image.width * image.height > most_pixels:
+            raise ValueError(
+                f"it has {image.width} x {image.height} pixels, more than most_pixels={most_pixels:,}; scale it down, "
+                "or raise that"
+            )
         return _rgb(PIL.ImageOps.exif_transpose(image))
 
 

@@ -226,20 +226,29 @@ def _folder_table(root: Path, part: Path, metadata: str, file_column: str, *, al
     within = part.relative_to(root)
     frame[file_column] = [(within / str(name).strip()).as_posix() for name in frame[file_column]]
     if not allow_outside:
-        _require_inside(root, frame[file_column].tolist(), path)
+        require_inside(root, frame[file_column].tolist(), f"'{path}'")
     _first_of([root / frame[file_column].iloc[0]], _FOLDER)
     return frame.rename(columns={file_column: "file"}).reset_index(drop=True)
 
 
-def _require_inside(root: Path, files: Sequence[str], path: Path) -> None:
-    """Refuse names that lead out of the folder; links in it may, as whoever made them wanted."""
+def require_inside(root: Path, files: Sequence[str], where: str) -> None:
+    """Refuse names that lead out of the folder; links in it may, as whoever made them wanted.
+
+    Args:
+        root: the folder.
+        files: what a table names, relative to it.
+        where: the table, for messages.
+
+    Raises:
+        DataError: naming the first such row.
+    """
     top = os.path.normpath(root.absolute())
     for row, name in enumerate(files):
         suspect = ".." in name or Path(name).is_absolute()
         if suspect and not Path(os.path.normpath(root.absolute() / name)).is_relative_to(top):
             raise DataError(
-                f"'{path}', row {row}: the file '{name}' lies outside of '{root}'. Move it there, or set allow_outside "
-                "(--data.images.allow_outside true) if the table is to be trusted."
+                f"{where}, row {row}: the file '{name}' lies outside of '{root}'. Move it there, or set allow_outside "
+                "(--data.images.allow_outside true, or of data.pairs) if the table is to be trusted."
             )
 
 

@@ -12,7 +12,20 @@ from torch import Tensor
 from fcco_lightning.data.columns import indicator, listed, require_columns, require_filled, text_of
 from fcco_lightning.errors import ConfigError, DataError
 
-RESERVED = ("x", "y", "group", "task", "text", "index", "weight", "stratum", "stratum_size", "replaced", "here")
+RESERVED = (
+    "x",
+    "y",
+    "group",
+    "task",
+    "text",
+    "index",
+    "weight",
+    "stratum",
+    "stratum_size",
+    "strata",
+    "replaced",
+    "here",
+)
 """Names of batch columns that a further column must not take."""
 
 Value = str | int | float

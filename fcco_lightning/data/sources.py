@@ -1,5 +1,6 @@
 """One reader for every kind of table: file, saved ``datasets`` folder, hub id, or something in memory."""
 
+import csv
 import os
 import re
 from collections import Counter
@@ -22,6 +23,7 @@ _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"} | dict.from
     (".svm", ".svmlight", ".libsvm", ".letor", ".txt"), "svmlight"
 )
 _BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
+_SEVERAL = (Mapping, np.ndarray, list, tuple, set)
 _BYTES_A_CELL = 24  # of a feature that is held densely: in the frame, while it is encoded, and encoded
 _FEATURE = re.compile(r"f\d+")
 _HUB_ID = re.compile(r"(?P<name>[\w][\w.-]*/[\w.-]+)(:(?P<split>[\w.\[\]:%+-]+))?")
@@ -61,11 +63,17 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
 
 
 def _require_plain(frame: pd.DataFrame, where: str) -> None:
-    """Refuse names that two columns have, and columns of lists or mappings, which are no features."""
+    """Refuse names that two columns have, and columns of lists, mappings or complex numbers, which are no features."""
     _require_different(list(frame.columns), where)
+    for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
+        raise DataError(
+            f"{where}: the column {str(name)!r} holds complex numbers. Give their real and imaginary parts a column "
+            "each."
+        )
     for name in frame.columns[[pd.api.types.is_object_dtype(kind) for kind in frame.dtypes]]:
-        cell = next(iter(frame[name].dropna()), None)
-        if isinstance(cell, Mapping | np.ndarray | list | tuple | set):
+        several = [kind for kind in set(map(type, frame[name])) if issubclass(kind, _SEVERAL)]
+        if several:
+            cell = next(cell for cell in frame[name] if isinstance(cell, _SEVERAL))
             raise DataError(
                 f"{where}: the column {str(name)!r} holds a {type(cell).__name__} in a cell ({str(cell)[:60]}). Give "
                 "every number or name a column of its own, or remove the column."
@@ -76,6 +84,16 @@ def _require_different(names: Sequence[Any], where: str) -> None:
     twice = sorted({str(name) for name, count in Counter(names).items() if count > 1})
     if twice:
         raise DataError(f"{where}: several columns have the name {twice[0]!r}. Rename or remove all but one.")
+
+
+def _require_commas(names: Sequence[str], where: str) -> None:
+    """Refuse a file whose columns another sign separates, as where numbers have decimal commas."""
+    signs = [sign for sign in ";\t|" if len(names) == 1 and sign in names[0]]
+    if signs:
+        raise DataError(
+            f"{where}: its columns are separated by {signs[0]!r}, not by commas. Write it anew: pandas.read_csv(FILE, "
+            f"sep={signs[0]!r}).to_csv(NEW, index=False), with decimal=',' if its numbers have decimal commas."
+        )
 
 
 def is_hub_id(source: Any) -> bool:
@@ -109,12 +127,22 @@ def _from_file(path: Path, argument: str) -> pd.DataFrame:
         return _from_svmlight(path, argument)
     # pandas, not load_dataset("csv"): that copies the file to a cache outside the project and costs a second or more.
     try:
-        if kind == "csv":  # pandas would rename a second column of a name
-            header = pd.read_csv(path, skipinitialspace=True, header=None, nrows=1, dtype=str).iloc[0]
-            _require_different(header.dropna().tolist(), f"{argument}='{path}'")
-        return pd.read_csv(path, skipinitialspace=True) if kind == "csv" else pd.read_parquet(path)
+        if kind == "parquet":
+            return pd.read_parquet(path)
+        header = _header(path)
+        _require_commas(header, f"{argument}='{path}'")
+        _require_different(header, f"{argument}='{path}'")  # pandas would rename a second column of a name
+        # Whole columns at once, so that types are the same however long the file is; the copy puts columns of one type
+        # into one piece of memory, without which 100,000 of them take many times as long.
+        return pd.read_csv(path, skipinitialspace=True, low_memory=False).copy()
     except (OSError, ValueError) as error:
         raise DataError(f"{argument}='{path}' is not a readable {kind} file: {error}") from error
+
+
+def _header(path: Path) -> list[str]:
+    """The names in the first line of a CSV file."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return [name for name in next(filter(None, csv.reader(file, skipinitialspace=True)), []) if name]
 
 
 def with_features_of(frame: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:

@@ -458,6 +458,10 @@ class Engine:
         self._write()
         return usable
 
+    def discard(self) -> None:
+        """Forget what was proposed and is not going to be committed."""
+        self._clear()
+
     def inner_step(self, optimizer: Optimizer, *, clip: bool = True) -> None:
         """Let another optimizer step on ``.grad``: an inner iteration, which is no update of w."""
         self.backend.inner_step(optimizer, clip=clip)

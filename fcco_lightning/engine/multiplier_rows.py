@@ -92,5 +92,5 @@ class MultiplierRows(nn.Module):
     def _signed(self, values: Tensor, index: Tensor | None = None) -> Tensor:
         """``h + kappa``, or s of two sides, of the rows ``index`` (b,) or of all, shape (b, 1)."""
         constraint = self.constraint if index is None else self.constraint.take(index)
-        identity = Multiplied(self.state.rows.new_ones(1, 1))
-        return constraint.signed(identity).value(values.to(self.state.rows.dtype)).unsqueeze(1)
+        values = values.to(self.state.rows.dtype)
+        return constraint.number(values).value(values).unsqueeze(1)

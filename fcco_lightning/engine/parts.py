@@ -7,13 +7,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import TARGET, Batch, Columns
 
 
 def as_batch(given: Mapping[str, Any]) -> Batch:
-    """A batch as the loaders gave it, as parts by name: the columns of a single loader are the part "target"."""
+    """A batch as the loaders gave it, as parts by name: the columns of a single loader are the part "target".
+
+    Raises:
+        DataError: if it has no columns by name.
+    """
+    if not isinstance(given, Mapping):
+        raise DataError(
+            f"a batch must be a mapping of columns with the samples' `index`, got a {type(given).__name__}. Wrap the "
+            "data set of (x, y) samples: DataLoader(IndexedDataset(dataset), ...)."
+        )
     if given and all(isinstance(part, Mapping) for part in given.values()):
         return given
     return {TARGET: given}

@@ -1,5 +1,6 @@
 """The interface of all evaluations: from the outputs on a whole split to figures, tables and pictures."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ class Evaluation(ABC):
     bar: tuple[str, ...] = ()
     group_names: Sequence[str] = ()
     label_names: Sequence[str] = ()
+    _warned: bool = False
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
@@ -37,7 +39,8 @@ class Evaluation(ABC):
             batch: The columns of the split, each with first dimension n.
 
         Returns:
-            The figures by name.  A figure that the split leaves undefined (because a class is absent) is NaN.
+            The figures by name.  A figure that the split leaves undefined (because a class is absent) is NaN, which
+            :meth:`warn_of_undefined` says once.
         """
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:  # noqa: ARG002
@@ -81,6 +84,17 @@ class Evaluation(ABC):
             The files that were written.  By default that is a picture of the constraints, if there are any.
         """
         return written(plot_constraints(history, folder / "constraints.png"))
+
+    def warn_of_undefined(self, figures: str, reason: str) -> None:
+        """Warn, the first time, that figures of a split are NaN.
+
+        Args:
+            figures: Their names, or of what kind they are.
+            reason: Why, and what to do about it: a sentence or two without the full stop.
+        """
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{figures} are not defined (NaN){reason}.", stacklevel=4)
 
     def group_name(self, group: int) -> str:
         """Return the name of a group, or its number where no name is known."""

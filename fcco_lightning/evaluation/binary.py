@@ -52,6 +52,11 @@ class BinaryEvaluation(Evaluation):
         summary = {"auc": float("nan"), "score_min": scores.min().item(), "score_max": scores.max().item()}
         if _both(y):
             summary["auc"] = float(auc(scores, y))
+        else:
+            self.warn_of_undefined(
+                "the figures of the ROC curve (auc)",
+                f": all {len(y)} samples of a split are of one class. Divide the data by class (splits)",
+            )
         if "group" in batch and _both(batch["group"]):
             group = batch["group"]
             gap = roc_gap(scores, y, group, self.num_thresholds) if _two_groups(batch) else float("nan")

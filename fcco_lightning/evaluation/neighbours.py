@@ -52,14 +52,14 @@ class NeighbourEvaluation(Evaluation):
             )
         cosine = self.distance == "cosine"
         points = torch.nn.functional.normalize(outputs.float(), dim=1) if cosine else outputs.float()
-        y, classes = batch["y"].long(), int(batch["y"].max()) + 1
+        names, y = torch.unique(batch["y"].long(), return_inverse=True)
         correct = 0
         for start in range(0, len(points), _AT_ONCE):
             rows = torch.arange(start, min(start + _AT_ONCE, len(points)))
             closeness = points[rows] @ points.T if cosine else -torch.cdist(points[rows], points)
             closeness[torch.arange(len(rows)), rows] = -torch.inf
             nearest = closeness.topk(min(self.k, len(points) - 1), dim=1).indices
-            votes = torch.nn.functional.one_hot(y[nearest], classes).sum(1)
+            votes = torch.nn.functional.one_hot(y[nearest], len(names)).sum(1)
             correct += int((votes.argmax(1) == y[rows]).sum())
         figures = {"knn_accuracy": correct / len(points)}
         if cosine:

@@ -1,7 +1,6 @@
 """Figures of how well the positives of one or several labels are ranked above the negatives."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,6 @@ class RankingEvaluation(Evaluation):
         self.min_tpr, self.missing = min_tpr, missing
         self.top = [at_least("top", k, 1) for k in top]
         self.most_labels = at_least("most_labels", most_labels, 0)
-        self._warned = False
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         """Compute the figures.
@@ -117,15 +115,15 @@ class RankingEvaluation(Evaluation):
     def _warn_of_absent(self, lists: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Say once which labels have no figures in a split."""
         absent = [t for t, (_, y) in enumerate(lists) if not _both(y)]
-        if not absent or self._warned:
+        if not absent:
             return
-        self._warned, y = True, lists[absent[0]][1]
+        y = lists[absent[0]][1]
         kind = "negative" if bool((y == 1).any()) else "positive"
         of_label = f" for {len(absent)} of {len(lists)} labels, first {self.label_name(absent[0])!r}" * (len(lists) > 1)
-        warnings.warn(
-            f"average_precision, auc and the other ranking figures are not defined (NaN){of_label}: of {len(y)} "
-            f"samples of a split none is {kind}. Divide the data by class (splits), or give a split that holds both.",
-            stacklevel=3,
+        self.warn_of_undefined(
+            "average_precision, auc and the other ranking figures",
+            f"{of_label}: of {len(y)} samples of a split none is {kind}. Divide the data by class (splits), or give a "
+            "split that holds both",
         )
 
     def _curves(self, name: str, scores: Tensor, y: Tensor) -> Curves:

@@ -48,6 +48,10 @@ class RetrievalEvaluation(Evaluation):
             DataError: if the outputs are not one score per item, or queries or grades are missing or wrong.
         """
         lists = _lists(outputs, batch)
+        if not bool(lists.has_relevant.any()):
+            self.warn_of_undefined(
+                "ndcg, map and mrr", f": none of the {len(lists.sizes)} queries of a split has a relevant item (y > 0)"
+            )
         figures = {f"ndcg_{k}": float(lists.ndcg(k).mean()) for k in self.k}
         return figures | {
             "map": float(lists.average_precision().mean()),

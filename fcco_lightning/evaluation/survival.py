@@ -71,6 +71,9 @@ class SurvivalEvaluation(Evaluation):
         """
         time, event, risk = _sample(outputs, batch)
         if not bool(event.any()):
+            self.warn_of_undefined(
+                "c_index, integrated_brier and loss", f": all {len(time)} samples of a split are censored"
+            )
             return dict.fromkeys(("c_index", "c_index_ipcw", "integrated_brier", "loss"), math.nan)
         horizon = self._horizon(time, event)
         return {
@@ -110,10 +113,12 @@ class SurvivalEvaluation(Evaluation):
         uncensored = kaplan_meier(time, ~event)(time, before=True)
         return float(time[event & (uncensored > _LEAST_UNCENSORED)].max())
 
-    @staticmethod
-    def _integrated_brier(time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
+    def _integrated_brier(self, time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
         first = float(time[event].min())
         if not first < horizon:
+            self.warn_of_undefined(
+                "integrated_brier and averages over time", f": the first event, at {first:g}, is not before {horizon:g}"
+            )
             return math.nan
         t = torch.linspace(first, horizon, _GRID, dtype=torch.float64)
         predicted = survival_probability(breslow_log_hazard(time, event, risk), risk, t)

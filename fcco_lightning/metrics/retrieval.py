@@ -39,7 +39,9 @@ class RankedLists:
             >>> round(float(lists.ndcg(3)), 3)  # the relevant item is second: 1 / log2(3)
             0.631
         """
-        gains = torch.exp2(self.grades) - 1
+        # 2^y - 1 divided by 2 to the highest grade of the query, which cancels, so that no grade is too large
+        highest = self.grades.new_zeros(len(self.sizes)).scatter_reduce_(0, self.of, self.grades, "amax")[self.of]
+        gains = torch.exp2(self.grades - highest) - torch.exp2(-highest)
         discounts = (self.places <= at_least("k", k, 1)) / torch.log2(1 + self.places.double())
         ideal = gains[(-self.grades).argsort(stable=True)]
         ideal = ideal[self.of[(-self.grades).argsort(stable=True)].argsort(stable=True)]

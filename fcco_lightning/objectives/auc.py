@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
-from fcco_lightning.objectives.ranking import both_classes
+from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
 from fcco_lightning.records import Columns
 
 
@@ -34,6 +34,7 @@ class AUC(BinaryObjective):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         require_binary_labels(batch, self)
+        warn_of_ratios(batch, self)
 
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = self.scores(outputs)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
 from fcco_lightning.objectives.base import BinaryObjective, RowDomain, nothing, require_binary_labels, required_column
-from fcco_lightning.objectives.ranking import both_classes
+from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 from fcco_lightning.records import Columns, Inner
 
@@ -57,6 +57,7 @@ class AUCMargin(BinaryObjective):
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         require_binary_labels(batch, self)
+        warn_of_ratios(batch, self)
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor:
         """The mean squared distances from a and b; 0 if the batch lacks a class."""

@@ -12,7 +12,7 @@ from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import label_pair_sums, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
-from fcco_lightning.objectives.self_weights import common_weights, comparison_weights, self_and_others
+from fcco_lightning.objectives.self_weights import by_strata, common_weights, comparison_weights, self_and_others
 from fcco_lightning.outer import Ratio
 from fcco_lightning.records import Columns, Inner
 
@@ -27,7 +27,9 @@ class AveragePrecision(RankingObjective):
     among all samples.  The positive i itself is one of the positives, with the loss l(0) and the weight 1/n, which is
     known: both inner values are at least ``l(0)/n``.  Row i remembers (u_i1, u_i2).
 
-    Batches may be uniform, or balanced with the column ``weight``; the estimates of both inner values are unbiased.
+    The estimates of both inner values are unbiased in uniform batches and in those that say how they are drawn
+    (:func:`~fcco_lightning.objectives.self_weights.stands_for`): by class or group with weights, with or without
+    replacement, with copies.  Where a batch says nothing of some samples it is refused.
     Balanced batches without weights estimate the ranks in a population with the batches' share of positives, and leave
     i itself its weight 1/n.
 
@@ -74,13 +76,12 @@ class AveragePrecision(RankingObjective):
         if not len(owners):
             return scores.new_zeros(0, 2)
         n, dtype = self.num_samples, scores.dtype
-        weight, stratum = batch.get("weight"), batch.get("stratum")
         of_negatives, of_positives = self._changes()
         changes = None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
-        common = common_weights(positive, owners, n, weight, dtype, stratum=stratum)
+        common = common_weights(positive, owners, batch, n, dtype)
         if common is None:
             losses = self.loss(scores[owners].unsqueeze(1) - scores)
-            shares = comparison_weights("dataset", owners, len(positive), n, weight, dtype, stratum=stratum)
+            shares = comparison_weights("dataset", owners, batch, n, dtype)
             weighted = losses * (shares if changes is None else shares * changes)
             return torch.stack([weighted[:, owners].sum(1), weighted.sum(1)], dim=1)
         shares, excess = common
@@ -195,14 +196,14 @@ class MeanAveragePrecision(Objective):
         size, labels = y.shape
         owner, label = (y == 1).nonzero(as_tuple=True)
         n = at_least("num_samples", self.num_samples or 0, 1)
-        weight, stratum, offset = batch.get("weight"), batch.get("stratum"), 0.0
+        offset = 0.0
         # weights of a mean over all n samples, and from them those over the samples of which the label is known
-        if weight is None and stratum is None:
+        if by_strata(batch):
+            every = torch.arange(size, device=y.device)
+            shares = comparison_weights("dataset", every, batch, n, outputs.dtype)[owner]
+        else:
             own, others = self_and_others("dataset", size, n)
             shares, offset = outputs.new_full((1, 1), others), (own - others) * self.own
-        else:
-            every = torch.arange(size, device=y.device)
-            shares = comparison_weights("dataset", every, size, n, weight, outputs.dtype, stratum=stratum)[owner]
         scale = None
         if self.missing is not None:
             scale = (n / self.known[label]).unsqueeze(1).to(outputs.dtype)

@@ -57,6 +57,40 @@ class RowDomain(NamedTuple):
     partners: Tensor | None = None
 
 
+class Partition(Sequence[Sequence[Tensor]]):
+    """Subsets of many rows of which every sample belongs to one at most: a sample of row i, and one of its partners.
+
+    It is a list of the masks of every row, (n_samples,) bool each, which are formed where they are asked for only: n
+    rows of n samples would take n^2 numbers.
+
+    Args:
+        of: row of every sample, shape (n_samples,), int64; another number than 0..num_rows - 1 for none.
+        num_rows: n.
+        partners: sets of samples, masks (n_samples,), bool, of which a batch must hold one too; none for just the row.
+        partner_of: which of them is a row's, shape (n,), int64; none of its own samples are among them.
+
+    Example:
+        >>> [[mask.tolist() for mask in row] for row in Partition(torch.tensor([0, 1, 0]), 2)]
+        [[[True, False, True]], [[False, True, False]]]
+    """
+
+    def __init__(
+        self, of: Tensor, num_rows: int, partners: Sequence[Tensor] = (), partner_of: Tensor | None = None
+    ) -> None:
+        self.of, self.num_rows, self.partners = of, num_rows, partners
+        self.partner_of = torch.full((num_rows,), -1) if partner_of is None else partner_of
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, row: Any) -> Any:
+        """The masks of a row."""
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"row {row} of {self.num_rows}")
+        partner = int(self.partner_of[row])
+        return [self.of == row] if partner < 0 else [self.of == row, self.partners[partner]]
+
+
 class Objective(nn.Module, ABC):
     r"""``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``; a subclass offers either part or both.
 
@@ -127,7 +161,8 @@ class Objective(nn.Module, ABC):
         Args:
             columns: of the whole training split.
 
-        Returns: for every row a list of masks (num_samples,), bool; None if that is not known.
+        Returns: for every row a list of masks (num_samples,), bool (a :class:`Partition` where rows are many); None if
+            that is not known.
         """
         return None
 

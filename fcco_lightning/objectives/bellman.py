@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives.base import required_column
+from fcco_lightning.objectives.base import RowDomain, require_binary_labels, required_column
 from fcco_lightning.objectives.group_dro import GroupObjective
 from fcco_lightning.objectives.quantities import Quantity
 from fcco_lightning.outer import Square
@@ -68,6 +68,16 @@ class BellmanResidual(GroupObjective):
 
     def __init__(self, discount: float = 0.95, num_states: int | None = None) -> None:
         super().__init__(TemporalDifference(discount), num_states)
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:
+        """One row for every state.
+
+        Raises:
+            DataError: if ``terminal`` holds another value than 0 and 1.
+        """
+        if columns is not None and "terminal" in columns:
+            require_binary_labels(columns, self, "terminal")
+        return super().row_domain(num_samples, columns)
 
     def inner(self, outputs: Any, batch: Columns) -> Inner:
         return self.risks(outputs, batch)

@@ -15,7 +15,13 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters
 from fcco_lightning.objectives.log_means import Shared, Weigh, log_means
-from fcco_lightning.objectives.self_weights import SELF_WEIGHTS, SelfWeight, comparison_weights, self_and_others
+from fcco_lightning.objectives.self_weights import (
+    SELF_WEIGHTS,
+    SelfWeight,
+    by_strata,
+    comparison_weights,
+    self_and_others,
+)
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
 from fcco_lightning.records import HERE, Columns, Inner
 
@@ -92,8 +98,9 @@ class GlobalContrastive(PairObjective):
         tau_max: upper bound of the samples' own temperatures.
         tau_lr: step size of the samples' own temperatures, > 0.
         positive: the weight of pair i itself in the mean over n pairs that g_i is, of which a batch holds B:
-            "dataset" is 1/n, with which the estimate of the inner value g_i is unbiased if batches are uniform or come
-            with the column ``weight`` (that of tau log g_i is not, and that of the gradient only given exact rows);
+            "dataset" is 1/n, with which the estimate of the inner value g_i is unbiased if batches are uniform or say
+            how they are drawn (:func:`~fcco_lightning.objectives.self_weights.stands_for`; the estimate of tau log g_i
+            is not unbiased, and that of the gradient only given exact rows);
             "batch" is 1/B, as mini-batch losses have it, and biased; "none" leaves the pair out (SogCLR).
 
     Raises:
@@ -191,16 +198,13 @@ class GlobalContrastive(PairObjective):
     def _weigh(self, like: Tensor, batch: Columns) -> Weigh:
         """The weight of every negative; in uniform batches it depends on their size only."""
         kind, size, n = self.positive, len(like), self._num_samples
-        if not _by_strata(batch):
+        if not by_strata(batch):
             own, others = (math.log(w) if w else -math.inf for w in self_and_others(kind, size, n))
             return EqualNegatives(own, others)
         every = torch.arange(size, device=like.device)
-        weight, stratum = batch.get("weight"), batch.get("stratum")
 
         def weigh(logits: Tensor, anchors: slice, others: slice) -> float:
-            chosen = every[anchors]
-            table = comparison_weights(kind, chosen, size, n, weight, like.dtype, stratum=stratum, others=others)
-            logits += table.log()
+            logits += comparison_weights(kind, every[anchors], batch, n, like.dtype, others=others).log()
             return 0.0
 
         return weigh
@@ -272,8 +276,3 @@ class EqualNegatives(NamedTuple):
 
 def _as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:
     return torch.as_tensor(tau, dtype=like.dtype, device=like.device)
-
-
-def _by_strata(batch: Columns) -> bool:
-    """Whether not all pairs of samples are equally likely in a batch."""
-    return "weight" in batch or "stratum" in batch

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
 from fcco_lightning.checks import at_least, finite, positive
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives.base import Objective, RowDomain
+from fcco_lightning.objectives.base import Objective, Partition, RowDomain
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import (
     ChiSquare,
@@ -70,7 +70,7 @@ class GroupObjective(Objective, ABC):
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
         """A batch speaks of group i if it holds a sample of it."""
         groups = columns.get("group")
-        return None if groups is None else [[groups == g] for g in range(self._known_groups())]
+        return None if groups is None else Partition(groups, self._known_groups())
 
     def _known_groups(self) -> int:
         if self.num_groups is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives.base import Objective, RowDomain
+from fcco_lightning.objectives.base import Objective, Partition, RowDomain
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bags_of
 from fcco_lightning.objectives.ranking import both_classes
@@ -50,8 +50,10 @@ class MultiInstanceAUC(Objective):
         self.width = self.pooling.width
         self._names: Tensor
         self._positive: Tensor
+        self._each: Tensor
         self.register_buffer("_names", torch.empty(0, dtype=torch.int64), persistent=False)  # of the bags, sorted
         self.register_buffer("_positive", torch.empty(0, dtype=torch.bool), persistent=False)
+        self.register_buffer("_each", torch.empty(2, dtype=torch.float64), persistent=False)  # bags by those of a class
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -69,14 +71,16 @@ class MultiInstanceAUC(Objective):
         assert columns is not None  # noqa: S101 - refused by both_classes
         bags = bags_of(columns, self)
         self._names, self._positive = bags.names, bags.labels(columns, self) == 1
+        sizes = torch.bincount(self._positive.long(), minlength=2).double()
+        self._each = sizes.sum() / sizes
         return RowDomain(len(bags.names), range=self.pooling.range)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a bag if it holds an instance of it, and one of a bag of the other class."""
         bags = bags_of(columns, self)
         positive = bags.labels(columns, self) == 1
-        others = [~positive[bags.of], positive[bags.of]]
-        return [[bags.of == i, others[int(not label)]] for i, label in enumerate(positive.tolist())]
+        of_positive = positive[bags.of]
+        return Partition(bags.of, len(positive), [~of_positive, of_positive], (~positive).long())
 
     def know_presence(self, probability: Tensor) -> None:
         """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner.
@@ -129,6 +133,5 @@ class MultiInstanceAUC(Objective):
         return rows
 
     def _pairs(self, rows: Tensor) -> PooledPairs:
-        sizes = torch.bincount(self._positive.long(), minlength=2)
         positive = self._positive[rows]
-        return PooledPairs(self.pooling, self.loss, positive, sizes.sum() / sizes.double()[positive.long()])
+        return PooledPairs(self.pooling, self.loss, positive, self._each[positive.long()])

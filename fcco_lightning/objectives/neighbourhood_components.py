@@ -51,10 +51,15 @@ class NeighbourhoodComponents(Objective):
         """One row for every sample, with values in [0, 1].
 
         Raises:
-            DataError: if no class has two samples.
+            DataError: if no class has two samples, or there is one class.
         """
         if columns is not None:
-            _, count = torch.unique(_classes(columns, self), return_counts=True)
+            names, count = torch.unique(_classes(columns, self), return_counts=True)
+            if len(names) == 1:
+                raise DataError(
+                    f"NeighbourhoodComponents tells classes apart, but all {num_samples} training samples have y = "
+                    f"{int(names)}: F is -1 whatever the embeddings. Check the column of the labels."
+                )
             if int(count.max()) < 2:
                 raise DataError(
                     f"NeighbourhoodComponents needs a class with two samples, but the {num_samples} training samples "

@@ -117,6 +117,14 @@ class CrossEntropyLoss(Quantity):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         if outputs.dim() != 2 or outputs.shape[1] == 1:
             LogisticLoss().check(outputs, batch)
+            return
+        y, classes = required_column(batch, "y", self), outputs.shape[1]
+        wrong = y[(y < 0) | (y >= classes)] if y.dim() == 1 else y[:0]
+        if wrong.numel():
+            raise DataError(
+                f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}, "
+                f"got {wrong[0].item():g}. Number the classes from 0, or give the network one output per class."
+            )
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         if outputs.dim() == 2 and outputs.shape[1] > 1:

@@ -23,7 +23,8 @@ class RecallAtK(RankingObjective):
 
     A positive counts by how far its smooth rank lies behind position k.  Precision at k is ``n_+ / k`` times recall at
     k, so that maximising one maximises the other, and there is no class of its own for it.  The rank contains the
-    positive itself, with the loss l(0).  Row i remembers ``rank_i / n``, which is at least ``l(0) / n``.
+    positive itself, with the loss l(0).  Row i remembers ``rank_i / n``, which is at least ``l(0) / n``; its estimate
+    is unbiased in the batches in which that of :class:`AveragePrecision` is.
 
     f is convex and non-decreasing; where the pair losses are convex in the weights, the whole is convex, as ALEXR
     needs.
@@ -66,15 +67,7 @@ class RecallAtK(RankingObjective):
         """
         scores = binary_scores(outputs)
         owners = (required_column(batch, "y", self) == 1).nonzero().squeeze(1)
-        shares = comparison_weights(
-            "dataset",
-            owners,
-            len(scores),
-            self.num_samples,
-            batch.get("weight"),
-            scores.dtype,
-            stratum=batch.get("stratum"),
-        )
+        shares = comparison_weights("dataset", owners, batch, self.num_samples, scores.dtype)
         losses: Tensor = shares * self.loss(scores[owners].unsqueeze(1) - scores)
         return Inner(batch["index"][owners], losses.sum(1, keepdim=True), owners=owners)
 

@@ -48,103 +48,90 @@ def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tup
 def comparison_weights(
     kind: SelfWeight,
     anchors: Tensor,
-    size: int,
+    batch: Columns,
     num_samples: int | None,
-    weight: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     *,
-    stratum: Tensor | None = None,
     others: slice | None = None,
 ) -> Tensor:
-    r"""Weights of all samples of a batch for some anchors among them, also where samples are not drawn uniformly.
+    r"""Weights of all samples of a batch for some anchors among them, however the samples are drawn.
 
-    Batches that hold B_s of the N_s samples of every stratum s (classes, for example) come with the column ``weight``,
-    ``v_s = N_s B / (n B_s)``.  Given that anchor i of stratum a is in the batch, the B_a - 1 other samples of its
-    stratum are drawn from N_a - 1, so that the estimate of the mean over n samples is unbiased with
-
-    ``1/n`` for the anchor, ``(v_a B_a / B - 1/n) / (B_a - 1)`` for the others of its stratum, ``v_s / B`` elsewhere.
-
-    For ``v = 1`` these are the weights of :func:`self_and_others`.  With "none" the anchor's 1/n is left out and the
-    others are divided by 1 - 1/n; "batch" is ``v / B`` for all.  An anchor that is alone of its stratum in the batch
-    says nothing of the rest of that stratum.  Without a column ``stratum`` strata are told apart by their weights, so
-    two with the same weight count as one.
+    With them a sum over the batch is an unbiased estimate of the mean over n samples, given that the anchor is drawn.
+    With "dataset" the anchor has 1/n, another sample the n-th part of the number of samples that it stands for
+    (:func:`stands_for`).  With "none" the anchor is left out, and the others have the (n - 1)-th part; "batch" is
+    ``v / B`` for all, with v the column ``weight``.
 
     Args:
         kind: which weights.
         anchors: positions of the anchors in the batch, shape (m,), int64.
-        size: number of samples in the batch B, >= 2.
-        num_samples: number of samples n; needed for "dataset", and for "none" with ``weight``.
-        weight: v, shape (B,); None where all are 1.
+        batch: columns with ``index``; shape (B,) each, B >= 2.
+        num_samples: number of samples n; needed for "dataset", and for "none" where samples are not drawn uniformly.
         dtype: of the result.
-        stratum: stratum of every sample, shape (B,); None where weights tell them apart.
         others: of which samples the weights are wanted; None for all.
 
     Returns: shape (m, B), or (m, k) for k others.
 
     Raises:
         ConfigError: if n is needed and not known.
-        DataError: if the batch holds one sample.
+        DataError: if the batch holds one sample, or see :func:`stands_for`.
     """
-    columns = others or slice(None)
-    itself = anchors.unsqueeze(1) == torch.arange(size, device=anchors.device)[columns]
-    if weight is None and stratum is None:
-        own, rest = self_and_others(kind, size, num_samples)
-        return torch.full(itself.shape, rest, device=anchors.device, dtype=dtype).masked_fill_(itself, own)
-    self_and_others(kind, size, num_samples)  # checks the arguments
-    weight = torch.ones(size, device=anchors.device, dtype=dtype) if weight is None else weight.to(dtype)
-    share = weight / size
-    if kind == "batch":
-        return share[columns].expand(itself.shape).clone()
-    own = 1 / _known(num_samples)
-    kinds = weight if stratum is None else stratum
-    _, kind_of, held = torch.unique(kinds, return_inverse=True, return_counts=True)
-    count = held[kind_of[anchors]].unsqueeze(1)
-    within = (share[anchors].unsqueeze(1) * count - own) / (count - 1).clamp(min=1)
-    table = torch.where(kinds[anchors].unsqueeze(1) == kinds[columns], within.clamp(min=0), share[columns])
-    table = table.masked_fill(itself, own if kind == "dataset" else 0.0)
-    return table if kind == "dataset" else table / (1 - own)
+    index, columns = batch["index"], others or slice(None)
+    itself = anchors.unsqueeze(1) == torch.arange(len(index), device=index.device)[columns]
+    if not by_strata(batch):
+        own, rest = self_and_others(kind, len(index), num_samples)
+        return torch.full(itself.shape, rest, device=index.device, dtype=dtype).masked_fill_(itself, own)
+    if one_of("kind", kind, SELF_WEIGHTS) == "batch":
+        weight = batch.get("weight", torch.ones_like(index)).to(dtype)
+        return (weight[columns] / len(index)).expand(itself.shape).clone()
+    n = _known(num_samples)
+    table = stands_for(batch, anchors, n, others=others)
+    return (table / (n - 1) if kind == "none" else (table / n).masked_fill(itself, 1 / n)).to(dtype)
 
 
 def common_weights(
-    mask: Tensor,
-    anchors: Tensor,
-    num_samples: int | None,
-    weight: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-    *,
-    stratum: Tensor | None = None,
+    mask: Tensor, anchors: Tensor, batch: Columns, num_samples: int | None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor] | None:
-    """The weights "dataset" of :func:`comparison_weights` where they are the same for all anchors.
+    """The weights "dataset" of :func:`comparison_weights` where they are known to be the same for all anchors.
 
-    They are in uniform batches, and where the anchors are all samples of one stratum, as all positives are in batches
-    by class: instead of a table there is then one vector, and a weighted sum is a product of a matrix and a vector.
+    They are in uniform batches, and where the anchors are all samples of one class in batches that come with weights by
+    class: instead of a table there is then one vector, and a weighted sum is a product of a matrix and a vector.
 
     Args:
         mask: which samples of the batch are anchors, shape (B,), bool, at least one.
         anchors: their positions, shape (m,), int64.
+        batch: see :func:`comparison_weights`.
         num_samples: n.
-        weight: see :func:`comparison_weights`.
         dtype: of the result.
-        stratum: see :func:`comparison_weights`.
 
     Returns: the weights of all samples but the anchor itself, shape (B,), and by how much the weight 1/n of the anchor
-        exceeds the one that it has there, shape (1,); None where the weights differ between anchors.
+        exceeds the one that it has there, shape (1,); None where the weights differ between anchors, or may.
     """
-    size, count, first = len(mask), len(anchors), anchors[:1]
-    own, others = self_and_others("dataset", size, num_samples)
-    if weight is None and stratum is None:
-        return mask.new_full((size,), others, dtype=dtype), mask.new_full((1,), own - others, dtype=dtype)
-    kinds = weight if stratum is None else stratum
-    assert kinds is not None  # noqa: S101 - one of them is given
-    if not torch.equal(kinds == kinds.index_select(0, first), mask):
+    size, count, first, weight = len(mask), len(anchors), anchors[:1], batch.get("weight")
+    if "stratum" in batch:
         return None
-    share = mask.new_full((size,), 1 / size, dtype=dtype) if weight is None else weight.to(dtype) / size
-    rest = max(count - 1, 1)
+    own, others = self_and_others("dataset", size, num_samples)
+    if weight is None:
+        return mask.new_full((size,), others, dtype=dtype), mask.new_full((1,), own - others, dtype=dtype)
+    if count == 1 or not torch.equal(weight == weight.index_select(0, first), mask):
+        return None
+    share, rest = weight.to(dtype) / size, count - 1
     within = (share.index_select(0, first) * (count / rest)).sub_(own / rest).clamp_(min=0)
     return torch.where(mask, within, share), own - within
 
 
-def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, within: Tensor | None = None) -> Tensor:
+def by_strata(batch: Columns) -> bool:
+    """Whether not all pairs of samples are equally likely in a batch."""
+    return "weight" in batch or "stratum" in batch
+
+
+def stands_for(
+    batch: Columns,
+    anchors: Tensor,
+    num_samples: int | None,
+    *,
+    within: Tensor | None = None,
+    others: slice | None = None,
+) -> Tensor:
     r"""How many samples of the data each other sample of a batch stands for, seen from some anchors in the batch.
 
     ``sum_j W_aj x_j`` over the batch is an unbiased estimate of the sum of x over all samples but the anchor a, given
@@ -153,10 +140,14 @@ def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, with
     Where batches have the columns ``stratum`` (whose members are drawn alike) and ``stratum_size`` (their number N_s),
     of which the batch holds m_s each, then ``W = (N_s - 1) / (m_s - c)`` within the anchor's own stratum, c being the
     anchor's copies, and ``W = N_s / m_s`` elsewhere.  With the column ``replaced`` the rows of a stratum are drawn
-    independently: within the anchor's stratum it is then ``W = N_s / (m_s - 1)``, as each of the m_s - 1 other draws
-    may be the anchor again.  If a batch holds G_1 of G groups only (:class:`GroupBatches`), the weight elsewhere is
-    multiplied by ``(G - 1) / (G_1 - 1)``, as a batch with the anchor's group has one group less for the others.
-    Without these columns W follows from ``weight``, or from the size of the batch: see :func:`comparison_weights`.
+    independently: within the anchor's stratum it is then ``W = N_s / (m_s - r)``, as each of the other draws, of r
+    copies each, may be the anchor again.
+
+    Batches hold all strata, or with the column ``strata`` some of S strata, any as likely as any other.  Of these a
+    batch with the anchor's has one less for the others: if it holds S_1, the weight elsewhere is multiplied by
+    ``(S - 1) / (S_1 - 1)``.
+
+    With the column ``weight`` alone, ``v = N_s B / (n m_s)``, samples of one weight are a stratum; without it all are.
 
     Args:
         batch: columns with ``index``; shape (B,) each.
@@ -164,41 +155,87 @@ def stands_for(batch: Columns, anchors: Tensor, num_samples: int | None, *, with
         num_samples: n.
         within: which samples are compared with which anchors, shape (m, B), bool; None for all.  Where whole lists are
             drawn (:class:`QueryBatches`) only samples of the anchor's list can be, as the anchor makes sure of its own.
+        others: for which samples W is wanted; None for all.
 
-    Returns: shape (m, B), float64.
+    Returns: shape (m, B), or (m, k) for k others, float64.
 
     Raises:
         ConfigError: if n is not known.
-        DataError: if the batch holds one sample, or one of a stratum that has more.
+        DataError: if the batch holds one sample, or one of a stratum that has more, or not all strata (without
+            ``within``) and does not say how they are drawn, or one of several.
     """
-    index = batch["index"]
-    copies = index[anchors].unsqueeze(1) == index
-    if "stratum" in batch:
-        stratum, size = batch["stratum"], batch["stratum_size"].double()
-        same = stratum[anchors].unsqueeze(1) == stratum
-        count, rows = same.sum(1, keepdim=True), size[anchors].unsqueeze(1)
-        free, able = (count - 1, rows) if "replaced" in batch else (count - copies.sum(1, keepdim=True), rows - 1)
-        lonely = ((free == 0) & (rows > 1)).squeeze(1)
-        if bool(lonely.any()):
-            first = anchors[lonely][0]
-            raise DataError(
-                f"samples are compared with one another, but a batch holds one sample of stratum {int(stratum[first])} "
-                f"(a class, or a part of a list), which has {int(size[first])}, and so says nothing of the others. "
-                "Change `batches` so that they draw two or more of each."
-            )
-        own = able / free.clamp(min=1)
-        held = torch.unique(stratum, return_inverse=True, return_counts=True)
-        others = size / held[2][held[1]]
-        if within is None and len(held[0]) > 1:
-            weight = batch["weight"].double() if "weight" in batch else torch.ones_like(others)
-            groups = (weight * _known(num_samples) / (len(index) * others)).mean() * len(held[0])
-            others = others * (groups - 1) / (len(held[0]) - 1)
-        table = torch.where(same, own, others)
+    index, columns, n = batch["index"], others or slice(None), _known(num_samples)
+    self_and_others("none", len(index), n)  # checks the size of the batch
+    stratum, size = _strata(batch, n)
+    kind, held = _counts(stratum)
+    if "replaced" in batch:
+        drawn, able = held - batch["replaced"], size
     else:
-        given = batch.get("weight")
-        table = comparison_weights("dataset", anchors, len(index), num_samples, given, torch.float64)
-        table = table * _known(num_samples)
-    return table.masked_fill(copies if within is None else copies | ~within, 0.0)
+        drawn, able = held - _counts(index)[1], size - 1
+    _refuse_lonely(stratum, size, anchors[(drawn[anchors] == 0) & (size[anchors] > 1.5)])
+    own = (able / drawn.clamp(min=1))[anchors].unsqueeze(1)
+    elsewhere = size / held
+    if "strata" in batch:
+        elsewhere = elsewhere * _of_other_strata(int(kind.max()) + 1, int(batch["strata"][0]), alone=within is not None)
+    elif "stratum" in batch and within is None:
+        _refuse_parts(float(elsewhere.sum()), n)
+    table = torch.where(stratum[anchors].unsqueeze(1) == stratum[columns], own, elsewhere[columns])
+    known = index[anchors].unsqueeze(1) == index[columns]
+    return table.masked_fill(known if within is None else known | ~within, 0.0)
+
+
+def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:
+    """The stratum of every sample of a batch, shape (B,), and its number of samples in the data, (B,), float64."""
+    index = batch["index"]
+    if "stratum" in batch:
+        return batch["stratum"], batch["stratum_size"].double()
+    if "weight" not in batch:
+        return torch.zeros_like(index), torch.full_like(index, num_samples, dtype=torch.float64)
+    weight = batch["weight"].double()
+    return weight, weight * _counts(weight)[1] * num_samples / len(index)
+
+
+def _counts(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of every value (B,) among the different ones, and how often it is there, both of shape (B,)."""
+    _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
+    return place, count[place]
+
+
+def _refuse_lonely(stratum: Tensor, size: Tensor, lonely: Tensor) -> None:
+    if len(lonely):
+        first = lonely[0]
+        name = "" if stratum.is_floating_point() else f" {int(stratum[first])}"
+        raise DataError(
+            f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a part "
+            f"of a list), which has {round(float(size[first]))}, and so says nothing of the others. Change `batches` "
+            "so that they draw two or more of each."
+        )
+
+
+def _of_other_strata(held: int, strata: int, *, alone: bool) -> float:
+    """What samples of other strata than the anchor's count more, where a batch holds some of all strata.
+
+    Raises:
+        DataError: if it holds one of several, unless a stratum may be ``alone``.
+    """
+    if held > 1 or alone:
+        return (strata - 1) / max(held - 1, 1)
+    if strata == 1:
+        return 1.0
+    raise DataError(
+        f"samples are compared with all others, but a batch holds one of {strata} strata (groups, or classes), and so "
+        "says nothing of the others. Set groups_per_batch to 2 or more."
+    )
+
+
+def _refuse_parts(covered: float, num_samples: int) -> None:
+    """Refuse batches that hold some strata only, with ``covered`` samples in the data, and do not say how drawn."""
+    if covered < num_samples - 0.5:
+        raise DataError(
+            f"samples are compared with all others, but a batch holds strata (bags, or queries) of {covered:.0f} of "
+            f"{num_samples} samples, drawn in a way from which it does not follow what they say of the rest. Use "
+            "UniformSampling, BalancedSampling, or GroupSampling with `prevalence: data`."
+        )
 
 
 def _known(num_samples: int | None) -> int:

@@ -1,6 +1,7 @@
 """Pictures of a run: pure functions from plain numbers to PNG files."""
 
 from fcco_lightning.pictures.calibration import plot_calibration
+from fcco_lightning.pictures.comparison import plot_comparison
 from fcco_lightning.pictures.constraints import plot_constraints, plot_multipliers, plot_objective_and_violation
 from fcco_lightning.pictures.continual import plot_continual
 from fcco_lightning.pictures.groups import plot_group_curves, plot_groups
@@ -9,6 +10,7 @@ from fcco_lightning.pictures.roc import plot_roc_by_group
 
 __all__ = [
     "plot_calibration",
+    "plot_comparison",
     "plot_constraints",
     "plot_continual",
     "plot_group_curves",

@@ -1,5 +1,6 @@
 """The LightningModule and what it needs of Lightning."""
 
+from fcco_lightning.training.averaging import WeightAverage
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.pretraining import Pretraining
@@ -10,4 +11,5 @@ __all__ = [
     "LightningBackend",
     "Pretraining",
     "StepAtFractions",
+    "WeightAverage",
 ]

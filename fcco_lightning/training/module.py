@@ -1,7 +1,7 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,18 +9,20 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
 
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.checks import at_least, positive
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import Constraint, require_columns, require_compatible
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.engine import Drawn, Engine, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
@@ -29,18 +31,21 @@ from fcco_lightning.models import BatchNetwork, head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
+from fcco_lightning.training.averaging import WeightAverage, exchange, require_wide
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.finite_weights import require_finite_weights
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
+from fcco_lightning.training.loaders import training_loader
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
 from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.random_streams import random_streams, set_random_streams
-from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, install, load, read_file
-from fcco_lightning.training.schedules import StepAtFractions
+from fcco_lightning.training.refused_callbacks import require_usable
+from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
+from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
 
 T = TypeVar("T")
 
@@ -57,7 +62,8 @@ class FCCOModule(EvaluatingModule):
         constraints: constraints h_j(w) <= 0, any number.
         penalty: how constraints enter: a fixed penalty, or multipliers that are found while training; the latter,
             by :class:`~fcco_lightning.AdaptivePenalty`, by default.
-        algorithm: SONEX by default, see :func:`~fcco_lightning.algorithms.default_algorithm`.
+        algorithm: SONEX by default, SGD where nothing is to be remembered, see
+            :func:`~fcco_lightning.algorithms.default_algorithm`.
         optimizer: over all trainable parameters; Adam with the papers' beta by default.
         scheduler: learning-rate schedule; None for a constant rate.
         scheduler_interval: "epoch" or "step" (one step is one update of w).
@@ -67,7 +73,7 @@ class FCCOModule(EvaluatingModule):
         gradient_clip_val: largest gradient norm (``--trainer.gradient_clip_val`` sets it too); None for no clipping.
         gradient_clip_algorithm: "norm" or "value".
         skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
-        num_samples: size of the training split; None takes it from the datamodule.
+        num_samples: size of the training split; None takes it from the datamodule, or the training loader's data set.
         state_layout: "replicated", "sharded" or "auto" (sharded from 1,000,000 values on): where the rows of the
             dual state lie when several processes train, see :class:`DualState`.
         objective_lr: step size of the objective's own parameters (a CVaR threshold); None for the network's.  They have
@@ -77,6 +83,8 @@ class FCCOModule(EvaluatingModule):
         micro_batch: largest number of samples that pass through the network at once; None for whole batches.  With it a
             batch of any size takes the memory of a micro-batch, costs one more forward pass, and has the same
             gradient: the rows, pairs and constraints are those of the whole batch.
+        average: an average of the weights over the updates, which is validated and reported in place of the last ones;
+            None for none.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class FCCOModule(EvaluatingModule):
         objective_lr: float | None = None,
         pretrain: Pretraining | None = None,
         micro_batch: int | None = None,
+        average: WeightAverage | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -108,8 +117,9 @@ class FCCOModule(EvaluatingModule):
             raise ConfigError(f"gradient_clip_algorithm must be 'norm' or 'value', got {gradient_clip_algorithm!r}.")
         if gradient_clip_val is not None:
             positive("gradient_clip_val", gradient_clip_val)
-        self.algorithm = algorithm or default_algorithm(constrained=bool(constraints))
-        self.network, self.objective = network, self.algorithm.posed(objective or AUC(), constraints)[0]
+        objective = objective or AUC()
+        self.algorithm = algorithm or default_algorithm(objective, constrained=bool(constraints))
+        self.network, self.objective = network, self.algorithm.posed(objective, constraints)[0]
         self.constraints, self.penalty = list(constraints), penalty
         self.objective_lr = None if objective_lr is None else positive("objective_lr", objective_lr)
         self.optimizer, self.scheduler, self.pretrain = optimizer, scheduler, pretrain
@@ -123,20 +133,32 @@ class FCCOModule(EvaluatingModule):
         )
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
+        self.average = average
+        if average is not None and isinstance(self.algorithm, DoubleLoop) and self.algorithm.recovery_steps:
+            raise ConfigError(
+                f"average and recovery_steps={self.algorithm.recovery_steps} of {self.algorithm.name} both choose the "
+                "weights that training ends with. Leave one of them out."
+            )
         self.state_layout, self.processes = state_layout, Processes(alone=True)
         self.skipped_batches, self.job = 0, ""
+        self.config: dict[str, Any] = {}
         self.problem: Problem | None = None
         self._engine: Engine | None = None
         self._restored: dict[str, Any] | None = None
         self._references: References | None = None
         self._own_accumulation = False
         self._typed: Hyperparameters = []
+        self._schedule: dict[str, Any] | None = None
 
     # ---------------------------------------------------------------------------------------------- construction
 
     def configure_callbacks(self) -> list[Any]:
         """Take over Trainer flags that manual optimization would refuse; runs before Lightning's own checks."""
         trainer = self.trainer
+        if trainer.state.fn == "fit":
+            require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
+        if self.average is not None:
+            require_wide(trainer.precision)
         if self._own_accumulation:  # a second fit with the same Trainer
             trainer.accumulate_grad_batches = 1
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
@@ -182,12 +204,21 @@ class FCCOModule(EvaluatingModule):
             self._size_network(getattr(datamodule, "num_features", None))
             for constraint in self.constraints if stage != "predict" else ():
                 constraint.adapt(datamodule)
+            self._check_constraints(datamodule)
             if stage == "fit":
                 self._make_problem(datamodule)
         if stage == "fit":
             require_same_everywhere(self.processes, self._description(datamodule))
         else:
             self._know_old_model()
+
+    def _check_constraints(self, datamodule: Any) -> None:
+        """Refuse, before anything is trained, constraints that no weights meet or that a split cannot be judged by."""
+        require_compatible(self.constraints)
+        tables = getattr(datamodule, "tables", {})
+        splits = {name: table.columns for name, table in tables.items() if name in ("val", "test")}
+        if "train" in tables:
+            require_columns(self.constraints, tables["train"].columns, splits)
 
     @property
     def _main_phase(self) -> Phase:
@@ -208,7 +239,8 @@ class FCCOModule(EvaluatingModule):
         self._make_problem(getattr(self.trainer, "datamodule", None))
 
     def _make_problem(self, datamodule: LightningDataModule | None) -> None:
-        n = getattr(datamodule, "num_train", None) or self.num_samples
+        loader = None if hasattr(datamodule, "num_train") else training_loader(self.trainer)
+        n = getattr(datamodule, "num_train", None) or self.num_samples or _length(loader)
         if n is None:
             raise ConfigError("num_samples is not known: pass num_samples=len(train_split), or use a datamodule.")
         if self.problem is not None and self.num_samples != n:
@@ -225,7 +257,7 @@ class FCCOModule(EvaluatingModule):
                 phase.constraints,
                 self.penalty,
                 num_samples=self.num_samples,
-                sampling=self._sampling(datamodule),
+                sampling=self._sampling(datamodule, loader),
                 # as the Trainer is going to convert them, after a checkpoint's rows were loaded
                 dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
                 processes=self.processes,
@@ -236,9 +268,11 @@ class FCCOModule(EvaluatingModule):
                 f"problem.{name}.rows" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
             ]
 
-    @staticmethod
-    def _sampling(datamodule: Any) -> Mapping[str, Drawn] | None:
-        return datamodule.sampling() if hasattr(datamodule, "sampling") else None
+    def _sampling(self, datamodule: Any, loader: DataLoader[Any] | None) -> Mapping[str, Drawn] | None:
+        if hasattr(datamodule, "sampling"):
+            known: Mapping[str, Drawn] = datamodule.sampling()
+            return known
+        return None if loader is None else drawn_by(loader, self.trainer.world_size)
 
     def _description(self, datamodule: LightningDataModule | None) -> dict[str, str]:
         """What must be the same on all processes."""
@@ -267,12 +301,20 @@ class FCCOModule(EvaluatingModule):
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule."""
         self._take_over_accumulation()
-        phase = self._phase
-        optimizer = build_optimizer(phase.optimizer, self.network, phase.objective, self.objective_lr)
+        optimizer = self._make_optimizer()
         self._typed = typed_hyperparameters(optimizer)
-        if phase.scheduler is None:
-            return optimizer
-        scheduler = phase.scheduler(optimizer)
+        scheduler = self._make_schedule(optimizer)
+        self._schedule = None if scheduler is None else described(scheduler, self.backend.scheduler_interval)
+        return optimizer if scheduler is None else {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _make_optimizer(self) -> Optimizer:
+        return build_optimizer(self._phase.optimizer, self.network, self._phase.objective, self.objective_lr)
+
+    def _make_schedule(self, optimizer: Optimizer) -> Any:
+        make = self._phase.scheduler
+        if make is None:
+            return None
+        scheduler = make(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and (
             self.backend.scheduler_interval == "step" or self.backend.scheduler_monitor is None
         ):
@@ -282,7 +324,7 @@ class FCCOModule(EvaluatingModule):
             )
         if isinstance(scheduler, StepAtFractions):
             scheduler.set_total(self._length_of_phase())
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        return scheduler
 
     def _length_of_phase(self) -> int:
         """Length of the present phase, in what a learning-rate schedule counts."""
@@ -310,6 +352,11 @@ class FCCOModule(EvaluatingModule):
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
         self._know_old_model()
+        if self._restored is not None and any(isinstance(c, BaseFinetuning) for c in self.trainer.callbacks):  # type: ignore[attr-defined]
+            for name, parameter in self.network.named_parameters():  # it has frozen them as at the beginning
+                parameter.requires_grad_(name in self._restored["trained"])
+        if self.average is not None:
+            self.average.begin(self.network, None if self._restored is None else self._restored.get("average"))
         self._start_engine()
         if self._restored is not None:
             stored, own = self._restored["optimizer"]["class"], type(self._raw_optimizer).__name__
@@ -319,6 +366,10 @@ class FCCOModule(EvaluatingModule):
                     "or start without --ckpt_path."
                 )
             self.engine.load_state_dict(self._restored["engine"])
+            then, states = self._restored.get("schedule", self._schedule), self._restored["lr_schedulers"]
+            require_same_kind(self._schedule, then)
+            if self._schedule != then:  # Lightning would restore the old arguments, too
+                self._restored["old_schedule"] = states.pop()
 
     def _start_engine(self) -> None:
         phase = self._phase
@@ -336,6 +387,9 @@ class FCCOModule(EvaluatingModule):
         self._require(self.problem).to(self.device)
         if pretrain.new_head:
             renew(head_of(self.network, pretrain.head), self.processes.everyone(seed_of_head())[0])
+        if self.average is not None:
+            self.average.forget()
+            self.average.begin(self.network)
         self.trainer.strategy.setup_optimizers(self.trainer)
         self._start_engine()
         self.engine.stop_asked = stop_asked
@@ -349,14 +403,24 @@ class FCCOModule(EvaluatingModule):
         if self._restored is None:
             return
         self._begin_epoch()  # in the middle of an epoch its start is not repeated
-        schedulers = [c.scheduler for c in self.trainer.lr_scheduler_configs]
-        plain = [s for s in schedulers if isinstance(s, LRScheduler)]
-        apply_changes(self._raw_optimizer, plain, self._typed, self._restored["optimizer"]["typed"])
-        for scheduler in schedulers:
-            if isinstance(scheduler, StepAtFractions):
-                scheduler.refresh()
+        apply_changes(self._raw_optimizer, self._typed, self._restored["optimizer"]["typed"])
+        if "old_schedule" in self._restored:
+            self._continue_schedule(self._restored["old_schedule"])
         set_random_streams(self._restored["random"])
         self._restored = None
+
+    def _continue_schedule(self, state: Mapping[str, Any]) -> None:
+        """Let a schedule whose arguments were changed go on from where a checkpoint left it."""
+        scheduler: Any = self.trainer.lr_scheduler_configs[0].scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            catch_up(scheduler, state)
+            return
+        other = self._make_optimizer()
+        schedule = self._make_schedule(other)
+        catch_up(schedule, state)
+        scheduler.load_state_dict(schedule.state_dict())
+        for group, values in zip(self._raw_optimizer.param_groups, other.param_groups, strict=False):
+            group.update({name: value for name, value in values.items() if name != "params"})
 
     def _know_old_model(self) -> None:
         """Give every split the columns that constraints and evaluation remember of the weights training started from.
@@ -434,6 +498,8 @@ class FCCOModule(EvaluatingModule):
         if last:
             self.backend.step_schedulers("epoch")
         self._count_updates()
+        if self.average is not None and self.global_step > updates:
+            self.average.update(self.network, self.global_step)
         if self.global_step > updates and (last or self.global_step % self.trainer.log_every_n_steps == 0):  # type: ignore[attr-defined]
             self._log_step(estimates)
 
@@ -452,6 +518,19 @@ class FCCOModule(EvaluatingModule):
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step - 1)
 
+    def on_validation_start(self) -> None:
+        """Evaluate the averaged weights, where there are any."""
+        self._show_average(True)
+        super().on_validation_start()
+
+    def on_validation_end(self) -> None:
+        """Train on with the last weights, once all callbacks have seen what was evaluated."""
+        self._show_average(False)
+
+    def _show_average(self, averaged: bool) -> None:
+        if self.average is not None and self.trainer.state.fn == "fit":
+            self.average.show(self.network, averaged=averaged)
+
     def on_train_epoch_end(self) -> None:
         """Schedules that watch a validation metric, unless the epoch is to be continued."""
         if epoch_is_whole(self.trainer):
@@ -463,6 +542,9 @@ class FCCOModule(EvaluatingModule):
             return
         with self.trainer.precision_plugin.train_step_context():
             changed = self.engine.finish(self._endless_batches(), self._raw_optimizer)
+        if self.average is not None:
+            self.average.show(self.network, averaged=True)
+            self._share_statistics()
         if not changed:
             return
         saver = self.trainer.checkpoint_callback
@@ -499,20 +581,30 @@ class FCCOModule(EvaluatingModule):
         if self._engine is None:
             return
         self._share_statistics()
-        own = {"typed": self._typed, "random": random_streams()}
+        if self.average is not None:
+            self.processes.average_(self.average.statistics)
+        own = {"typed": self._typed, "schedule": self._schedule, "random": random_streams()}
         if self._restored is not None:  # nothing was trained since it was loaded
             own = {"typed": self._restored["optimizer"]["typed"], "random": self._restored["random"]}
+            own["schedule"] = self._restored.get("schedule", self._schedule)
+            if "old_schedule" in self._restored and "lr_schedulers" in checkpoint:
+                checkpoint["lr_schedulers"] = [self._restored["old_schedule"]]
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,
             "job": self.job,
+            "config": self.config,
+            "classes": [str(n) for n in getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or ()],
             "phase": {"name": self._phase.name, "epoch": self._phase_start},
             "algorithm": self._phase.algorithm.name,
             "num_samples": self.num_samples,
             "engine": self._engine.state_dict(),
+            "trained": [name for name, p in self.network.named_parameters() if p.requires_grad],
             "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": own["typed"]},
+            "schedule": own["schedule"],
             "random": own["random"],
             "skipped_batches": self.skipped_batches,
+            "average": None if self.average is None else self.average.state(checkpoint["state_dict"]),
             "references": None if self._references is None else tuple(self._references),
         }
 
@@ -540,16 +632,27 @@ class FCCOModule(EvaluatingModule):
         datamodule: Any = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
         if references is not None and hasattr(datamodule, "references"):
             references.check(self._measuring(datamodule))
+        self._references = references
+        if self._trainer is not None and self.trainer.precision == "64-true":
+            self.double()  # the Trainer does so only when the weights are loaded, and rounded
         if self.problem is None or self._trainer is None or self.trainer.state.fn != "fit":
             # evaluation needs the weights only
-            weights = checkpoint["state_dict"]
-            for name in [n for n in weights if n.startswith("problem.")]:
-                del weights[name]
+            weights = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("problem.")}
             checkpoint["state_dict"] = weights | self._own_rows()
-            self._references = references
             if self._trainer is not None:
                 self._know_old_model()  # before the workers of the loaders copy the data
             return
+        if "optimizer_states" not in checkpoint:
+            raise CheckpointError(f"the checkpoint {WEIGHTS_ALONE}")
+        self._continue_phase(stored)
+        load(self.dual_states(), checkpoint, self.processes)
+        if stored.get("average") is not None:
+            exchange(checkpoint["state_dict"], stored["average"])
+        self.skipped_batches = stored["skipped_batches"]
+        self._restored = {**stored, "lr_schedulers": checkpoint["lr_schedulers"]}
+
+    def _continue_phase(self, stored: Mapping[str, Any]) -> None:
+        """Enter the phase in which a checkpoint was written."""
         phase = stored.get("phase", {"name": MAIN, "epoch": 0})
         pretraining = phase["name"] == PRETRAINING
         if pretraining and self._first_phase is None:
@@ -566,9 +669,10 @@ class FCCOModule(EvaluatingModule):
                 f"states mean different things. Use --model.algorithm {stored['algorithm']}, or start without "
                 "--ckpt_path."
             )
-        load(self.dual_states(), checkpoint, self.processes)
-        self.skipped_batches, self._references = stored["skipped_batches"], references
-        self._restored = stored
+
+
+def _length(loader: DataLoader[Any] | None) -> int | None:
+    return len(loader.dataset) if loader is not None and isinstance(loader.dataset, Sized) else None
 
 
 def seed_of_head() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 Counters = dict[str, Any]
@@ -113,6 +114,7 @@ class LoopProgress(Callback):
         self._position = Position(0)
         self._results: dict[str, Any] = {}
         self._steps = 0
+        self._warned = False
         self._max_steps: int | None = None  # while it is set to another number
 
     # ------------------------------------------------------------------------------------------------- checkpoints
@@ -122,6 +124,7 @@ class LoopProgress(Callback):
         counters, trained = checkpoint["loops"]["fit_loop"], _trained(trainer)
         position = read_position(counters, validated=self._validated_at == trained, closed=self._closed_at == trained)
         write_position(counters, position)
+        self._warn_of_loaders(trainer, position)
         logged = self._results | trainer.callback_metrics
         checkpoint[RESULTS] = {name: value.detach().cpu() for name, value in logged.items()}
 
@@ -155,7 +158,21 @@ class LoopProgress(Callback):
             loop.val_loop._has_run, without_batch = True, False  # the epoch ends at once
         # an iteration of the loop without a batch counts as one for the x-axis of the loggers
         loop._batches_that_stepped = trainer.global_step - (without_batch and not loop._should_accumulate())
+        self._warn_of_loaders(trainer, self._position)
         self._position, self._results = Position(0), {}
+
+    def _warn_of_loaders(self, trainer: Trainer, position: Position) -> None:
+        """Say once that a loader cannot continue an epoch whose first batches were trained."""
+        loaders = trainer.fit_loop._combined_loader
+        forgetful = [] if loaders is None else [x for x in loaders.flattened if not hasattr(x, "load_state_dict")]
+        if forgetful and position.batches > 0 and not position.last and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"the training loader {type(forgetful[0]).__name__} does not know its place in an epoch: a run that is "
+                "continued from a checkpoint in the middle of one, like the present one, sees other samples than "
+                "without the stop. Use fcco_lightning.ResumableLoader with a plan, such as UniformBatches, "
+                "or torchdata's StatefulDataLoader, or save at the ends of epochs only."
+            )
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Note that the weights of this batch were validated."""

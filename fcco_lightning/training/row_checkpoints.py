@@ -21,6 +21,7 @@ from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
 from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
+from fcco_lightning.training.structure import STRUCTURE, difference, structure_of
 
 _ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
 CHECKPOINT_VERSION = 3
@@ -35,6 +36,10 @@ _HEADER: dict[str, type] = {
 }  # fmt: skip
 _CONTINUED_HEADER: dict[str, type] = {"engine": Mapping, "random": Mapping}
 _TABLE: dict[str, type] = {"num_rows": int, "width": int, "dtype": str, "checksum": str}
+WEIGHTS_ALONE = (
+    "was saved with save_weights_only=True: it can be evaluated, but not continued. Continue one that was saved whole, "
+    "or start without --ckpt_path."
+)
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
 
 
@@ -110,6 +115,8 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
             f"checkpoint {path}: it has format {header.get('version')}, this version reads {CHECKPOINT_VERSION}. "
             "Use the version of fcco_lightning that wrote it."
         )
+    if to_continue and "optimizer_states" not in content:
+        raise CheckpointError(f"checkpoint {path} {WEIGHTS_ALONE}")
     _require_entries(path, content, _CONTENT | (_CONTINUED if to_continue else {}))
     _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
     for described in header["tables"].values():
@@ -120,9 +127,16 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
 def _opened(path: Path) -> Any:
     check_file(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a foreign file leads to
         raise _foreign(path, type(error).__name__) from error
+    changed = difference(content) if isinstance(content, Mapping) else None
+    if changed is not None:
+        raise CheckpointError(
+            f"checkpoint {path}: {changed}. Use an earlier one; if it was changed on purpose, take its entry "
+            f"`fcco.{STRUCTURE}` out."
+        )
+    return content
 
 
 def _require_entries(path: Path, record: Any, entries: Mapping[str, type]) -> None:
@@ -244,12 +258,19 @@ def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, wr
             checkpoint["state_dict"].pop(key, None)
     header: dict[str, Any] = checkpoint.get("fcco", {})
     header["tables"] = {name: _described(s, checksum(s.rows, 0)) for name, s in states.items() if name not in large}
+
+    def sealed() -> None:
+        if "fcco" in checkpoint:
+            header.pop(STRUCTURE, None)
+            header[STRUCTURE] = structure_of(checkpoint)
+        write()
+
     if not large or "fcco" not in checkpoint:  # small rows are in the state_dict; weights alone need none
         with processes.together():
-            write()
+            sealed()
         return
     with _alone(rows_folder(path), processes):
-        _save_with_rows(large, processes, checkpoint, path, write)
+        _save_with_rows(large, processes, checkpoint, path, sealed)
 
 
 def _save_with_rows(

@@ -1,21 +1,22 @@
-"""Learning-rate schedules in the papers' terms."""
+"""Learning-rate schedules in the papers' terms, and any schedule of torch across a resume: what is typed holds."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fcco_lightning.checks import positive
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import CheckpointError, ConfigError
 
 
 class StepAtFractions(LRScheduler):
     r"""Multiply the learning rate by ``factor`` when a fraction of the training has passed.
 
     The papers decay by 10 at 50% and 75% (SOX paper, section 5; SONEX paper, F.2).  The length comes from the Trainer,
-    so it follows ``--trainer.max_epochs``, on a resume too: none of the arguments is kept in checkpoints.
+    so it follows ``--trainer.max_epochs``, on a resume too.
 
     Args:
         optimizer: whose learning rate it is.
@@ -41,17 +42,88 @@ class StepAtFractions(LRScheduler):
         if self.total is None:
             self.total = total
 
-    def state_dict(self) -> dict[str, Any]:
-        """Position and base rates; the arguments are the running program's."""
-        constants = ("fractions", "factor", "total")
-        return {k: v for k, v in super().state_dict().items() if k not in constants}
-
-    def refresh(self) -> None:
-        """Set the learning rates to what position and arguments say."""
-        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            group["lr"] = lr
-
     def get_lr(self) -> list[float | Tensor]:
         """Learning rate per parameter group after ``last_epoch`` epochs."""
         passed = 0 if self.total is None else sum(self.last_epoch >= f * self.total for f in self.fractions)
         return [base * self.factor**passed for base in self.base_lrs]
+
+
+_SEEN = ("num_bad_epochs", "cooldown_counter", "last_epoch")  # what ReduceLROnPlateau remembers, beside the best value
+
+
+def described(schedule: LRScheduler, interval: str) -> dict[str, Any]:
+    """What a schedule is, and with which arguments it was made, as plain values to compare with those of another run.
+
+    Functions are left out: a schedule follows those of its own run.
+
+    Args:
+        schedule: just made.
+        interval: "step" or "epoch": what it counts.
+    """
+    return {"class": type(schedule).__name__, "interval": interval, "arguments": str(_plain(schedule.state_dict()))}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return sorted((str(k), _plain(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, int | float | str | None) else type(value).__name__
+
+
+def require_same_kind(now: Mapping[str, Any] | None, then: Mapping[str, Any] | None) -> None:
+    """Refuse to continue one schedule with another, which would not know its place.
+
+    Args:
+        now: :func:`described` of this run; None for a constant learning rate.
+        then: of the run that wrote the checkpoint.
+
+    Raises:
+        CheckpointError: naming both.
+    """
+
+    def name(schedule: Mapping[str, Any] | None) -> str:
+        return "none" if schedule is None else f"{schedule['class']} by {schedule['interval']}"
+
+    if name(now) != name(then):
+        raise CheckpointError(
+            f"the checkpoint's learning rate has the schedule {name(then)}, this run's has {name(now)}. Use the same "
+            "--model.scheduler and --model.scheduler_interval (their arguments may change), or start without "
+            "--ckpt_path."
+        )
+
+
+def catch_up(schedule: LRScheduler, state: Mapping[str, Any]) -> None:
+    """Bring a schedule with new arguments to where another one of its class was.
+
+    Its learning rate is then what it would be, had these arguments been given from the start.  ``ReduceLROnPlateau``
+    depends on what it has seen: it keeps that (but not the best value under another ``mode``), and its learning rate.
+
+    Args:
+        schedule: just made.
+        state: the other's ``state_dict``.
+
+    Raises:
+        ConfigError: if the new arguments do not reach so far.
+    """
+    if isinstance(schedule, ReduceLROnPlateau):
+        kept = (*_SEEN, "best") if state["mode"] == schedule.mode else _SEEN
+        vars(schedule).update({name: state[name] for name in kept})
+        return
+    steps = _steps(state)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that no update comes between the steps
+            for _ in range(steps):
+                schedule.step()
+    except ValueError as error:
+        raise ConfigError(
+            f"the schedule {type(schedule).__name__} is at step {steps} in the checkpoint, too far for its "
+            f"arguments of this run: {error} Give it more steps."
+        ) from error
+
+
+def _steps(state: Mapping[str, Any]) -> int:
+    while "last_epoch" not in state:  # a chain of schedules
+        state = state["_schedulers"][0]
+    return int(state["last_epoch"])

@@ -115,14 +115,45 @@ def test_a_max_form(tmp_path):
     assert [point["lam"] for point in found["stationarity"]["grid"]] == [0]
 
 
+LIMIT = ["--model.constraints+=MeanAtMost", "--model.constraints.quantity=LogisticLoss",
+         "--model.constraints.kappa=0.4", "--model.constraints.where={y: 1}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("penalty", ["AdaptivePenalty", "HingePenalty"])
+def test_the_certificate_of_a_constrained_run_and_of_its_checkpoint(penalty, capsys):
+    options = [*LIMIT, f"--model.penalty={penalty}", "--diagnostics.enabled=true"]
+    assert fcco("fit", *options, "--diagnostics.every_epoch=true") == 0
+    (folder,) = Path("runs").iterdir()
+    found = read(folder)
+    printed = capsys.readouterr().out
+    assert "Constraints, largest multipliers first" in printed
+    assert found["best"]["eps"] == max(found["best"][name] for name in ("stationarity", "complementarity", "violation"))
+    assert found["own"]["violation"] == found["best"]["violation"] == found["constraints"][0]["h"]
+    squares = [found[kind]["stationarity"] ** 2 + found[kind]["complementarity"] ** 2 for kind in ("best", "own")]
+    assert squares[0] <= squares[1]
+    logged = pd.read_csv(folder / "metrics.csv")
+    values = logged["diagnostics/own/stationarity"].dropna().tolist()
+    assert values == pytest.approx([found["own"]["stationarity"]] * 2, rel=1e-5)  # of the epoch, and of the end
+    checkpoint, *_ = Path("runs").rglob("last.ckpt")
+    assert fcco("test", "--ckpt_path", checkpoint, *options, "--diagnostics.folder=again") == 0
+    again = read("again")
+    assert "own" not in again
+    assert again["best"] == pytest.approx(found["best"])
+
+
+def test_the_certificate_of_an_objective_without_groups():
+    assert fcco("fit", "--model.objective=CrossEntropy", "--diagnostics.enabled=true", "--diagnostics.folder=a") == 0
+    found = read("a")
+    assert found["best"]["eps"] == found["best"]["gradient"] > 0
+    assert found["constraints"] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--diagnostics.split=valid"], "diagnostics.split 'valid' is not evaluated, only ['test', 'train']"),
         (["--diagnostics.max_values=10"], "max_values is 10"),
-        (["--model.objective=CrossEntropy"], "the objective is CrossEntropy"),
-        (["--model.constraints+=MeanAtMost", "--model.constraints.quantity=LogisticLoss",
-          "--model.constraints.kappa=0.5", "--model.constraints.where={y: 1}"], "penalises 1 constraints"),
+        (["--model.objective=CrossEntropy", "--diagnostics.max_values=10"], "gradients of 0 constraints by"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_runs(arguments, message, capsys):

@@ -1,11 +1,22 @@
 """The weights a run ends with under constraints."""
 
+import re
+
 import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
-from fcco_lightning import FCCOModule, MeanAtMost, SoftRate, TensorDataModule
+from fcco_lightning import (
+    AugmentedLagrangian,
+    CrossEntropy,
+    DemographicParity,
+    FCCOModule,
+    MeanAtMost,
+    SoftRate,
+    TensorDataModule,
+)
 from fcco_lightning.callbacks import BestFeasible, Report
+from fcco_lightning.callbacks.feasible import chosen_line
 from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.errors import ConfigError
 
@@ -75,6 +86,10 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
     assert report.report["selected"] == choice.chosen
     line = "is feasible on" if script[best][0] <= 0 else "No epoch was feasible"
     assert line in report.report["verdict"]
+    for split in ("train", "val", "test"):
+        (one,) = report.report[split]["intervals"].values()
+        assert one["low"] < one["h"] < one["high"]
+        assert one["h"] == pytest.approx(report.report[split]["constraints"]["mean"])
     saved = torch.load(next(tmp_path.rglob("feasible.ckpt")), weights_only=True)
     assert torch.equal(saved["state_dict"]["network.weight"], seen[best])
 
@@ -98,6 +113,89 @@ def test_without_a_validation_split_nothing_is_chosen():
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     Trainer(max_epochs=1, callbacks=[choice], enable_model_summary=False, **options).fit(module, data(val=False))
     assert choice.chosen == choice.state_dict() == {}
+
+
+GAP = 1.2  # between the groups in the first feature
+
+
+def two_groups(seed, size):
+    """The first feature tells the label and the group, so that accuracy and equal rates are at odds."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 2, generator=generator)
+    group = (torch.rand(size, generator=generator) < 0.5).long()
+    x[:, 0] += GAP * group
+    y = (x[:, 0] + 0.7 * x[:, 1] + 0.5 * torch.randn(size, generator=generator) > GAP / 2).long()
+    return {"x": x, "y": y, "group": group}
+
+
+def confident(seed, kappa=0.2, epochs=10, *, size=400, margin="auto", val=True):
+    seed_everything(seed)
+    splits = {"train": two_groups(3 * seed, size), "test": two_groups(0, 8)}
+    splits |= {"val": two_groups(3 * seed + 1, size)} if val else {}
+    data = TensorDataModule(splits, batches=UniformSampling(batch_size=50))
+    fair = DemographicParity(kappa, SoftRate(temperature=0.3))
+    module = FCCOModule(
+        torch.nn.Linear(2, 1),
+        CrossEntropy(),
+        [fair],
+        AugmentedLagrangian(5.0, 0.1),
+        optimizer=lambda params: torch.optim.Adam(params, lr=0.05),
+    )
+    choice = BestFeasible(enabled=True, figure="auc", margin=margin)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    Trainer(max_epochs=epochs, callbacks=[choice], enable_model_summary=False, **options).fit(module, data)
+    return module, fair, choice
+
+
+def true_value(module, fair):
+    """h on so many samples that it is that of the population."""
+    columns = two_groups(10**6, 200_000)
+    with torch.no_grad():
+        return float(fair.violation(fair.inner(module.network(columns["x"]).double(), columns).values))
+
+
+def test_a_margin_makes_the_constraint_hold_on_unseen_data():
+    module, fair, choice = confident(1)
+    assert fair.tolerance == 0.2
+    assert fair.kappa < 0.19
+    assert choice.chosen["worst_violation"] < choice.chosen["bound"] <= 0
+    assert true_value(module, fair) <= 0
+    assert "95% confidence that the constraint holds on unseen data" in chosen_line(choice.chosen)
+    assert choice.state_dict()["margins"] == [pytest.approx(0.2 - fair.kappa)]
+
+
+@pytest.mark.slow
+def test_with_a_margin_few_of_many_resampled_splits_end_violated():
+    """Of the runs on splits of their own that are called feasible; without a margin many more are violated."""
+    shares = {}
+    for margin, runs in (("auto", 100), (None, 30)):
+        violated = []
+        for seed in range(runs):
+            module, fair, choice = confident(seed, margin=margin)
+            violated.append(choice.chosen["feasible"] and true_value(module, fair) > 0)
+        shares[margin] = sum(violated) / runs
+    assert shares["auto"] <= 0.05
+    assert shares[None] > 0.1
+
+
+def test_a_kappa_that_no_validation_split_of_this_size_can_confirm_is_said():
+    with pytest.warns(
+        UserWarning, match=r"kappa=0.01 of selection rate.* cannot be confirmed.* a kappa of about 0\.\d"
+    ):
+        _, fair, choice = confident(1, kappa=0.01, epochs=1)
+    assert fair.kappa == 0  # and no less
+    assert re.search(r"Of no epoch .* hold so with kappa larger by 0\.\d", chosen_line(choice.chosen))
+
+
+def test_a_margin_needs_a_validation_split():
+    with pytest.raises(ConfigError, match=r"feasible\.margin='auto' judges the constraints on a validation split"):
+        confident(1, val=False)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0])
+def test_confidence_is_a_probability(confidence):
+    with pytest.raises(ConfigError, match="confidence must lie in"):
+        BestFeasible(confidence=confidence)
 
 
 def test_mode_is_one_of_two():

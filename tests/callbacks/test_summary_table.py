@@ -72,10 +72,25 @@ def test_records_are_rows():
 
 
 def test_constraints_with_the_largest_multipliers_come_first():
-    part = {"constraints": {"a": 0.1, "b": -0.2, "c": 0.0}, "multipliers": {"a": 0.5, "b": 0.0, "c": 2.0}}
-    expected = [{"constraint": "c", "h": 0.0, "multiplier": 2.0}, {"constraint": "a", "h": 0.1, "multiplier": 0.5}]
-    assert constraint_records(part, most=2) == expected
-    assert constraint_records({"constraints": {"a": 0.1}}) == []
+    nu = {"multipliers": {"a": 0.5, "b": 0.0, "c": 2.0}}
+    one = {"h": 0.1, "low": -0.05, "high": 0.2, "noise": 0.03, "method": "binomial"}
+    report = {
+        "train": {"constraints": {"a": 0.1, "b": -0.2, "c": 0.0}, **nu},
+        "test": {"constraints": {"a": 0.2, "b": -0.1}, "intervals": {"a": one, "b": {**one, "method": "normal"}}, **nu},
+        "config": {},
+    }
+    title, records = constraint_records(report, most=2)
+    assert title == "Constraints, largest multipliers first (2 of 3); intervals on test: exact binomial or normal"
+    assert records == [
+        {"constraint": "c", "h train": 0, "h test": None, "95% interval": "-", "noise floor": None, "multiplier": 2.0},
+        {"constraint": "a", "h train": 0.1, "h test": 0.2, "95% interval": "[-0.0500, +0.2000]", "noise floor": 0.03,
+         "multiplier": 0.5},
+    ]  # fmt: skip
+    assert constraint_records({"train": {"constraints": {"a": 0.1, "b": 0.2}}}) == (
+        "Constraints",
+        [{"constraint": "b", "h train": 0.2}, {"constraint": "a", "h train": 0.1}],
+    )
+    assert constraint_records({"train": {"auc": 0.5}}) == ("", [])
 
 
 def test_violation_is_red_and_feasibility_green():

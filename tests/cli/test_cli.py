@@ -1,5 +1,6 @@
 """The command line as a person meets it: the main job, overrides, mistakes, interrupts."""
 
+import importlib.util
 import io
 import json
 import os
@@ -127,6 +128,12 @@ def test_a_composition_without_a_name(tmp_path):
     assert fit("--config", own) == 0
 
 
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_logger_that_is_not_installed_is_asked_for_by_name(capsys):
+    assert fit("--logger=wandb") == 1
+    assert "pip install 'fcco-lightning[loggers]'" in capsys.readouterr().err
+
+
 def test_resume_and_what_was_typed_wins(fitted):
     changes = ["--trainer.max_epochs=3", "--model.algorithm.lam=0.5", "--report.folder=b"]
     assert fit("--ckpt_path", fitted.checkpoint, *changes) == 0
@@ -142,7 +149,7 @@ def test_validate_test_and_predict(fitted):
         assert code == 0, command
     (predictions,) = Path("runs").rglob("predictions.csv")
     lines = predictions.read_text().splitlines()
-    assert lines[0] == "index,output"
+    assert lines[0] == "index,score"
     assert len(lines) == 401
 
 
@@ -175,7 +182,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
     ("arguments", "expected", "status"),
     [
         (["--model.algorithm=ALEXR3"], "ALEXR3", 2),
-        (["--model.algorithm.lamm=0.1"], "lamm", 2),
+        (["--model.algorithm.lamm=0.1"], "Did you mean lam", 2),
         (["--model.objectiv=AUC"], "objectiv", 2),
         (["--trainer.max_epoch=3"], "max_epoch", 2),
         (["--model.algorithm.lam=0"], "lam must be a finite number > 0, got 0", 1),
@@ -189,11 +196,13 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--data.batches.batch_size=401"], "401", 1),
         (["--trainer.overfit_batches=2"], "--trainer.limit_train_batches", 1),
         (["--trainer.accumulate_grad_batches=2"], "--data.batches.batch_size", 1),
-        (["--data.batches.batchsize=4"], "batchsize", 2),
+        (["--data.batches.batchsize=4"], "Did you mean batch_size", 2),
         (["--data.batches.batch_size=many"], "many", 2),
         (["--data.batches=Uniformly"], "Uniformly", 2),
         (["--data.batches=UniformSamplng"], "no class UniformSamplng. Did you mean UniformSampling", 2),
         (["--model.penalti=3"], "Did you mean --model.penalty", 2),
+        (["--config=sinthetic_alexr2"], "Did you mean synthetic_alexr2", 1),
+        (["--trainer.logger=false", "--logger=wandb"], "Leave one of them out", 1),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", 1),
         (["--model.optimizer=torch.optim.LBFGS"], "LBFGS evaluates", 1),
         (

@@ -211,9 +211,15 @@ CASES = {
         unbiased=("uniform", "all groups"),
         **_TASKS,
     ),
-    "contrastive": of_pairs(lambda: GlobalContrastive(0.2), contrastive(), ("uniform", "balanced")),
+    "contrastive": of_pairs(
+        lambda: GlobalContrastive(0.2),
+        contrastive(),
+        ("uniform", "balanced", "some classes", "copies"),
+    ),
     "contrastive without the pair": of_pairs(
-        lambda: GlobalContrastive(0.2, positive="none"), contrastive(itself=False), ("uniform", "balanced")
+        lambda: GlobalContrastive(0.2, positive="none"),
+        contrastive(itself=False),
+        ("uniform", "balanced", "some classes", "copies of classes"),
     ),
     "contrastive of mini-batches": of_pairs(lambda: GlobalContrastive(0.2, positive="batch"), contrastive(), ()),
     "contrastive, learnt": of_pairs(

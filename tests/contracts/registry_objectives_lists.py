@@ -99,7 +99,7 @@ def of_times(make, brute):
 
 
 def of_lists(make, brute):
-    ways = ("uniform", "balanced", "queries")
+    ways = ("uniform", "balanced", "queries", "some classes")
     return Case(make, scores(), RANKED, brute, unbiased=ways, missing="query", bad_outputs=scores(N, 2))
 
 

@@ -118,8 +118,8 @@ def soft_twice(tau):
     return formula
 
 
-def binary(make, brute):
-    unbiased = ("uniform", "balanced")
+def binary(make, brute, *ways):
+    unbiased = ("uniform", "balanced", *ways)
     return Case(make, scores(), table_columns(), brute, unbiased=unbiased, missing="y", bad_outputs=scores(N, 2))
 
 
@@ -133,15 +133,23 @@ def labels(*, missing):
 
 def several(make, *, missing):
     columns = {"y": labels(missing=missing)}
-    formula, unbiased = mean_average_precision, ("uniform", "balanced")
+    formula, unbiased = mean_average_precision, ("uniform", "balanced", "some classes", "copies of classes")
     return Case(make, scores(N, 3), columns, formula, unbiased=unbiased, missing="y", bad_outputs=scores(N, 2))
 
 
 CASES = {
-    "average precision": binary(AveragePrecision, lambda s, c: average_precision(s, c["y"])),
+    "average precision": binary(
+        AveragePrecision,
+        lambda s, c: average_precision(s, c["y"]),
+        "classes redrawn",
+        "some classes",
+        "copies",
+        "events",
+    ),
     "average precision of balanced data": binary(
         lambda: AveragePrecision(LogisticPair(), prevalence=0.5),
         lambda s, c: average_precision(s, c["y"], logistic_pair, 0.5),
+        "some classes",
     ),
     "average precision of sigmoids": binary(
         lambda: AveragePrecision(sigmoid=True), of_sigmoids(lambda s, c: average_precision(s, c["y"]))
@@ -152,7 +160,7 @@ CASES = {
     "p-norm push over positives": binary(
         lambda: PNormPush(2.5, push_over="positives"), push(2.5, over_negatives=False)
     ),
-    "recall at k": binary(lambda: RecallAtK(4, LogisticPair()), recall_at_k(4)),
+    "recall at k": binary(lambda: RecallAtK(4, LogisticPair()), recall_at_k(4), "copies redrawn", "copies of classes"),
     "auc margin": binary(lambda: AUCMargin(0.8), margin),
     "auc margin of sigmoids": binary(lambda: AUCMargin(0.8, sigmoid=True), of_sigmoids(margin)),
     "auc of sigmoids": binary(lambda: AUC(SquaredHingePair(), sigmoid=True), of_sigmoids(pairs)),

@@ -132,7 +132,7 @@ def of_views(positive, brute, unbiased):
 
 
 CASES = {
-    "views": of_views("dataset", views(), ("uniform", "balanced")),
+    "views": of_views("dataset", views(), ("uniform", "balanced", "some classes", "copies of classes")),
     "views without the pair": of_views("none", views(itself=False), ("uniform", "balanced")),
     "multi-instance auc, smooth maximum": of_bags(
         lambda: MultiInstanceAUC(SmoothMaxPooling(0.5)), scores(), smooth_maximum, lambda d: sigmoid(-d)

@@ -131,8 +131,8 @@ PLANS = {
     ),
     "balanced, repeats": PlanCase(
         lambda seed: BalancedBatches(LABELS[:20], 8, seed, allow_repeats=True, positive_fraction=0.9),
-        BalancedBatches(TINY_LABELS, 4, positive_fraction=0.75, allow_repeats=True),  # both positives, one twice
-        both(equally_likely([(1, 4, 1), (1, 4, 4)]), equally_likely([(0,), (2,), (3,), (5,)])),
+        BalancedBatches(TINY_LABELS, 5, positive_fraction=0.6, allow_repeats=True),  # both positives, one twice
+        both(equally_likely([(1, 4, 1), (1, 4, 4)]), equally_likely(combinations((0, 2, 3, 5), 2))),
     ),
     "balanced, prevalence of the batch": PlanCase(
         lambda seed: BalancedBatches(LABELS, 8, seed, prevalence="batch"),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning import OOA, SOX, Engine, Objective
+from fcco_lightning import OOA, SGD, SOX, Engine, Objective
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.distributed.processes import Gathered
 from fcco_lightning.engine import Evaluated, Samples, Surrogate
@@ -38,14 +38,16 @@ BAG = [4, 7, 4, 2, 7, 11, 9, 2, 7]  # of one to three samples, each of one strat
 class Way(NamedTuple):
     """A way of drawing: strata of the samples, and the column ``weight`` by stratum if batches come with one.
 
-    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``, with ``replaced`` that column, too.
+    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``, with ``chosen`` also ``strata``, with
+    ``replaced`` that column, too: how often a batch holds each draw.
     """
 
     sampler: Sampler
     strata: Tensor | None
     weight: Tensor | None
     sized: bool = False
-    replaced: bool = False
+    chosen: bool = False
+    replaced: int = 0
 
     def columns(self) -> dict[str, Tensor]:
         """What batches come with, for all samples."""
@@ -53,7 +55,9 @@ class Way(NamedTuple):
         if not self.sized or self.strata is None:
             return weight
         columns = weight | {"stratum": self.strata, "stratum_size": torch.bincount(self.strata)[self.strata]}
-        return columns | {"replaced": torch.ones_like(self.strata, dtype=torch.bool)} if self.replaced else columns
+        if self.chosen:
+            columns["strata"] = torch.full_like(self.strata, int(self.strata.max()) + 1)
+        return columns | {"replaced": torch.full_like(self.strata, self.replaced)} if self.replaced else columns
 
 
 class Nested(Sampler):
@@ -91,7 +95,8 @@ class Nested(Sampler):
         for number, (members, drawn) in enumerate(every):
             strata[members] = number
             weight[members] = size * len(self.groups) * len(members) / (n * self.chosen * drawn)
-        return Way(self, strata, None if bool((weight == 1).all()) else weight, sized=True)
+        single = all(len(group) == 1 for group in self.groups)
+        return Way(self, strata, None if bool((weight == 1).all()) else weight, sized=True, chosen=single)
 
 
 class Apart(Sampler):
@@ -160,7 +165,27 @@ def redrawn(classes: list[int], samples: int, chosen: int) -> Way:
     way = groupwise(classes, chosen, samples)
     sizes = torch.bincount(torch.tensor(classes))
     weight = sizes.double() * len(sizes) / len(classes)
-    return way._replace(weight=weight[way.strata], sized=True, replaced=True)
+    return way._replace(weight=weight[way.strata], sized=True, chosen=True, replaced=1)
+
+
+class Copied(Sampler):
+    """The batches of another sampler, twice in a row."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def absent(self, subset: Any) -> float:
+        return self.sampler.absent(subset)
+
+    def batches(self) -> Iterator[tuple[tuple[int, ...], float]]:
+        for batch, chance in self.sampler.batches():
+            yield 2 * tuple(batch), chance
+
+
+def copied(way: Way) -> Way:
+    """Every sample of a batch twice."""
+    strata = torch.zeros(N, dtype=torch.int64) if way.strata is None else way.strata
+    return way._replace(sampler=Copied(way.sampler), strata=strata, sized=True, replaced=2 * way.replaced)
 
 
 WAYS: dict[str, Callable[[], Way]] = {
@@ -174,6 +199,9 @@ WAYS: dict[str, Callable[[], Way]] = {
     "some classes": lambda: classes_of(CLASS, 2, 2),
     "classes redrawn": lambda: redrawn(CLASS, 2, 2),
     "groups redrawn": lambda: redrawn(GROUP, 2, 2),
+    "copies": lambda: copied(Way(Uniform(N, 3), None, None)),
+    "copies of classes": lambda: copied(balanced(STRATUM, 2, 2)),
+    "copies redrawn": lambda: copied(redrawn(STRATUM, 2, 2)),
     "bags": lambda: bags_of(BAG, STRATUM, 1, 2, 2),
     "some bags": lambda: classes_of(BAG, 2, 3),
 }
@@ -260,7 +288,8 @@ class Bench:
         self.columns = {**case.columns, "index": torch.arange(case.n), "x": torch.arange(case.n)}
         for one in (self.objective, *constraints):
             one.adapt(None)
-        algorithm = OOA() if case.coupled else SOX(gamma=0.5)
+        nothing_to_remember = self.objective.outer is None and not constraints
+        algorithm = OOA() if case.coupled else SGD() if nothing_to_remember else SOX(gamma=0.5)
         name = getattr(part, "part", None) or "target"
         name = name if isinstance(name, str) else name[0]
         self.name = name

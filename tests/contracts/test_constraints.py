@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from fcco_lightning import MeanAtMost
+from fcco_lightning import MeanAtMost, SoftRate
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.outer import AbsoluteDifference, Hinge, SquaredHinge
@@ -173,16 +173,21 @@ def test_values_are_finite_and_in_their_range(name, size):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("shift", [0.0, 100.0])
-def test_only_thresholds_outside_the_scores_are_vacuous(name, shift):
+def test_vacuous_is_what_holds_whatever_the_order_of_the_scores(name):
     bench = Bench(CASES[name])
-    why = bench.part.vacuous(2 * bench.case.outputs + shift, bench.columns)
-    if name.startswith("roc") and "standard" not in name and shift:
-        assert "0 of 2 thresholds" in why
-    elif shift and hasattr(bench.part, "rate"):
-        assert "every sample is decided positive" in why
+    outputs, quantity = bench.case.outputs, getattr(bench.part, "rate", getattr(bench.part, "quantity", None))
+    assert bench.part.vacuous(4 * outputs, bench.columns) is None
+    shifted, shrunk = (bench.part.vacuous(o, bench.columns) for o in (2 * outputs + 100, 0.01 * outputs + 0.2))
+    if name.startswith("roc"):
+        assert "standard" in name or "0 of 2 thresholds" in shifted
+    elif isinstance(quantity, SoftRate):
+        assert "every sample is decided positive" in shifted
+        assert "too soft" in shrunk
+    elif "auc" in name:
+        assert shifted is None
+        assert "less than one unit of the pair loss (1)" in shrunk
     else:
-        assert why is None
+        assert shifted is shrunk is None
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -108,8 +108,13 @@ def test_pipes_and_giants_are_refused(make, tmp_path):
         make(images=[tmp_path])[0]
     giant = io.BytesIO()
     Image.new("1", (13_000, 13_000)).save(giant, "PNG")
-    with pytest.raises(DataError, match=r"Row 0: .*it has 13000 x 13000 pixels, more than 67,108,864"):
+    with pytest.raises(DataError, match=r"Row 0: .*it has 13000 x 13000 pixels, more than most_pixels=67,108,864"):
         make(images=[giant.getvalue()])[0]
+    small = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(small, "PNG")
+    with pytest.raises(DataError, match=r"20 x 20 pixels, more than most_pixels=399; scale it down, or raise that"):
+        make(images=[small.getvalue()], most_pixels=399)[0]
+    make(images=[small.getvalue()], most_pixels=400)[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

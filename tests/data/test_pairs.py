@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import pickle
 import tarfile
 
@@ -108,6 +109,29 @@ def test_csv_files(folder):
         frame.to_csv(folder / name, index=False)
     require_pairs(read_pairs(str(folder / "*.csv")))
     require_pairs(read_pairs([str(folder / "b.csv"), folder / "a.csv"]), [3, 4, 5, 0, 1, 2])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "metadata"])
+@pytest.mark.parametrize("outside", ["../secret.png", "absolute"])
+def test_tables_name_regular_files_below_their_folder(kind, outside, folder):
+    image(0).save(folder / "secret.png")
+    below = folder / "images"
+    name = str(folder / "secret.png") if outside == "absolute" else outside
+    frame = pd.DataFrame({"file_name": ["1.png", name], "caption": ["a", "b"]})
+    if kind == "parquet":
+        frame.to_parquet(source := below / "t.parquet")
+    else:
+        frame.to_csv(below / f"{kind}.csv", index=False)
+        source = below if kind == "metadata" else below / "csv.csv"
+    with pytest.raises(DataError, match=r"secret.png' lies outside of .*allow_outside true"):
+        list(read_pairs(source)[0])
+    images, captions = read_pairs(source, allow_outside=True)
+    table = PairTable(images, captions, to_tensor, ByteTokenizer(24))
+    assert torch.equal(table[1]["x"], to_tensor(image(0)))
+    (folder / "secret.png").unlink()
+    os.mkfifo(folder / "secret.png")
+    with pytest.raises(DataError, match="it is not a regular file"):
+        table[1]
 
 
 @pytest.mark.parametrize("stored", ["path", "bytes", "struct"])

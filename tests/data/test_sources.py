@@ -168,4 +168,6 @@ def test_columns_that_are_no_features_are_named(tmp_path):
         read_table(tmp_path / "t.csv", "train")
     for cell in ([1, 2], np.zeros(2), {"k": 1}):
         with pytest.raises(DataError, match=f"the column 'b' holds a {type(cell).__name__} in a cell"):
-            read_table(frame.assign(b=[cell, cell]), "train")
+            read_table(frame.assign(b=["x", cell]), "train")
+    with pytest.raises(DataError, match="the column 'b' holds complex numbers"):
+        read_table(frame.assign(b=[1j, 2.0]), "train")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fcco_lightning import SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
+from fcco_lightning import SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
+from fcco_lightning.data import BagBatches, GroupBatches
 from fcco_lightning.engine.row_weights import (
     Arrival,
     EstimatedWeights,
@@ -20,6 +21,8 @@ from fcco_lightning.engine.row_weights import (
 )
 from fcco_lightning.errors import DataError
 from fcco_lightning.objectives import SampleParameters
+from fcco_lightning.objectives.base import Partition
+from tests.contracts.registry_plans import PLANS
 
 ROUNDING = 1e-12
 
@@ -77,6 +80,57 @@ def test_probabilities_are_those_of_counting(share):
 def test_an_empty_subset_is_named():
     with pytest.raises(DataError, match="no training sample belongs to subset 1 of 'rates'"):
         presence([[torch.ones(4) > 0, torch.ones(4) < 0]], Drawn({}, Uniform(4, 2)), ["rates"])
+
+
+@pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+def test_rows_that_partition_the_samples_are_seen_as_often_as_among_all_batches(case):
+    """Row i has its samples, and needs a partner of one kind, of another, or none; sample 1 is in no row."""
+    plan = case.tiny
+    of = torch.tensor([0, -1, 1, 0, 2, 1, 2, 3, 3, 0])[: plan.num_rows]
+    number = int(of.max()) + 1
+    partners, partner_of = [of < 0, of == 0], torch.tensor([0, 1, -1, 0])[:number]
+    rows = Partition(of, number, partners, partner_of)
+    found = presence(rows, Drawn({}, plan), list("abcd")[:number])
+    for row, probability in enumerate(found.tolist()):
+        needed = [set(mask.nonzero().flatten().tolist()) for mask in rows[row]]
+        assert len(needed) == 1 + (int(partner_of[row]) >= 0)
+        spoken = sum(p for p, batch in case.outcomes if all(set(batch) & subset for subset in needed))
+        assert probability == pytest.approx(spoken, abs=1e-9)
+    torch.testing.assert_close(presence(list(rows), Drawn({}, plan), list("abcd")[:number]), found)  # from masks
+
+
+def test_a_partner_in_the_same_stratum_tells_rows_apart():
+    """Three groups of two; the second samples of the first one and the third are partners."""
+    plan = GroupBatches(torch.tensor([0, 0, 1, 1, 2, 2]), 2, 1)
+    rows = Partition(
+        torch.tensor([0, -1, 1, -1, -1, -1]), 2, [torch.tensor([0, 1, 0, 0, 0, 1]) > 0], torch.zeros(2).long()
+    )
+    found = presence(rows, Drawn({}, plan), ["a", "b"])
+    assert found.tolist() == pytest.approx([1 / 3 * 1 / 4, 2 / 3 * 1 / 4])  # with the third group; with either one
+
+
+@pytest.mark.parametrize("kind", ["bags", "groups"])
+def test_rows_that_lie_alike_share_one_computation(kind, monkeypatch):
+    """Of 600 bags of 1, 2 or 3 samples, a third of them positive: twelve kinds, and not 600 computations."""
+    bag = torch.repeat_interleave(torch.arange(600), torch.arange(600) % 3 + 1)
+    y = (bag % 9 < 3).long()
+    plan = BagBatches(bag, y, 3, 5, 2) if kind == "bags" else GroupBatches(bag, 16, 2, replacement=True)
+    rows = Partition(bag, 600, [y == 0, y == 1], (torch.arange(600) % 9 >= 3).long())
+    calls, absence = [], plan.absence
+    monkeypatch.setattr(plan, "absence", lambda counts, share: calls.append(counts) or absence(counts, share))
+    found = presence(rows, Drawn({}, plan), list(map(str, range(600))))
+    assert len(calls) == 14
+    some = [0, 4, 8, 300, 301, 599]
+    each = presence([rows[i] for i in some], Drawn({}, plan), list(map(str, some)))
+    torch.testing.assert_close(found[some], each, rtol=1e-12, atol=0)
+
+
+def test_a_row_of_a_partition_without_samples_or_partners_is_named():
+    drawn, of = Drawn({}, Uniform(4, 2)), torch.tensor([0, 0, 2, 2])
+    with pytest.raises(DataError, match="no training sample belongs to subset 0 of 'b'"):
+        presence(Partition(of, 3), drawn, ["a", "b", "c"])
+    with pytest.raises(DataError, match="no training sample belongs to subset 1 of 'a'"):
+        presence(Partition(of // 2, 2, [of > 5], torch.tensor([0, 0])), drawn, ["a", "b"])
 
 
 def test_rare_rows_are_named_in_a_warning():
@@ -182,13 +236,13 @@ class Tempered(Objective):
 
 
 def test_parameters_of_samples_descend_on_their_own_terms_within_their_bounds():
-    network, engine, _ = step(SOX(), Tempered(), lr=0.0)
+    network, engine, _ = step(SGD(), Tempered(), lr=0.0)
     t = engine.problem.row_parameters.state.rows[:, 0]
     scores = network(X).detach()
     expected = (1 - 0.2 * (1 - scores)).clamp(0.5, 1.3)  # d/dt (s/t + t) at t = 1
     torch.testing.assert_close(t, expected)
     assert t.max() == 1.3 or t.min() < 1
-    _, engine, _ = step(SOX(), Tempered(), lr=0.0, steps=200)
+    _, engine, _ = step(SGD(), Tempered(), lr=0.0, steps=200)
     best = scores.clamp(min=0).sqrt().clamp(0.5, 1.3)
     torch.testing.assert_close(engine.problem.row_parameters.state.rows[:, 0], best, atol=1e-6, rtol=0)
     assert "row_parameters.state.rows" in engine.problem.state_dict()

@@ -10,7 +10,10 @@ from tests.evaluation.reference import split
 
 
 def test_a_split_of_one_class_has_no_auc():
-    got = BinaryEvaluation()(torch.tensor([1.0, 3.0]), {"y": torch.ones(2).long()})
+    evaluation, one_class = BinaryEvaluation(), (torch.tensor([1.0, 3.0]), {"y": torch.ones(2).long()})
+    with pytest.warns(UserWarning, match="all 2 samples of a split are of one class"):
+        evaluation(*one_class)
+    got = evaluation(*one_class)  # it is said once
     assert math.isnan(got.pop("auc"))
     assert got == {"score_min": 1.0, "score_max": 3.0}
 

@@ -23,8 +23,16 @@ def test_the_ideal_order_reaches_one():
         assert lists.ndcg(k).tolist() == pytest.approx([1, 1])
 
 
+def test_no_grade_is_too_large():
+    """A query whose only relevant item comes second has 1 / log2(3), whatever its grade."""
+    for grade in (1, 50, 2000):
+        lists = RankedLists(torch.tensor([2.0, 1.0, 0.0]), torch.tensor([0, grade, 0]), torch.tensor([7, 7, 7]))
+        assert lists.ndcg(3).tolist() == pytest.approx([1 / math.log2(3)])
+
+
 def test_without_a_relevant_item_figures_are_nan():
-    figures = RetrievalEvaluation()(torch.randn(6), {"query": QUERIES, "y": torch.zeros(6)})
+    with pytest.warns(UserWarning, match="none of the 2 queries of a split has a relevant item"):
+        figures = RetrievalEvaluation()(torch.randn(6), {"query": QUERIES, "y": torch.zeros(6)})
     assert figures.keys() == {"ndcg_5", "ndcg_10", "map", "mrr_10"}
     assert all(math.isnan(value) for value in figures.values())
 

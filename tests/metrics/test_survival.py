@@ -39,7 +39,8 @@ def test_without_censoring_the_brier_score_is_the_mean_squared_error():
 
 def test_splits_without_events_and_wrong_columns():
     evaluation, batch = SurvivalEvaluation(), {"time": TIME, "event": torch.zeros(5)}
-    assert all(math.isnan(value) for value in evaluation(torch.randn(5), batch).values())
+    with pytest.warns(UserWarning, match="all 5 samples of a split are censored"):
+        assert all(math.isnan(value) for value in evaluation(torch.randn(5), batch).values())
     assert evaluation.details(torch.randn(5), batch) == {}
     with pytest.raises(DataError, match="need a column 'time'"):
         evaluation(torch.randn(5), {"event": EVENT})

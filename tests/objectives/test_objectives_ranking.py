@@ -14,6 +14,7 @@ from fcco_lightning import (
     BSGD,
     MOAP,
     MSVR,
+    SGD,
     SOAP,
     SONEX,
     SONX,
@@ -29,6 +30,7 @@ from fcco_lightning import (
     LabelBatches,
     MeanAveragePrecision,
     PNormPush,
+    SingleLoop,
     UniformBatches,
 )
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
@@ -49,7 +51,7 @@ def features(seed=0):
 def posed(objective, y=Y, algorithm=None, plan=None):
     columns = {"y": y, "index": torch.arange(len(y))}
     plan = plan or BalancedBatches(y, 16)
-    return (algorithm or SOX(0.5)).pose(
+    return (algorithm or (SGD() if objective.outer is None else SOX(0.5))).pose(
         objective.double(), num_samples=len(y), sampling={"target": Drawn(columns, plan)}, dtype=torch.float64
     )
 
@@ -217,10 +219,24 @@ def test_batches_with_one_positive_say_nothing_of_the_others(make, share):
         index = next(plan.batches(0))
         batch = {name: column[index] for name, column in ({"y": Y, "index": torch.arange(N)} | plan.columns()).items()}
         if positives == 2:
-            objective.check(torch.zeros(len(index)), batch)
+            objective.inner(torch.zeros(len(index)), batch)
             continue
-        with pytest.raises(DataError, match=r"a batch holds one positive of 12, .* two positives or more"):
-            objective.check(torch.zeros(len(index)), batch)
+        with pytest.raises(DataError, match=r"a batch holds one sample of stratum .* which has 12, .* two or more"):
+            objective.inner(torch.zeros(len(index)), batch)
+
+
+@pytest.mark.parametrize("make", [AUC, AUCMargin, PNormPush, KLPartialAUC, AveragePrecision])
+def test_ratios_of_means_are_warned_of(make):
+    """Where samples of one class have different weights, and the objective takes means over that class."""
+    objective = make()
+    batch = {"y": torch.tensor([1, 0, 0, 1]), "weight": torch.tensor([1.0, 2.0, 2.0, 1.0]), "index": torch.arange(4)}
+    objective.check(torch.zeros(4), batch)
+    batch["weight"][1] = 1.5
+    if make is AveragePrecision:
+        objective.check(torch.zeros(4), batch)
+        return
+    with pytest.warns(UserWarning, match=f"{make.__name__} takes means over the samples with y = 0 .* ratio of two"):
+        objective.check(torch.zeros(4), batch)
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input
@@ -358,6 +374,10 @@ def test_every_algorithm_descends_or_refuses_by_name(name, algorithm):
     objective, used = MAKES[name](), ALGORITHMS[algorithm]()
     if algorithm.startswith("ALEXR") and objective.outer is not None and name not in CONVEX:
         with pytest.raises(ConfigError, match=f"{algorithm} needs a convex outer function"):
+            train(objective, used)
+        return
+    if objective.outer is None and isinstance(used, SingleLoop):
+        with pytest.raises(ConfigError, match=f"{algorithm} would do nothing that SGD does not"):
             train(objective, used)
         return
     before, after = train(objective, used)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning.data import BalancedBatches
+from fcco_lightning.data import BalancedBatches, GroupBatches
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
@@ -12,6 +12,7 @@ from fcco_lightning.objectives.self_weights import (
     comparison_weights,
     self_and_others,
 )
+from tests.contracts.registry_plans import PLANS
 from tests.reference.probabilities import Balanced, Uniform
 
 N = 8
@@ -19,15 +20,24 @@ VALUES = torch.randn(N, N, generator=torch.Generator().manual_seed(0), dtype=tor
 LABELS = np.array([1, 0, 0, 1, 0, 1, 0, 0])
 
 
+def batch_of(index, **columns):
+    """A batch with the columns that are not None."""
+    return {"index": torch.as_tensor(index), **{k: c for k, c in columns.items() if c is not None}}
+
+
+def strata_of(stratum, sizes):
+    return {"stratum": stratum, "stratum_size": sizes[stratum]}
+
+
 def mean_estimate(sampler, kind, weight=None, strata=None):
     """Mean over the batches that hold anchor i of the estimate of its mean over all samples, for every i."""
     sums, chances = torch.zeros(N, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
     for batch, chance in sampler.batches():
         index = torch.tensor(batch)
-        drawn = None if weight is None else weight[index]
-        every = torch.arange(len(index))
-        stratum = None if strata is None else strata[index]
-        table = comparison_weights(kind, every, len(index), N, drawn, torch.float64, stratum=stratum)
+        drawn = batch_of(index, weight=None if weight is None else weight[index])
+        if strata is not None:
+            drawn |= strata_of(strata[index], torch.bincount(strata))
+        table = comparison_weights(kind, torch.arange(len(index)), drawn, N, torch.float64)
         sums[index] += chance * (table * VALUES[index][:, index]).sum(1)
         chances[index] += chance
     return sums / chances
@@ -79,38 +89,87 @@ def test_both_forms_are_the_same_and_equal_weights_change_nothing(kind, anchors)
     own, others = self_and_others(kind, 4, N)
     assert own + 3 * others == pytest.approx(1)
     anchors = torch.tensor(anchors)
-    table = comparison_weights(kind, anchors, 4, N, dtype=torch.float64)
+    table = comparison_weights(kind, anchors, batch_of(range(4)), N, torch.float64)
     square = torch.full((4, 4), others, dtype=torch.float64).fill_diagonal_(own)
     torch.testing.assert_close(table, square[anchors])
-    torch.testing.assert_close(comparison_weights(kind, anchors, 4, N, torch.ones(4), torch.float64), table)
+    weighted = batch_of(range(4), weight=torch.ones(4))
+    torch.testing.assert_close(comparison_weights(kind, anchors, weighted, N, torch.float64), table)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("stratified", [False, True])
-def test_anchors_of_one_class_have_weights_in_common(weighted, stratified):
+def test_anchors_of_one_class_have_weights_in_common(weighted):
     """Three positives and four negatives, once the former are all anchors and once one of them is not."""
     chosen = torch.tensor([1, 0, 3, 5, 2, 4, 6])
     mask = torch.tensor(LABELS[chosen] == 1)
-    drawn = {
-        "weight": class_weights(3, 4)[chosen] if weighted else None,
-        "stratum": mask.long() if stratified else None,
-    }
+    batch = batch_of(chosen, weight=class_weights(3, 4)[chosen] if weighted else None)
     anchors = mask.nonzero().squeeze(1)
-    others, excess = common_weights(mask, anchors, N, dtype=torch.float64, **drawn)
-    table = comparison_weights("dataset", anchors, 7, N, dtype=torch.float64, **drawn)
+    others, excess = common_weights(mask, anchors, batch, N, torch.float64)
+    table = comparison_weights("dataset", anchors, batch, N, torch.float64)
     expected = others.repeat(3, 1)
     expected[torch.arange(3), anchors] += excess
     torch.testing.assert_close(expected, table)
     mask[anchors[0]] = False
-    fewer = common_weights(mask, anchors[1:], N, dtype=torch.float64, **drawn)
-    assert (fewer is None) == (weighted or stratified)
+    fewer = common_weights(mask, anchors[1:], batch, N, torch.float64)
+    assert (fewer is None) == weighted
+    assert common_weights(mask, anchors, batch | {"stratum": mask}, N) is None
 
 
-def test_an_anchor_alone_of_its_class_leaves_the_rest_of_it_out():
-    """Two strata, in a batch one positive of three and three negatives of five."""
+REFUSED = {  # batches that say nothing of some samples, or not what: one sample, one of a class, one group, some bags
+    "uniform, short last batch": "the batch holds 1",
+    "owner": "one sample of stratum 0",
+    "queries": "strata .* of .* of 9 samples, drawn in a way",
+    "bags": "strata .* of .* of 8 samples, drawn in a way",
+    "labels": "one sample of stratum",
+    "labels, all of them": "one sample of stratum",
+    "rows of a table": "one sample of stratum",
+}
+
+
+@pytest.mark.parametrize("name", [name for name, case in PLANS.items() if case.unbiased])
+@pytest.mark.parametrize("kind", ["dataset", "none"])
+def test_means_are_unbiased_however_batches_are_drawn_or_refused(name, kind):
+    """Of every plan over all batches that it can draw: whom a sample meets, times how often it comes."""
+    case = PLANS[name]
+    columns = {key: c.double() if key == "weight" else c for key, c in case.tiny.columns().items()}
+    rows = sorted({row for _, batch in case.outcomes for row in batch})
+    n, place = len(rows), {row: i for i, row in enumerate(rows)}
+    sums = torch.zeros(n, dtype=torch.float64)
+
+    def add_all():
+        for chance, rows_of_batch in case.outcomes:
+            index = torch.tensor(rows_of_batch)
+            batch = batch_of(index, **{key: c[index] for key, c in columns.items()})
+            table = comparison_weights(kind, torch.arange(len(index)), batch, n, torch.float64)
+            at = torch.tensor([place[row] for row in rows_of_batch])
+            weight = batch.get("weight", torch.ones(len(index), dtype=torch.float64))
+            sums.index_add_(0, at, chance * n * weight / len(index) * (table * SQUARE[at][:, at]).sum(1))
+
+    if name in REFUSED:
+        with pytest.raises(DataError, match=REFUSED[name]):
+            add_all()
+        return
+    add_all()
+    inside = SQUARE[:n, :n]
+    expected = inside.mean(1) if kind == "dataset" else (inside.sum(1) - inside.diagonal()) / (n - 1)
+    torch.testing.assert_close(sums, expected, rtol=1e-6, atol=1e-6)  # weights have seven digits
+
+
+SQUARE = torch.randn(9, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_an_anchor_that_meets_nobody_of_its_class_or_of_another_is_refused():
+    y = torch.tensor([0, 0, 0, 1, 1])
     weight = class_weights(1, 3)[[0, 1, 2, 4]]
-    table = comparison_weights("dataset", torch.tensor([0]), 4, N, weight, torch.float64)
-    torch.testing.assert_close(table, torch.tensor([[1 / 8, 5 / 24, 5 / 24, 5 / 24]], dtype=torch.float64))
+    with pytest.raises(DataError, match=r"one sample of stratum .* which has 3, .* they draw two or more of each"):
+        comparison_weights("dataset", torch.tensor([0]), batch_of(range(4), weight=weight), N)
+    one_group = batch_of(
+        [0, 2], **{name: c[[0, 2]] for name, c in GroupBatches(y, 1, 2, prevalence="data").columns().items()}
+    )
+    with pytest.raises(DataError, match=r"a batch holds one of 2 strata .* groups_per_batch to 2 or more"):
+        comparison_weights("none", torch.tensor([0, 1]), one_group, 5)
+    other = {"stratum": torch.tensor([4, 4]), "stratum_size": torch.tensor([3, 3])}
+    with pytest.raises(DataError, match=r"strata .* of 3 of 5 samples, drawn in a way .* Use UniformSampling"):
+        comparison_weights("none", torch.tensor([0, 1]), batch_of([0, 2], **other), 5)
 
 
 def test_what_is_refused():
@@ -119,7 +178,7 @@ def test_what_is_refused():
     with pytest.raises(ConfigError, match="needs the number of samples n"):
         self_and_others("dataset", 3, None)
     with pytest.raises(ConfigError, match="needs the number of samples n"):
-        comparison_weights("none", torch.tensor([0]), 3, None, torch.ones(3))
+        comparison_weights("none", torch.tensor([0]), batch_of(range(3), weight=torch.ones(3)), None)
     with pytest.raises(ConfigError, match="num_samples must be a whole number >= 2, got 1"):
         self_and_others("dataset", 3, 1)
     with pytest.raises(DataError, match="the batch holds 1"):

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 
 from fcco_lightning import (
@@ -87,6 +88,29 @@ def test_resume_equals_uninterrupted(algorithm, batch, make_module, make_trainer
     different = [name for name in expected if not torch.equal(expected[name], actual[name])]
     assert not different
     assert resumed.global_step == whole.global_step
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"])
+def test_resume_in_every_precision(precision, make_module, make_trainer, tmp_path):
+    path, data = tmp_path / "at.ckpt", {"train": make_frame(60, 0), "test": make_frame(20, 1)}
+    flags = {"precision": precision}
+    if precision == "16-mixed":  # which Lightning keeps for GPUs
+        flags = {"plugins": [MixedPrecision(precision, "cpu", torch.amp.GradScaler("cpu"))]}
+
+    def fit(callbacks=(), ckpt_path=None):
+        torch.manual_seed(3 if ckpt_path is None else 99)
+        trainer = make_trainer(max_epochs=2, callbacks=list(callbacks), **flags)
+        module = make_module(optimizer=lambda p: HeavyBall(p, lr=0.05))
+        trainer.fit(module, make_data(**data), ckpt_path=ckpt_path)
+        return trainer
+
+    whole = fit([SaveAt(path, epoch=0, batch=1)])
+    expected, actual = everything(whole), everything(fit(ckpt_path=path))
+    assert not [name for name in expected if not torch.equal(expected[name], actual[name])]
+    evaluated = make_module()
+    make_trainer(**flags).validate(evaluated, make_data(**data), path, verbose=False)
+    stored = torch.load(path, weights_only=True)["state_dict"]
+    assert all(torch.equal(v, stored[f"network.{k}"]) for k, v in evaluated.network.state_dict().items())
 
 
 def save_one(make_module, make_trainer, path, **parts):

@@ -27,14 +27,15 @@ class SplitDataModule(LightningDataModule):
 
     A training batch is a dict of columns, or a dict of several such parts, of which "target" is the first: "dual" is an
     independent second draw.  Where a plan weights its rows, training batches carry the column ``weight`` (B,) float32,
-    and where it draws them by strata perhaps ``stratum``, ``stratum_size`` and ``replaced``; evaluation batches never
-    do.
+    and where it draws them by strata perhaps ``stratum``, ``stratum_size``, ``strata`` and ``replaced``; evaluation
+    batches never do.
 
     Args:
         batches: how training batches are drawn.
         seed: seed of the training batches.
         eval_batch_size: number of rows in an evaluation batch of one process.
         num_workers: number of worker processes of the training loader.
+        allow_changed: whether a checkpoint is continued although its training split differs, with a warning.
 
     Attributes:
         tables: split -> its samples; empty before ``setup``.
@@ -46,13 +47,20 @@ class SplitDataModule(LightningDataModule):
     _identifying = "arguments"
     """The arguments that decide what the rows of the training split are, for messages."""
 
-    def __init__(self, *, batches: Sampling, seed: int, eval_batch_size: int, num_workers: int) -> None:
+    _made = False
+    """Whether a network's inputs are computed from the arguments: the last bits may differ on another machine."""
+
+    def __init__(
+        self, *, batches: Sampling, seed: int, eval_batch_size: int, num_workers: int, allow_changed: bool = False
+    ) -> None:
         super().__init__()
+        self.allow_changed = allow_changed
         self.batches, self.seed = batches, at_least("seed", seed, 0)
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.num_workers = num_workers
         self.tables: dict[str, TensorTable] = {}
         self._expected: Mapping[str, Any] | None = None
+        self._found: dict[str, Any] | None = None
         self._drawn_from: tuple[TensorTable, TensorTable | LabelTable] | None = None
 
     @property
@@ -69,13 +77,20 @@ class SplitDataModule(LightningDataModule):
         return self.seed, self.batches
 
     @abstractmethod
-    def _fingerprint(self) -> dict[str, int | str]:
-        """Return what identifies the training split."""
+    def _fingerprint(self) -> dict[str, Any]:
+        """Return what identifies the training split, as plain values."""
+
+    def _identified(self) -> dict[str, Any]:
+        """Return what identifies the training split, found out once: it goes through all that is in the split."""
+        if self._found is None:
+            self._found = self._fingerprint()
+        return self._found
 
     def _require_expected_split(self) -> None:
         """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
         if self._expected is not None:
-            require_same(self._expected, self._fingerprint(), self._identifying)
+            allowed = None if self._made else self.allow_changed
+            require_same(self._expected, self._identified(), self._identifying, allow_changed=allowed)
 
     def sampling(self) -> dict[str, Drawn]:
         """Return what every part of a training batch is drawn from and how, in the order of the loaders."""
@@ -147,7 +162,7 @@ class SplitDataModule(LightningDataModule):
 
     def identity(self) -> dict[str, Any]:
         """What the training batches depend on: the same on all processes of a job."""
-        return {"train_split": self._fingerprint(), "batches": self._batch_settings()}
+        return {"train_split": self._identified(), "batches": self._batch_settings()}
 
     def _drawn(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
         """Return the part with its plan, and the second draw beside it if there is one."""
@@ -156,7 +171,7 @@ class SplitDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what identifies the training split, as plain values."""
-        return {"train_split": self._fingerprint()}
+        return {"train_split": self._identified()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make sure that the rows of a checkpoint's dual state mean the same samples.

@@ -22,6 +22,8 @@ class BlockDistributionsDataModule(TensorDataModule):
         num_workers: number of worker processes of the training loader.
     """
 
+    _made = True
+
     def __init__(
         self,
         problem: BlockDistributions | None = None,

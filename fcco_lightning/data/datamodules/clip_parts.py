@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.datamodules.labelled import require_choice
+from fcco_lightning.data.images import MOST_PIXELS, Images
+from fcco_lightning.data.pairs.reading import read_pairs
+from fcco_lightning.data.pairs.table import Captions
 from fcco_lightning.errors import ConfigError
 
 
@@ -91,6 +94,8 @@ class Pairs:
         augment: random crops as open_clip trains with (0.9 to 1 of the area); a mapping changes arguments of
             ``timm.data.create_transform``; False trains on the centre crop.
         corrupt: "error" refuses missing or unreadable images, "skip" leaves them out of their batch.
+        allow_outside: whether a table may name files outside of the folder that it lies in.
+        most_pixels: images of more pixels count as unreadable: one of 67 million takes 200 MB.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -103,8 +108,11 @@ class Pairs:
     of_target: bool = True
     augment: bool | dict[str, Any] = True
     corrupt: Literal["error", "skip"] = "error"
+    allow_outside: bool = False
+    most_pixels: int = MOST_PIXELS
 
     def __post_init__(self) -> None:
+        at_least("pairs.most_pixels", self.most_pixels, 1)
         if self.limit is not None:
             at_least("pairs.limit", self.limit, 1)
         require_choice("pairs.corrupt", self.corrupt, ("error", "skip"))
@@ -119,6 +127,10 @@ class Pairs:
             return [pairs]
         shards = [isinstance(source, (str, Path)) and str(source).endswith(".tar") for source in pairs]
         return [list(pairs)] if shards and all(shards) else list(pairs)
+
+    def read(self, source: Any) -> tuple[Images | Sequence[Any], Captions]:
+        """Return the images and the captions of one source."""
+        return read_pairs(source, self.image_column, self.caption_column, allow_outside=self.allow_outside)
 
 
 def _check_templates(argument: str, templates: Sequence[str]) -> None:

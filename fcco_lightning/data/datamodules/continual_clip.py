@@ -1,8 +1,7 @@
 """Image-text pairs to learn from, and labelled images of tasks that must not be forgotten, for Lightning."""
 
 import difflib
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -15,8 +14,9 @@ from fcco_lightning.data.columns import listed, require_columns, require_filled,
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
+from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import ImageTable, image_transform
-from fcco_lightning.data.pairs import FilesIn, Joined, PairTable, read_pairs
+from fcco_lightning.data.pairs import FilesIn, Joined, PairTable
 from fcco_lightning.data.plans import BatchPlan, RowsOf
 from fcco_lightning.data.sampling import GroupSampling, Sampling, TwoDraws, UniformSampling, with_num_batches
 from fcco_lightning.data.splits import stratified_split
@@ -61,6 +61,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         eval_train: whether validation goes through the labelled training images too (if there are others).
         seed: seed of the training batches, the augmentation and the choice of captions.
         num_workers: number of worker processes of every loader.
+        allow_changed: whether a checkpoint is continued although the pairs or images were changed, with a warning.
 
     Attributes:
         image_size: pixels S of a side of ``x``.
@@ -96,8 +97,15 @@ class ContinualCLIPDataModule(SplitDataModule):
         eval_train: bool = True,
         seed: int = 0,
         num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
-        super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
+        super().__init__(
+            batches=batches,
+            seed=seed,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            allow_changed=allow_changed,
+        )
         if images.corrupt == "blank":
             raise ConfigError("images.corrupt must be 'error' or 'skip' here, got 'blank': a black image has no class.")
         self.eval_workers, self.eval_train = num_workers, eval_train
@@ -115,6 +123,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._class_names: list[str] = []
         self._class_tokens = torch.empty(0, 0, 0, dtype=torch.int64)
         self._digests: dict[str, str] = {}
+        self._contents: dict[str, str] = {}
         self._announced = False
 
     @property
@@ -156,7 +165,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self.origin.prepare()
         for source in self.pairs.each:
             if isinstance(source, (str, list)):
-                read_pairs(source, self.pairs.image_column, self.pairs.caption_column)
+                self.pairs.read(source)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the tables and the captions; images stay where they are.  A second call changes nothing."""
@@ -196,19 +205,24 @@ class ContinualCLIPDataModule(SplitDataModule):
         Where it is equal, columns that were stored for :meth:`add_columns` belong to these samples.
         """
         prompts = [str(self.class_tokens.tolist()), str(self._seen()), *self.class_names, "", *self.task_names]
-        return {name: _digest([*prompts, self._digests[name]]) for name in self._labelled()}
+        return {name: digest_of([*prompts, self._digests[name]]) for name in self._labelled()}
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
         """Return the columns of all labelled samples with their positions among the images, and the images."""
         frame, images = self.origin.read()
         return frame, FilesIn(images, self.origin.root or "")
 
+    def _look_at(self, images: Any, what: str) -> None:
+        """Remember what tells images apart from others, if they are not made here."""
+        if not self._made:
+            self._contents |= contents_of_images(images, what)
+
     def _image_names(self, images: Any, rows: Tensor) -> list[str]:
         """Return what tells images apart from others: their paths, or the contents of some that are no files."""
         files = images.images if isinstance(images, FilesIn) else images
         if isinstance(files, list):
             return [str(files[row]) for row in rows.tolist()]
-        return [_identity(files[int(row)]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
+        return [identity_of(files[int(row)]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
         """Return which training images become pairs, given their classes ``y`` (n,)."""
@@ -235,8 +249,12 @@ class ContinualCLIPDataModule(SplitDataModule):
             rows = torch.tensor(part[ROW].tolist())[known]
             shown = Joined([images], rows)
             columns = {"y": y[known], "task": task_of[y[known]]}
-            tables[name] = ImageTable(shown, columns, self._plain, corrupt=self.origin.corrupt)
-            self._digests[name] = _digest([*self._image_names(images, rows), str(columns["y"].tolist())])
+            tables[name] = ImageTable(
+                shown, columns, self._plain, corrupt=self.origin.corrupt, most_pixels=self.origin.most_pixels
+            )
+            if name == "train":
+                self._look_at(shown, "the labelled images")
+            self._digests[name] = digest_of([*self._image_names(images, rows), str(columns["y"].tolist())])
         train = tables["train"]
         assert isinstance(train, ImageTable)  # noqa: S101  (made above)
         tables[_PAIRS] = self._pair_table(train)
@@ -262,7 +280,9 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _pair_table(self, train: ImageTable) -> PairTable:
         """Return the table of all pairs: those of ``pairs``, then the labelled ones."""
-        read = [read_pairs(source, self.pairs.image_column, self.pairs.caption_column) for source in self.pairs.each]
+        read = [self.pairs.read(source) for source in self.pairs.each]
+        for number, (images, _) in enumerate(read):
+            self._look_at(images, f"the images of pairs.sources[{number}]")
         images, captions = Joined([images for images, _ in read]), Joined([captions for _, captions in read])
         if self.pairs.limit is not None and self.pairs.limit < len(images):
             drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.splits.seed))
@@ -288,7 +308,7 @@ class ContinualCLIPDataModule(SplitDataModule):
                 f"All {len(images)} pairs have the caption {texts[0]!r}: there is nothing to contrast. Pass more pairs "
                 "(pairs.sources), or several classes.caption_templates."
             )
-        self._digests[_PAIRS] = _digest([str(len(images)), *texts])
+        self._digests[_PAIRS] = digest_of([str(len(images)), *texts])
         return PairTable(
             images,
             captions,
@@ -297,6 +317,7 @@ class ContinualCLIPDataModule(SplitDataModule):
             seed=None if self.pairs.augment is False else self.seed,
             caption_seed=self.seed,
             corrupt=self.pairs.corrupt,
+            most_pixels=self.pairs.most_pixels,
         )
 
     def _prompts(self) -> Tensor:
@@ -402,7 +423,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         drawn = *super()._batch_settings(), self.task_batches
         return *drawn, *self._seen(), str(self.pairs.augment), self.pairs.corrupt
 
-    def _fingerprint(self) -> dict[str, int | str]:
+    def _fingerprint(self) -> dict[str, Any]:
         """Sizes, and a digest of the captions, of all names and of the order of the labelled training images."""
         digests = self._digests[_PAIRS], self._digests["train"]
         return {
@@ -410,7 +431,8 @@ class ContinualCLIPDataModule(SplitDataModule):
             "rows": len(self._table("train")),
             "classes": self.num_classes,
             "tasks": len(self.task_names),
-            "digest": _digest([*self.class_names, "", *self.task_names, *digests]),
+            "digest": digest_of([*self.class_names, "", *self.task_names, *digests]),
+            "contents": self._contents,
         }
 
 
@@ -418,18 +440,3 @@ def _positions(labels: pd.Series, names: Sequence[str]) -> Tensor:
     """Return the place of every label among ``names``, or -1, shape (n,), int64."""
     place = {name: i for i, name in enumerate(names)}
     return torch.tensor([place.get(label, -1) for label in labels], dtype=torch.int64)
-
-
-def _identity(stored: Any) -> str:
-    """A digest of an image as it is stored: a file's bytes or path, or pixels."""
-    if isinstance(stored, Mapping):
-        stored = stored["path"] if stored.get("bytes") is None else stored["bytes"]
-    content = stored.tobytes() if hasattr(stored, "tobytes") else stored
-    return hashlib.sha256(content if isinstance(content, bytes) else str(content).encode()).hexdigest()[:16]
-
-
-def _digest(texts: Iterable[str]) -> str:
-    made = hashlib.sha256()
-    for text in texts:
-        made.update(text.encode() + b"\0")
-    return made.hexdigest()[:16]

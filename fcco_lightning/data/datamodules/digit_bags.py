@@ -30,6 +30,8 @@ class DigitBagsDataModule(TensorDataModule):
         ConfigError: if a number is out of range.
     """
 
+    _made = True
+
     def __init__(
         self,
         num_train: int = 400,

@@ -66,6 +66,8 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         ConfigError: if an argument is out of range.
     """
 
+    _made = True
+
     def __init__(
         self,
         *,

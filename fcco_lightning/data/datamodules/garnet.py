@@ -24,6 +24,8 @@ class GarnetDataModule(TensorDataModule):
         num_workers: number of worker processes of the training loader.
     """
 
+    _made = True
+
     def __init__(
         self,
         problem: Garnet | None = None,

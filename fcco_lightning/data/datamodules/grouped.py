@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from torch import Tensor
 
 from fcco_lightning.data.columns import listed, require_columns
@@ -13,7 +13,6 @@ from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import GroupSampling, Sampling
-from fcco_lightning.data.sources import read_table
 from fcco_lightning.data.splits import Splits, grouped_split
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -42,6 +41,7 @@ class GroupedTabularDataModule(TableDataModule):
         eval_batch_size: number of rows in an evaluation batch of one process.
         seed: seed of the training batches.
         num_workers: number of worker processes of the training loader.
+        allow_changed: whether a checkpoint is continued although the training table was changed, with a warning.
 
     Attributes:
         grouping: how rows become groups.
@@ -69,6 +69,7 @@ class GroupedTabularDataModule(TableDataModule):
         eval_batch_size: int = 4096,
         seed: int = 0,
         num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
         pooled = {f"pool[{i}]": table for i, table in enumerate(pool or [])}
         super().__init__(
@@ -80,6 +81,7 @@ class GroupedTabularDataModule(TableDataModule):
             seed=seed,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
+            allow_changed=allow_changed,
         )
         refuse_other_roles(columns)
         if splits.whole is not None:
@@ -89,7 +91,6 @@ class GroupedTabularDataModule(TableDataModule):
             )
         self.groups, self.grouping = groups, groups.grouping()
         self.dropped: dict[str, int] = {}
-        self._announced = False
 
     @property
     def num_classes(self) -> int:
@@ -113,13 +114,6 @@ class GroupedTabularDataModule(TableDataModule):
         """Split -> number of rows of every group in it, shape (G,), int64."""
         groups = self.num_groups
         return {name: torch.bincount(table.columns["group"], minlength=groups) for name, table in self.tables.items()}
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read, group, split, check and encode all splits; a second call changes nothing."""
-        super().setup(stage)
-        if stage == "fit" and not self._announced:
-            self._announced = True
-            rank_zero_info(self._summary())
 
     def group_report(self) -> str:
         """Return a table of the groups: name, rows in each split, and with two classes the positives in training."""
@@ -152,7 +146,7 @@ class GroupedTabularDataModule(TableDataModule):
             left_out += f", {len(self.grouping.left_out)} combinations below min_size={self.groups.min_size} {fate}"
         return (
             f"{self.num_groups} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} ({names[low]})"
-            f", largest {int(sizes[high])} ({names[high]}); {left_out}."
+            f", largest {int(sizes[high])} ({names[high]}); {left_out}.\n{super()._summary()}"
         )
 
     def _group_names(self) -> list[str]:
@@ -172,7 +166,7 @@ class GroupedTabularDataModule(TableDataModule):
         self.grouping.fit(frame, self.groups.min_size, self.groups.small, where)
         train = self._grouped(frame, "train", where)
         if self.splits.test_fraction is None:
-            test = self._grouped(read_table(self.sources["test"], "test"), "test", "the test table")
+            test = self._grouped(self._table_of("test"), "test", "the test table")
         else:
             train, test = self._held_out(train, self.splits.test_fraction, "test_fraction")
         if not self.splits.val_fraction:
@@ -182,7 +176,7 @@ class GroupedTabularDataModule(TableDataModule):
 
     def _pooled(self) -> pd.DataFrame:
         """Return the training table with the pooled ones below it."""
-        frames = {name: read_table(table, name) for name, table in self.sources.items() if name != "test"}
+        frames = {name: self._table_of(name) for name in self.sources if name != "test"}
         train = frames["train"]
         for name, frame in frames.items():
             require_columns(frame, {"the column of train": [str(column) for column in train.columns]}, f"{name} table")

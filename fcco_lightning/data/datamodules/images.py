@@ -1,6 +1,5 @@
 """Images whose labels and attributes form groups, for Lightning."""
 
-import hashlib
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,7 @@ from fcco_lightning.data.columns import listed
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.grouped import refuse_other_roles, require_all_classes, warn_of_absent_groups
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, imbalanced, parts_of
-from fcco_lightning.data.fingerprint import fingerprint
+from fcco_lightning.data.fingerprint import contents_of, contents_of_images, fingerprint
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.images import ImageColumn, ImageTable, ImageTransform
 from fcco_lightning.data.plans import BatchPlan
@@ -47,6 +46,7 @@ class GroupedImageDataModule(SplitDataModule):
             epoch's forward passes.
         seed: seed of the training batches and of the augmentation.
         num_workers: number of worker processes of every loader.
+        allow_changed: whether a checkpoint is continued although images or table were changed, with a warning.
 
     Attributes:
         grouping: how rows become groups.
@@ -72,8 +72,15 @@ class GroupedImageDataModule(SplitDataModule):
         eval_train: bool = False,
         seed: int = 0,
         num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
-        super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
+        super().__init__(
+            batches=batches,
+            seed=seed,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            allow_changed=allow_changed,
+        )
         refuse_other_roles(columns)
         if images.corrupt == "skip":
             raise ConfigError(
@@ -93,7 +100,6 @@ class GroupedImageDataModule(SplitDataModule):
         self._images: list[str] | ImageColumn | PixelImages = []
         self._evaluated: dict[str, ImageTable] = {}
         self._unseen: list[str] = []
-        self._files_digest = ""
 
     @property
     def num_train(self) -> int:
@@ -151,9 +157,6 @@ class GroupedImageDataModule(SplitDataModule):
             self._evaluated[name] = self._image_table(split, random=False)
             random = name == "train" and self.transform.augment is not False
             self.tables[name] = self._image_table(split, random=True) if random else self._evaluated[name]
-        files = self._images if isinstance(self._images, list) else []
-        train = [files[row] for row in splits["train"].features[ROW]] if files else []
-        self._files_digest = hashlib.sha256("\n".join(train).encode()).hexdigest()[:16]
         self._require_expected_split()
 
     def group_report(self) -> str:
@@ -244,6 +247,7 @@ class GroupedImageDataModule(SplitDataModule):
             self._random if random else self._plain,
             seed=self.seed if random else None,
             corrupt=self.origin.corrupt,
+            most_pixels=self.origin.most_pixels,
             root=self.origin.root or "",
             views=self.transform.views if random else 1,
         )
@@ -259,11 +263,13 @@ class GroupedImageDataModule(SplitDataModule):
     def _batch_settings(self) -> tuple[Any, ...]:
         return (*super()._batch_settings(), self.transform, self.origin.corrupt)
 
-    def _fingerprint(self) -> dict[str, int | str]:
-        """Sizes, and a digest of all names and of the order of files, labels and groups."""
-        names = [*self.class_names, *self.grouping.names, self._files_digest]
+    def _fingerprint(self) -> dict[str, Any]:
+        """Sizes, and digests of all names, of the files, and of the order of labels and groups."""
+        table = self._evaluated["train"]
+        columns = {name: column for name, column in table.columns.items() if name != "index"}
+        contents = contents_of(columns) | contents_of_images(table.images, "the images", table.root)
         return {
-            **fingerprint(self._table("train").columns, names),
+            **fingerprint(table.columns, [*self.class_names, *self.grouping.names], contents),
             "classes": self.num_classes,
             "groups": self.num_groups,
         }

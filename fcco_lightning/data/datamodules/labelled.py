@@ -14,7 +14,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.data import layouts
 from fcco_lightning.data.cifar import PixelImages, cifar
 from fcco_lightning.data.columns import listed, require_filled, text_of
-from fcco_lightning.data.images import ImageColumn, read_image_dataset
+from fcco_lightning.data.images import MOST_PIXELS, ImageColumn, read_image_dataset
 from fcco_lightning.data.sources import is_hub_id
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -42,6 +42,7 @@ class LabelledImages:
         corrupt: "error" refuses missing or unreadable images, "blank" puts black ones in their place, "skip" leaves
             them out of their batch.
         allow_outside: for "folder": whether the table may name files outside of ``root``.
+        most_pixels: images of more pixels count as unreadable: one of 67 million takes 200 MB.
 
     Raises:
         ConfigError: if the layout is none of these, or has no root or source where it needs one.
@@ -55,8 +56,10 @@ class LabelledImages:
     image_column: str = "image"
     corrupt: Literal["error", "blank", "skip"] = "error"
     allow_outside: bool = False
+    most_pixels: int = MOST_PIXELS
 
     def __post_init__(self) -> None:
+        at_least("images.most_pixels", self.most_pixels, 1)
         if self.layout not in LAYOUTS:
             known = ", ".join(repr(name) for name in LAYOUTS[:-1])
             raise ConfigError(

@@ -27,6 +27,8 @@ class ManyClassesDataModule(TensorDataModule):
         num_workers: number of worker processes of the training loader.
     """
 
+    _made = True
+
     def __init__(
         self,
         problem: ManyClasses | None = None,
@@ -70,6 +72,8 @@ class LatentChoiceDataModule(TensorDataModule):
         seed: seed of the training batches.
         num_workers: number of worker processes of the training loader.
     """
+
+    _made = True
 
     def __init__(
         self,

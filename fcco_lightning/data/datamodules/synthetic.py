@@ -27,6 +27,8 @@ class SyntheticDataModule(TabularDataModule):
         num_workers: number of worker processes of the training loader.
     """
 
+    _made = True
+
     def __init__(
         self,
         num_train: int = 8000,
@@ -69,6 +71,8 @@ class SyntheticSurvivalDataModule(TabularDataModule):
         num_workers: number of worker processes of the training loader.
     """
 
+    _made = True
+
     def __init__(
         self,
         num_train: int = 4000,
@@ -110,6 +114,8 @@ class SyntheticQueriesDataModule(TabularDataModule):
         seed: seed of the training batches.
         num_workers: number of worker processes of the training loader.
     """
+
+    _made = True
 
     def __init__(
         self,

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 
 from fcco_lightning.conditions import Condition, Where, described
 from fcco_lightning.data.columns import condition_on, require_columns, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.encoding import Encoding
-from fcco_lightning.data.fingerprint import fingerprint
+from fcco_lightning.data.fingerprint import contents_of, fingerprint
 from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
 from fcco_lightning.data.sampling import Sampling
+from fcco_lightning.data.schema import described as described_columns
+from fcco_lightning.data.schema import require_seen, settle_types
 from fcco_lightning.data.sources import is_hub_id, read_table
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.table import TensorTable
@@ -36,6 +39,7 @@ class TableDataModule(SplitDataModule):
         seed: seed of the training batches.
         eval_batch_size: number of rows in an evaluation batch of one process.
         num_workers: number of worker processes of the training loader.
+        allow_changed: whether a checkpoint is continued although the training table was changed, with a warning.
 
     Attributes:
         labels: classes, sensitive groups and further columns.
@@ -56,8 +60,15 @@ class TableDataModule(SplitDataModule):
         seed: int,
         eval_batch_size: int,
         num_workers: int,
+        allow_changed: bool,
     ) -> None:
-        super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
+        super().__init__(
+            batches=batches,
+            seed=seed,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            allow_changed=allow_changed,
+        )
         if (sources["test"] is None) == (splits.test_fraction is None):
             given = "neither" if sources["test"] is None else "both"
             raise DataError(
@@ -66,9 +77,12 @@ class TableDataModule(SplitDataModule):
             )
         self.sources, self.splits = dict(sources), splits
         self.labels = Labels(columns)
-        self.encoder = encoding.encoder()
+        self.encoding, self.encoder = encoding, encoding.encoder()
         self._rows: dict[str, pd.DataFrame] = {}  # of every split, with all columns of the table
         self._added: set[str] = set()  # columns that subsets and groups asked for
+        self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
+        self._contents: dict[str, str] = {}  # of the training split
+        self._announced = False
 
     @abstractmethod
     def _read_splits(self) -> dict[str, LabelledFrame]:
@@ -111,21 +125,55 @@ class TableDataModule(SplitDataModule):
             if is_hub_id(source):
                 read_table(source, argument)
 
-    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (all splits share one encoder: built together)
-        """Read, split, check and encode all splits; a second call changes nothing."""
-        if self.tables:
-            return
+    def setup(self, stage: str | None = None) -> None:
+        """Read, split, check and encode all splits, which share one encoder; a second call changes nothing.
+
+        Before training it says what the columns were taken for.
+
+        Raises:
+            DataError: if the tables are not what the arguments announce, or most of a column of categories in a split
+                are values that the training split lacks.
+        """
+        if not self.tables:
+            self._make_tables()
+            self._require_expected_split()
+        if stage == "fit" and not self._announced:
+            self._announced = True
+            rank_zero_info(self._summary())
+
+    def _make_tables(self) -> None:
         splits = self._read_splits()
         order = self.batches.row_order(len(splits["train"]))
         if order is not None:
             splits["train"] = splits["train"].take(order)
+        self._contents = {} if self._made else contents_of(splits["train"].features)
         self.encoder.fit(splits["train"].features, "the train split")
+        tables = {}
         for name, split in splits.items():
             x = self.encoder.transform(split.features, f"the {name} split")
-            self.tables[name] = TensorTable({"x": x, **split.columns})
+            self._unseen[name] = {column: n / len(split) for column, n in self.encoder.unknown_counts.items()}
+            inferred = [column for column in self.encoder.columns if column.name not in self.encoding.categorical]
+            require_seen(inferred, self._unseen[name], split.features, f"the {name} split")
+            tables[name] = TensorTable({"x": x, **split.columns})
             if split.table is not None:
                 self._rows[name] = split.table
-        self._require_expected_split()
+        self.tables = tables
+
+    def _table_of(self, argument: str) -> pd.DataFrame:
+        """Read the table of ``argument``, and settle what its columns are before it is split."""
+        encoding = self.encoding
+        return settle_types(
+            read_table(self.sources[argument], argument),
+            numeric=set(encoding.numeric),
+            categorical=set(encoding.categorical),
+            unused=self.columns.unused,
+            impute=encoding.missing == "impute",
+            where=f"the {argument} table",
+        )
+
+    def _summary(self) -> str:
+        """What is said before training."""
+        return described_columns(self.encoder.columns, self._unseen)
 
     def resolve_where(self, where: Where) -> Where:
         """Return a subset that names any columns of the table as one that batches can be asked for.
@@ -181,7 +229,7 @@ class TableDataModule(SplitDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder and what identifies the training split, as plain values."""
-        return {"encoder": self.encoder.state_dict(), "train_split": self._fingerprint()}
+        return {"encoder": self.encoder.state_dict(), "train_split": self._identified()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the encoder, and make sure that the rows of a checkpoint's dual state mean the same samples.
@@ -197,13 +245,17 @@ class TableDataModule(SplitDataModule):
         plan = self.batches.plan(self._drawn_table("train").columns, self.seed, world_size)
         return self._drawn("target", "train", self.batches, plan)
 
-    def _fingerprint(self) -> dict[str, int | str]:
+    def _fingerprint(self) -> dict[str, Any]:
         columns = {
             name: column for name, column in self._table("train").columns.items() if name not in {"x", *self._added}
         }
         names = self._group_names()
         return {
-            **fingerprint(columns, [*self.feature_names, *self.class_names, *self.columns.several, *names]),
+            **fingerprint(
+                columns,
+                [*self.feature_names, *self.class_names, *self.columns.several, *names],
+                contents_of(columns) | self._contents,
+            ),
             "features": self.num_features,
             "classes": len(self.class_names),
             "groups": len(names),

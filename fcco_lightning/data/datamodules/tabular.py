@@ -9,7 +9,7 @@ from fcco_lightning.data.datamodules.tables import TableDataModule
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import Sampling, UniformSampling
-from fcco_lightning.data.sources import read_table, with_features_of
+from fcco_lightning.data.sources import with_features_of
 from fcco_lightning.data.splits import Splits, require_all_cells, stratified_split, whole_split
 from fcco_lightning.errors import ConfigError
 
@@ -36,6 +36,7 @@ class TabularDataModule(TableDataModule):
         eval_batch_size: number of rows in an evaluation batch of one process.
         seed: seed of the training batches.
         num_workers: number of worker processes of the training loader.
+        allow_changed: whether a checkpoint is continued although the training table was changed, with a warning.
 
     Raises:
         DataError: from ``__init__`` unless exactly one of ``test`` and ``splits.test_fraction`` is given; from
@@ -56,6 +57,7 @@ class TabularDataModule(TableDataModule):
         eval_batch_size: int = 4096,
         seed: int = 0,
         num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
         super().__init__(
             {"train": train, "test": test},
@@ -66,6 +68,7 @@ class TabularDataModule(TableDataModule):
             seed=seed,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
+            allow_changed=allow_changed,
         )
 
     @property
@@ -90,11 +93,11 @@ class TabularDataModule(TableDataModule):
         return splits
 
     def _divided(self) -> dict[str, LabelledFrame]:
-        table = read_table(self.sources["train"], "train")
+        table = self._table_of("train")
         self.labels.fit(table, "the train table")
         train = self._labelled(table, "the train table")
         if self.splits.test_fraction is None:
-            test = self._labelled(with_features_of(read_table(self.sources["test"], "test"), table), "the test table")
+            test = self._labelled(with_features_of(self._table_of("test"), table), "the test table")
         else:
             train, test = self._held_out(train, self.splits.test_fraction, "test_fraction")
         if not self.splits.val_fraction:

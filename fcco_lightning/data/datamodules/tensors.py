@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fcco_lightning.data.datamodules.base import INPUTS, SplitDataModule
-from fcco_lightning.data.fingerprint import fingerprint
+from fcco_lightning.data.fingerprint import contents_of, fingerprint
 from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.sampling import Sampling, UniformSampling, with_num_batches
 from fcco_lightning.data.table import TensorTable
@@ -28,6 +28,7 @@ class TensorDataModule(SplitDataModule):
         eval_batch_size: number of rows in an evaluation batch of one process.
         seed: seed of the training batches.
         num_workers: number of worker processes of the training loader.
+        allow_changed: whether a checkpoint is continued although the training split was changed, with a warning.
 
     Raises:
         ConfigError: if ``others`` and ``other_batches`` do not name the same parts.
@@ -47,8 +48,15 @@ class TensorDataModule(SplitDataModule):
         eval_batch_size: int = 4096,
         seed: int = 0,
         num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
-        super().__init__(batches=batches, seed=seed, eval_batch_size=eval_batch_size, num_workers=num_workers)
+        super().__init__(
+            batches=batches,
+            seed=seed,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            allow_changed=allow_changed,
+        )
         missing = {"train", "test"} - splits.keys()
         if missing:
             raise DataError(f"splits must hold 'train' and 'test', got {sorted(splits)}.")
@@ -107,6 +115,8 @@ class TensorDataModule(SplitDataModule):
     def _batch_settings(self) -> tuple[Any, ...]:
         return (*super()._batch_settings(), self.other_batches)
 
-    def _fingerprint(self) -> dict[str, int | str]:
-        columns = {name: c for name, c in self._table("train").columns.items() if name not in INPUTS}
-        return fingerprint(columns, [*self._columns, *self._other_columns])
+    def _fingerprint(self) -> dict[str, Any]:
+        table = self._table("train").columns
+        columns = {name: column for name, column in table.items() if name not in INPUTS}
+        contents = contents_of(columns if self._made else table)
+        return fingerprint(columns, [*self._columns, *self._other_columns], contents)

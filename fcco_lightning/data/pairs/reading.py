@@ -36,7 +36,7 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def read_pairs(
-    source: Any, image_column: str | None = None, caption_column: str | None = None
+    source: Any, image_column: str | None = None, caption_column: str | None = None, *, allow_outside: bool = False
 ) -> tuple[Images | Sequence[Any], Captions]:
     """Read image-text pairs without decoding an image.
 
@@ -50,15 +50,16 @@ def read_pairs(
             stores; None looks for one.
         caption_column: column of the captions, texts or lists of texts, "json.caption" for a field of a mapping; None
             looks for one.
+        allow_outside: whether a table may name files outside of the folder that it lies in.
 
     Returns:
         The images and the captions of the same n >= 1 pairs.
 
     Raises:
         DataError: if the source is missing, unreadable or empty, if a column is missing or cannot be found, or if a
-            caption is missing or empty, naming its row.
+            caption is missing or empty, naming its row; or if a file lies outside of the table's folder.
     """
-    images, captions = _read(source, image_column, caption_column)
+    images, captions = _read(source, image_column, caption_column, allow_outside)
     if len(captions) == 0:
         raise DataError(f"pairs={_short(source)} has no rows.")
     require_captions(captions, f"pairs={_short(source)}")
@@ -81,40 +82,42 @@ def _is_caption(caption: Any) -> bool:
     return isinstance(caption, Sequence) and len(caption) > 0 and all(isinstance(c, str) and c.strip() for c in caption)
 
 
-def _read(source: Any, image: str | None, caption: str | None) -> tuple[Any, Captions]:
+def _read(source: Any, image: str | None, caption: str | None, outside: bool) -> tuple[Any, Captions]:
     if isinstance(source, (list, tuple)):
-        return _from_files(source, image, caption)
+        return _from_files(source, image, caption, outside)
     if not isinstance(source, (str, PathLike)):
         return _from_dataset(source, image, caption, source)
     path = Path(source)
     if path.is_dir():
         metadata = next((name for name in _METADATA if _has_table(path, name)), None)
         if metadata is not None:
-            return _from_folder(path, metadata, image, caption)
+            return _from_folder(path, metadata, image, caption, outside)
         return _from_dataset(_loaded(lambda d: d.load_from_disk(str(path)), source), image, caption, source)
     if is_hub_id(str(source)) and path.suffix.lower() not in _KINDS:
         name, _, split = str(source).partition(":")
         return _from_dataset(
             _loaded(lambda d: d.load_dataset(name, split=split or "train"), source), image, caption, source
         )
-    return _from_files([source], image, caption)
+    return _from_files([source], image, caption, outside)
 
 
 def _has_table(folder: Path, name: str) -> bool:
     return (folder / name).is_file() or (folder / "train" / name).is_file()
 
 
-def _from_folder(folder: Path, metadata: str, image: str | None, caption: str | None) -> tuple[list[Path], list[Any]]:
-    frame = layouts.folder(folder, metadata, image or "file_name")
+def _from_folder(
+    folder: Path, metadata: str, image: str | None, caption: str | None, outside: bool
+) -> tuple[FilesIn, list[Any]]:
+    frame = layouts.folder(folder, metadata, image or "file_name", allow_outside=outside)
     if "split" in frame and not (folder / metadata).is_file():
         frame = frame[frame["split"] == "train"]
     name = _resolved_column(
         list(frame.columns.drop("file")), caption, _CAPTION_NAMES, "caption_column", f"'{folder / metadata}'"
     )
-    return [folder / file for file in frame["file"]], _cells(frame[name])
+    return FilesIn(frame["file"].tolist(), folder), _cells(frame[name])
 
 
-def _from_files(source: Sequence[Any], image: str | None, caption: str | None) -> tuple[Any, Captions]:
+def _from_files(source: Sequence[Any], image: str | None, caption: str | None, outside: bool) -> tuple[Any, Captions]:
     paths = [path for pattern in source for path in _expanded(pattern)]
     kinds = {Path(path).suffix.lower() for path in paths}
     if len(kinds) != 1 or not kinds <= _KINDS:
@@ -122,7 +125,7 @@ def _from_files(source: Sequence[Any], image: str | None, caption: str | None) -
     kind = kinds.pop().removeprefix(".")
     folder = Path(paths[0]).parent
     if kind == "csv":
-        parts = [_from_csv(Path(path), image, caption) for path in paths]
+        parts = [_from_csv(Path(path), image, caption, outside) for path in paths]
         return Joined([images for images, _ in parts]), Joined([captions for _, captions in parts])
     if kind == "tar":
         return _from_shards(paths, image, caption, source)
@@ -137,7 +140,7 @@ def _from_files(source: Sequence[Any], image: str | None, caption: str | None) -
             f"pairs={_short(source)} lie in {len(folders)} folders and name their images by relative paths, such as "
             f"{images[0]!r}. Give a source for each folder."
         )
-    return FilesIn(images, folder), captions
+    return FilesIn(images, folder, allow_outside=outside), captions
 
 
 def _from_shards(
@@ -185,7 +188,7 @@ def _first_sample(path: str) -> dict[str, Any]:
     return sample
 
 
-def _from_csv(path: Path, image: str | None, caption: str | None) -> tuple[list[Path], list[Any]]:
+def _from_csv(path: Path, image: str | None, caption: str | None, outside: bool) -> tuple[FilesIn, list[Any]]:
     try:
         frame = pd.read_csv(path, skipinitialspace=True)
     except (OSError, ValueError) as error:
@@ -195,7 +198,10 @@ def _from_csv(path: Path, image: str | None, caption: str | None) -> tuple[list[
     captions = _resolved_column(columns, caption, _CAPTION_NAMES, "caption_column", f"'{path}'")
     if frame[images].isna().any():
         raise DataError(f"pairs: '{path}' must name a file in every row of {images!r}.")
-    return [path.parent / str(file) for file in frame[images]], _cells(frame[captions])
+    files = frame[images].astype(str).tolist()
+    if not outside:
+        layouts.require_inside(path.parent, files, f"pairs: '{path}'")
+    return FilesIn(files, path.parent), _cells(frame[captions])
 
 
 def _from_dataset(dataset: Any, image: str | None, caption: str | None, source: Any) -> tuple[ImageColumn, Captions]:

@@ -11,7 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.images import Images, ImageTable
+from fcco_lightning.data.images import MOST_PIXELS, Images, ImageTable
+from fcco_lightning.data.layouts import require_inside
 from fcco_lightning.errors import DataError
 
 
@@ -40,6 +41,7 @@ class PairTable(ImageTable):
         caption_seed: what the choice among several captions depends on.
         corrupt: what becomes of images that are missing or unreadable, see :class:`ImageTable`.
         root: folder that relative paths start from.
+        most_pixels: images of more pixels are not decoded.
 
     Raises:
         DataError: if there is not one caption per image.
@@ -65,10 +67,11 @@ class PairTable(ImageTable):
         caption_seed: int = 0,
         corrupt: Literal["error", "blank", "skip"] = "error",
         root: str | PathLike[str] = "",
+        most_pixels: int = MOST_PIXELS,
     ) -> None:
         if len(images) != len(captions):
             raise DataError(f"Every image needs a caption, got {len(images)} images and {len(captions)} captions.")
-        super().__init__(images, {}, transform, seed=seed, corrupt=corrupt, root=root)
+        super().__init__(images, {}, transform, seed=seed, corrupt=corrupt, root=root, most_pixels=most_pixels)
         self.captions, self.tokenizer = captions, tokenizer
         self.caption_seed = at_least("caption_seed", caption_seed, 0)
 
@@ -156,14 +159,22 @@ class FilesIn:
     Args:
         images: n images, some or all of them paths.
         folder: where the paths start.
+        allow_outside: whether paths may lead out of it.
+
+    Raises:
+        DataError: when an image is asked for that lies elsewhere and must not.
     """
 
-    def __init__(self, images: Any, folder: str | PathLike[str]) -> None:
-        self.images, self.folder = images, Path(folder)
+    def __init__(self, images: Any, folder: str | PathLike[str], *, allow_outside: bool = True) -> None:
+        self.images, self.folder, self.allow_outside = images, Path(folder), allow_outside
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, i: int) -> Any:
         stored = self.images[i]
-        return self.folder / stored if isinstance(stored, str) else stored
+        if not isinstance(stored, str):
+            return stored
+        if not self.allow_outside:
+            require_inside(self.folder, [stored], f"pairs in '{self.folder}'")
+        return self.folder / stored

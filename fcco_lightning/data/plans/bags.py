@@ -84,6 +84,11 @@ class BagBatches(BatchPlan):
         """Bag of every row, numbered from 0; shape (n,), int64."""
         return self._bag
 
+    @property
+    def stratum_kinds(self) -> Tensor:
+        """Bags of one class and size are drawn alike."""
+        return 2 * self._sizes + self._positive
+
     def weights(self) -> Tensor | None:
         """Weight B / (n p) of a row that is in a batch p times on average."""
         chance = torch.empty(len(self._sizes), dtype=torch.float64)

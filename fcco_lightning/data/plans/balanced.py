@@ -99,9 +99,12 @@ class BalancedBatches(BatchPlan):
         return stratum_weights(self._strata, [self.num_negative, self.num_positive])
 
     def columns(self) -> dict[str, Tensor]:
-        """``weight``, or the strata where all weights are 1 and could not tell the classes apart."""
+        """``weight``, and the strata where weights do not tell the classes apart, or a batch may hold a row twice."""
         columns = super().columns()
-        return columns if columns or self.prevalence == "batch" else with_strata(columns, self._strata)
+        twice = self.num_positive > len(self._positives) or self.num_negative > len(self._negatives)
+        if self.prevalence == "batch" or (columns and not twice):
+            return columns
+        return with_strata(columns, self._strata)
 
     def _second_half(self) -> Self:
         half, rest = copy.copy(self), self._is_positive[self.batch_size // 2 :]

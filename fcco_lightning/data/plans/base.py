@@ -56,6 +56,14 @@ class BatchPlan(ABC):
         """Number of strata S."""
         return 1 if self.strata is None else int(self.strata.max()) + 1
 
+    @property
+    def stratum_kinds(self) -> Tensor:
+        """Kind of every stratum, shape (S,), int64: strata of one kind may be exchanged without changing any chance.
+
+        Where S is large, few kinds spare the same computations for many groups or bags.  By default no two are alike.
+        """
+        return torch.arange(self.num_strata)
+
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
         r"""Return the probability that a batch holds none of a set of marked rows, averaged over an epoch's batches.
 
@@ -105,8 +113,9 @@ class BatchPlan(ABC):
 
         ``weight`` (float32), if there are :meth:`weights`.  Plans in whose batches not all pairs of rows are equally
         likely also give ``stratum`` and ``stratum_size`` (int64), the stratum of a row and its number of rows: with
-        them a batch says how many rows each of its rows stands for.  Plans that draw the rows of a stratum with
-        replacement give ``replaced`` (bool), too, which is true everywhere.
+        them a batch says how many rows each of its rows stands for.  Plans whose batches hold some of S strata, any
+        set of them as likely as any other, give ``strata`` (int64), S everywhere.  Plans that draw the rows of a
+        stratum with replacement give ``replaced`` (int64), too: how often a batch holds each draw.
         """
         weights = self.weights()
         return {} if weights is None else {"weight": weights}
@@ -234,16 +243,21 @@ def mean_product(factors: NDArray[np.float64], count: int) -> float:
     step, the recurrence over the numbers is a convex combination, which neither overflows nor cancels:
 
     .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
+
+    Numbers that are 0 leave the mean over the choices among the others, times the chance of such a choice.
     """
-    if np.count_nonzero(factors > 0.0) < count:
+    every, factors = len(factors), factors[factors > 0.0]
+    if len(factors) < count:
         return 0.0
+    j = np.arange(count)
+    without_zeros = float(np.prod((len(factors) - j) / (every - j)))
     j = np.arange(count + 1)
     ones = int(np.count_nonzero(factors == 1.0))
     means = (j <= ones).astype(np.float64)  # products of ones
     for m, a in enumerate(factors[factors != 1.0].tolist(), start=ones + 1):
         before = np.concatenate([[0.0], means[:-1]])
         means = np.where(j <= m, (m - j) / m * means + j / m * a * before, 0.0)
-    return float(means[-1])
+    return without_zeros * float(means[-1])
 
 
 def stratum_weights(strata: Tensor, drawn: Sequence[int]) -> Tensor | None:

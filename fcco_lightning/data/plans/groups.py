@@ -88,6 +88,11 @@ class GroupBatches(BatchPlan):
         """Group of every row, shape (n,), int64."""
         return self._groups
 
+    @property
+    def stratum_kinds(self) -> Tensor:
+        """Groups of one size are drawn alike."""
+        return self._sizes
+
     def weights(self) -> Tensor | None:
         """Weights by group; None with ``prevalence="batch"``, or without replacement if all groups are of one size."""
         if self.prevalence == "batch":
@@ -100,8 +105,9 @@ class GroupBatches(BatchPlan):
         columns = super().columns()
         if self.prevalence == "batch":
             return columns
-        columns = with_strata(columns, self._groups)
-        return columns | {"replaced": torch.ones_like(self._groups, dtype=torch.bool)} if self.replacement else columns
+        every = torch.ones_like(self._groups)
+        columns = with_strata(columns, self._groups) | {"strata": self.num_groups * every}
+        return columns | {"replaced": every} if self.replacement else columns
 
     def _absence(self, counts: Tensor) -> float:
         """Mean over all choices of B1 of the G groups of the product of their own absences."""

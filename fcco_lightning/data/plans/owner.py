@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fcco_lightning.data.plans.base import BatchPlan, enough_rows, none_drawn, stratum_weights
+from fcco_lightning.data.plans.base import BatchPlan, enough_rows, none_drawn, stratum_weights, with_strata
 from fcco_lightning.errors import DataError
 from fcco_lightning.state import shard_of
 
@@ -66,6 +66,11 @@ class OwnerBatches(BatchPlan):
         """Shards of different sizes: their rows are drawn with different probabilities."""
         strata = self.strata
         return None if strata is None else stratum_weights(strata, self._shares)
+
+    def columns(self) -> dict[str, Tensor]:
+        """``weight``, and the strata: two rows of one shard come together less often than two of different ones."""
+        columns, strata = super().columns(), self.strata
+        return columns if strata is None else with_strata(columns, strata)
 
     def _second_half(self) -> Self:
         half, first = copy.copy(self), self.batch_size // 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan
+from fcco_lightning.data.plans.base import BatchPlan, with_strata
 
 
 class RepeatedBatches(BatchPlan):
@@ -45,9 +45,27 @@ class RepeatedBatches(BatchPlan):
         """Strata of the plan."""
         return self.plan.strata
 
+    @property
+    def stratum_kinds(self) -> Tensor:
+        """Kinds of the plan."""
+        return self.plan.stratum_kinds
+
     def weights(self) -> Tensor | None:
         """Weights of the plan: every sample of a batch is repeated equally often."""
         return self.plan.weights()
+
+    def columns(self) -> dict[str, Tensor]:
+        """Columns of the plan, and its strata: the pairs of a sample with itself are more likely than others.
+
+        Without weights all samples are one stratum, as if batches without copies were uniform.
+        """
+        columns = self.plan.columns()
+        if "replaced" in columns:
+            columns["replaced"] = columns["replaced"] * self.copies
+        if "stratum" in columns:
+            return columns
+        strata = self.plan.strata if columns else None
+        return with_strata(columns, torch.zeros(self.num_rows, dtype=torch.int64) if strata is None else strata)
 
     def second_draw(self) -> Self:
         """Return the copies of the plan's second draw."""

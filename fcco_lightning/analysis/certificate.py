@@ -1,0 +1,338 @@
+"""How nearly a constrained solution meets the conditions of Karush, Kuhn and Tucker, exactly on a whole split."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from fcco_lightning.analysis.derivatives import undisturbed
+from fcco_lightning.analysis.dual_values import outer_gradients
+from fcco_lightning.analysis.eigenvalues import gram
+from fcco_lightning.analysis.inner_jacobian import MAX_VALUES
+from fcco_lightning.checks import positive
+from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.distributed import Processes
+from fcco_lightning.engine import InnerFunctions, outputs_of_columns
+from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+from fcco_lightning.objectives import Objective
+from fcco_lightning.outer import NoSmoothing, Smoothing, excess
+from fcco_lightning.records import Columns, Inner
+
+
+class Certificate(NamedTuple):
+    r"""The residuals of the conditions ``grad F + sum_i nu_i grad h_i = 0``, ``nu_i h_i = 0``, ``h_i <= 0``, nu >= 0.
+
+    w is an eps-KKT point of ``min F(w) subject to h_i(w) <= 0`` (SONEX paper, Prop. 5.2, with w itself in the place of
+    the point near it).  A row with ``|nu_i h_i| <= eps`` may have any multiplier, so what counts at the kink of a
+    penalty ``rho [h_i]_+`` is not on which side of it noise has left h_i: as in Def. 4.1 there, the slope may be taken
+    at a value near h_i.
+
+    Attributes:
+        stationarity: ``|grad F + sum_i nu_i grad h_i|``, in units of F per unit of a weight.
+        gradient: ``|grad F|``, with which to compare it.
+        complementarity: ``max_i |nu_i h_i|``, in units of F.
+        violation: ``max_i h_i``; without constraints 0.
+        eps: the largest of stationarity, complementarity and the violation.
+        multipliers: nu_i, shape (m,); of ``|s_i| <= kappa``, which is two constraints, the difference of the two.
+        values: h_i, shape (m,), at the kappa that is enforced.
+    """
+
+    stationarity: float
+    gradient: float
+    complementarity: float
+    violation: float
+    eps: float
+    multipliers: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+class _Sides(NamedTuple):
+    """The one-sided constraints: ``s_i - kappa <= 0``, and of two sides ``-s_i - kappa <= 0`` as well.
+
+    Attributes:
+        row: to which row of the constraints they belong, shape (sides,).
+        sign: of s_i, shape (sides,).
+        excess: shape (sides,).
+    """
+
+    row: Tensor
+    sign: Tensor
+    excess: Tensor
+
+
+def certificate(
+    functions: InnerFunctions,
+    outputs: Tensor,
+    columns: Columns,
+    batches: Iterable[Columns],
+    multipliers: Sequence[float] | None = None,
+    processes: Processes | None = None,
+    max_values: float = MAX_VALUES,
+) -> Certificate:
+    r"""Measure the residuals at the present weights, with all trained parameters, in evaluation mode.
+
+    F, the h_i and their derivatives by the network's outputs are those of the whole split at once; a second pass, batch
+    by batch, takes them on to the weights.  So the gradient is exact for every objective and every constraint, and no
+    more activations are held than those of one batch.  No ``.grad`` and no buffer changes.
+
+    Args:
+        functions: the network, the objective and the constraints.
+        outputs: the network's outputs on the whole split, shape (n, ...), on the parameters' device.
+        columns: the columns of the split, among them ``index``, there too.
+        batches: the split again, or this process's part of it, with the network's input.
+        multipliers: nu_i, shape (m,), with a backward pass or two for every batch.  By default those that make the
+            residuals small together, ``argmin over nu >= 0 of |grad F + sum_i nu_i grad h_i|^2 + sum_i (nu_i h_i)^2``,
+            with m + 1 backward passes for every batch.
+        processes: of the job, which share the batches; this one alone by default.
+        max_values: most values of the gradients of all constraints, and of an objective's comparisons of samples.
+
+    Raises:
+        ConfigError: if objective or constraints are measured on several data sets or parameters of single samples are
+            trained, nothing is trained, or there are too many values.
+        DataError: if the split has no sample of a constraint's subset.
+        NonFiniteError: if a gradient is NaN or infinite.
+    """
+    require_one_data_set(functions, max_values)
+    processes = processes or Processes()
+    with undisturbed(functions):
+        wide = outputs.detach().clone().double().requires_grad_()
+        objective = _prepared(functions.objective, columns, max_values)
+        parameters = [p for p in objective.parameters() if p.requires_grad]
+        surrogate = _surrogate(objective, wide, columns)
+        numbers, sides = _signed(functions.constraints, wide, columns)
+        values = torch.full((len(numbers),), -torch.inf, dtype=torch.float64, device=wide.device)
+        values = values.scatter_reduce(0, sides.row, sides.excess, "amax")
+        pulled = [surrogate]
+        if multipliers is None:
+            pulled += list(numbers)
+        elif len(numbers):
+            given = torch.as_tensor(multipliers, dtype=torch.float64, device=wide.device)
+            pulled.append((given * _pushing_sign(sides, values)) @ numbers)
+        slopes = [_grad(number, [wide]) for number in pulled]
+        own = _grad(surrogate, parameters).cpu()
+        rows = _by_weights(functions, [s.view_as(wide) for s in slopes], columns["index"], batches, processes)
+    objective_gradient = torch.cat([rows[0], own])
+    others = torch.nn.functional.pad(rows[1:], (0, len(own)))
+    if not bool(objective_gradient.isfinite().all() and others.isfinite().all()):
+        raise NonFiniteError("a gradient on the split is not finite: the weights diverged, or the data holds NaN.")
+    sides = _Sides(*(part.cpu() for part in sides))
+    if multipliers is None:
+        nu = _least_residuals(objective_gradient, others, sides)
+        push = torch.zeros(len(values), dtype=torch.float64).index_add(0, sides.row, nu * sides.sign)
+        total, products = objective_gradient + push @ others, nu * sides.excess
+    else:
+        push = torch.as_tensor(multipliers, dtype=torch.float64)
+        total, products = objective_gradient + others.sum(0), push * values.cpu()
+    return _certificate(total, objective_gradient, products, push.abs(), values.cpu())
+
+
+def penalty_multipliers(
+    penalty: Penalty,
+    constraints: Sequence[Constraint],
+    outputs: Tensor,
+    columns: Columns,
+    epoch: int = 0,
+    smoothing: Smoothing | None = None,
+) -> list[float]:
+    """The slopes ``phi_rho'(h_i + kappa) / m`` of a fixed penalty, which are its multipliers, at the exact h_i.
+
+    Args:
+        penalty: how the constraints are enforced.
+        constraints: all of them, with m rows together.
+        outputs: the network's outputs on the whole split.
+        columns: the columns of the split.
+        epoch: of which rho is taken.
+        smoothing: of the algorithm, by which phi_rho is replaced; None for none.
+    """
+    total, slopes = sum(c.num_rows for c in constraints), list[float]()
+    for c in constraints:
+        phi = (smoothing or NoSmoothing())(penalty.outer(penalty.weight(epoch), c.kappa))
+        h = c.violation(_whole(c, outputs.double(), columns).values)
+        slopes += (phi.subgradient((h + c.tolerance).unsqueeze(1)).squeeze(1) / total).tolist()
+    return slopes
+
+
+# ------------------------------------------------------------------------------------------- by the network's outputs
+
+
+def require_one_data_set(functions: InnerFunctions, max_values: float = MAX_VALUES) -> None:
+    """Find out before anything runs whether a certificate can be given.
+
+    Args:
+        functions: the network, the objective and the constraints.
+        max_values: most values of the gradients of objective and constraints, > 0.
+
+    Raises:
+        ConfigError: see :func:`certificate`.
+    """
+    parts: list[Objective | Constraint] = [functions.objective, *functions.constraints]
+    several = [type(part).__name__ for part in parts if part.part is not None]
+    if several:
+        raise ConfigError(
+            f"a certificate is of one data set, but {', '.join(several)} names the part of the batches that it is "
+            "measured on. Switch diagnostics off."
+        )
+    if functions.objective.sample_parameters is not None:
+        raise ConfigError(
+            f"{type(functions.objective).__name__} trains parameters of single samples, which a certificate leaves "
+            "out. Switch diagnostics off."
+        )
+    number, size = 1 + sum(c.num_rows for c in functions.constraints), sum(p.numel() for p in _trained(functions))
+    if size == 0:
+        raise ConfigError("a certificate needs parameters that are trained, all of them are frozen. Unfreeze some.")
+    if number * size > positive("max_values", max_values):
+        raise ConfigError(
+            f"the gradients of {number - 1:,} constraints by {size:,} parameters have {number * size:,} values, "
+            f"max_values is {max_values:,.0f}. Raise max_values if the memory is there, or freeze layers."
+        )
+
+
+def _trained(functions: InnerFunctions) -> list[Tensor]:
+    return list(functions.trainable().values())
+
+
+def _prepared(objective: Objective, columns: Columns, max_values: float) -> Objective:
+    """A copy that belongs to this split and this process alone."""
+    own, count = copy.deepcopy(objective), len(columns["index"])
+    own.prepare(count)
+    own.join(Processes(alone=True))
+    if own.outer is not None:
+        domain = own.row_domain(count, columns)
+        rows = domain.num_rows if domain.owners is None else int(domain.owners.sum())
+        if domain.per_sample and rows * count > max_values:
+            raise ConfigError(
+                f"{type(own).__name__} may compare {rows:,} samples with {count:,} at once, max_values is "
+                f"{max_values:,.0f}. Raise max_values if the memory is there, or take a smaller split."
+            )
+    return own
+
+
+def _surrogate(objective: Objective, outputs: Tensor, columns: Columns) -> Tensor:
+    """A scalar with the gradient of F: ``g_0 + (1/n) sum_i r_i <y_i, g_i>`` with y_i the slope of f_i at g_i."""
+    direct, inner = objective.direct(outputs, columns), objective.inner(outputs, columns)
+    total = outputs.sum() * 0 if direct is None else direct
+    outer = None if inner is None else inner.outer or objective.outer
+    if inner is None or outer is None:
+        return total
+    order = inner.index.argsort()  # a coupled f is of all rows in their order
+    values = inner.values[order]
+    if outer.coupled:
+        slope = outer_gradients(objective, values.detach())
+        return total + (slope * values).sum(1).mean()
+    if inner.outer is not None:
+        outer = inner.outer.take(order)
+    rows = (outer.subgradient(values.detach()) * values).sum(1)
+    if any(parameter.requires_grad for parameter in outer.parameters()):
+        rows = rows + outer.value(values.detach())
+    return total + (rows if inner.relevance is None else inner.relevance[order] * rows).mean()
+
+
+def _signed(constraints: Sequence[Constraint], outputs: Tensor, columns: Columns) -> tuple[Tensor, _Sides]:
+    """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
+    numbers, rows, signs, exceeded = [outputs.new_zeros(0)], list[Tensor](), list[Tensor](), list[Tensor]()
+    first = 0
+    for c in constraints:
+        values = _whole(c, outputs, columns).values
+        outer = c.number(values)
+        s, slope = outer.value(values.detach()), outer.subgradient(values.detach())
+        product = (slope * values).sum(1)
+        numbers.append(s + product - product.detach())
+        exceeded.append(excess(s.unsqueeze(1), c.kappa, c.sides).flatten())
+        index = torch.arange(first, first + c.num_rows, device=outputs.device)
+        rows.append(index.repeat_interleave(c.sides))
+        signs.append(s.new_tensor([1.0, -1.0][: c.sides]).repeat(c.num_rows))
+        first += c.num_rows
+    nothing = outputs.new_zeros(0)
+    return torch.cat(numbers), _Sides(
+        torch.cat([nothing.long(), *rows]), torch.cat([nothing, *signs]), torch.cat([nothing, *exceeded])
+    )
+
+
+def _whole(constraint: Constraint, outputs: Tensor, columns: Columns) -> Inner:
+    """The inner values of all rows, in their order."""
+    inner = constraint.inner(outputs, columns)
+    missing = set(range(constraint.num_rows)) - set(inner.index.tolist())
+    if missing:
+        raise DataError(
+            f"the split has no sample of what the constraint {constraint.names[min(missing)]!r} is about. Use a split "
+            "that holds every subset."
+        )
+    order = inner.index.argsort()
+    return Inner(inner.index[order], inner.values[order])
+
+
+def _pushing_sign(sides: _Sides, values: Tensor) -> Tensor:
+    """The sign of s_i on the side that is exceeded more, shape (m,)."""
+    largest = (sides.excess == values[sides.row]).to(sides.sign.dtype)
+    return torch.zeros_like(values).index_add(0, sides.row, largest * sides.sign).clamp(-1, 1)
+
+
+# --------------------------------------------------------------------------------------------------------- by weights
+
+
+def _grad(number: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """The gradient of a scalar, flat, float64, 0 where it does not depend on a tensor; its graph is kept."""
+    if not tensors or not number.requires_grad:
+        return torch.zeros(sum(t.numel() for t in tensors), dtype=torch.float64, device=number.device)
+    parts = torch.autograd.grad(number, list(tensors), retain_graph=True, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.reshape(-1).double() for part in parts])
+
+
+def _by_weights(
+    functions: InnerFunctions,
+    slopes: Sequence[Tensor],
+    index: Tensor,
+    batches: Iterable[Columns],
+    processes: Processes,
+) -> Tensor:
+    """Carry derivatives by the outputs (n, ...) on to the network's weights, shape (numbers, d), on the CPU."""
+    weights = [p for p in functions.network.parameters() if p.requires_grad]
+    total = torch.zeros(len(slopes), sum(w.numel() for w in weights), dtype=torch.float64)
+    ordered = index.argsort()
+    with processes.together():
+        for batch in batches if weights else ():
+            found = outputs_of_columns(functions.network, batch)
+            at = ordered[torch.searchsorted(index[ordered], batch["index"])]
+            for number, slope in enumerate(slopes):
+                total[number] += _grad((slope[at].to(found.dtype) * found).sum(), weights).cpu()
+    device = slopes[0].device
+    for row in total if processes.size > 1 else ():
+        row.copy_(processes.sum_(row.to(device)))
+    return total
+
+
+# ------------------------------------------------------------------------------------------------------- multipliers
+
+
+def _least_residuals(objective: Tensor, rows: Tensor, sides: _Sides) -> Tensor:
+    """The multipliers of the sides for which stationarity and complementarity are nearest to 0, in least squares."""
+    if not len(sides.row):
+        return torch.zeros(0, dtype=torch.float64)
+    products = gram(torch.cat([objective.unsqueeze(0), rows]))
+    sign = sides.sign.unsqueeze(1) * sides.sign
+    matrix = sign * products[1:, 1:][sides.row][:, sides.row] + sides.excess.square().diag()
+    towards = -sides.sign * products[0, 1:][sides.row]
+    values, vectors = torch.linalg.eigh(matrix)
+    kept = values > len(values) * torch.finfo(torch.float64).eps * values[-1]
+    root = values[kept].sqrt().unsqueeze(1)
+    solved, _ = nnls((root * vectors[:, kept].T).numpy(), (vectors[:, kept].T @ towards / root.squeeze(1)).numpy())
+    return torch.from_numpy(np.asarray(solved, dtype=np.float64))
+
+
+def _certificate(total: Tensor, objective: Tensor, products: Tensor, nu: Tensor, values: Tensor) -> Certificate:
+    stationarity = float(total.norm())
+    complementarity = float(products.abs().max()) if len(products) else 0.0
+    violation = float(values.max()) if len(values) else 0.0
+    return Certificate(
+        stationarity,
+        float(objective.norm()),
+        complementarity,
+        violation,
+        max(stationarity, complementarity, violation),
+        tuple(nu.tolist()),
+        tuple(values.tolist()),
+    )

@@ -1,0 +1,132 @@
+"""``fcco compare``: finished runs side by side, by what they were told and what they reached.  No torch here."""
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.pictures import plot_comparison
+
+_OBJECTIVE, _LARGEST = "objective", "largest h"
+_BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
+_HIDDEN = ("report.", "checkpoint.", "trainer.logger", "trainer.default_root_dir")  # where a run leaves its files
+
+Row = dict[str, Any]
+
+
+def compare(folders: Sequence[str | Path]) -> list[Row]:
+    """A row for every run: its name, the settings in which the runs differ, and its figures.
+
+    ``objective`` is the last estimate of the objective while training, ``largest h`` the largest constraint value on
+    the training split, and ``test_NAME`` the figures of the test split.  A value that a run does not have is None.
+
+    Args:
+        folders: of finished runs, each with a ``report.json``; others are passed over.
+
+    Raises:
+        DataError: if none of them holds a report.
+    """
+    runs = {Path(folder): _report(Path(folder)) for folder in folders}
+    reports = {folder: report for folder, report in runs.items() if report is not None}
+    if not reports:
+        raise DataError(
+            f"none of {[str(folder) for folder in folders]} holds a report.json. Name the folders of finished runs, "
+            "for example runs/*."
+        )
+    settings = {folder: dict(_flat(report.get("config", {}))) for folder, report in reports.items()}
+    differing = _differing(list(settings.values()))
+    short = _short_names(differing)
+    rows = []
+    for folder, report in reports.items():
+        told = {short[key]: settings[folder].get(key) for key in differing}
+        rows.append({"run": folder.name, **told, **_figures(folder, report)})
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> None:
+    """Print the table of :func:`compare`, draw it, and write it as CSV if ``out`` is given."""
+    if out is not None and Path(out).suffix != ".csv":
+        raise ConfigError(f"out={out!r}: the comparison is written as CSV. Name a .csv file.")
+    rows = compare(folders)
+    table = Table()
+    for name in rows[0]:
+        table.add_column(name, overflow="fold", justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*map(_text, row.values()))
+    console = Console()
+    console.print(table)
+    if out is not None:
+        with Path(out).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    figure = next((name for name in rows[0] if name.startswith("test_")), None)
+    drawn = None if figure is None else plot_comparison(rows, figure, _LARGEST, Path(picture))
+    console.print(f"Picture: {drawn}" if drawn else "No picture: the runs have no figure of the test split in common.")
+
+
+def _report(folder: Path) -> Mapping[str, Any] | None:
+    path = folder / "report.json"
+    if not path.is_file():
+        return None
+    try:
+        report: Mapping[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path} is no readable report: {error}. Leave its folder out.") from error
+    return report
+
+
+def _figures(folder: Path, report: Mapping[str, Any]) -> Row:
+    figures: Row = {_OBJECTIVE: _last_objective(folder / "metrics.csv")}
+    if "worst_violation" in report.get("train", {}):
+        figures[_LARGEST] = report["train"]["worst_violation"]
+    test = report.get("test", {})
+    numbers = {k: v for k, v in test.items() if isinstance(v, int | float) and k not in _BESIDE}
+    return figures | {f"test_{name}": value for name, value in numbers.items()}
+
+
+def _last_objective(path: Path) -> float | None:
+    if not path.is_file():
+        return None
+    with path.open() as file:
+        found = [float(row["train_objective"]) for row in csv.DictReader(file) if row.get("train_objective")]
+    return found[-1] if found else None
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted key, a class by its name: ``model.algorithm`` is SONEX, ``model.algorithm.lam`` 0.01."""
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            yield key, str(value["class_path"]).rpartition(".")[2]
+            yield from _flat(value.get("init_args") or {}, key)
+            return
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    elif not key.startswith(_HIDDEN):
+        yield key, json.dumps(value) if isinstance(value, list) else value
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for one in settings for key in one)
+    return [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+
+
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The end of every dotted key that no other one has."""
+    names = {key: key.rpartition(".")[2] for key in keys}
+    counts = Counter(names.values())
+    return {key: name if counts[name] == 1 else key for key, name in names.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return "" if value is None else str(value)

@@ -1,0 +1,57 @@
+"""What can be said against constraints before anything is trained."""
+
+from collections.abc import Mapping, Sequence
+
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.means import MeanAtMost
+from fcco_lightning.errors import ConfigError, DataError, FCCOError
+from fcco_lightning.records import Columns
+
+
+def require_compatible(constraints: Sequence[Constraint]) -> None:
+    """Refuse constraints of which no weights can meet all.
+
+    Only means of one quantity over one subset are compared; constraints that contradict each other in other ways are
+    known by the fact that no weights are found that meet them.
+
+    Raises:
+        ConfigError: naming two constraints that contradict each other.
+    """
+    means = [c for c in constraints if isinstance(c, MeanAtMost)]
+    for i, c in enumerate(means):
+        for other in means[:i]:
+            same = (c.quantity, c.where.where, c.part) == (other.quantity, other.where.where, other.part)
+            low, high = max(c.allowed[0], other.allowed[0]), min(c.allowed[1], other.allowed[1])
+            if same and low > high:
+                raise ConfigError(
+                    f"the constraints {other.names[0]!r} and {c.names[0]!r} contradict each other: they ask that the "
+                    f"mean of {c.quantity!r} where {c.where} be at least {low:g} and at most {high:g}. Change one of "
+                    "them."
+                )
+
+
+def require_columns(constraints: Sequence[Constraint], train: Columns, splits: Mapping[str, Columns]) -> None:
+    """Refuse splits that lack a column of the training split that a constraint needs.
+
+    Args:
+        constraints: of the run; those on another part of the batches are not looked at.
+        train: columns of the training split.
+        splits: columns of the splits on which they are evaluated, by name.
+
+    Raises:
+        DataError: naming the split, the constraint and the columns.
+    """
+    for split, columns in splits.items():
+        lacking = sorted(train.keys() - columns.keys())
+        common = {name: column for name, column in train.items() if name in columns}
+        for constraint in constraints if lacking else ():
+            if constraint.part is not None:
+                continue
+            try:
+                constraint.subsets(common)
+            except FCCOError as error:
+                raise DataError(
+                    f"the {split} split lacks a column of the training split (it has no {', '.join(lacking)}) that the "
+                    f"constraint {constraint.names[0]!r} needs: {error} Add it to the {split} table: constraints are "
+                    "evaluated there, too."
+                ) from error

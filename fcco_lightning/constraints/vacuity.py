@@ -1,0 +1,48 @@
+"""When decisions or scores are such that a constraint on them holds and says nothing."""
+
+import torch
+from torch import Tensor
+
+_EDGE = 0.01  # outliers beyond this share on either side are left out of a span
+
+
+def spread(scores: Tensor) -> tuple[float, float]:
+    """The 1% and the 99% quantile of scores (n,); of more than a million samples, of an even choice of them."""
+    few = scores.detach().double()[:: 1 + len(scores) // 1_000_000]
+    low, high = torch.quantile(few, few.new_tensor([_EDGE, 1 - _EDGE])).tolist()
+    return low, high
+
+
+def constant_decision(rate: Tensor) -> str | None:
+    """Why a smoothed decision says nothing of the hard one: all are alike, or it is too soft to tell.
+
+    Args:
+        rate: in [0, 1], more than 1/2 for a positive decision, shape (n,).
+    """
+    if not len(rate):
+        return None
+    positive = rate > 0.5
+    if not bool(positive.any()) or bool(positive.all()):
+        decision = "positive" if bool(positive.any()) else "negative"
+        return f"the decisions are constant: every sample is decided {decision}"
+    low, high = spread(torch.logit(rate.detach().double(), eps=1e-12))
+    if high - low < 1:
+        return f"the smoothed decisions are too soft: the scores span {high - low:.3g} temperatures, less than one"
+    return None
+
+
+def too_close(scores: Tensor, unit: float) -> str | None:
+    """Why smoothed comparisons of scores say nothing of their order: they differ by less than a unit.
+
+    Args:
+        scores: shape (n,).
+        unit: of the difference of two scores, in which their comparison is smoothed, > 0.
+    """
+    if not len(scores):
+        return None
+    low, high = spread(scores)
+    return (
+        f"the scores span {high - low:.3g}, less than one unit of the pair loss ({unit:g})"
+        if high - low < unit
+        else None
+    )

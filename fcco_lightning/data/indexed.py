@@ -1,0 +1,94 @@
+"""Any map-style data set as one whose samples know their number."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, SequentialSampler, TensorDataset
+
+from fcco_lightning.data.plans import Drawn, UniformBatches
+from fcco_lightning.errors import DataError
+from fcco_lightning.records import TARGET
+
+
+class IndexedDataset(Dataset[dict[str, Any]]):
+    """Samples of another data set by name, with their ``index``: what a dual state needs of a batch.
+
+    A sample ``(x, y)`` becomes ``{"x": x, "y": y, "index": i}``, with i its position 0..n-1 in this very data set; a
+    sample that is a mapping keeps its names.  Wrap the training split itself (a ``Subset``, not what it is taken from).
+
+    Args:
+        dataset: map-style, with a length.
+        names: of the parts of a sample that is a tuple, in its order.
+        columns: what is known of all samples without loading them, name -> (n,): the labels ``y``, if objectives
+            such as average precision must know which samples own rows.  By default the ``targets`` of torchvision's
+            data sets and the tensors of a ``TensorDataset``.
+
+    Attributes:
+        columns: as given or found, with ``index``.
+
+    Raises:
+        DataError: if a column has another length than the data set; later, if a sample has other parts than ``names``.
+
+    Example:
+        >>> IndexedDataset(TensorDataset(torch.eye(2), torch.tensor([1, 0])))[1]
+        {'x': tensor([0., 1.]), 'y': tensor(0), 'index': 1}
+    """
+
+    def __init__(
+        self, dataset: Any, names: Sequence[str] = ("x", "y"), columns: Mapping[str, Any] | None = None
+    ) -> None:
+        self.dataset, self.names = dataset, tuple(names)
+        found = _known(dataset, self.names) if columns is None else columns
+        self.columns = {name: torch.as_tensor(column) for name, column in found.items()}
+        for name, column in self.columns.items():
+            if len(column) != len(self):
+                raise DataError(f"columns[{name!r}] has {len(column)} rows, the data set has {len(self)} samples.")
+        self.columns["index"] = torch.arange(len(self))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        """Return sample ``i`` by name."""
+        sample = self.dataset[i]
+        if isinstance(sample, Mapping):
+            return {**sample, "index": i}
+        parts = sample if isinstance(sample, tuple | list) else (sample,)
+        if len(parts) != len(self.names):
+            raise DataError(
+                f"sample {i} has {len(parts)} parts, and names={list(self.names)} has {len(self.names)}. Name each "
+                "part, for example names=('x', 'y', 'group')."
+            )
+        return {**dict(zip(self.names, parts, strict=True)), "index": i}
+
+    def drawn(self, batch_size: int, *, drop_last: bool = False) -> dict[str, Drawn]:
+        """Return what is known of shuffled batches of these samples, for ``sampling`` of a problem or a criterion.
+
+        Args:
+            batch_size: over all processes together.
+            drop_last: whether an epoch's last batch is left out if it is short.
+        """
+        return {TARGET: Drawn(self.columns, UniformBatches(len(self), batch_size, drop_last=drop_last))}
+
+
+def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:
+    """Return what is known of a loader's batches; None if that is nothing.
+
+    Args:
+        loader: of one process; shuffled batches of an :class:`IndexedDataset` with columns are known.
+        world_size: number of processes.
+    """
+    data, size = loader.dataset, loader.batch_size
+    if not isinstance(data, IndexedDataset) or len(data.columns) == 1 or size is None:
+        return None
+    if isinstance(loader.sampler, SequentialSampler) or getattr(loader.sampler, "replacement", False):
+        return None
+    return data.drawn(size * world_size, drop_last=loader.drop_last)
+
+
+def _known(dataset: Any, names: Sequence[str]) -> Mapping[str, Tensor]:
+    if isinstance(dataset, TensorDataset):
+        return dict(list(zip(names, dataset.tensors, strict=False))[1:])
+    return {"y": dataset.targets} if hasattr(dataset, "targets") and "y" in names else {}

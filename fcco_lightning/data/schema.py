@@ -1,0 +1,154 @@
+"""Which columns of a table are numbers and which are categories, settled on a whole table before it is split."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from fcco_lightning.data.columns import require_columns
+from fcco_lightning.data.encoding import CategoricalColumn, Column
+from fcco_lightning.errors import DataError
+
+MOST_ARE_NUMBERS = 0.9
+"""Share of numbers among the filled cells from which on a column of text is taken for numbers with mistakes in it."""
+_MANY_CATEGORIES = 20
+_MOST_NAMED = 8
+_DECIMAL_COMMA, _THOUSANDS = r"[+-]?\d+,\d+", r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"
+
+
+def settle_types(
+    frame: pd.DataFrame,
+    *,
+    numeric: Collection[str] = (),
+    categorical: Collection[str] = (),
+    unused: Collection[str] = (),
+    impute: bool = False,
+    where: str = "the table",
+) -> pd.DataFrame:
+    """Return ``frame`` with columns of text that are to be numbers as numbers, and refuse those that may be meant so.
+
+    A column of text stays one of categories, unless at least :data:`MOST_ARE_NUMBERS` of its filled cells, but not all
+    of them, are numbers, with or without a comma in them: then one mistyped cell would make a category of every number.
+
+    Args:
+        frame: a whole table, not yet split.
+        numeric: columns that are numbers whatever their cells say.
+        categorical: columns that are categories whatever their cells say.
+        unused: columns that are no features, and that nothing is asked of.
+        impute: whether cells of ``numeric`` that are no numbers become missing ones.
+        where: what the table is, for messages.
+
+    Raises:
+        DataError: naming the column, the first cells that are no numbers, and the ways out.
+    """
+    require_columns(frame, {"numeric": numeric}, where)
+    text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
+    settled: dict[str, pd.Series] = {}
+    for name in frame.columns[text]:
+        if name in numeric:
+            settled[name] = _as_numbers(frame[name], impute, where)
+        elif name not in categorical and name not in unused:
+            _refuse_mistyped_numbers(frame[name], where)
+    return frame.assign(**settled) if settled else frame
+
+
+def _as_numbers(column: pd.Series, impute: bool, where: str) -> pd.Series:
+    numbers = pd.to_numeric(column, errors="coerce")
+    wrong = numbers.isna() & column.notna()
+    if wrong.any() and not impute:
+        raise DataError(
+            f"encoding.numeric: the column {str(column.name)!r} of {where} has cells that are no numbers: "
+            f"{_cells(column, wrong)}. Correct them, or set encoding.missing='impute' to take them as missing."
+        )
+    return numbers.astype(np.float64)
+
+
+def _refuse_mistyped_numbers(column: pd.Series, where: str) -> None:
+    counts = column.value_counts()
+    if not len(counts):
+        return
+    cells = counts.index.to_series().astype(str)
+    numbers = pd.to_numeric(cells, errors="coerce").notna()
+    share = counts[numbers.to_numpy()].sum() / counts.sum()
+    name = str(column.name)
+    if MOST_ARE_NUMBERS <= share < 1:
+        wrong = column.isin(counts.index[~numbers.to_numpy()])
+        raise DataError(
+            f"The column {name!r} of {where} is text, because {wrong.sum()} of its {counts.sum()} filled cells are no "
+            f"numbers: {_cells(column, wrong)}. Correct them; or say what it is: encoding.numeric: [{name}] (these "
+            f"cells are then missing, see encoding.missing) or encoding.categorical: [{name}] (a feature for each of "
+            f"its {len(counts)} values)."
+        )
+    with_comma = cells.str.fullmatch(f"{_DECIMAL_COMMA}|{_THOUSANDS}")
+    if with_comma.any() and counts[(numbers | with_comma).to_numpy()].sum() / counts.sum() >= MOST_ARE_NUMBERS:
+        thousands = bool(cells[with_comma].str.fullmatch(_THOUSANDS).all())
+        kind, option = ("thousands separators", "thousands") if thousands else ("decimal commas", "decimal")
+        raise DataError(
+            f"The column {name!r} of {where} is text, because its numbers have {kind}, such as "
+            f"{cells[with_comma].iloc[0]!r}. Write the table anew without them, pandas.read_csv(FILE, {option}=',')"
+            f".to_csv(NEW, index=False), or keep its {len(counts)} values as categories (encoding.categorical: "
+            f"[{name}])."
+        )
+
+
+def _cells(column: pd.Series, marked: pd.Series) -> str:
+    """The first marked cells with their rows."""
+    first = column[marked].head(3)
+    more = f" and {int(marked.sum()) - len(first)} more" if marked.sum() > len(first) else ""
+    return ", ".join(f"row {row}: {cell!r}" for row, cell in first.items()) + more
+
+
+def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float]]) -> str:
+    """Return in a few lines what the columns of a table were taken for, and how much of other splits is unseen.
+
+    Args:
+        columns: as they are encoded.
+        unseen: split -> column of categories -> share of its cells whose value the training split lacks.
+    """
+    numbers = [column.name for column in columns if not isinstance(column, CategoricalColumn)]
+    categories = sorted((c for c in columns if isinstance(c, CategoricalColumn)), key=lambda c: -len(c.categories))
+    lines = [f"{len(columns)} columns become {sum(len(column.features) for column in columns)} features"]
+    if numbers:
+        lines.append(f"  {len(numbers)} of numbers: {_first(numbers)}")
+    if categories:
+        lines.append(f"  {len(categories)} of categories: {_first([_counted(column) for column in categories])}")
+    shares = sorted(((s, c, split) for split, of_split in unseen.items() for c, s in of_split.items()), reverse=True)
+    if shares:
+        lines.append(f"  never seen in training: {_first([f'{s:.1%} of {c} ({split})' for s, c, split in shares])}")
+    return "\n".join(lines)
+
+
+def _counted(column: CategoricalColumn) -> str:
+    """The name and the number of values; what may be numbers after all is said so."""
+    size = len(column.categories)
+    if size > _MANY_CATEGORIES and pd.to_numeric(pd.Series(column.categories), errors="coerce").notna().all():
+        return f"{column.name} ({size} values, all numbers: encoding.numeric?)"
+    return f"{column.name} ({size})"
+
+
+def _first(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return f"{', '.join(texts[:_MOST_NAMED])}{more}"
+
+
+def require_seen(columns: Sequence[Column], unseen: Mapping[str, float], frame: pd.DataFrame, where: str) -> None:
+    """Raise :class:`DataError` naming a column of categories if most of its cells are of values not fitted on.
+
+    Args:
+        columns: those to ask this of, as they are encoded.
+        unseen: column -> share of such cells.
+        frame: the rows that were encoded.
+        where: what they are, for messages.
+    """
+    for column in columns:
+        name, share = column.name, unseen.get(column.name, 0.0)
+        if not isinstance(column, CategoricalColumn) or share <= 0.5:
+            continue
+        cells = frame[name].astype(str)
+        raise DataError(
+            f"{share:.0%} of the column {name!r} in {where} are values that the training split does not have, such as "
+            f"{cells[~cells.isin(column.categories)].iloc[0]!r}: it has {len(column.categories)}, such as "
+            f"{column.categories[0]!r}. Give both tables the same words; or leave the column out (columns.drop: "
+            f"[{name}]), call it one of numbers (encoding.numeric: [{name}]), or one of categories after all "
+            f"(encoding.categorical: [{name}])."
+        )

@@ -1,0 +1,81 @@
+"""A trained network in files that other programs read."""
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.inference.predictor import Predictor, load
+from fcco_lightning.models import BatchNetwork
+
+
+def export(
+    path: str | Path,
+    out: str | Path,
+    *,
+    shape: Sequence[int] | None = None,
+    network: nn.Module | None = None,
+    trusted: Sequence[str] = (),
+) -> Path:
+    """Write the network of a checkpoint; the number of samples B in a batch stays free.
+
+    - ``.pt``, ``.pth``: the plain state dict, for ``network.load_state_dict(torch.load(out, weights_only=True))``;
+    - ``.pt2``: the network itself, for ``torch.export.load(out).module()`` in programs that do not know its class;
+    - ``.onnx``: the network for other runtimes; needs the packages onnx and onnxscript.
+
+    Args:
+        path: of the checkpoint.
+        out: the file to write.
+        shape: of one input without B, for .pt2 and .onnx; None takes the number of features of a table.
+        network: as for :func:`load`.
+        trusted: as for :func:`load`.
+
+    Returns: ``out``.
+
+    Raises:
+        ConfigError: if ``out`` has another suffix, a package is missing, or the shape of an input is not known.
+        CheckpointError: if the checkpoint cannot be read.
+    """
+    out = Path(out)
+    if out.suffix not in (".pt", ".pth", ".pt2", ".onnx"):
+        raise ConfigError(f"OUT {out}: cannot export to {out.suffix!r}. Choose .pt, .pt2 or .onnx.")
+    if out.suffix == ".onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
+        raise ConfigError(
+            f"OUT {out}: ONNX needs the packages onnx and onnxscript. Install them (pip install "
+            "'fcco-lightning[onnx]'), or choose .pt2."
+        )
+    model = load(path, network, trusted=trusted)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix in (".pt", ".pth"):
+        torch.save(model.network.state_dict(), out)
+    else:
+        _write_graph(model, out, _example(model, shape))
+    return out
+
+
+def _write_graph(model: Predictor, out: Path, example: Tensor) -> None:
+    if isinstance(model.network, BatchNetwork):
+        raise ConfigError(
+            f"{type(model.network).__name__} reads several columns of a batch and has no single input. Export its "
+            "state dict (.pt)."
+        )
+    free = {0: torch.export.Dim("batch")}
+    if out.suffix == ".pt2":
+        torch.export.save(torch.export.export(model.network, (example,), dynamic_shapes=(free,)), out)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about its own parts
+        torch.onnx.export(
+            model.network, (example,), out, dynamo=True, dynamic_shapes=(free,), external_data=False, verbose=False
+        )
+
+
+def _example(model: Predictor, shape: Sequence[int] | None) -> Tensor:
+    if shape is None and model.encoder is None:
+        raise ConfigError("the shape of an input is not known: pass --shape, for example --shape 3 224 224.")
+    sizes = shape if shape is not None else [len(model.encoder.feature_names)] if model.encoder else []
+    return torch.zeros(2, *sizes)

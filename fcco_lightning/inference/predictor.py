@@ -1,0 +1,178 @@
+"""A trained network with what a checkpoint knows of its inputs and outputs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from jsonargparse import ArgumentParser
+from torch import Tensor, nn
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.data.columns import require_columns, text_of
+from fcco_lightning.data.encoding import TabularEncoder
+from fcco_lightning.data.sources import read_table
+from fcco_lightning.engine import outputs_of_columns
+from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.inference.tables import Kind, prediction_table
+from fcco_lightning.training.row_checkpoints import read_file
+
+_KNOWN = ("fcco_lightning", "torch")
+
+
+class Predictor(nn.Module):
+    """A network in evaluation mode, called with its inputs, or given a table.
+
+    Args:
+        network: trained.
+        encoder: from the columns of a table to the network's inputs; None where these come from no table.
+        kind: what the outputs are scores of, see :func:`~fcco_lightning.inference.prediction_table`.
+        names: of the classes or labels.
+        group_columns: the columns of a table that define groups.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        encoder: TabularEncoder | None = None,
+        kind: Kind = "values",
+        names: Sequence[str] = (),
+        group_columns: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.encoder, self.kind, self.names, self.group_columns = encoder, kind, list(names), list(group_columns)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        """The network's outputs for inputs x with first dimension B."""
+        return outputs_of_columns(self.network, {"x": x})
+
+    @torch.no_grad()
+    def predict(
+        self, source: Any, *, id_column: str | None = None, threshold: float = 0.5, batch_size: int = 4096
+    ) -> pd.DataFrame:
+        """A row for every row of a table: its number or id, its groups where known, and what is predicted.
+
+        Args:
+            source: a table as a datamodule takes it (file, folder, hub id, DataFrame); labels are not needed.
+            id_column: column that names the rows; None numbers them from 0 in ``index``.
+            threshold: of probabilities, in (0, 1].
+            batch_size: rows that pass through the network at once.
+
+        Returns: see :func:`~fcco_lightning.inference.prediction_table`.
+
+        Raises:
+            ConfigError: if the network was not trained on a table.
+            DataError: if the table lacks a column, or cells that the encoder needs.
+        """
+        if self.encoder is None:
+            raise ConfigError(
+                "the checkpoint was not written with a datamodule of tables, so there is no way from a table to the "
+                "network's inputs. Call the loaded network with tensors, or use `fcco predict --config CONFIG "
+                "--ckpt_path CKPT`, which predicts the config's test split."
+            )
+        frame = read_table(source, "data")
+        if id_column is not None:
+            require_columns(frame, {"id": [id_column]}, "the table")
+        ids: dict[str, Any] = {id_column: frame[id_column]} if id_column else {"index": frame.index}
+        ids |= {
+            name: text_of(frame[name]) for name in self.group_columns if name in frame.columns and name != id_column
+        }
+        x = self.encoder.transform(frame)
+        parts = [self(part) for part in torch.split(x, at_least("batch_size", batch_size, 1))]
+        return prediction_table(torch.cat(parts), ids, kind=self.kind, names=self.names, threshold=threshold)
+
+
+def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequence[str] = ()) -> Predictor:
+    """The network of a checkpoint, ready for inference.
+
+    A checkpoint of ``fcco fit`` says how its network is made.  One of a Trainer in Python does not, and needs
+    ``network``.
+
+    Args:
+        path: of a checkpoint.
+        network: of the architecture that was trained; its weights are replaced.
+        trusted: packages beside fcco_lightning and torch whose classes the checkpoint may name, for networks of one's
+            own: making them runs their code.
+
+    Raises:
+        CheckpointError: if the file is no checkpoint, or its weights are those of another network.
+        ConfigError: if the network is not known, or of a package that is not trusted.
+
+    Example:
+        >>> load("last.ckpt").predict("new.csv")  # doctest: +SKIP
+    """
+    content = read_file(path)
+    header = content["fcco"]
+    config = header.get("config") or {}
+    network = network if network is not None else _made(config, [*_KNOWN, *trusted], path)
+    weights = {k.removeprefix("network."): v for k, v in content["state_dict"].items() if k.startswith("network.")}
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"checkpoint {path} holds the weights of another network: {error}") from error
+    encoder = _encoder(content)
+    if encoder is not None:
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, len(encoder.feature_names)))  # layers of unknown width take theirs
+    return Predictor(network, encoder, *_described(config.get("data"), header.get("classes") or []))
+
+
+def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -> nn.Module:
+    described = config.get("model", {}).get("network")
+    if described is None:
+        raise ConfigError(
+            f"checkpoint {path} does not say how its network is made: it was not written by `fcco fit`. Pass "
+            "network=..., of the architecture that was trained."
+        )
+    for name in _class_paths(described):
+        if name.partition(".")[0] not in trusted:
+            raise ConfigError(
+                f"checkpoint {path} asks for the class {name}. If you trust it, pass trusted=[{name.split('.')[0]!r}]."
+            )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=nn.Module)
+    made: nn.Module = parser.instantiate_classes(parser.parse_object({"network": _without_download(described)})).network
+    return made
+
+
+def _class_paths(described: Any) -> Iterator[str]:
+    if isinstance(described, Mapping):
+        if isinstance(described.get("class_path"), str):
+            yield described["class_path"]
+        for value in described.values():
+            yield from _class_paths(value)
+    elif isinstance(described, list):
+        for value in described:
+            yield from _class_paths(value)
+
+
+def _without_download(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The same network without weights of its own, which those of the checkpoint replace."""
+    arguments = dict(described.get("init_args") or {})
+    if "pretrained" in arguments:
+        arguments["pretrained"] = False if isinstance(arguments["pretrained"], bool) else None
+    return {**described, "init_args": arguments}
+
+
+def _encoder(content: Mapping[str, Any]) -> TabularEncoder | None:
+    for state in content.values():
+        if isinstance(state, Mapping) and isinstance(state.get("encoder"), Mapping) and "train_split" in state:
+            encoder = TabularEncoder()
+            encoder.load_state_dict(state["encoder"])
+            return encoder
+    return None
+
+
+def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[Kind, list[str], list[str]]:
+    """What the outputs are scores of, of which classes or labels, and the columns that define groups."""
+    arguments = (data or {}).get("init_args", {})
+    columns = arguments.get("columns") or {}
+    by = (arguments.get("groups") or {}).get("by") or []
+    groups = [one if isinstance(one, str) else one.get("column") for one in by]
+    groups += [columns["sensitive"]] if columns.get("sensitive") else []
+    if isinstance(columns.get("label"), list):
+        return "labels", columns["label"], groups
+    return ("classes" if classes else "values"), list(classes), groups

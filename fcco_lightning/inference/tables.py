@@ -1,0 +1,84 @@
+"""Predictions as tables."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import fraction, one_of
+from fcco_lightning.errors import ConfigError
+
+Kind = Literal["classes", "labels", "values"]
+
+
+def prediction_table(
+    outputs: Tensor,
+    ids: Mapping[str, Any],
+    *,
+    kind: Kind = "values",
+    names: Sequence[str] = (),
+    threshold: float = 0.5,
+) -> pd.DataFrame:
+    r"""A row for every sample: what names it, then scores, probabilities and decisions.
+
+    - "values": ``score``, or ``score_k`` of several outputs, and nothing else;
+    - "classes": of one score s also ``probability`` = sigmoid(s) of the last class and ``decision``, the last class if
+      the probability is at least the threshold, else the first; of C scores the softmax and the class of the largest;
+    - "labels": of every one of T scores its sigmoid, and 1 if that is at least the threshold, else 0.
+
+    A probability is one only if the objective makes it one (cross-entropy does, a loss of ranking does not).
+
+    Args:
+        outputs: of the network, with first dimension n.
+        ids: columns that name the samples, each of length n.
+        kind: what the outputs are scores of.
+        names: of the classes, or of the labels; their numbers where there are none.
+        threshold: of probabilities, in (0, 1].
+
+    Raises:
+        ConfigError: if ``kind`` or ``threshold`` is none, or there are not as many names as the outputs ask for.
+    """
+    one_of("kind", kind, ("classes", "labels", "values"))
+    fraction("threshold", threshold)
+    scores = outputs.detach().float().cpu().reshape(len(outputs), -1)
+    several = scores.shape[1]
+    classes = max(several, 2) if kind == "classes" else several
+    if names and len(names) != classes:
+        raise ConfigError(f"names must name the {classes} {kind}, got {list(names)}.")
+    called: list[Any] = list(names) if names else list(range(classes))
+    ends = [""] if several == 1 else [f"_{name}" for name in called]
+    table = {**ids, **_columns("score", ends, scores)}
+    if kind == "classes" and several > 1:
+        table |= _columns("probability", ends, scores.softmax(1))
+        table["decision"] = [called[k] for k in scores.argmax(1).tolist()]
+    elif kind != "values":
+        probabilities = scores.sigmoid()
+        marked = probabilities >= threshold
+        table |= _columns("probability", ends, probabilities)
+        binary = kind == "classes"
+        table |= {"decision": [called[k] for k in marked[:, 0].long().tolist()]} if binary else {}
+        table |= {} if binary else _columns("decision", ends, marked.long())
+    return pd.DataFrame(table)
+
+
+def write_table(table: pd.DataFrame, path: str | Path) -> None:
+    """Write a table to a file, CSV or Parquet by its suffix; a folder that is not there is made.
+
+    Raises:
+        ConfigError: if the suffix is another one.
+    """
+    path = Path(path)
+    if path.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"out={str(path)!r}: cannot write {path.suffix!r}. Name a .csv or a .parquet file.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path, index=False)
+
+
+def _columns(name: str, ends: Sequence[str], values: Tensor) -> dict[str, Any]:
+    return {f"{name}{end}": column.numpy() for end, column in zip(ends, torch.unbind(values, 1), strict=True)}

@@ -1,0 +1,79 @@
+"""The configurations that come with the package, by name."""
+
+import difflib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fcco_lightning.catalogue import ROOT
+from fcco_lightning.errors import ConfigError
+
+
+def named_configs() -> dict[str, Path]:
+    """Every configuration by its name, ``FOLDER/FILE`` without suffix."""
+    folders = (ROOT / "configs", ROOT.parent / "configs")  # of an installed wheel, of a checkout
+    folder = next((folder for folder in folders if folder.is_dir()), folders[0])
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
+
+
+def summary(path: Path) -> str:
+    """The first line of a configuration, which is a comment."""
+    with path.open(encoding="utf-8") as file:
+        return file.readline().lstrip("# ").rstrip()
+
+
+def find_config(name: str) -> Path:
+    """The file of a configuration by its name, with or without its folder and suffix.
+
+    Raises:
+        ConfigError: if there is none, or several folders have one of that name.
+    """
+    known, asked = named_configs(), name.removesuffix(".yaml").removeprefix("configs/")
+    found = [full for full in known if asked in (full, full.partition("/")[2])]
+    if len(found) == 1:
+        return known[found[0]]
+    if found:
+        raise ConfigError(f"--config {name}: there are {' and '.join(found)}. Name one of them.")
+    every = [*known, *(full.partition("/")[2] for full in known)]
+    close = list(dict.fromkeys(difflib.get_close_matches(asked, every, n=2, cutoff=0.6)))
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    raise ConfigError(
+        f"--config {name}: there is no such file, and no configuration of that name.{hint} "
+        "fcco list configs names them."
+    )
+
+
+def with_files(args: Sequence[str]) -> list[str]:
+    """The arguments of a command line with files in the place of names behind ``--config``.
+
+    Raises:
+        ConfigError: if one is neither a file nor a name.
+    """
+    found, value_of_config = [], False
+    for arg in args:
+        option, equals, value = arg.partition("=")
+        if value_of_config:
+            found.append(_file(arg))
+        elif option in ("--config", "-c") and equals:
+            found.append(f"{option}={_file(value)}")
+        else:
+            found.append(arg)
+        value_of_config = arg in ("--config", "-c")
+    return found
+
+
+def copy_config(name: str, folder: Path) -> Path:
+    """Copy a configuration into a folder, to be edited there; the copy.
+
+    Raises:
+        ConfigError: if there is no such configuration, or a file of its name is there already.
+    """
+    source = find_config(name)
+    target = folder / source.name
+    if target.exists():
+        raise ConfigError(f"{target} is there already. Rename it, or copy in another folder.")
+    return Path(shutil.copyfile(source, target))
+
+
+def _file(name: str) -> str:
+    return name if Path(name).is_file() else str(find_config(name))

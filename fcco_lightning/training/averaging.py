@@ -1,0 +1,131 @@
+"""Weights averaged over the updates of training, which are validated and reported in place of the last ones."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError
+
+_PREFIX = "network."  # of the network's tensors in a checkpoint's ``state_dict``
+
+
+@dataclass(eq=False)
+class WeightAverage:
+    r"""An average of the network's weights over the updates, beside the training and without any effect on it.
+
+    From update ``start`` on, after which the average is w itself, every update w_t moves it to
+
+    ``w_bar <- decay * w_bar + (1 - decay) * w_t``  (exponential moving average), or, where ``decay`` is None, to
+
+    ``w_bar <- w_bar + (w_t - w_bar) / (k + 1)`` for the (k + 1)-th update, the mean of all of them.
+
+    Statistics of BatchNorm are averaged like weights.  While the network is validated, and from the end of training on,
+    it has the averaged weights; so what is reported, logged, monitored and chosen is theirs, and a checkpoint's
+    ``state_dict`` holds them, too, beside the last weights, from which a resumed run continues bit for bit.
+
+    Args:
+        decay: weight of the past, in (0, 1); None for the mean.
+        start: number of updates that are left out at the beginning, >= 0.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+    """
+
+    decay: float | None = 0.999
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.decay is not None and not 0 < self.decay < 1:
+            raise ConfigError(f"average.decay must lie in (0, 1), or be None for the mean, got {self.decay!r}.")
+        at_least("average.start", self.start, 0)
+        self._other: AveragedModel | None = None  # the average; while that is shown, the last weights
+        self._shown = False
+
+    def begin(self, network: nn.Module, stored: dict[str, Any] | None = None) -> None:
+        """Average from now on, or go on with what was averaged.
+
+        Args:
+            network: with its last weights, on its device.
+            stored: of :meth:`state`, from the checkpoint that training continues.
+        """
+        if stored is None and self._other is not None:  # a second fit
+            self.show(network, averaged=False)
+            return
+        if self.decay is None:  # torch's mean of many tensors at once cannot count the batches of BatchNorm
+            self._other = AveragedModel(network, avg_fn=get_swa_avg_fn(), use_buffers=True)  # type: ignore[no-untyped-call]
+        else:
+            moving = get_ema_multi_avg_fn(self.decay)  # type: ignore[no-untyped-call]
+            self._other = AveragedModel(network, multi_avg_fn=moving, use_buffers=True)
+        self._shown = False
+        if stored is not None:
+            self._other.n_averaged.fill_(stored["count"])
+            self._other.module.load_state_dict({k.removeprefix(_PREFIX): v for k, v in stored["weights"].items()})
+
+    def update(self, network: nn.Module, updates: int) -> None:
+        """Take in the weights after one more update.
+
+        Args:
+            network: that was updated.
+            updates: number of updates in all.
+        """
+        if self._other is not None and updates > self.start:
+            self._other.update_parameters(network)
+
+    def show(self, network: nn.Module, *, averaged: bool) -> None:
+        """Give the network the averaged weights, or the last ones back; nothing before there is an average."""
+        if self._other is None or self._shown == averaged or self._other.n_averaged == 0:
+            return
+        others = self._other.module.state_dict()
+        for name, tensor in network.state_dict().items():
+            kept = tensor.clone()
+            tensor.copy_(others[name])
+            others[name].copy_(kept)
+        self._shown = averaged
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        """What BatchNorm has seen, of those weights that are not shown; each process has updated its own."""
+        return [] if self._other is None else [b for b in self._other.module.buffers() if b.is_floating_point()]
+
+    def forget(self) -> None:
+        """Begin anew with the next :meth:`begin`."""
+        self._other = None
+
+    def state(self, weights: dict[str, Any]) -> dict[str, Any] | None:
+        """What a checkpoint holds of it; puts the averaged weights into the checkpoint's ``state_dict``.
+
+        Args:
+            weights: the ``state_dict`` of the module.
+
+        Returns:
+            ``count``, the number of updates in the average, and ``weights``, the last ones; None before there is one.
+        """
+        if self._other is None or self._other.n_averaged == 0:
+            return None
+        others = {f"{_PREFIX}{name}": value for name, value in self._other.module.state_dict().items()}
+        state = {"count": int(self._other.n_averaged), "weights": others}
+        if not self._shown:
+            exchange(weights, state)
+        return state
+
+
+def exchange(weights: dict[str, Any], state: dict[str, Any]) -> None:
+    """Exchange the network's tensors between a checkpoint's ``state_dict`` and what is stored of an average."""
+    for name, value in state["weights"].items():
+        state["weights"][name], weights[name] = weights[name], value
+
+
+def require_wide(precision: str) -> None:
+    """Refuse weights of 16 bits, in which a small step towards them is lost.
+
+    Raises:
+        ConfigError: naming the precision.
+    """
+    if precision in ("bf16-true", "16-true"):
+        raise ConfigError(
+            f"precision={precision!r} cannot hold an average of weights: its small steps are rounded away. Use "
+            f"--trainer.precision {precision.replace('true', 'mixed')}, or leave out --model.average."
+        )

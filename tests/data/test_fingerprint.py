@@ -1,0 +1,171 @@
+import os
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from fcco_lightning.data import Columns, Groups, Splits, UniformSampling
+from fcco_lightning.data.cifar import PixelImages
+from fcco_lightning.data.datamodules import ContinualCLIPDataModule, GroupedTabularDataModule, TabularDataModule
+from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
+from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
+from fcco_lightning.data.datamodules.tensors import TensorDataModule
+from fcco_lightning.data.fingerprint import contents_of, contents_of_images, require_same
+from fcco_lightning.errors import DataError
+
+ROWS = 120
+
+
+def make_frame():
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "a": rng.normal(size=ROWS),
+            "n": rng.integers(0, 9, ROWS),
+            "word": rng.choice(["cook", "poet"], ROWS),
+            "sex": rng.choice(["m", "f"], ROWS),
+            "y": np.arange(ROWS) % 2,
+        }
+    )
+
+
+def table(frame, kind=TabularDataModule, **changes):
+    roles = (
+        {"columns": Columns("y", sensitive="sex", favoured="m")}
+        if kind is TabularDataModule
+        else {"columns": Columns("y"), "groups": Groups(by=["sex"], min_size=1)}
+    )
+    module = kind(frame, **roles, splits=Splits(test_fraction=0.25), **changes)
+    module.setup()
+    return module
+
+
+def other_features(frame):
+    return frame.assign(a=frame["a"].iloc[::-1].to_numpy()), r"contents or the order of \['a'\]"
+
+
+def one_cell(frame):
+    return frame.assign(a=frame["a"].where(frame.index != 60, 7.5)), r"order of \['a'\]"
+
+
+def other_words(frame):
+    word = frame["word"].replace({"cook": "poet", "poet": "cook"})
+    return frame.assign(word=word), r"order of \['word'\]"
+
+
+def permuted_within_label_and_group(frame):
+    rows = frame.groupby(["y", "sex"]).indices.values()
+    moved = np.empty(ROWS, dtype=int)
+    for cell in rows:
+        moved[cell] = np.roll(cell, 1)
+    permuted = frame.iloc[moved].reset_index(drop=True)
+    assert permuted[["y", "sex"]].equals(frame[["y", "sex"]])
+    return permuted, r"order of \['a', 'n', 'word'\]"
+
+
+@pytest.mark.parametrize("kind", [TabularDataModule, GroupedTabularDataModule])
+@pytest.mark.parametrize("edit", [other_features, one_cell, other_words, permuted_within_label_and_group])
+def test_an_edited_table_is_noticed_and_what_differs_is_named(kind, edit):
+    state = table(make_frame(), kind).state_dict()
+    table(make_frame(), kind).load_state_dict(state)
+    edited, named = edit(make_frame())
+    with pytest.raises(DataError, match=rf"another training split.*{named}.*--data.allow_changed true"):
+        table(edited, kind).load_state_dict(state)
+    with pytest.warns(UserWarning, match=named):
+        table(edited, kind, allow_changed=True).load_state_dict(state)
+    del state["train_split"]["contents"], state["train_split"]["digest"]  # as versions before did
+    table(edited, kind).load_state_dict(state)
+
+
+def test_the_same_table_in_another_file_is_the_same(tmp_path):
+    frame = make_frame()
+    frame.loc[3, "word"] = None
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    read = [pd.read_csv(tmp_path / "t.csv"), pd.read_parquet(tmp_path / "t.parquet"), frame.astype({"n": float})]
+    assert all(contents_of(one) == contents_of(frame) for one in read)
+
+
+def test_tensors():
+    def module(x):
+        split = {"x": x, "y": torch.arange(20) % 2}
+        return TensorDataModule({"train": split, "test": split}, batches=UniformSampling(batch_size=5))
+
+    x = torch.arange(40.0).reshape(20, 2)
+    made, edited = module(x), module(x.flip(0))
+    made.setup()
+    edited.setup()
+    with pytest.raises(DataError, match=r"order of \['x'\]"):
+        edited.load_state_dict(made.state_dict())
+
+
+def picture(path, colour):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (colour, 0, 0)).save(path)
+
+
+def test_files_of_images(tmp_path):
+    files = [f"img/{i}.png" for i in range(4)]
+    for i, file in enumerate(files):
+        picture(tmp_path / file, i)
+    stored = {"contents": contents_of_images(files, "the images", tmp_path)}
+    assert all(contents_of_images([*files, "img/none.png"], "the images", tmp_path).values())
+
+    def now():
+        return {"contents": contents_of_images(files, "the images", tmp_path)}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        require_same(stored, now(), "images")
+    os.utime(tmp_path / files[2], (1, 1))  # a copy
+    with pytest.warns(UserWarning, match=r"'modification times of the images'"):
+        require_same(stored, now(), "images")
+    (tmp_path / files[2]).write_bytes(b"other contents")
+    with pytest.raises(DataError, match=r"'modification times of the images', 'sizes of the images'"):
+        require_same(stored, now(), "images")
+    files.reverse()
+    with pytest.raises(DataError, match="'names of the images'"):
+        require_same(stored, now(), "images")
+
+
+def test_pixels_in_memory():
+    pixels = np.random.default_rng(0).integers(0, 255, (200, 2, 2, 3), dtype=np.uint8)
+    edited = pixels.copy()
+    edited[101, 1, 1, 1] ^= 1
+    assert contents_of_images(PixelImages(pixels), "x") != contents_of_images(PixelImages(edited), "x")
+
+
+def test_images_of_pairs_and_tasks(tmp_path):
+    for i in range(12):
+        picture(tmp_path / f"labelled/{i}.png", i)
+        picture(tmp_path / f"pairs/{i}.png", i)
+    labels = pd.DataFrame({"file_name": [f"{i}.png" for i in range(12)], "label": ["a", "b", "c"] * 4})
+    labels.assign(split=["train"] * 6 + ["test"] * 6).to_csv(tmp_path / "labelled/metadata.csv", index=False)
+    texts = pd.DataFrame({"file_name": [f"{i}.png" for i in range(12)], "caption": [f"page {i}" for i in range(12)]})
+    texts.to_csv(tmp_path / "pairs/pairs.csv", index=False)
+
+    def module(**changes):
+        made = ContinualCLIPDataModule(
+            model="tiny",
+            images=LabelledImages(root=str(tmp_path / "labelled")),
+            classes=Classes(target=["a"]),
+            pairs=Pairs(sources=str(tmp_path / "pairs/pairs.csv"), augment=False),
+            splits=ImageSplits(),
+            **changes,
+        )
+        made.setup()
+        return made
+
+    state = module().state_dict()
+    module().load_state_dict(state)
+    (tmp_path / "pairs/3.png").write_bytes(b"other contents")
+    with pytest.raises(DataError, match=r"sizes of the images of pairs.sources\[0\]"):
+        module().load_state_dict(state)
+    (tmp_path / "labelled/3.png").write_bytes(b"other contents")
+    with pytest.raises(DataError, match="sizes of the labelled images"):
+        module().load_state_dict(state)
+    with pytest.warns(UserWarning, match="sizes of the labelled images"):
+        module(allow_changed=True).load_state_dict(state)

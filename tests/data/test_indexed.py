@@ -1,0 +1,59 @@
+"""Data sets of (x, y) samples with an index, and what training on them knows."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from fcco_lightning import AveragePrecision, FCCOModule, IndexedDataset
+from fcco_lightning.data.indexed import drawn_by
+from fcco_lightning.engine import as_batch
+from fcco_lightning.errors import DataError
+
+X, Y = torch.arange(24.0).reshape(12, 2) / 24, torch.tensor([1, 0, 0] * 4)
+
+
+def test_samples_have_names_and_their_own_numbers():
+    subset = IndexedDataset(Subset(TensorDataset(X, Y, Y), [7, 3]), ("x", "y", "group"))
+    assert [subset[i]["index"] for i in range(2)] == [0, 1]
+    assert torch.equal(subset[1]["x"], X[3])
+    assert subset[0].keys() == {"x", "y", "group", "index"}
+    assert IndexedDataset([{"x": 1.0}])[0] == {"x": 1.0, "index": 0}
+    with pytest.raises(DataError, match="sample 0 has 2 parts"):
+        IndexedDataset(TensorDataset(X, Y), ("x",))[0]
+    with pytest.raises(DataError, match="has 3 rows"):
+        IndexedDataset(TensorDataset(X, Y), columns={"y": [0, 1, 1]})
+
+
+class WithTargets(list):
+    targets = Y.tolist()
+
+
+def test_labels_are_found_and_shuffled_batches_are_known():
+    data = IndexedDataset(WithTargets(zip(X, Y, strict=True)))
+    assert torch.equal(data.columns["y"], Y)
+    drawn = drawn_by(DataLoader(data, batch_size=5, shuffle=True, drop_last=True), 2)["target"]
+    assert (drawn.plan.batch_size, drawn.plan.num_batches) == (10, 1)
+    assert drawn_by(DataLoader(data, batch_size=5), 1) is None  # in order
+    assert drawn_by(DataLoader(IndexedDataset([(0, 0)]), shuffle=True), 1) is None  # of unknown labels
+    assert drawn_by(DataLoader(SimpleNamespace(__len__=lambda: 1)), 1) is None
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
+def test_a_module_finds_the_rows_of_a_data_set():
+    module = FCCOModule(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), AveragePrecision())
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0,
+    )  # fmt: skip
+    data = IndexedDataset(TensorDataset(X, Y))
+    trainer.fit(module, DataLoader(data, batch_size=6, shuffle=True), DataLoader(data))
+    assert module.num_samples == len(X)
+    (state,) = module.dual_states().values()
+    assert state.num_rows == int(Y.sum())  # the positives'
+    assert state.seen_share() > 0
+    with pytest.raises(DataError, match=r"DataLoader\(IndexedDataset\(dataset\), ...\)"):
+        as_batch([X, Y])

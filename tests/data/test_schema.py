@@ -1,0 +1,137 @@
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fcco_lightning.data import Columns, Encoding, Groups, Splits
+from fcco_lightning.data.datamodules import GroupedTabularDataModule, TabularDataModule
+from fcco_lightning.data.sources import read_table
+from fcco_lightning.errors import ConfigError, DataError
+
+ROWS = 200
+
+
+def make_frame(seed=0, jobs=("cook", "smith", "poet")):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "age": rng.permutation(np.arange(ROWS) % 160 + 20),
+            "job": rng.choice(jobs, ROWS),
+            "y": np.arange(ROWS) % 2,
+        }
+    )
+
+
+def with_typos(count, column="age", text="3O"):
+    frame = make_frame().astype({column: object})
+    frame.loc[frame.index[17 : 17 + count], column] = text
+    return frame
+
+
+def module(train, test=None, **encoding):
+    splits = Splits(test_fraction=0.3) if test is None else Splits()
+    return TabularDataModule(train, test=test, columns=Columns("y"), splits=splits, encoding=Encoding(**encoding))
+
+
+def written(frame, tmp_path, name="t.csv", **arguments):
+    frame.to_csv(tmp_path / name, index=False, **arguments)
+    return str(tmp_path / name)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_few_typos_do_not_make_categories_of_numbers(count, tmp_path):
+    path = written(with_typos(count), tmp_path)
+    with pytest.raises(DataError, match=rf"'age' of the train table is text, because {count} of its 200.*row 17: '3O'"):
+        module(path).setup()
+    categories = module(path, categorical=["age"])
+    categories.setup()
+    assert "age=3O" in categories.feature_names or count == 1  # the one may lie in the test split
+    with pytest.raises(DataError, match=r"encoding.numeric.*'age'.*row 17: '3O'.*missing='impute'"):
+        module(path, numeric=["age"]).setup()
+    numbers = module(path, numeric=["age"], missing="impute")
+    numbers.setup()
+    gaps = module(with_typos(count, text=np.nan).astype({"age": float}), missing="impute")
+    gaps.setup()
+    assert all(t.columns["x"].equal(gaps.tables[name].columns["x"]) for name, t in numbers.tables.items())
+
+
+def test_typos_in_any_table_are_named(tmp_path):
+    typo = written(with_typos(1), tmp_path)
+    with pytest.raises(DataError, match="'age' of the test table is text"):
+        module(make_frame(), test=typo).setup()
+    grouped = GroupedTabularDataModule(
+        make_frame(), pool=[typo], columns=Columns("y"), groups=Groups(by=["job"]), splits=Splits(test_fraction=0.3)
+    )
+    with pytest.raises(DataError, match=r"'age' of the pool\[0\] table is text"):
+        grouped.setup()
+
+
+def test_words_stay_categories_and_columns_that_are_no_features_are_not_asked(caplog):
+    ages = [str(i % 40) if i % 9 else f"{i // 9} years" for i in range(ROWS)]  # 89% are numbers
+    codes, ids = [f"{i % 30:02d}" for i in range(ROWS)], [*map(str, range(199)), "x"]
+    frame = make_frame().assign(age=ages, code=codes, id=ids)
+    data = TabularDataModule(frame, columns=Columns("y", drop=["id"]), splits=Splits(test_fraction=0.3))
+    with caplog.at_level(logging.INFO):
+        data.setup("fit")
+        data.setup("fit")
+    said = [record.message for record in caplog.records]
+    assert len(said) == 1
+    assert "3 columns become" in said[0]
+    assert "code (30 values, all numbers: encoding.numeric?), job (3)" in said[0]
+    assert "of age (test)" in said[0]  # shares of values that training lacks
+
+
+def test_a_hundred_columns_are_said_in_a_few_lines(caplog):
+    numbers = pd.DataFrame({f"a long name {i}": np.arange(ROWS) for i in range(90)})
+    words = pd.DataFrame({f"w{i}": [f"{j % (2 + i)}-" for j in range(ROWS)] for i in range(10)})
+    with caplog.at_level(logging.INFO):
+        module(pd.concat([numbers, words, make_frame()[["y"]]], axis=1)).setup("fit")
+    lines = caplog.records[0].message.splitlines()
+    assert lines[0] == f"100 columns become {90 + sum(range(2, 12))} features"
+    assert lines[1].startswith("  90 of numbers: a long name 0, ")
+    assert lines[1].endswith(" and 82 more")
+    assert lines[2].startswith("  10 of categories: w9 (11), w8 (10), ")
+    assert len(lines) == 3
+    assert max(map(len, lines)) < 160
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([f"{1000 + i:,}" for i in range(ROWS)], r"thousands separators, such as '1,.*thousands=','"),
+        ([f"{i},{i % 10}" for i in range(ROWS)], r"decimal commas, such as '.*decimal=','"),
+        ([f"{i * 10:,}" for i in range(ROWS)], r"thousands separators, such as '1,"),  # some have none
+    ],
+)
+def test_commas_in_numbers_are_named_with_the_remedy(numbers, said, tmp_path):
+    path = written(make_frame().assign(income=numbers), tmp_path)
+    with pytest.raises(DataError, match=said):
+        module(path).setup()
+    option = "thousands" if "thousands" in said else "decimal"
+    pd.read_csv(path, **{option: ","}).to_csv(tmp_path / "new.csv", index=False)
+    module(str(tmp_path / "new.csv")).setup()
+
+
+def test_files_with_other_separators_are_named_with_the_remedy(tmp_path):
+    path = written(make_frame(), tmp_path, sep=";", decimal=",")
+    with pytest.raises(DataError, match=r"separated by ';'.*sep=';'.*decimal=','"):
+        read_table(path, "train")
+    read_table(make_frame()[["age"]], "train")
+
+
+def test_a_table_of_other_values_is_refused():
+    train, test = make_frame(), make_frame(1, jobs=("Cook", "Smith", "poet"))
+    share = (test["job"] != "poet").mean()
+    with pytest.raises(DataError, match=rf"{share:.0%} of the column 'job' in the test split.*such as '(Cook|Smith)'"):
+        module(train, test).setup()
+    with pytest.raises(DataError, match=r"'name' in the test split.*columns.drop: \[name\]"):
+        module(train.assign(name=[f"n{i}" for i in range(ROWS)])).setup()
+    module(train, make_frame(1, jobs=("cook", "poet", "poet", "king"))).setup()
+
+
+def test_rejects_columns_of_two_types():
+    with pytest.raises(ConfigError, match=r"categorical and encoding.numeric both name \['age'\]"):
+        Encoding(categorical=["age"], numeric=["age"])
+    with pytest.raises(DataError, match=r"numeric='agee' is not a column.*Did you mean 'age'"):
+        module(make_frame(), numeric=["agee"]).setup()

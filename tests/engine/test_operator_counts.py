@@ -1,0 +1,98 @@
+"""How many operators a step dispatches beyond a plain one, and how often it waits for a number: no more than now.
+
+Operators are counted in place of seconds, which differ between machines.  Whoever adds some here raises a bound on
+purpose.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fcco_lightning import (
+    AUC,
+    SGD,
+    SONEX,
+    SOX,
+    AveragePrecision,
+    BalancedSampling,
+    Engine,
+    HingePenalty,
+    KLPartialAUC,
+    LogisticLoss,
+    MeanAtMost,
+    ROCFairness,
+    TabularMLP,
+    TensorDataModule,
+)
+
+WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default")
+N = 256
+STEPS = {  # objective, algorithm, constraints; operators beyond a plain step, and numbers waited for
+    "AUC": (AUC, SGD, [], 38, 7),
+    "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 78, 12),
+    "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 78, 12),
+    "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 125, 12),
+    "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 169, 13),
+    "AUC, 200 caps, SOX": (
+        AUC,
+        lambda: SOX(0.1),
+        [MeanAtMost(LogisticLoss(), 0.5, {"group": k}) for k in range(200)],
+        109,
+        12,
+    ),
+}
+
+
+class Operators(TorchDispatchMode):
+    """Counts what is dispatched, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted(step):
+    with Operators() as operators:
+        step()
+    return operators.names
+
+
+def plain(network, batch):
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad()
+        binary_cross_entropy_with_logits(network(batch["x"]), batch["y"].float()).backward()
+        optimizer.step()
+
+    step()
+    return counted(step)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_dispatches_no_more_than_it_did(name):
+    objective, algorithm, constraints, most, waits = STEPS[name]
+    draw = torch.Generator().manual_seed(0)
+    columns = {
+        "x": torch.randn(N, 5, generator=draw),
+        "y": (torch.arange(N) % 4 == 0).long(),
+        "group": torch.randperm(N, generator=draw) % (2 if len(constraints) < 2 else 200),
+    }
+    data = TensorDataModule({"train": columns, "test": columns}, batches=BalancedSampling(64))
+    data.setup()
+    network, used = TabularMLP([8], 1, 5), algorithm()
+    problem = used.pose(objective(), constraints, HingePenalty(1.0), num_samples=N, sampling=data.sampling())
+    engine, batch = Engine(network, problem, used), next(iter(data.train_dataloader()))
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+    for _ in range(2):
+        engine.train_batch(batch, optimizer)
+    found, base = counted(lambda: engine.train_batch(batch, optimizer)), plain(TabularMLP([8], 1, 5), batch)
+    assert found.total() - base.total() <= most, (found - base).most_common()
+    assert sum(found[n] for n in WAITS) <= waits

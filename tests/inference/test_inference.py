@@ -1,0 +1,144 @@
+"""Trained networks applied to new tables, against the same arithmetic by numpy; and exported."""
+
+import importlib.util
+import io
+import warnings
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from fcco_lightning.__main__ import main
+from fcco_lightning.cli import run
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
+from fcco_lightning.inference import Predictor, export, load, prediction_table, write_table
+
+CONFIG = """
+model: {network: {class_path: TabularMLP, init_args: {hidden: [3]}}, objective: CrossEntropy, algorithm: SGD}
+data:
+  class_path: TabularDataModule
+  init_args:
+    train: train.csv
+    columns: {label: hired, positive: 'yes', sensitive: sex, favoured: m}
+    splits: {test_fraction: 0.3}
+    batches: {class_path: UniformSampling, init_args: {batch_size: 50}}
+trainer: {max_epochs: 2, accelerator: cpu, enable_progress_bar: false}
+report: {enabled: false}
+"""
+
+
+def table(size, seed):
+    rng = np.random.default_rng(seed)
+    columns = {name: rng.choice(values, size) for name, values in {"sex": ["f", "m"], "job": ["a", "b", "c"]}.items()}
+    skill = rng.normal(size=size)
+    hired = np.where(skill + rng.normal(size=size) > 0, "yes", "no")
+    return pd.DataFrame({"name": [f"n{i}" for i in range(size)], **columns, "skill": skill, "hired": hired})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A checkpoint of ``fcco fit``, with the table that it was trained on."""
+    root = tmp_path_factory.mktemp("trained")
+    data = table(300, 0).drop(columns="name")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.chdir(root)
+        data.to_csv("train.csv", index=False)
+        Path("own.yaml").write_text(CONFIG)
+        assert run(["fit", "--config", "own.yaml"]) == 0
+        (checkpoint,) = root.rglob("last.ckpt")
+    return checkpoint
+
+
+def test_unlabelled_rows_are_predicted(trained, tmp_path):
+    new = table(20, 1).drop(columns="hired")
+    new.to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "deep/out.parquet"
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(trained), str(tmp_path / "new.csv"), "--out", str(out), "--id=name", "--threshold=0.6"])
+    assert ended.value.code == 0
+    found = pd.read_parquet(out)
+    assert list(found) == ["name", "sex", "score", "probability", "decision"]
+    assert found["name"].tolist() == new["name"].tolist()
+    assert found["sex"].tolist() == new["sex"].tolist()
+    scores = by_hand(trained, new)
+    np.testing.assert_allclose(found["score"], scores, atol=1e-5)
+    np.testing.assert_allclose(found["probability"], 1 / (1 + np.exp(-scores)), atol=1e-5)
+    assert found["decision"].tolist() == ["yes" if p >= 0.6 else "no" for p in found["probability"]]
+
+
+def by_hand(checkpoint, new):
+    content = torch.load(checkpoint, weights_only=True)
+    sex, job, skill = content["TabularDataModule"]["encoder"]["columns"]
+    features = [(new[c["name"]] == word).astype(float) for c in (sex, job) for word in c["categories"]]
+    x = np.stack([*features, (new["skill"] - skill["mean"]) / skill["std"]], axis=1)
+    w1, b1, w2, b2 = (v.numpy() for k, v in content["state_dict"].items() if k.startswith("network."))
+    return (np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)[:, 0]
+
+
+def test_a_loaded_network_is_called_with_tensors(trained):
+    model, x = load(trained), torch.randn(5, 6)
+    assert not model.training
+    again = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 1))
+    again.load_state_dict({k.removeprefix("layers."): v for k, v in model.network.state_dict().items()})
+    assert torch.equal(model(x), again(x).squeeze(1))
+    with pytest.raises(CheckpointError, match="weights of another network"):
+        load(trained, nn.Linear(4, 1))
+    with pytest.raises(DataError, match="is not a column of"):
+        model.predict(table(3, 0).drop(columns="job"))
+    with pytest.raises(ConfigError, match="not written with a datamodule of tables"):
+        Predictor(again).predict(table(3, 0))
+
+
+def test_a_checkpoint_does_not_choose_whose_code_runs(trained, tmp_path):
+    content = torch.load(trained, weights_only=True)
+    described = content["fcco"]["config"]["model"]["network"]
+    content["fcco"]["config"]["model"]["network"] = {**described, "init_args": {"inner": {"class_path": "os.system"}}}
+    torch.save(content, tmp_path / "hostile.ckpt")
+    with pytest.raises(ConfigError, match=r"asks for the class os.system. If you trust it, pass trusted=\['os'\]"):
+        load(tmp_path / "hostile.ckpt")
+    del content["fcco"]["config"]
+    torch.save(content, tmp_path / "python.ckpt")
+    with pytest.raises(ConfigError, match=r"Pass network=..."):
+        load(tmp_path / "python.ckpt")
+
+
+def test_exports(trained, tmp_path):
+    model, x = load(trained), torch.randn(7, 6)
+    for name in ("a.pt", "a.pt2"):
+        with pytest.raises(SystemExit) as ended:
+            main(["export", str(trained), str(tmp_path / name)])
+        assert ended.value.code == 0
+    plain = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert all(torch.equal(plain[name], value) for name, value in model.network.state_dict().items())
+    assert torch.allclose(torch.export.load(tmp_path / "a.pt2").module()(x), model(x))
+    with pytest.raises(ConfigError, match=r"cannot export to '.tflite'"):
+        export(trained, tmp_path / "a.tflite")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")
+def test_onnx_is_asked_for_by_name(trained, tmp_path):
+    with pytest.raises(SystemExit) as ended, redirect_stderr(io.StringIO()) as printed:
+        main(["export", str(trained), str(tmp_path / "a.onnx")])
+    assert ended.value.code == 2
+    assert "pip install 'fcco-lightning[onnx]'" in printed.getvalue()
+
+
+def test_tables_of_predictions(tmp_path):
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.0]])
+    classes = prediction_table(logits, {"id": [7, 8]}, kind="classes", names="abc")
+    assert classes["decision"].tolist() == ["b", "a"]
+    np.testing.assert_allclose(classes[["probability_a", "probability_b", "probability_c"]].sum(axis=1), 1, atol=1e-6)
+    labels = prediction_table(logits - 1, {}, kind="labels", names=["x", "y", "z"])
+    assert labels[["decision_x", "decision_y", "decision_z"]].to_numpy().tolist() == [[0, 1, 1], [1, 0, 0]]
+    assert list(prediction_table(logits, {})) == ["score_0", "score_1", "score_2"]
+    write_table(labels, tmp_path / "a.csv")
+    assert pd.read_csv(tmp_path / "a.csv").shape == labels.shape
+    with pytest.raises(ConfigError, match=r"Name a .csv or a .parquet file"):
+        write_table(labels, tmp_path / "a.xlsx")
+    with pytest.raises(ConfigError, match="names must name the 3 labels"):
+        prediction_table(logits, {}, kind="labels", names=["x"])

@@ -1,0 +1,63 @@
+"""``fcco compare`` on reports written by hand."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fcco_lightning.__main__ import main
+from fcco_lightning.comparison import compare
+from fcco_lightning.errors import DataError
+
+
+def write(folder, algorithm, lam, test, worst=None):
+    algorithm = {"class_path": f"fcco_lightning.{algorithm}", "init_args": {"lam": lam}}
+    config = {"model": {"algorithm": algorithm, "penalty": {"lam": 1}}, "report": {"folder": str(folder)}}
+    train = {} if worst is None else {"worst_violation": worst}
+    folder.mkdir()
+    (folder / "report.json").write_text(json.dumps({"train": train, "test": test, "config": config}))
+    (folder / "metrics.csv").write_text("step,train_objective\n0,0.9\n1,0.25\n2,\n")
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("a"), "SONEX", 0.1, {"auc": 0.8, "score_min": 1, "constraints": {"h": 1}}, -0.01)
+    write(Path("b"), "SOX", None, {"auc": 0.9, "accuracy": 0.5}, 0.2)
+    Path("other").mkdir()
+    return ["a", "b", "other"]
+
+
+def test_rows_hold_what_differs_and_what_was_reached(runs):
+    shared = {"objective": 0.25}
+    assert compare(runs) == [
+        {"run": "a", "algorithm": "SONEX", "lam": 0.1, **shared, "largest h": -0.01, "test_auc": 0.8,
+         "test_accuracy": None},
+        {"run": "b", "algorithm": "SOX", "lam": None, **shared, "largest h": 0.2, "test_auc": 0.9,
+         "test_accuracy": 0.5},
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"holds a report\.json"):
+        compare(["other"])
+
+
+def test_the_command_prints_writes_and_draws(runs, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *runs, "--out", "table.csv"])
+    assert ended.value.code == 0
+    assert "SONEX" in capsys.readouterr().out
+    with Path("table.csv").open() as file:
+        assert [row["test_auc"] for row in csv.DictReader(file)] == ["0.8", "0.9"]
+    with Image.open("comparison.png") as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+    assert {(0, 114, 178), (213, 94, 0)} <= colours  # a run that holds its constraints, and one that does not
+
+
+def test_runs_without_constraints_are_a_line_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("a"), "SGD", None, {"loss": 0.5})
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "a", "--picture", "b.png"])
+    assert ended.value.code == 0
+    assert Path("b.png").exists()

@@ -1,0 +1,149 @@
+"""Averaged weights: their formula, what is evaluated, and what a checkpoint holds."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+
+from fcco_lightning import (
+    ALEXR2,
+    ConfigError,
+    FCCOModule,
+    HeavyBall,
+    MeanAtMost,
+    Pretraining,
+    SoftRate,
+    TabularMLP,
+    WeightAverage,
+)
+from fcco_lightning.callbacks import BestFeasible
+from tests.callbacks.test_feasible import data
+from tests.conftest import make_data, make_frame
+from tests.training.test_resume import SaveAt, everything
+
+DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}
+
+
+class Diary(Callback):
+    """The weights after every update, and while they are evaluated."""
+
+    def __init__(self):
+        self.trained, self.evaluated = [], []
+
+    def on_train_batch_end(self, trainer, module, *args):
+        self.trained.append({k: v.clone() for k, v in module.network.state_dict().items()})
+
+    def on_validation_end(self, trainer, module):
+        self.evaluated.append({k: v.clone() for k, v in module.network.state_dict().items()})
+
+
+def fit(make_module, make_trainer, average, callbacks=(), ckpt_path=None, **flags):
+    torch.manual_seed(3 if ckpt_path is None else 99)
+    module = make_module(
+        network=TabularMLP(hidden=[8], dropout=0.2, batch_norm=True),
+        optimizer=lambda p: HeavyBall(p, lr=0.05),
+        average=average,
+        **flags,
+    )
+    trainer = make_trainer(
+        max_epochs=3,
+        callbacks=list(callbacks),
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+    )
+    trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
+    return trainer
+
+
+@pytest.mark.parametrize("decay", [0.8, None], ids=["moving", "mean"])
+def test_the_formula(decay, make_module, make_trainer):
+    diary, start = Diary(), 4
+    trainer = fit(make_module, make_trainer, WeightAverage(decay, start), [diary])
+    plain = Diary()
+    fit(make_module, make_trainer, None, [plain])
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(diary.trained, plain.trained, strict=True) for k in a)
+    taken = diary.trained[start:]
+    for name, value in trainer.lightning_module.network.state_dict().items():
+        if not value.is_floating_point():
+            continue
+        expected = taken[0][name].double()
+        for k, weights in enumerate(taken[1:], start=1):
+            keep = k / (k + 1) if decay is None else decay
+            expected = keep * expected + (1 - keep) * weights[name].double()
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(diary.evaluated[-1][name], value)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("batch", [1, 4], ids=["mid-epoch", "epoch's end"])
+def test_resumed_bit_for_bit_and_tested_as_validated(batch, make_module, make_trainer, tmp_path):
+    def run(folder, more=(), ckpt_path=None):
+        saver = ModelCheckpoint(tmp_path / folder, "{epoch}", monitor="train_auc", mode="max", save_top_k=-1)
+        return fit(make_module, make_trainer, WeightAverage(0.8, 2), [saver, *more], ckpt_path), saver
+
+    whole, saver = run("whole", [SaveAt(tmp_path / "at.ckpt", 1, batch)])
+    resumed, _ = run("resumed", ckpt_path=tmp_path / "at.ckpt")
+    for first, second in (
+        (whole, resumed),
+        (whole, fit(make_module, make_trainer, None, ckpt_path=tmp_path / "at.ckpt")),
+    ):
+        expected, found = everything(first), everything(second)
+        different = [k for k in expected if not torch.equal(expected[k], found[k])]
+        assert all(k.startswith("network.") for k in different)
+        assert bool(different) == (second is not resumed)  # without an average the run ends with the last weights
+    last = sorted((tmp_path / "whole").glob("epoch=2*"))[0]
+    module = make_module(network=TabularMLP(hidden=[8], batch_norm=True, dropout=0.2))
+    (tested,) = make_trainer().validate(module, make_data(**DATA), ckpt_path=last, verbose=False)
+    assert tested["train_auc"] == pytest.approx(float(saver.best_k_models[str(last)]))
+
+
+def test_the_best_weights_are_chosen_among_averages(make_trainer):
+    best, diary = BestFeasible(enabled=True), Diary()
+    module = FCCOModule(
+        nn.Linear(2, 1),
+        constraints=[MeanAtMost(SoftRate(), 0.4)],
+        average=WeightAverage(0.5),
+        optimizer=lambda p: HeavyBall(p, 0.5),
+    )
+    make_trainer(max_epochs=2, callbacks=[best, diary]).fit(module, data())
+    weight = module.network.weight
+    assert any(torch.equal(weight, evaluated["weight"]) for evaluated in diary.evaluated)
+    assert not any(torch.equal(weight, trained["weight"]) for trained in diary.trained)
+
+
+def test_a_second_fit_goes_on_from_the_last_weights(make_module, make_trainer):
+    diary, module = Diary(), make_module(average=WeightAverage(0.5), network=TabularMLP(hidden=[8]))
+    trainer = make_trainer(max_epochs=1, callbacks=[diary])
+    trainer.fit(module, make_data(**DATA))
+    last = diary.trained[-1]
+    begun = []
+
+    class Begin(Callback):
+        def on_train_batch_start(self, trainer, module, *args):
+            begun.append({k: v.clone() for k, v in module.network.state_dict().items()})
+
+    make_trainer(max_epochs=1, callbacks=[Begin()]).fit(module, make_data(**DATA))
+    assert all(torch.equal(begun[0][k], last[k]) for k in last)
+
+
+def test_with_a_new_head_the_average_starts_afresh(make_module, make_trainer):
+    diary = Diary()
+    trainer = fit(make_module, make_trainer, WeightAverage(None), [diary], pretrain=Pretraining(1))
+    mean = torch.stack([w["layers.4.weight"] for w in diary.trained[5:]]).mean(0)
+    torch.testing.assert_close(trainer.lightning_module.network.layers[4].weight.detach(), mean)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"decay": 1.0}, r"average\.decay must lie in \(0, 1\)"), ({"start": -1}, r"average\.start must be a whole")],
+)
+def test_mistakes(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        WeightAverage(**arguments)
+
+
+def test_what_does_not_go_together(make_module, make_trainer):
+    with pytest.raises(ConfigError, match="recovery_steps=2"):
+        make_module(algorithm=ALEXR2(recovery_steps=2), average=WeightAverage())
+    with pytest.raises(ConfigError, match="precision='bf16-true'"):
+        make_trainer(precision="bf16-true").fit(make_module(average=WeightAverage()), make_data(**DATA))

@@ -1,0 +1,124 @@
+"""Data that an X-risk cannot be learnt from, and splits without its figures, as a user meets them: named."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fcco_lightning import (
+    AUC,
+    SOX,
+    AveragePrecision,
+    BagSampling,
+    BellmanResidual,
+    CoxPartialLikelihood,
+    CrossEntropy,
+    FCCOModule,
+    GroupSampling,
+    ListNet,
+    NeighbourhoodComponents,
+    UniformSampling,
+)
+from fcco_lightning.data.datamodules.tensors import TensorDataModule
+from fcco_lightning.errors import DataError
+
+N = 24
+I = torch.arange(N)  # noqa: E741 - the index of a sample
+X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
+Y, QUERY, TIME = (I % 4 == 0).long(), I // 8, (I % 7 + 1.0)
+TRANSITIONS = {"group": I % 3, "reward": X[:, 0].clone()}
+pytestmark = pytest.mark.filterwarnings("ignore:The number of training batches")
+
+
+def trained(make_trainer, objective, outputs, columns, batches=None, test=None):
+    """Train one epoch and return the figures of the test split."""
+    splits = {"train": {"x": X, **columns}, "test": {"x": X, **(test or columns)}}
+    data = TensorDataModule(splits, batches=batches or UniformSampling(8))
+    module = FCCOModule(nn.Linear(3, outputs), objective, algorithm=SOX(0.5))
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(module, data)
+    return trainer.test(module, data, verbose=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("objective", "outputs", "columns", "batches", "message"),
+    [
+        (NeighbourhoodComponents(), 2, {"y": 0 * I + 3}, None, "all 24 training samples have y = 3"),
+        (
+            NeighbourhoodComponents(),
+            2,
+            {"y": I % 3},
+            GroupSampling(1, 4, prevalence="data", column="y"),
+            "a batch holds one of 3 strata",
+        ),
+        (
+            AveragePrecision(),
+            1,
+            {"y": Y, "group": I % 3},
+            GroupSampling(2, 1, prevalence="data"),
+            "one sample of stratum . .* which has 8",
+        ),
+        (
+            AveragePrecision(),
+            1,
+            {"y": (I // 4 % 2), "bag": I // 4},
+            BagSampling(1, 1, 2),
+            "strata .bags, or queries. of 8 of 24 samples",
+        ),
+        (
+            BellmanResidual(0.9, num_states=3),
+            2,
+            {**TRANSITIONS, "terminal": 2 * Y},
+            None,
+            "`terminal` of 0 and 1, got 2",
+        ),
+        (CrossEntropy(), 3, {"y": I % 3 + 1}, None, r"classes y of 0\.\.2 for outputs of \(8, 3\), got 3"),
+    ],
+)
+def test_what_is_refused(make_trainer, objective, outputs, columns, batches, message):
+    with pytest.raises(DataError, match=message):
+        trained(make_trainer, objective, outputs, columns, batches)
+
+
+@pytest.mark.parametrize(
+    ("objective", "columns", "test", "figure", "message"),
+    [
+        (
+            AUC(),
+            {"y": Y},
+            {"y": 0 * Y},
+            "auc",
+            r"\(auc\) are not defined \(NaN\): all 24 samples of a split are of one class",
+        ),
+        (ListNet(), {"y": Y, "query": QUERY}, {"y": 0 * Y, "query": QUERY}, "ndcg_5", "none of the 3 queries"),
+        (
+            CoxPartialLikelihood(),
+            {"time": TIME, "event": 1 - Y},
+            {"time": TIME, "event": 0 * Y},
+            "c_index",
+            "all 24 samples of a split are censored",
+        ),
+        (
+            CoxPartialLikelihood(),
+            {"time": TIME, "event": 1 - Y},
+            {"time": 0 * TIME + 2, "event": 1 - Y},
+            "integrated_brier",
+            "the first event, at 2, is not before 2",
+        ),
+    ],
+)
+def test_figures_that_a_split_leaves_undefined_are_warned_of(make_trainer, objective, columns, test, figure, message):
+    with pytest.warns(UserWarning, match=message):
+        figures = trained(make_trainer, objective, 1, columns, test=test)
+    assert math.isnan(figures[f"test_{figure}"])
+
+
+def test_classes_may_have_any_numbers(make_trainer):
+    """Neighbours of -1 and of 10^12 are counted as those of 0 and 1."""
+    figures = [
+        trained(make_trainer, NeighbourhoodComponents(), 2, {"y": torch.where(I % 2 == 0, *names)})["test_knn_accuracy"]
+        for names in ((torch.tensor(0), torch.tensor(1)), (torch.tensor(-1), torch.tensor(10**12)))
+        if torch.manual_seed(0)
+    ]
+    assert figures[0] == figures[1]

@@ -1,0 +1,76 @@
+"""Loaders of a user's own: a run is continued exactly, or one warning says what does so."""
+
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fcco_lightning import ResumableLoader, TabularMLP
+from fcco_lightning.data import TensorTable
+from fcco_lightning.data.plans import UniformBatches
+from fcco_lightning.data.table import collate
+from tests.training.test_resume import SaveAt, everything
+
+ROWS, BATCHES = 40, 5
+
+
+def table():
+    x = torch.randn(ROWS, 7, generator=torch.Generator().manual_seed(0))
+    return TensorTable({"x": x, "y": (x[:, 0] > 0).long(), "group": (x[:, 1] > 0).long()})
+
+
+def plain(workers=0, **options):
+    options |= {"num_workers": workers, "persistent_workers": workers > 0, "collate_fn": collate}
+    return DataLoader(table(), ROWS // BATCHES, shuffle=True, **options)
+
+
+def stateful(workers=0):
+    library = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    options = {"num_workers": workers, "persistent_workers": workers > 0, "collate_fn": collate}
+    return library.StatefulDataLoader(table(), ROWS // BATCHES, shuffle=True, **options)
+
+
+def resumable():
+    return ResumableLoader(table(), UniformBatches(ROWS, batch_size=ROWS // BATCHES))
+
+
+def stopped_and_whole(make_module, make_trainer, make_loader, batch, path):
+    """Names of what differs, and the warnings."""
+
+    def fit(callbacks=(), ckpt_path=None):
+        torch.manual_seed(3 if ckpt_path is None else 99)
+        module = make_module(num_samples=ROWS, network=TabularMLP([8], in_features=7, dropout=0.2))
+        trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
+        trainer.fit(module, make_loader(), ckpt_path=ckpt_path)
+        return everything(trainer)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        whole, resumed = fit([SaveAt(path, 1, batch)]), fit(ckpt_path=path)
+    different = [name for name in whole if not torch.equal(whole[name], resumed[name])]
+    return different, [str(w.message) for w in caught if "its place in an epoch" in str(w.message)]
+
+
+@pytest.mark.parametrize(
+    ("make_loader", "batch"),
+    [
+        (resumable, 2),
+        (plain, BATCHES - 1),
+        pytest.param(lambda: plain(2), BATCHES - 1, marks=pytest.mark.slow),
+        (stateful, 2),
+        (lambda: stateful(2), 2),
+    ],
+    ids=["ours", "at the end of an epoch", "with workers that stay", "torchdata's", "torchdata's, workers that stay"],
+)
+def test_continued_exactly_without_a_warning(make_loader, batch, make_module, make_trainer, tmp_path):
+    different, said = stopped_and_whole(make_module, make_trainer, make_loader, batch, tmp_path / "at.ckpt")
+    assert not different
+    assert not said
+
+
+def test_in_the_middle_of_an_epoch_one_warning_of_each_run(make_module, make_trainer, tmp_path):
+    different, said = stopped_and_whole(make_module, make_trainer, plain, 2, tmp_path / "at.ckpt")
+    assert different
+    assert len(said) == 2
+    assert all("DataLoader does not know" in text and "torchdata's StatefulDataLoader" in text for text in said)

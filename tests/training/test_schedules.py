@@ -1,0 +1,168 @@
+"""Every schedule of torch: resumed as if it had never stopped, and what is typed on a resume holds."""
+
+import inspect
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch.optim import lr_scheduler as schedules
+
+from fcco_lightning import SOX, CheckpointError, ConfigError, HeavyBall, StepAtFractions, TabularMLP
+from tests.conftest import make_data, make_frame
+from tests.training.test_resume import SaveAt
+
+DATA = {"train": make_frame(24, 0), "test": make_frame(20, 1), "batch_size": 12}
+EPOCHS, STOP = 6, 3
+SHIPPED = {
+    name
+    for name in schedules.__all__
+    if inspect.isclass(getattr(schedules, name)) and issubclass(getattr(schedules, name), schedules.LRScheduler)
+} - {"LRScheduler"}
+
+
+def sequential(optimizer, milestone, gamma=0.5):
+    parts = [schedules.ConstantLR(optimizer, 0.1, 2), schedules.ExponentialLR(optimizer, gamma)]
+    return schedules.SequentialLR(optimizer, parts, [milestone])
+
+
+def chained(optimizer, gamma):
+    return schedules.ChainedScheduler(
+        [schedules.ExponentialLR(optimizer, gamma), schedules.ConstantLR(optimizer, 0.1, 4)]
+    )
+
+
+# what makes it, arguments of the run that is stopped, and of the one that continues it
+CASES = {
+    "ChainedScheduler": (chained, {"gamma": 0.5}, {"gamma": 0.9}),
+    "ConstantLR": (schedules.ConstantLR, {"factor": 0.5, "total_iters": 4}, {"factor": 0.25, "total_iters": 5}),
+    "CosineAnnealingLR": (schedules.CosineAnnealingLR, {"T_max": 4}, {"T_max": 9, "eta_min": 0.01}),
+    "CosineAnnealingWarmRestarts": (schedules.CosineAnnealingWarmRestarts, {"T_0": 2}, {"T_0": 3, "T_mult": 2}),
+    "CyclicLR": (
+        schedules.CyclicLR, {"base_lr": 0.1, "max_lr": 1.0, "step_size_up": 2, "cycle_momentum": False},
+        {"base_lr": 0.2, "max_lr": 2.0, "step_size_up": 3, "cycle_momentum": False},
+    ),
+    "ExponentialLR": (schedules.ExponentialLR, {"gamma": 0.5}, {"gamma": 0.9}),
+    "LambdaLR": (schedules.LambdaLR, {"lr_lambda": lambda k: 1 / (1 + k)}, {"lr_lambda": lambda k: 1 / (1 + k) ** 2}),
+    "LinearLR": (schedules.LinearLR, {"total_iters": 4}, {"total_iters": 8, "start_factor": 0.1}),
+    "MultiStepLR": (schedules.MultiStepLR, {"milestones": [1, 4]}, {"milestones": [2, 5], "gamma": 0.5}),
+    "MultiplicativeLR": (schedules.MultiplicativeLR, {"lr_lambda": lambda k: 0.5}, {"lr_lambda": lambda k: 0.5}),
+    "OneCycleLR": (
+        schedules.OneCycleLR, {"max_lr": 2.0, "total_steps": 4, "cycle_momentum": False},
+        {"max_lr": 3.0, "total_steps": 9, "cycle_momentum": False},
+    ),
+    "PolynomialLR": (schedules.PolynomialLR, {"total_iters": 4}, {"total_iters": 9, "power": 2.0}),
+    "SequentialLR": (sequential, {"milestone": 2}, {"milestone": 4, "gamma": 0.8}),
+    "StepLR": (schedules.StepLR, {"step_size": 1}, {"step_size": 2, "gamma": 0.5}),
+}  # fmt: skip
+
+
+def test_every_schedule_is_looked_at():
+    assert {*CASES, "ReduceLROnPlateau"} == SHIPPED
+
+
+class Rates(Callback):
+    """Learning rate of the first batch of every epoch."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.seen.setdefault(trainer.current_epoch, trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def rates(make_module, make_trainer, scheduler, epochs, ckpt_path=None, lr=1.0, **parts):
+    watch = Rates()
+    module = make_module(
+        network=TabularMLP([]), constraints=(), optimizer=lambda p: HeavyBall(p, lr=lr), scheduler=scheduler,
+        algorithm=SOX(), **parts,
+    )  # fmt: skip
+    trainer = make_trainer(max_epochs=epochs, callbacks=[watch])
+    trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
+    return watch.seen, trainer
+
+
+def alone(make, arguments, lr=1.0):
+    """Learning rates of torch's schedule by itself."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    schedule, found = make(optimizer, **arguments), {}
+    for epoch in range(EPOCHS):
+        found[epoch] = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        if epoch + 1 < EPOCHS:
+            schedule.step()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:To get the last learning rate")
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_typed_on_a_resume_holds(name, make_module, make_trainer, tmp_path):
+    make, first, second = CASES[name]
+    before, trainer = rates(make_module, make_trainer, lambda o: make(o, **first), STOP)
+    trainer.save_checkpoint(path := tmp_path / "a.ckpt")
+    expected = alone(make, second, 3.0)
+    changed, _ = rates(make_module, make_trainer, lambda o: make(o, **second), EPOCHS, path, lr=3.0)
+    assert changed == {epoch: expected[epoch] for epoch in range(STOP, EPOCHS)}
+    if first.get("total_steps", EPOCHS) < EPOCHS:  # OneCycleLR cannot go further
+        return
+    expected = alone(make, first)
+    same, _ = rates(make_module, make_trainer, lambda o: make(o, **first), EPOCHS, path)
+    assert before | same == expected
+
+
+def test_a_plateau_keeps_what_it_has_seen(make_module, make_trainer, tmp_path):
+    """The AUC stays as it is, so that no epoch after the first improves it."""
+
+    def run(epochs, ckpt_path=None, **arguments):
+        plateau = lambda o: schedules.ReduceLROnPlateau(o, **arguments)  # noqa: E731
+        seen, trainer = rates(
+            make_module, make_trainer, plateau, epochs, ckpt_path, scheduler_monitor="train_auc", lr=1e-6
+        )
+        return seen, trainer.lr_scheduler_configs[0].scheduler, trainer
+
+    _, before, trainer = run(STOP, patience=9)
+    trainer.save_checkpoint(path := tmp_path / "a.ckpt")
+    assert before.num_bad_epochs == STOP - 1
+    seen, after, _ = run(EPOCHS, path, patience=STOP - 1, factor=0.5)
+    assert (after.best, after.factor) == (before.best, 0.5)
+    assert seen == {3: 1e-6, 4: 5e-7, 5: 5e-7}
+    _, other, _ = run(STOP + 1, path, mode="max")
+    assert other.num_bad_epochs == 0  # under another mode the first epoch is the best
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        ({"scheduler": None}, CheckpointError, "has the schedule OneCycleLR by epoch, this run's has none"),
+        ({"scheduler_interval": "step"}, CheckpointError, "this run's has OneCycleLR by step"),
+        ({"scheduler": StepAtFractions}, CheckpointError, "this run's has StepAtFractions by epoch"),
+        (
+            {"scheduler": lambda o: schedules.OneCycleLR(o, 2.0, 2, cycle_momentum=False)},
+            ConfigError,
+            "is at step 3 in the checkpoint",
+        ),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(parts, error, message, make_module, make_trainer, tmp_path):
+    once = {"scheduler": lambda o: schedules.OneCycleLR(o, 2.0, 9, cycle_momentum=False)}
+    _, trainer = rates(make_module, make_trainer, epochs=STOP, **once)
+    trainer.save_checkpoint(path := tmp_path / "a.ckpt")
+    with pytest.raises(error, match=message):
+        rates(make_module, make_trainer, epochs=EPOCHS, ckpt_path=path, **(once | parts))
+
+
+def test_after_the_last_batch_of_an_epoch_its_validation_is_still_to_come(make_module, make_trainer, tmp_path):
+    """Else the plateau would see one figure less than in the uninterrupted run."""
+
+    def run(*callbacks, ckpt_path=None):
+        torch.manual_seed(0)
+        module = make_module(
+            scheduler=lambda o: schedules.ReduceLROnPlateau(o, "max", patience=0, threshold=0.03),
+            scheduler_monitor="train_auc",
+        )
+        trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
+        trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
+        return trainer.lr_scheduler_configs[0].scheduler.state_dict()
+
+    whole = run(SaveAt(tmp_path / "at.ckpt", 1, 1))
+    assert run(ckpt_path=tmp_path / "at.ckpt") == whole
+    assert whole["last_epoch"] == 3
