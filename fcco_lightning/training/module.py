@@ -352,7 +352,7 @@ class FCCOModule(EvaluatingModule):
         self._know_old_model()
         if self._restored is not None and any(isinstance(c, BaseFinetuning) for c in self.trainer.callbacks):  # type: ignore[attr-defined]
             for name, parameter in self.network.named_parameters():  # it has frozen them as at the beginning
-                parameter.requires_grad_(name in self._restored["trained"])
+                parameter.requires_grad_(name in self._restored.get("trained", [name]))
         if self.average is not None:
             self.average.begin(self.network, None if self._restored is None else self._restored.get("average"))
         self._start_engine()
@@ -366,7 +366,7 @@ class FCCOModule(EvaluatingModule):
             self.engine.load_state_dict(self._restored["engine"])
             then, states = self._restored.get("schedule", self._schedule), self._restored["lr_schedulers"]
             require_same_kind(self._schedule, then)
-            if self._schedule != then:  # Lightning would restore the old arguments, too
+            if self._schedule != then and states:  # Lightning would restore the old arguments, too
                 self._restored["old_schedule"] = states.pop()
 
     def _start_engine(self) -> None:
@@ -641,7 +641,7 @@ class FCCOModule(EvaluatingModule):
             if self._trainer is not None:
                 self._know_old_model()  # before the workers of the loaders copy the data
             return
-        if "optimizer_states" not in checkpoint:
+        if not {"optimizer_states", "lr_schedulers"} <= checkpoint.keys():
             raise CheckpointError(f"the checkpoint {WEIGHTS_ALONE}")
         self._continue_phase(stored)
         load(self.dual_states(), checkpoint, self.processes)

@@ -37,8 +37,8 @@ _HEADER: dict[str, type] = {
 _CONTINUED_HEADER: dict[str, type] = {"engine": Mapping, "random": Mapping}
 _TABLE: dict[str, type] = {"num_rows": int, "width": int, "dtype": str, "checksum": str}
 WEIGHTS_ALONE = (
-    "was saved with save_weights_only=True: it can be evaluated, but not continued. Continue one that was saved whole, "
-    "or start without --ckpt_path."
+    "has no optimizer_states: saved with save_weights_only=True, it can be evaluated, but not continued. Continue one "
+    "that was saved whole, or start without --ckpt_path."
 )
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
 
