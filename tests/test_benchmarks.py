@@ -474,7 +474,7 @@ def test_peers_are_searched_and_run_beside_the_defaults(tmp_path, monkeypatch, c
     monkeypatch.setattr(methods, "LIBRARIES", libraries)
     monkeypatch.setattr(methods, "available", lambda: list(libraries))
     monkeypatch.setattr(peers, "LEARNING_RATES", [1e-3])
-    monkeypatch.setattr(peers, "DUAL_RATES", dict.fromkeys(libraries, [0.1]))
+    monkeypatch.setattr(peers, "DUAL_RATES", {name: [0.1] for name in libraries})
     monkeypatch.setattr(peers, "SYNTHETIC_ROWS", (600, 600))
     for where in (peers, runs):
         monkeypatch.setattr(where, "run_all", lambda jobs, workers, shown, run: [run(job) for job in jobs])
