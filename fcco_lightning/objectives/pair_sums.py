@@ -120,7 +120,6 @@ class _PairSums(torch.autograd.Function):
         if thresholds is not None:
             above = losses >= thresholds
             losses = (losses - thresholds).clamp_(min=0)
-            slopes = None if slopes is None else slopes * above
         ctx.loss, ctx.sign = loss, sign
         ctx.save_for_backward(scores, owners, others, weights, thresholds, slopes, above)
         sums = losses.to(weights.dtype) @ weights
@@ -146,6 +145,7 @@ class _PairSums(torch.autograd.Function):
         if above is not None and ctx.needs_input_grad[5]:
             by_thresholds = -(of_pairs * above).sum(1, keepdim=True).to(thresholds.dtype)
         if slopes is not None:
+            of_pairs = of_pairs if above is None else of_pairs * above
             table = of_pairs.to(slopes.dtype).mul_(slopes) if ctx.sign > 0 else of_pairs.to(slopes.dtype) * -slopes
             by_others = table.sum(0).neg_().to(scores.dtype)
             by_scores = by_others if others is None else torch.zeros_like(scores).index_copy_(0, others, by_others)
@@ -203,25 +203,22 @@ class _PairMean(torch.autograd.Function):
         ctx: Any, loss: Elementwise, scores: Tensor, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor
     ) -> Tensor:
         d = _differences(scores, positives, negatives, 1.0)
-        ctx.loss, slope = loss, None
-        if ctx.needs_input_grad[1]:
-            losses, slopes = loss.with_slope(d)
-            slope = torch.empty_like(scores).index_copy_(0, positives, (slopes @ w).mul_(v))
-            slope.index_copy_(0, negatives, (v @ slopes).mul_(w).neg_())
-        else:
-            losses = loss(d)
-        ctx.save_for_backward(scores, positives, negatives, v, w, slope)
+        ctx.loss = loss
+        losses, slopes = loss.with_slope(d) if ctx.needs_input_grad[1] else (loss(d), None)
+        ctx.save_for_backward(scores, positives, negatives, v, w, slopes)
         return v @ (losses @ w)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scores, positives, negatives, v, w, slope = ctx.saved_tensors
+        scores, positives, negatives, v, w, slopes = ctx.saved_tensors
         (gradient,) = gradients
         if torch.is_grad_enabled():
             mean = v @ (ctx.loss(_differences(scores, positives, negatives, 1.0)) @ w)
             (by_scores,) = torch.autograd.grad(mean, scores, gradient, create_graph=True)
         else:
-            by_scores = gradient * slope
+            v = gradient * v
+            by_scores = torch.zeros_like(scores).index_copy_(0, positives, (slopes @ w).mul_(v))
+            by_scores.index_copy_(0, negatives, (v @ slopes).mul_(w).neg_())
         return None, by_scores, None, None, None, None
 
 
