@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback
 from torch.optim import lr_scheduler as schedules
 
-from fcco_lightning import SOX, CheckpointError, ConfigError, HeavyBall, StepAtFractions, TabularMLP
+from fcco_lightning import SGD, CheckpointError, ConfigError, HeavyBall, StepAtFractions, TabularMLP
 from tests.conftest import make_data, make_frame
 from tests.training.test_resume import SaveAt
 
@@ -74,7 +74,7 @@ def rates(make_module, make_trainer, scheduler, epochs, ckpt_path=None, lr=1.0, 
     watch = Rates()
     module = make_module(
         network=TabularMLP([]), constraints=(), optimizer=lambda p: HeavyBall(p, lr=lr), scheduler=scheduler,
-        algorithm=SOX(), **parts,
+        algorithm=SGD(), **parts,
     )  # fmt: skip
     trainer = make_trainer(max_epochs=epochs, callbacks=[watch])
     trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
