@@ -96,6 +96,7 @@ def test_a_loaded_network_is_called_with_tensors(trained):
 
 def test_a_checkpoint_does_not_choose_whose_code_runs(trained, tmp_path):
     content = torch.load(trained, weights_only=True)
+    del content["fcco"]["structure"]  # which a hostile author would leave out, too
     described = content["fcco"]["config"]["model"]["network"]
     content["fcco"]["config"]["model"]["network"] = {**described, "init_args": {"inner": {"class_path": "os.system"}}}
     torch.save(content, tmp_path / "hostile.ckpt")

@@ -36,7 +36,8 @@ def trained(make_trainer, objective, outputs, columns, batches=None, test=None):
     """Train one epoch and return the figures of the test split."""
     splits = {"train": {"x": X, **columns}, "test": {"x": X, **(test or columns)}}
     data = TensorDataModule(splits, batches=batches or UniformSampling(8))
-    module = FCCOModule(nn.Linear(3, outputs), objective, algorithm=SGD() if objective.outer is None else SOX(0.5))
+    algorithm = SGD() if objective.outer is None else SOX(0.5)
+    module = FCCOModule(nn.Linear(3, outputs), objective, algorithm=algorithm)
     trainer = make_trainer(max_epochs=1)
     trainer.fit(module, data)
     return trainer.test(module, data, verbose=False)[0]
