@@ -66,10 +66,7 @@ def _require_plain(frame: pd.DataFrame, where: str) -> None:
     """Refuse names that two columns have, and columns of lists, mappings or complex numbers, which are no features."""
     _require_different(list(frame.columns), where)
     for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
-        raise DataError(
-            f"{where}: the column {str(name)!r} holds complex numbers. Give their real and imaginary parts a column "
-            "each."
-        )
+        raise DataError(f"{where}: the column {str(name)!r} holds complex numbers. Give their two parts a column each.")
     for name in frame.columns[[pd.api.types.is_object_dtype(kind) for kind in frame.dtypes]]:
         several = [kind for kind in set(map(type, frame[name])) if issubclass(kind, _SEVERAL)]
         if several:
@@ -135,7 +132,9 @@ def _from_file(path: Path, argument: str) -> pd.DataFrame:
         # Whole columns at once, so that types are the same however long the file is; the copy puts columns of one type
         # into one piece of memory, without which 100,000 of them take many times as long.
         return pd.read_csv(path, skipinitialspace=True, low_memory=False).copy()
-    except (OSError, ValueError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # of a damaged file, readers raise almost any kind
         raise DataError(f"{argument}='{path}' is not a readable {kind} file: {error}") from error
 
 
@@ -163,7 +162,7 @@ def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:
     try:
         # Features keep the numbers of the file, wherever it starts to count.
         matrix, label, query = load_svmlight_file(str(path), query_id=True, zero_based=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise DataError(f"{argument}='{path}' is not a readable file of LIBSVM's format: {error}") from error
     matrix.eliminate_zeros()
     used = (matrix.getnnz(axis=0) > 0).nonzero()[0]

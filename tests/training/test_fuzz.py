@@ -1,0 +1,184 @@
+"""Random compositions, each stopped and continued along a random chain, are the uninterrupted run, bit for bit."""
+
+import random
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR
+
+from fcco_lightning import (
+    AUC,
+    AdamType,
+    AUCMargin,
+    AugmentedLagrangian,
+    AveragePrecision,
+    CrossEntropy,
+    CVaRGroupDRO,
+    CVaRPartialAUC,
+    DemographicParity,
+    EqualOpportunity,
+    FCCOModule,
+    HeavyBall,
+    HingePenalty,
+    KLGroupDRO,
+    KLPartialAUC,
+    MeanAtMost,
+    NuPI,
+    PNormPush,
+    ROCFairness,
+    SampleDRO,
+    SmoothedHingePenalty,
+    SoftRate,
+    TabularMLP,
+    TwoDraws,
+    UniformSampling,
+)
+from fcco_lightning.errors import FCCOError
+from tests.conftest import make_data, make_frame
+from tests.contracts.registry_algorithms import ALGORITHMS
+from tests.evidence import count
+from tests.training.test_resume import everything
+
+SEED, EPOCHS, BATCHES = 7, 4, 5
+TABLES = {"train": make_frame(60, 0), "test": make_frame(20, 1)}
+OBJECTIVES = [
+    AUC, AUCMargin, AveragePrecision, CrossEntropy, KLPartialAUC, PNormPush, SampleDRO,
+    partial(CVaRPartialAUC, 0.5), partial(CVaRGroupDRO, 0.5, num_groups=2), partial(KLGroupDRO, num_groups=2),
+]  # fmt: skip
+CONSTRAINTS = [
+    partial(ROCFairness, thresholds=[-1, 0, 1]), DemographicParity, EqualOpportunity,
+    partial(MeanAtMost, SoftRate(temperature=0.5), kappa=0.3, where={"y": 0}),
+]  # fmt: skip
+PENALTIES = [
+    partial(HingePenalty, 3.0), partial(SmoothedHingePenalty, 3.0), partial(AugmentedLagrangian, 5.0, 0.3),
+    partial(NuPI, 0.3, 2.0, 0.5),
+]  # fmt: skip
+OPTIMIZERS = [
+    partial(HeavyBall, lr=0.02, beta=0.3), partial(AdamType, lr=0.01), partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+    partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.Adagrad, lr=0.02), partial(torch.optim.RMSprop, lr=0.01),
+]  # fmt: skip
+SCHEDULES = [
+    None, partial(ExponentialLR, gamma=0.7), partial(CosineAnnealingLR, T_max=7),
+    partial(LambdaLR, lr_lambda=lambda k: 1 / (1 + k)),
+]  # fmt: skip
+PRECISIONS = ["32-true", "32-true", "64-true", "bf16-mixed"]
+
+
+class StopError(Exception):
+    """What ends a run."""
+
+
+class StopAt(Callback):
+    """Saves after so many batches, or at the end of the epoch they lie in, and ends the run by an exception."""
+
+    def __init__(self, path, batches, at_end):
+        self.path, self.batches, self.at_end = path, batches, at_end
+
+    def _stop(self, trainer, batches):
+        if batches >= self.batches:
+            trainer.save_checkpoint(self.path)
+            raise StopError
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if not self.at_end:
+            self._stop(trainer, trainer.current_epoch * BATCHES + batch_idx + 1)
+
+    def on_train_epoch_end(self, trainer, module):
+        if self.at_end:
+            self._stop(trainer, (trainer.current_epoch + 1) * BATCHES)
+
+
+class Composition:
+    """Parts drawn at random."""
+
+    def __init__(self, seed):
+        chance = random.Random(seed)  # noqa: S311
+        self.member = chance.choice(list(ALGORITHMS))
+        member = ALGORITHMS[self.member]
+        self.objective = member.objective or chance.choice(OBJECTIVES)
+        self.constraints = chance.sample(CONSTRAINTS, chance.choice([0, 0, 1, 2]))
+        self.penalty = chance.choice([member.penalty, *PENALTIES])
+        self.optimizer, self.schedule = chance.choice(OPTIMIZERS), chance.choice(SCHEDULES)
+        if self.member == "SOXBoost":  # which sets the momentum of its stages itself
+            self.optimizer = OPTIMIZERS[0]
+        self.interval, self.precision = chance.choice(["step", "epoch"]), chance.choice(PRECISIONS)
+        self.dropout, self.workers = chance.choice([0.0, 0.2]), chance.choice([0] * 9 + [1])
+        self.validation, self.clip = chance.choice([0, 0, 1.0]), chance.choice([None, 1.0])
+        self.draws = TwoDraws if member.jacobian == "part" else (lambda batches: batches)
+        self.stops = sorted(chance.sample(range(1, EPOCHS * BATCHES), chance.randint(1, 4)))
+        self.at_ends = [chance.random() < 0.4 for _ in self.stops]
+
+    def __str__(self):
+        parts = [self.objective, *self.constraints, self.penalty, self.optimizer, self.schedule]
+        names = [getattr(getattr(part, "func", part), "__name__", "none") for part in parts]
+        return f"{self.member}, {names}, {self.interval}, {self.precision}, stops {self.stops} {self.at_ends}"
+
+    def fit(self, make_trainer, seed, path=None, callbacks=()):
+        """Train on, from a checkpoint if there is one; the trainer."""
+        torch.manual_seed(seed)
+        module = FCCOModule(
+            TabularMLP(hidden=[6], dropout=self.dropout),
+            objective=self.objective(),
+            constraints=[make() for make in self.constraints],
+            penalty=self.penalty() if self.constraints else None,
+            algorithm=ALGORITHMS[self.member].make(),
+            optimizer=self.optimizer,
+            scheduler=self.schedule,
+            scheduler_interval=self.interval,
+            gradient_clip_val=self.clip,
+        )
+        data = make_data(**TABLES, batches=self.draws(UniformSampling(12)), num_workers=self.workers)
+        trainer = make_trainer(
+            max_epochs=EPOCHS, precision=self.precision, limit_val_batches=self.validation, callbacks=list(callbacks)
+        )
+        with suppress(StopError):
+            trainer.fit(module, data, ckpt_path=path)
+        return trainer
+
+    def chain(self, make_trainer, folder):
+        """The same, stopped again and again."""
+        path = None
+        for number, (batches, at_end) in enumerate(zip(self.stops, self.at_ends, strict=True)):
+            stop = StopAt(folder / f"{number}.ckpt", batches, at_end)
+            self.fit(make_trainer, 100 + number if number else SEED, path, [stop])
+            path = stop.path if stop.path.exists() else path  # an end of the last epoch may have come before
+        return self.fit(make_trainer, 200, path)
+
+
+def same(one, other):
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def fuzz(make_trainer, folder, first, wanted):
+    """Try compositions until so many have been compared; how often what happened."""
+    seen, seed = Counter(), first
+    while seen["compared"] < wanted:
+        composition = Composition(seed)
+        (own := folder / str(seed)).mkdir()
+        seed += 1
+        try:
+            whole = composition.fit(make_trainer, SEED)
+        except FCCOError:  # parts that do not go together
+            seen["refused"] += 1
+            continue
+        expected, found = everything(whole), everything(composition.chain(make_trainer, own))
+        assert found.keys() == expected.keys(), f"seed {seed - 1}: {composition}"
+        different = [name for name, value in expected.items() if not same(found[name], value)]
+        assert not different, f"seed {seed - 1}: {composition}: {different}"
+        seen["compared"] += 1
+    return seen
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.slow,
+]
+
+
+def test_random_compositions(make_trainer, tmp_path):
+    seen = fuzz(make_trainer, tmp_path, 0, count(30, 300))
+    assert seen["refused"] < 3 * seen["compared"]
