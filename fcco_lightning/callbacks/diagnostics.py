@@ -24,7 +24,7 @@ from fcco_lightning.analysis import (
 )
 from fcco_lightning.callbacks.summary_table import render_records, write_report
 from fcco_lightning.checks import positive
-from fcco_lightning.constraints import Constraint, Penalty, unique_names
+from fcco_lightning.constraints import Penalty, unique_names
 from fcco_lightning.engine import InnerFunctions
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import GroupObjective
@@ -141,7 +141,7 @@ class Diagnostics(Callback):
         return diagnosis[self.split]
 
     def _functions(self, module: FCCOModule) -> InnerFunctions:
-        return InnerFunctions(module.network, module.objective, _enforced(module))
+        return InnerFunctions(module.network, module.objective, module.constraints)
 
     def _measure(self, trainer: Trainer, module: LightningModule) -> None:
         if not self._applies(module):
@@ -202,11 +202,6 @@ class Diagnostics(Callback):
         return residuals | {"constraints": _records(names, found)}
 
 
-def _enforced(module: FCCOModule) -> list[Constraint]:
-    """The constraints as they are trained with, if they are known."""
-    return module.constraints if module.problem is None else module.problem.constraints or module.constraints
-
-
 def _own_multipliers(module: FCCOModule, outputs: Tensor, columns: Columns) -> list[float] | None:
     """What the run multiplies the constraints' gradients with; None where it does not know."""
     if module.problem is None or module.pretraining or not module.algorithm.penalises:
@@ -217,7 +212,7 @@ def _own_multipliers(module: FCCOModule, outputs: Tensor, columns: Columns) -> l
     if not isinstance(penalty, Penalty):
         return list(module.problem.multipliers().values())
     smoothing = getattr(module.algorithm, "smoothing", None)
-    return penalty_multipliers(penalty, _enforced(module), outputs, columns, module.current_epoch, smoothing)
+    return penalty_multipliers(penalty, module.constraints, outputs, columns, module.current_epoch, smoothing)
 
 
 def _records(names: Sequence[str], found: Mapping[str, Certificate]) -> list[dict[str, Any]]:

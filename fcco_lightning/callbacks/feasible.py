@@ -89,7 +89,7 @@ class BestFeasible(Callback):
                 "the training split they hold by fitting. Hold one out (data.splits.val_fraction for tables), or leave "
                 "the margin out."
             )
-        for constraint, margin in zip(_enforced(pl_module), self._margins, strict=False):
+        for constraint, margin in zip(pl_module.constraints, self._margins, strict=False):
             constraint.tighten(margin)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,13 +129,12 @@ class BestFeasible(Callback):
                 f"feasible.margin='auto': the validation split has samples of {len(found)} of the {number} rows of the "
                 "constraints only, so nothing can be said of the others. Use a larger validation split."
             )
-        asked = (constraint for constraint in module.constraints for _ in constraint.names)
-        rows, self._margins = zip(found, asked, strict=True), []
-        for constraint in _enforced(module):
-            (name, one), own = max((next(rows) for _ in constraint.names), key=lambda row: row[0][1].high)
+        rows, self._margins = iter(found), []
+        for constraint in module.constraints:
+            name, one = max((next(rows) for _ in constraint.names), key=lambda row: row[1].high)
             self._margins.append(max(0.0, one.high - known[f"h/{name}"]))
             constraint.tighten(self._margins[-1])
-            self._warn_of_noise(own, name, one)
+            self._warn_of_noise(constraint, name, one)
         bound = max(one.high for _, one in found)
         return {"bound": bound, "confidence": self.confidence, "constraints": number}
 
@@ -165,11 +164,6 @@ class BestFeasible(Callback):
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
             trainer.save_checkpoint(Path(saver.dirpath) / "feasible.ckpt")
         rank_zero_info(chosen_line(self.chosen))
-
-
-def _enforced(module: FCCOModule) -> list[Constraint]:
-    """The constraints as they are trained with, some of them as one: rows and order are those of the module's."""
-    return [] if module.problem is None else module.problem.constraints
 
 
 def chosen_line(chosen: dict[str, Any]) -> str:

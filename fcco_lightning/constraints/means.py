@@ -245,10 +245,6 @@ class _JointMeansAtMost(Constraint):
         self._subsets, self._kappas = Subsets([member.where for member in members]), torch.empty(0, 1)
         self._follow()
 
-    @property
-    def least_kappa(self) -> float:
-        return max(member.least_kappa - member.tolerance for member in self.members)
-
     def take(self, rows: Tensor) -> Constraint:
         taken = copy(self)
         taken._kappas = self._kappas.to(rows.device)[rows]

@@ -194,8 +194,10 @@ class ROCFairness(DifferenceAtMost):
         """Thresholds, and the first and the second side of every pair, on the device and in the dtype of ``like``."""
         key = (like.device, like.dtype)
         if self._cached is None or self._cached[0] != key:
-            sides = torch.tensor([[pair.first, pair.second] for pair in self.comparisons.pairs], device=like.device)
-            self._cached = key, (like.new_tensor(self.thresholds), sides[:, 0], sides[:, 1])
+            with torch.inference_mode(False):  # they may be part of a graph later
+                sides = torch.tensor([[pair.first, pair.second] for pair in self.comparisons.pairs], device=like.device)
+                thresholds = torch.tensor(self.thresholds, dtype=like.dtype, device=like.device)
+                self._cached = key, (thresholds, sides[:, 0], sides[:, 1])
         return self._cached[1]
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002

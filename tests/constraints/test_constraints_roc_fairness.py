@@ -173,3 +173,16 @@ class TestQuantileScores:
     def test_bad_arguments(self, bad):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             QuantileScores(**bad)
+
+
+def test_what_an_evaluation_has_cached_is_fit_for_a_graph():
+    fair = ROCFairness((0.0, 0.5))
+    batch = {"y": torch.tensor([0, 1, 0, 1]), "group": torch.tensor([0, 0, 1, 1])}
+    scores = torch.tensor([0.1, -0.3, 0.4, 0.9])
+    with torch.inference_mode():
+        expected = fair.inner(scores, batch).values
+    scores.requires_grad_()
+    values = fair.inner(scores, batch).values
+    values.sum().backward()
+    assert torch.equal(values, expected)
+    assert bool((scores.grad > 0).all())

@@ -95,19 +95,21 @@ def test_constraints_that_are_kept_together_are_tightened_as_each_alone():
     def make():
         return [MeanAtMost(SoftRate(), kappa, {"y": y}) for kappa, y in ((0.3, 0), (0.4, 1))]
 
-    (joint,), each = kept_together(make()), make()
+    members, each = make(), make()
+    (joint,) = kept_together(members)
     values = torch.rand(2, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    h = joint.violation(values)
-    for margin in (0.1, 0.0, 0.15):
-        for constraint in (joint, *each):
+    h, margins = joint.violation(values), torch.zeros(2, dtype=torch.float64)
+    for i, margin in ((0, 0.1), (1, 0.2), (0, 0.0), (0, 0.15)):
+        margins[i] = margin
+        for constraint in (members[i], each[i]):
             constraint.tighten(margin)
         found = joint.outer(Hinge(2.0, joint.kappa)).value(values)
         alone = [c.outer(Hinge(2.0, c.kappa)).value(v) for c, v in zip(each, values.unsqueeze(1), strict=True)]
-        torch.testing.assert_close(found, 2 * (h + margin).clamp(min=0))
+        torch.testing.assert_close(found, 2 * (h + margins).clamp(min=0))
         torch.testing.assert_close(found, torch.cat(alone))
         assert torch.equal(joint.violation(values), h)
-    joint.tighten(5.0)
-    assert joint.kappa == -0.3
+    members[0].tighten(5.0)
+    assert members[0].kappa == 0.0
 
 
 @pytest.mark.parametrize("column", ["race", "a", "label"])
