@@ -46,7 +46,12 @@ _TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
 }
 
-_NOISE = (".*LeafSpec.*", "Using ModelCheckpoint with manual optimization")  # of Lightning, about nothing a user can do
+_NOISE = (  # of libraries, about nothing a user can do
+    ".*LeafSpec.*",
+    "Using ModelCheckpoint with manual optimization",
+    r"\s*By default only one JsonargparseDeprecationWarning",
+    r"\s*skip_none parameter was deprecated",  # its successor is younger than the oldest jsonargparse that is allowed
+)
 
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
