@@ -23,7 +23,7 @@ _SELECTED = {
     "evaluation": "default_evaluation",
     "inference": "Predictor export load",
     "state": "DualState",
-    "training": "FCCOModule Pretraining StepAtFractions WeightAverage",
+    "training": "FCCOModule FabricBackend Pretraining StepAtFractions WeightAverage",
 }
 
 

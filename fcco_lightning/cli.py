@@ -37,7 +37,7 @@ from fcco_lightning.catalogue import close_to, import_families
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.named_configs import with_files
 from fcco_lightning.training import FCCOModule
-from fcco_lightning.training.resuming import by_age, find_own, job_identity
+from fcco_lightning.training.resuming import find_own, job_identity
 from fcco_lightning.training.row_checkpoints import read_file
 
 _TRAINER_DEFAULTS = {
@@ -161,24 +161,23 @@ class FCCOCLI(LightningCLI):
             read_file(path, to_continue=command == "fit")
 
     def _found(self, which: str) -> str | None:
-        """The checkpoint that ``last`` (of any job) or ``auto`` (of this one) means; None to start afresh.
+        """This job's newest checkpoint, which ``last`` and ``auto`` mean; None where ``auto`` starts afresh.
 
         Raises:
             CheckpointError: if there is none, and the command needs one.
         """
         command = self.config["subcommand"]
         folders = checkpoint_folders(self.config[command])
-        if which == "last":
-            newest = next(by_age(folders), None)
-        else:
-            found = find_own(folders, self._job())
-            newest = found.path
-            rank_zero_info(f"--ckpt_path auto: {found}")
-        if newest is None and (which == "last" or command != "fit"):
+        found = find_own(folders, self._job())
+        if found.path is None and (which == "last" or command != "fit"):
             looked = " or ".join(str(folder.resolve()) for folder in folders)
-            of_job = "" if which == "last" else " of this job"
-            raise CheckpointError(f"--ckpt_path {which}: no last.ckpt{of_job} below {looked}. Give the path.")
-        return None if newest is None else str(newest)
+            others = f" (passed over {found.passed_over[0]}, of another job)" if found.passed_over else ""
+            raise CheckpointError(
+                f"--ckpt_path {which}: no last.ckpt of this job below {looked}{others}. Give the path, or what the job "
+                "was given: its seed, model and data, or its --name."
+            )
+        rank_zero_info(f"--ckpt_path {which}: {found}")
+        return None if found.path is None else str(found.path)
 
     def _job(self) -> str:
         """The job's name, or what identifies it."""

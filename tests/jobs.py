@@ -148,7 +148,8 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     trainer = Trainer(
         max_epochs=job.get("epochs", 2),
         accelerator="cpu",
-        devices=size,
+        devices=size // job.get("nodes", 1),
+        num_nodes=job.get("nodes", 1),
         strategy="ddp" if size > 1 else "auto",
         logger=False,
         enable_checkpointing=False,

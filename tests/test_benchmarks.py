@@ -461,3 +461,108 @@ def test_scaling_measures_processes(tmp_path, monkeypatch, capsys):
     (table,) = json.loads(out.read_text()).values()
     assert list(table) == ["P = 1", "P = 2"]
     assert all(value > 0 for row in table.values() for value in row.values())
+
+
+def test_peers_are_searched_and_run_beside_the_defaults(tmp_path, monkeypatch, capsys):
+    """A gradient descent on the objective alone stands in for the other libraries, one of which breaks down."""
+    peers, methods, runs = script("peers"), sys.modules["peer_methods"], sys.modules["runs"]
+
+    def broken(network, problem, lr, dual):
+        raise ZeroDivisionError
+
+    libraries = {"descent": lambda network, problem, lr, dual: methods.plain(network, problem, lr), "broken": broken}
+    monkeypatch.setattr(methods, "LIBRARIES", libraries)
+    monkeypatch.setattr(methods, "available", lambda: list(libraries))
+    monkeypatch.setattr(peers, "LEARNING_RATES", [1e-3])
+    monkeypatch.setattr(peers, "DUAL_RATES", {name: [0.1] for name in libraries})
+    monkeypatch.setattr(peers, "SYNTHETIC_ROWS", (600, 600))
+    for where in (peers, runs):
+        monkeypatch.setattr(where, "run_all", lambda jobs, workers, shown, run: [run(job) for job in jobs])
+    for more in (["--tune"], []):
+        arguments = ["--problems", "equal opportunity", "--epochs", "1", "--seeds", "2", "--out", str(tmp_path), *more]
+        monkeypatch.setattr(sys, "argv", ["peers.py", *arguments])
+        peers.main()
+    picked = json.loads((tmp_path / "peers_picks.json").read_text())["synthetic, equal opportunity: descent"]["picked"]
+    assert picked == {"lr": 1e-3, "dual": 0.1}
+    results = json.loads((tmp_path / "peers.json").read_text())
+    assert [(r["method"], "failed" in r) for r in results[::2]] == [
+        ("fcco_lightning", False),
+        ("descent", False),
+        ("broken", True),
+    ]
+    printed = capsys.readouterr().out
+    assert "| synthetic, equal opportunity: descent | 2 |" in printed
+    assert "broken, seed 1, broke down: ZeroDivisionError()" in printed
+    assert "in both respects in 0 of 1 cells" in printed
+
+
+def test_what_peers_are_told_of_constraints_is_both_sides_of_every_row():
+    import torch
+
+    methods = script("peer_methods")
+    rng = np.random.default_rng(0)
+    scores, y, group = rng.normal(size=60), rng.integers(0, 2, 60), rng.integers(0, 2, 60)
+    q, kappa = 1 / (1 + np.exp(-scores / methods.TEMPERATURE)), 0.05
+    batch = {"y": torch.tensor(y), "group": torch.tensor(group)}
+
+    def told(name, batch):
+        constraint = methods.PROBLEMS[name].constraint()
+        return methods.excesses(constraint, torch.tensor(scores[: len(batch["y"])]), batch).tolist()
+
+    gaps = [q[(y == c) & (group == 1)].mean() - q[(y == c) & (group == 0)].mean() for c in (1, 0)]
+    assert told("equalized odds", batch) == pytest.approx([s * gap - kappa for gap in gaps for s in (1, -1)])
+    precision = [(q * y)[group == g].sum() / q[group == g].sum() for g in (1, 0)]
+    gap = precision[0] - precision[1]
+    assert told("predictive parity", batch) == pytest.approx([gap - kappa, -gap - kappa])
+    unknown = {"y": torch.tensor([1, 1, 0]), "group": torch.tensor([1, 0, 1])}
+    of_negatives = told("equalized odds", unknown)[2:]
+    assert of_negatives == [0, 0]
+    model = methods.of_network(lambda x: x, methods.PROBLEMS["equal opportunity"])
+    columns = batch | {"x": torch.tensor(scores).unsqueeze(1)}
+    figures = methods.PROBLEMS["equal opportunity"].figures(model(columns), columns)
+    hard = [(scores > 0)[(y == 1) & (group == g)].mean() for g in (0, 1)]
+    expected = {"objective": np.mean((scores > 0) == y), "violation": abs(gaps[0]) - kappa}
+    assert figures == pytest.approx(expected | {"hard": abs(hard[0] - hard[1]) - kappa})
+
+
+def test_a_peer_is_better_only_in_both_respects_and_beyond_one_standard_error():
+    peers = script("peers")
+
+    def runs(objectives, violations):
+        pairs = enumerate(zip(objectives, violations, strict=True))
+        return [{"seed": s, "test": {"objective": o, "violation": v}} for s, (o, v) in pairs]
+
+    ours = runs([0.80, 0.82, 0.81], [0.03, 0.01, 0.02])
+    cases = {
+        "both": (runs([0.81, 0.83, 0.83], [0.02, 0.00, 0.00]), True),
+        "objective within the error": (runs([0.79, 0.83, 0.815], [0.0, 0.0, 0.0]), False),
+        "violation larger": (runs([0.9, 0.9, 0.9], [0.04, 0.02, 0.03]), False),
+    }
+    for name, (theirs, expected) in cases.items():
+        assert peers.better(ours, theirs, "test.violation") == expected, name
+        cell = peers.Cell("cell", {"fcco_lightning": ours, "peer": theirs})
+        assert f"in {int(expected)} of 1 cells" in peers.verdict([cell], "test.violation", ahead=False)
+    mean, error = peers.advantage(ours, cases["both"][0], "test.objective")
+    assert (mean, error) == pytest.approx((0.04 / 3, np.std([0.01, 0.01, 0.02], ddof=1) / math.sqrt(3)))
+
+
+@pytest.mark.parametrize("library", ["cooper", "humancompatible", "fairret", "fairlearn"])
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+def test_a_peer_that_is_installed_treats_groups_more_equally_than_descent_alone(library):
+    import torch
+
+    pytest.importorskip(library)
+    peers, methods = script("peers"), sys.modules["peer_methods"]
+    problem, module = methods.PROBLEMS["demographic parity"], peers.data("synthetic", (), 0, 0.0)
+    module.setup()
+    columns, rates = module.tables["train"].columns, {"lr": 1e-2, "dual": 0.3}
+    torch.manual_seed(0)
+    alone, network = (peers.TabularMLP([16], in_features=module.num_features) for _ in range(2))
+    step = methods.plain(alone, problem, 1e-2)
+    for batch in methods.batches(module, 3):
+        step(batch)
+    used = {"lr": 1e-2} if library == "fairlearn" else rates
+    models = [methods.of_network(alone, problem), methods.fitted(library, problem, network, module, 3, used)]
+    with torch.no_grad():
+        without, reached = (problem.figures(model(columns), columns)["hard"] for model in models)
+    assert reached < without - 0.05

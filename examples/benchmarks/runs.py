@@ -105,6 +105,7 @@ class Tuning:
         score: of a finished run, to be maximised; a run that failed has minus infinity.
         bounds: largest value of a hyperparameter, where there is one.
         seeds: of the runs; None for three.
+        longest: values by which an axis may grow on a side; None for four.
     """
 
     def __init__(
@@ -114,10 +115,11 @@ class Tuning:
         score: Callable[[Job], float],
         bounds: dict[str, float] | None = None,
         seeds: Sequence[int] | None = None,
+        longest: int | None = None,
     ) -> None:
         self.axes = {name: list(values) for name, values in axes.items()}
         self.make, self.score, self.bounds, self.seeds = make, score, bounds or {}, seeds or SEEDS
-        self.room = {(name, end): LONGEST for name in axes for end in (0, -1)}
+        self.room = {(name, end): LONGEST if longest is None else longest for name in axes for end in (0, -1)}
         self.runs: dict[tuple[Any, ...], list[Job]] = {}
 
     def search(self) -> Search:
@@ -145,7 +147,7 @@ class Tuning:
         edges = [n for n in ends if len(self.axes[n]) > 1 and self.picked[n] != self.bounds.get(n)]
         return {
             "picked": self.picked,
-            "scores": [round(self.score(run), 4) for run in self.runs[point]],
+            "scores": [round(self._value(run), 4) for run in self.runs[point]],
             "runs": sum(map(len, self.runs.values())),
             "axes": self.axes,
             "on an edge that could not be moved": edges,

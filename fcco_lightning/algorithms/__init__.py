@@ -23,6 +23,7 @@ from fcco_lightning.algorithms.sonx import SONX
 from fcco_lightning.algorithms.sox import SOX
 from fcco_lightning.algorithms.sox_boost import SOXBoost
 from fcco_lightning.algorithms.stages import ConcaveStages, EqualStages, Stages, StronglyConcaveStages
+from fcco_lightning.algorithms.switching import Switching
 from fcco_lightning.algorithms.two_draws import TwoDraws
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "SingleLoop",
     "Stages",
     "StronglyConcaveStages",
+    "Switching",
     "TwoDraws",
     "default_algorithm",
 ]

@@ -209,7 +209,9 @@ def _enforced(module: FCCOModule) -> list[Constraint]:
 
 def _own_multipliers(module: FCCOModule, outputs: Tensor, columns: Columns) -> list[float] | None:
     """What the run multiplies the constraints' gradients with; None where it does not know."""
-    if module.problem is None or module.pretraining or len(module.problem.constraints) < bool(module.constraints):
+    if module.problem is None or module.pretraining or not module.algorithm.penalises:
+        return None
+    if len(module.problem.constraints) < bool(module.constraints):
         return None
     penalty = module.problem.penalty
     if not isinstance(penalty, Penalty):

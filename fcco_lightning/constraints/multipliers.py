@@ -22,7 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import fraction, non_negative, positive
+from fcco_lightning.checks import fraction, greater, non_negative, positive
 from fcco_lightning.constraints.penalty import Penalty
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import Multiplied
@@ -143,27 +143,38 @@ class AdaptivePenalty(Multipliers):
     r"""An exact penalty, smoothed over a width of h, with a weight rho_i = 2 nu_i of every row that finds itself.
 
     The slope of ``L_i`` is ``y_i = nu_i (1 + clamp(h_i / width, -1, 1))``, from 0 where the constraint is slack to
-    rho_i where it is exceeded by a width.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, 1))``: rho_i grows where y_i
-    saturates at it, falls where the constraint is slack, and stays where ``h_i = 0``, so that the constraint holds
-    exactly at a solution.  Because the exponent is bounded, a few large values of h do not matter.
+    rho_i where it is exceeded by a width.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, reach))``: rho_i grows where
+    y_i saturates at it, falls where the constraint is slack, and stays where ``h_i = 0``, so that the constraint holds
+    exactly at a solution.  Because the exponent is bounded, a few large values of h do not matter.  With a ``reach`` of
+    5, say, rho_i grows up to five times as fast far from feasible, so that a short training finds a large multiplier of
+    a single rate too; with dozens of rows, as for equal ROC curves, their sum then comes to outweigh the objective.
 
     Args:
-        rate: largest relative change of rho_i in a step, > 0.
+        rate: relative change of rho_i in a step where h_i is a width above 0, or a width or more below, > 0.
         width: what counts as clearly exceeded, > 0, in units of h; for rates and mean losses a hundredth or two.
         start: nu_i before the first batch, > 0, in units of the objective's first value per unit of h.
         least: factor on ``start`` below which no nu_i falls, so that it can grow again, in (0, 1].
+        reach: widths of h_i up to which a larger h_i lets rho_i grow faster, >= 1.
     """
 
-    def __init__(self, rate: float = 0.007, width: float = 0.02, start: float = 0.03, least: float = 0.01) -> None:
+    def __init__(
+        self,
+        rate: float = 0.007,
+        width: float = 0.02,
+        start: float = 0.03,
+        least: float = 0.01,
+        reach: float = 1.0,
+    ) -> None:
         self.rate, self.width = positive("rate", rate), positive("width", width)
         self.start, self.least = (positive("start", start),), fraction("least", least)
+        self.reach = greater("reach", reach, 1, equal=True)
 
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
         nu = memory[:, 0]
         return Multiplied(nu, kappa, nu / self.width, 2 * nu)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
-        exponent = (excess.unsqueeze(1) / self.width).clamp(-1, 1)
+        exponent = (excess.unsqueeze(1) / self.width).clamp(-1, self.reach)
         return (memory * (self.rate * pace * exponent).exp()).clamp(min=self.least * self.start[0])
 
 

@@ -87,6 +87,21 @@ class Samples(NamedTuple):
         )
 
 
+class Names(NamedTuple):
+    """Names of tensors of a module.
+
+    Attributes:
+        trained: of the trained parameters.
+        buffers: of the buffers.
+        again: where other modules hold some of these, too (tied weights): place -> its name among the above.  A module
+            that is there twice, as in Fabric's wrapper, counts once: torch would replace its tensors for good.
+    """
+
+    trained: list[str]
+    buffers: list[str]
+    again: dict[str, str]
+
+
 class InnerFunctions(nn.Module):
     """Network, objective and constraints: what is measured, in two halves.
 
@@ -111,7 +126,7 @@ class InnerFunctions(nn.Module):
         super().__init__()
         self.network, self.objective, self.constraints = network, objective, list(constraints)
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
-        self._names: tuple[list[str], list[str]] | None = None
+        self._names: Names | None = None
 
     def outputs(self, batch: Batch, call: Callable[..., Any] | None = None) -> dict[str, Any]:
         """The network's outputs by part; ``call`` takes the place of the network."""
@@ -156,10 +171,17 @@ class InnerFunctions(nn.Module):
         """Parameters that are trained, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
-    def names(self) -> tuple[list[str], list[str]]:
-        """Names of the trained parameters and of the buffers, looked up once: walking the modules costs a step dear."""
+    def names(self) -> "Names":
+        """Names of what a second pass replaces, looked up once: walking the modules costs a step dear."""
         if self._names is None:
-            self._names = list(self.trainable()), [name for name, _ in self.named_buffers()]
+            trained, buffers = list(self.trainable()), [name for name, _ in self.named_buffers()]
+            replaced = {id(self.get_parameter(name)): name for name in trained}
+            replaced |= {id(self.get_buffer(name)): name for name in buffers}
+            again: dict[str, str] = {}
+            for prefix, module in self.named_modules():
+                own = (*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False))
+                again |= {place: replaced[id(t)] for place, t in own if replaced.get(id(t), place) != place}
+            self._names = Names(trained, buffers, again)
         return self._names
 
     def forget_names(self) -> None:
@@ -221,15 +243,19 @@ class Elsewhere:
 
     def __init__(self, functions: InnerFunctions, weights: Sequence[Tensor], random: RandomState | None = None) -> None:
         self.functions, self.random = functions, random
-        trained, buffers = functions.names()
-        self.values: dict[str, Tensor] = dict(zip(trained, weights, strict=True))
-        self.values.update({name: functions.get_buffer(name).clone() for name in buffers})
+        names = functions.names()
+        self.values: dict[str, Tensor] = dict(zip(names.trained, weights, strict=True))
+        self.values.update({name: functions.get_buffer(name).clone() for name in names.buffers})
+        self.values.update({place: self.values[name] for place, name in names.again.items()})
         self._of_network = self._below("network.")
 
     def outputs(self, batch: Batch) -> dict[str, Any]:
         """The network's outputs by part."""
         after = None if self.random is None else self.random.replayed()
-        outputs = self.functions.outputs(batch, lambda *a: functional_call(self.functions.network, self._of_network, a))
+        network = self.functions.network
+        outputs = self.functions.outputs(
+            batch, lambda *a: functional_call(network, self._of_network, a, tie_weights=False)
+        )
         if after is not None:
             after.restore()
         return outputs
@@ -238,7 +264,9 @@ class Elsewhere:
         """Estimates from the network's outputs, see :meth:`InnerFunctions.forward`."""
         if len(self._of_network) == len(self.values):  # nothing else to replace: a direct call is faster
             return self.functions(samples, terms, direct=direct)  # type: ignore[no-any-return]
-        measured: Estimated = functional_call(self.functions, self.values, (samples, terms), {"direct": direct})
+        measured: Estimated = functional_call(
+            self.functions, self.values, (samples, terms), {"direct": direct}, tie_weights=False
+        )
         return measured
 
     def _below(self, prefix: str) -> dict[str, Tensor]:

@@ -180,7 +180,7 @@ class MeanAveragePrecision(Objective):
 
         Raises:
             DataError: if ``y`` or ``task`` is missing or does not fit the outputs, or if a batch has fewer than two
-                samples, or one positive of a label where two are needed.
+                samples, or of a label with a positive no negative, or one positive where two are needed.
         """
         y, labels = required_column(batch, "y", self), len(self.known)
         wanted = y.shape[:1] if self.one_label_each else y.shape
@@ -214,19 +214,21 @@ class MeanAveragePrecision(Objective):
 
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
         task = required_column(batch, "task", self)
-        scores, positive = outputs.gather(1, task.unsqueeze(1)).squeeze(1), y == 1
+        scores, positive, negative = outputs.gather(1, task.unsqueeze(1)).squeeze(1), y == 1, y == 0
         owner = positive.nonzero().squeeze(1)
         label, known, positives = task[owner], self.known[task], self.positives[task]
-        count = torch.stack([torch.bincount(task[~positive], minlength=len(self.known)), self._held(task[positive])])
-        lonely = (positive & (count[1][task] == 1) & (positives > 1)).nonzero().flatten().tolist()
-        if lonely:
+        of_negatives, of_positives = (self._held(task[one])[task] for one in (negative, positive))
+        lonely = positive & (((of_positives == 1) & (positives > 1)) | (of_negatives == 0))
+        if bool(lonely.any()):
+            first = int(lonely.nonzero()[0])
             raise DataError(
-                f"a batch holds one positive of label {int(task[lonely[0]])}, which has {int(positives[lonely[0]])}, "
-                "so that nothing is said of the others. Set positives_per_label to 2 or more."
+                f"a batch holds {int(of_positives[first])} of {int(positives[first])} positives and "
+                f"{int(of_negatives[first])} negatives of label {int(task[first])}, and so says nothing of the others. "
+                "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
         # of the mean over the n_t samples of the label: itself, each of the other positives, each of the negatives
-        others = (positives - 1) / (known * (count[1][task] - 1).clamp(min=1))
-        against = (known - positives) / (known * count[0][task].clamp(min=1))
+        others = (positives - 1) / (known * (of_positives - 1).clamp(min=1))
+        against = negative * (known - positives) / (known * of_negatives.clamp(min=1))
         shares = torch.where(positive, others, against) * (label.unsqueeze(1) == task)
         shares.scatter_(1, owner.unsqueeze(1), (1 / known[owner]).unsqueeze(1))
         losses = shares.to(scores.dtype) * self.loss(scores[owner].unsqueeze(1) - scores)

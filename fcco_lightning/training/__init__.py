@@ -2,12 +2,14 @@
 
 from fcco_lightning.training.averaging import WeightAverage
 from fcco_lightning.training.backend import LightningBackend
+from fcco_lightning.training.fabric_backend import FabricBackend
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.pretraining import Pretraining
 from fcco_lightning.training.schedules import StepAtFractions
 
 __all__ = [
     "FCCOModule",
+    "FabricBackend",
     "LightningBackend",
     "Pretraining",
     "StepAtFractions",

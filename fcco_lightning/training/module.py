@@ -11,7 +11,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -46,6 +45,12 @@ from fcco_lightning.training.random_streams import random_streams, set_random_st
 from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
+from fcco_lightning.training.trainers import (
+    require_batches,
+    require_own_statistics,
+    require_rows,
+    require_whole_weights,
+)
 
 T = TypeVar("T")
 
@@ -157,20 +162,13 @@ class FCCOModule(EvaluatingModule):
         trainer = self.trainer
         if trainer.state.fn == "fit":
             require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
+            require_batches(trainer)
+        require_whole_weights(trainer)
+        require_own_statistics(trainer)
         if self.average is not None:
             require_wide(trainer.precision)
         if self._own_accumulation:  # a second fit with the same Trainer
             trainer.accumulate_grad_batches = 1
-        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-            raise ConfigError(
-                f"strategy {type(trainer.strategy).__name__}: the weights must be whole on every process. Use "
-                "--trainer.strategy ddp."
-            )
-        if share := trainer.overfit_batches:  # type: ignore[attr-defined]
-            raise ConfigError(
-                f"overfit_batches={share} is refused: it would replace the batches' own way of drawing samples. Train "
-                "on a small table, or shorten epochs with --trainer.limit_train_batches."
-            )
         if trainer.gradient_clip_val:
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")
@@ -579,6 +577,7 @@ class FCCOModule(EvaluatingModule):
         """
         require_finite_weights(self, self.network)
         if self._engine is None:
+            require_rows(self._trainer)
             return
         self._share_statistics()
         if self.average is not None:

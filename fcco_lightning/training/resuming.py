@@ -1,4 +1,4 @@
-"""Which checkpoint a job continues with ``--ckpt_path auto``."""
+"""Which checkpoint a job continues with ``--ckpt_path auto`` or ``last``."""
 
 import hashlib
 import json

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import minimize, nnls
 from torch import nn
 
 from fcco_lightning import (
@@ -133,8 +133,12 @@ def test_away_from_the_optimum_the_residuals_are_the_formulas():
     assert found.stationarity == pytest.approx(np.linalg.norm(total))
     assert found.complementarity == pytest.approx(np.abs(nu * h).max())
     assert found.violation == pytest.approx(h.max())
-    best = certified(functions(w))
-    assert best.stationarity**2 + best.complementarity**2 < found.stationarity**2 + found.complementarity**2
+    # the best ones, of s <= kappa, -s <= kappa and the others: least squares of gradient and products together
+    normals = np.stack([DIFFERENCE, -DIFFERENCE, slope(w, ONE), of_rate], axis=1)
+    excess = np.array([DIFFERENCE @ w - 0.1, -DIFFERENCE @ w - 0.1, h[1], h[2]])
+    best, _ = nnls(np.vstack([normals, np.diag(excess)]), np.concatenate([-slope(w, EVERYONE), np.zeros(4)]))
+    assert max(best) > 0.01
+    assert certified(functions(w)).multipliers == pytest.approx([abs(best[0] - best[1]), *best[2:]], abs=1e-9)
 
 
 @pytest.mark.parametrize("make", [AUC, AveragePrecision, lambda: CVaRGroupDRO(0.5, num_groups=2),

@@ -57,6 +57,23 @@ def test_a_hard_rate_has_the_exact_binomial_interval():
     assert math.isnan(found.noise)
 
 
+def test_the_interval_of_a_difference_is_that_of_newcombe():
+    """Rates 2 of 40 and 30 of 50: uneven intervals, of which the ends that are used differ."""
+    scores = torch.tensor([1.0] * 2 + [-1.0] * 38 + [1.0] * 30 + [-1.0] * 20, dtype=torch.float64)
+    columns = {"group": torch.tensor([1] * 40 + [0] * 50)}
+    small, large = (binomtest(k, n).proportion_ci(0.95, method="exact") for k, n in ((2, 40), (30, 50)))
+    below = math.hypot(0.6 - large.low, small.high - 0.05)
+    above = math.hypot(large.high - 0.6, 0.05 - small.low)
+    for first, second in ((1, 0), (0, 1)):  # the difference is negative, or positive
+        limit = MeanDifferenceAtMost(HardRate(), 0.1, {"group": first}, {"group": second})
+        (found,) = intervals([limit], scores, columns).values()
+        assert found[:3] == pytest.approx((0.45, 0.45 - below, 0.45 + above))
+    columns["group"] = torch.arange(90) % 2  # no difference to speak of: no h is below -kappa
+    (found,) = intervals([limit], scores, columns).values()
+    assert found.low == pytest.approx(-0.1)
+    assert found.h < found.high
+
+
 CONSTRAINTS = {
     "hard rate": lambda: MeanAtMost(HardRate(), 0.4, {"group": 1}),
     "smoothed rate": lambda: MeanAtMost(SoftRate(), 0.4, {"group": 1}),

@@ -156,7 +156,12 @@ def test_two_processes():
 
 def test_no_constraint_that_is_penalised():
     baseline = Baseline(enabled=True)
-    jobs.fit({"before": lambda module, data: module.constraints.clear(), "epochs": 1, "callbacks": [baseline]})
+
+    def unconstrained(module, data):
+        module.constraints.clear()
+        module.algorithm = SGD()
+
+    jobs.fit({"before": unconstrained, "epochs": 1, "callbacks": [baseline]})
     assert baseline.network is None
     with pytest.raises(ConfigError, match="there is no unconstrained model"):
         baseline.summary(None, [])

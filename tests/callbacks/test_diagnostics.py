@@ -142,7 +142,8 @@ def test_the_certificate_of_a_constrained_run_and_of_its_checkpoint(penalty, cap
 
 
 def test_the_certificate_of_an_objective_without_groups():
-    assert fcco("fit", "--model.objective=CrossEntropy", "--diagnostics.enabled=true", "--diagnostics.folder=a") == 0
+    plain = ["--model.objective=CrossEntropy", "--model.algorithm=SGD"]
+    assert fcco("fit", *plain, "--diagnostics.enabled=true", "--diagnostics.folder=a") == 0
     found = read("a")
     assert found["best"]["eps"] == found["best"]["gradient"] > 0
     assert found["constraints"] == []
@@ -153,7 +154,10 @@ def test_the_certificate_of_an_objective_without_groups():
     [
         (["--diagnostics.split=valid"], "diagnostics.split 'valid' is not evaluated, only ['test', 'train']"),
         (["--diagnostics.max_values=10"], "max_values is 10"),
-        (["--model.objective=CrossEntropy", "--diagnostics.max_values=10"], "gradients of 0 constraints by"),
+        (
+            ["--model.objective=CrossEntropy", "--model.algorithm=SGD", "--diagnostics.max_values=10"],
+            "gradients of 0 constraints by",
+        ),
     ],
 )  # fmt: skip
 def test_refused_before_anything_runs(arguments, message, capsys):

@@ -207,7 +207,7 @@ def test_a_look_costs_the_sample_not_the_table():
 
 def test_several_constraints_and_algorithms_without_rows():
     def two_constraints(module, data):
-        more = [MeanAtMost(SoftRate(), where={"group": g}, kappa=0.1, name=f"rate{g}") for g in (0, 1)]
+        more = [MeanAtMost(SoftRate(g), where={"group": g}, kappa=0.1, name=f"rate{g}") for g in (0, 1)]
         module.constraints.extend(more)
 
     def no_rows(module, data):

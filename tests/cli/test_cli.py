@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -158,10 +159,12 @@ def test_evaluation_needs_a_checkpoint(capsys):
         assert run([command, "--config", str(SYNTHETIC), *SMALL[:3]]) == 1
         assert "needs --ckpt_path" in capsys.readouterr().err
     assert fit("--ckpt_path=last") == 1
-    assert f"no last.ckpt below {Path('runs').resolve()}." in capsys.readouterr().err
+    assert f"no last.ckpt of this job below {Path('runs').resolve()}." in capsys.readouterr().err
     assert fit("--ckpt_path=last", "--trainer.default_root_dir=x", "--preemption.folder=y") == 1
-    assert f"no last.ckpt below {Path('x').resolve()} or {Path('y').resolve()}." in capsys.readouterr().err
+    assert f"no last.ckpt of this job below {Path('x').resolve()} or {Path('y').resolve()}." in capsys.readouterr().err
     assert fit("--report.enabled=false") == 0
+    assert fit("--ckpt_path=last", "--model.penalty.rho=5") == 1  # another job
+    assert re.search(r"passed over \S+last.ckpt, of another job", capsys.readouterr().err)
     assert fit("--ckpt_path=last", "--trainer.max_epochs=3") == 0
     newest = max(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)
     assert torch.load(newest, weights_only=True)["epoch"] == 2

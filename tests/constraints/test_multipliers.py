@@ -215,6 +215,8 @@ def test_dual_steps_by_hand():
     assert after(NuPI(1.0, 2.0, 0.25), with_error) == pytest.approx([max(0, v) for v in expected[:2]] + smoothed)
     grown = [0.5 * 2.718281828**0.25, 0.1 * 2.718281828**-0.5]
     assert after(AdaptivePenalty(1.0, 0.4)) == pytest.approx(grown)
+    far = [0.5 * 2.718281828 ** (0.5 * 2), 0.1 * 2.718281828**-0.5]  # h is 20 widths above, and 40 below
+    assert after(AdaptivePenalty(1.0, 0.01, reach=2.0)) == pytest.approx(far)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +232,7 @@ def test_dual_steps_by_hand():
         (lambda: AdaptivePenalty(-0.1), "rate must be a finite number > 0"),
         (lambda: AdaptivePenalty(width=0.0), "width must be a finite number > 0"),
         (lambda: AdaptivePenalty(start=0.0), "start must be a finite number > 0"),
+        (lambda: AdaptivePenalty(reach=0.5), "reach must be a finite number >= 1"),
         (lambda: Multiplied(torch.ones(2)), r"multiplier must have shape \(b, 1\) or \(b, 2\), got \(2,\)"),
     ],
 )

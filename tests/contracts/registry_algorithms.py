@@ -32,7 +32,7 @@ from fcco_lightning import (
     Objective,
     SampleDRO,
 )
-from fcco_lightning.algorithms import Algorithm, DoubleLoop, SingleLoop, SOXBoost
+from fcco_lightning.algorithms import Algorithm, DoubleLoop, SingleLoop, SOXBoost, Switching
 from fcco_lightning.estimators import CorrectedEMA, DualMirror
 from fcco_lightning.outer import MoreauSmoothing
 
@@ -58,7 +58,7 @@ class Member(NamedTuple):
         restarts: whether q starts anew at every stage, so that the first step does not know the rows.
         gradients: whether every step takes a gradient.
         gamma_one: the same algorithm with gamma = 1 and no correction, as the test of its expectation takes it.
-        penalty: how constraints are enforced.
+        penalty: how constraints are enforced; None for an algorithm without.
     """
 
     make: Callable[[], Algorithm]
@@ -211,6 +211,12 @@ ALGORITHMS: dict[str, Member] = {
         lambda: PDSCA(0.3, 0.4, hessian=False, row_gamma=0.4),
         lambda: PDSCA(1e-12, 1.0, hessian=False, row_gamma=1.0),
         AdamType,
+    ),
+    "Switching": Member(
+        lambda: Switching(0.4, 0.2, tolerance=0.01),
+        lambda: Switching(1.0, 0.0),
+        exact_rows=False,
+        penalty=lambda: None,
     ),
     "SingleLoop": Member(
         lambda: SingleLoop(CorrectedEMA(0.4, 0.2, fresh=True), MoreauSmoothing(0.1)),

@@ -18,7 +18,7 @@ from fcco_lightning import (
     HingePenalty,
     Objective,
 )
-from fcco_lightning.engine import Samples
+from fcco_lightning.engine import InnerFunctions, Samples
 from fcco_lightning.engine.forward import Elsewhere, RandomState
 from fcco_lightning.errors import NonFiniteError, StateIndexError
 from fcco_lightning.records import Inner
@@ -271,3 +271,30 @@ def test_a_batch_that_says_nothing_is_no_error(name):
     assert training.step(make_batch(5, size=2)) == {}
     assert torch.equal(problem.states[0].rows, rows)
     assert training.step(make_batch(6)).keys() == {"objective"}
+
+
+class Tied(nn.Module):
+    """One weight under two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x)).sum(1)
+
+
+def test_tied_weights_are_all_replaced_and_a_module_held_twice_comes_back():
+    network = Tied()
+    twice = nn.Module()
+    twice.inner, twice.again = network, network  # as Fabric's wrapper holds it
+    twice.forward = lambda x: network(x)  # noqa: PLW0108
+    functions = InnerFunctions(twice, Margin(), [])
+    (weight,) = functions.trainable().values()
+    kept, x = weight.detach().clone(), torch.randn(4, 3)
+    other = torch.randn(3, 3)
+    outputs = Elsewhere(functions, [other]).outputs({"target": {"x": x}})["target"]
+    assert torch.allclose(outputs, (x @ other.T @ other.T).sum(1), atol=1e-6)
+    assert network.first.weight is network.second.weight is weight
+    assert torch.equal(weight, kept)

@@ -205,8 +205,12 @@ def test_a_lonely_positive_of_a_label_is_refused():
     SOX(0.5).pose(
         objective, num_samples=len(TASK), sampling={"target": Drawn(columns, LabelBatches(TASK, VALUE, 1, 1, 1))}
     )
-    with pytest.raises(DataError, match="a batch holds one positive of label 0, which has 3"):
-        objective.inner(torch.zeros(2, 3), {name: column[[0, 3]] for name, column in columns.items()})
+    positives, negatives = ((TASK == 0) & (v == VALUE) for v in (1, 0))
+    alone = [int(positives.nonzero()[0]), int(negatives.nonzero()[0])]
+    two = positives.nonzero().flatten()[:2].tolist()
+    for rows, held in ((alone, "1 of 3 positives and 1 negatives"), (two, "2 of 3 positives and 0 negatives")):
+        with pytest.raises(DataError, match=f"a batch holds {held} of label 0"):
+            objective.inner(torch.zeros(2, 3), {name: column[rows] for name, column in columns.items()})
 
 
 @pytest.mark.parametrize("make", [AveragePrecision, lambda: RecallAtK(5)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcco_lightning import OwnerSampling, Pretraining
+from fcco_lightning import OwnerSampling, Pretraining, WeightAverage
 from fcco_lightning.callbacks.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import Ended, launch, values
@@ -64,6 +64,20 @@ def test_batch_norm_is_evaluated_with_the_statistics_of_all():
     first, second = run({"batch_norm": True}, 2)
     assert first["logged"] == second["logged"]
     torch.testing.assert_close(second["weights"], first["weights"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_averaged_weights_of_two_processes(tmp_path):
+    """Those of one process; with BatchNorm, whose statistics are each process's own, resumed bit for bit."""
+    assert_same(run(average(), 2), run(average(), 1), **CLOSE)
+    path = str(tmp_path / "at.ckpt")
+    whole = run({**average(), "batch_norm": True, "save": (1, 2, path)}, 2)
+    assert_same(run({**average(), "batch_norm": True, "resume": path, "seed": 7}, 2), whole)
+    assert any((whole[0]["weights"][k] != v).any() for k, v in run({"batch_norm": True}, 2)[0]["weights"].items())
+
+
+def average():
+    return {"module": {"average": WeightAverage(0.7)}}
 
 
 def test_pretraining_and_what_follows_on_two_processes():

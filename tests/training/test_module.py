@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import Strategy
 from torch import nn
@@ -153,10 +154,10 @@ def test_mixed_precision_follows_full_precision(algorithm, precision, make_modul
             penalty=SquaredHingePenalty(4.0) if isinstance(made, MSVR) else HingePenalty(4.0),
             optimizer=lambda p: HeavyBall(p, lr=0.05, beta=1.0),
         )
-        make_trainer(max_epochs=1, **flags).fit(module, small_data)
+        make_trainer(**{"max_epochs": 1, **flags}).fit(module, small_data)
         return torch.cat([p.detach().flatten() for p in module.network.parameters()])
 
-    start = weights(limit_train_batches=0)
+    start = weights(max_epochs=0)
     full = weights()
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0) if precision == "16-mixed" else None
     mixed = weights(plugins=[MixedPrecision(precision, "cpu", scaler)])
@@ -329,6 +330,19 @@ def test_bad_arguments(bad, make_module):
         make_module(**bad)
 
 
+@pytest.mark.parametrize("share", [0, 0.0])
+def test_a_fit_without_batches_is_refused(share, make_module, make_trainer, small_data):
+    with pytest.raises(ConfigError, match="limit_train_batches=0"):
+        make_trainer(limit_train_batches=share).fit(make_module(), small_data)
+
+
+def test_common_statistics_of_batch_norm_need_gpus(make_module, make_trainer, small_data):
+    trainer = make_trainer()
+    trainer.strategy._layer_sync = TorchSyncBatchNorm()  # as of Trainer(strategy="ddp", sync_batchnorm=True)
+    with pytest.raises(ConfigError, match="SyncBatchNorm needs GPUs"):
+        trainer.fit(make_module(), small_data)
+
+
 def test_a_strategy_that_divides_the_weights_is_refused(make_module, make_trainer, small_data):
     trainer = make_trainer()
     trainer.strategy.__class__ = type("FSDPStrategy", (Strategy,), {})
@@ -355,7 +369,7 @@ def test_a_nan_gradient_of_a_finite_loss_changes_nothing(make_module, make_train
             return self.inside(x) + (self.inside(x) * 0).sqrt()
 
     module = make_module(network=RootOfZero(), algorithm=SOX())
-    make_trainer(max_epochs=1, limit_train_batches=0, limit_val_batches=0).fit(module, small_data)
+    make_trainer(max_epochs=0).fit(module, small_data)
     before = copy.deepcopy(module.state_dict())
     with pytest.raises(NonFiniteError, match="gradient is not finite although the loss is"):
         make_trainer(max_epochs=1).fit(module, small_data)

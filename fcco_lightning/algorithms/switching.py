@@ -1,0 +1,80 @@
+"""The switching subgradient method."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.checks import non_negative
+from fcco_lightning.constraints import Constraint, HingePenalty
+from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.engine import Engine, Problem, Surrogate
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import CorrectedEMA
+from fcco_lightning.objectives import Objective
+from fcco_lightning.records import Batch
+
+
+class Switching(SingleLoop):
+    r"""``G = grad h_j(w)`` of the row violated most if ``max_i h_i(u_i) > tolerance``, else ``G = grad F(w)``.
+
+    Every step serves either the objective or one constraint, so there is no weight between them; a step size that falls
+    lets the iterates settle at the border between both.  The h_i are those at the remembered rows u_i of which the
+    batch speaks, which follow mini-batches as those of SONX do; rows move in every step.  It is a baseline: the source
+    takes exact or mini-batch values of h, and returns a mean over the iterates that were feasible, here
+    ``--feasible.enabled true`` chooses one.
+
+    There is no penalty, and no multiplier.  Plain SGD (``optimizer: HeavyBall`` with beta 1): a momentum would mix the
+    two kinds of gradients.
+
+    Args:
+        gamma: weight of the new value in a row, in (0, 1].
+        gamma_prime: weight of the correction, >= 0.
+        tolerance: largest h at which the objective has its turn, >= 0.
+
+    Raises:
+        ConfigError: if a number is out of range; when the problem is posed, if there is a penalty.
+    Source: Huang and Lin, Oracle complexity of single-loop switching subgradient methods (2023), Algorithm 1.
+    """
+
+    penalises = False
+
+    def __init__(self, gamma: float = 0.02, gamma_prime: float = 0.98, tolerance: float = 0.0) -> None:
+        super().__init__(CorrectedEMA(gamma, gamma_prime))
+        self.tolerance = non_negative("tolerance", tolerance)
+
+    def pose(
+        self,
+        objective: Objective,
+        constraints: Sequence[Constraint] = (),
+        penalty: Enforcement | None = None,
+        **kwargs: Any,
+    ) -> Problem:
+        if penalty is not None:
+            raise ConfigError(
+                f"Switching takes no penalty, got {type(penalty).__name__}: a step serves the objective or a "
+                "constraint. Leave penalty out, or use SONEX."
+            )
+        return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+, with the slope of h
+
+    def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
+        now = engine.measure(batch, self._previous.tensors if self.needs_previous else None)
+        surrogate, largest, violated = Surrogate(now.direct), self.tolerance, None
+        for reading in now.readings:
+            tracked, outer = self.track(engine, reading)
+            if reading.term.name == "objective":
+                self.add(surrogate, reading, tracked, outer)
+                continue
+            self.add(surrogate, reading, tracked._replace(weights=torch.zeros_like(tracked.weights)), outer)
+            h, row = _largest(outer.value(tracked.at))
+            if h > largest:
+                largest, violated = h, (tracked.weights[row].to(reading.values.dtype) * reading.values[row]).sum()
+        return surrogate if violated is None else surrogate.replaced(violated)
+
+
+def _largest(values: Tensor) -> tuple[float, int]:
+    """The largest of values (b,), and where it is."""
+    value, row = values.max(0)
+    return float(value), int(row)
