@@ -126,7 +126,7 @@ def test_entries_may_be_taken_out_or_added_and_what_is_changed_on_purpose_is_sai
     whole = torch.load(path, weights_only=True)
     torch.save({k: v for k, v in whole.items() if k != "optimizer_states"} | {"mine": 1}, path)
     ways["test"](path)
-    assert "optimizer_states" in str(attempt(ways["command line"], path))
+    assert "but not continued" in str(attempt(ways["command line"], path))
     torch.save(forged(whole, ("fcco", "structure"), DELETED), path)
     ways["fit"](path)
 
@@ -153,5 +153,5 @@ def test_a_few_forgeries(saved):
 
 @pytest.mark.slow
 def test_many_forgeries(saved):
-    trials = count(100, 1000)
+    trials = count(60, 400)
     assert try_forgeries(saved, list(saved[1]), trials, 1) > 4 * trials
