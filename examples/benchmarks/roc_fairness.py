@@ -63,7 +63,6 @@ RULES: dict[str, dict[str, Any]] = {  # in the form that cannot be gamed; {} is 
     "rho 3": {"model.penalty": "HingePenalty", "model.penalty.rho": 3},
     "rho 10": {"model.penalty": "HingePenalty", "model.penalty.rho": 10},
     "AdaptivePenalty": {},
-    "reach 5": {"model.penalty": "AdaptivePenalty", "model.penalty.reach": 5},
     **{f"rate {r}": {"model.penalty": "AdaptivePenalty", "model.penalty.rate": r} for r in (0.02, 0.06)},
     "NuPI": {"model.penalty": "NuPI"},
     **{f"NuPI, rate {r}": {"model.penalty": "NuPI", "model.penalty.rate": r} for r in (0.0033, 0.03)},
