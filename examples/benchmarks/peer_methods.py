@@ -175,10 +175,9 @@ def batches(module: TabularDataModule, epochs: int) -> Iterator[Columns]:
 
 def ours(network: nn.Module, problem: Fairness, module: TabularDataModule) -> Step:
     """This project as it comes: nothing is chosen but the objective and the constraint."""
-    algorithm = default_algorithm(constrained=True)
-    posed = algorithm.pose(
-        problem.objective(), [problem.constraint()], num_samples=module.num_train, sampling=module.sampling()
-    )
+    objective = problem.objective()
+    algorithm = default_algorithm(objective, constrained=True)
+    posed = algorithm.pose(objective, [problem.constraint()], num_samples=module.num_train, sampling=module.sampling())
     engine = Engine(network, posed, algorithm)
     optimizer = AdamType(engine.params)
     return lambda batch: engine.train_batch(batch, optimizer)
