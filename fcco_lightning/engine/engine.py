@@ -125,8 +125,8 @@ class Engine:
 
     Example:
         >>> import torch
-        >>> from fcco_lightning import SOX, AUC, Engine
-        >>> network, algorithm = torch.nn.Linear(3, 1), SOX()
+        >>> from fcco_lightning import AUC, SGD, Engine
+        >>> network, algorithm = torch.nn.Linear(3, 1), SGD()
         >>> engine = Engine(network, algorithm.pose(AUC(), num_samples=8), algorithm)
         >>> optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         >>> batch = {"x": torch.eye(3)[[0, 1, 2, 0]], "y": torch.tensor([1, 0, 0, 1]), "index": torch.arange(4)}

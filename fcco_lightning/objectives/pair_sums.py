@@ -1,5 +1,8 @@
 """Weighted sums and means of losses over pairs of scores, with derivatives in closed form."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
@@ -95,6 +98,18 @@ def mean_by_blocks(loss: Elementwise, positives: Tensor, negatives: Tensor, v: T
     return result
 
 
+def _exact(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward pass with autocast off, as the forward pass has it; the caller of backward may have it on."""
+
+    @wraps(backward)
+    def run(ctx: Any, *gradients: Tensor) -> Any:
+        device = gradients[0].device.type
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+            return backward(ctx, *gradients)
+
+    return run
+
+
 def _differences(scores: Tensor, owners: Tensor, others: Tensor | None, sign: float) -> Tensor:
     mine = scores.index_select(0, owners).unsqueeze(1)
     opposite = scores if others is None else scores.index_select(0, others)
@@ -126,6 +141,7 @@ class _PairSums(torch.autograd.Function):
         return sums if offset is None else sums.add_(offset)
 
     @staticmethod
+    @_exact
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scores, owners, others, weights, thresholds, slopes, above = ctx.saved_tensors
         (gradient,) = gradients
@@ -175,6 +191,7 @@ class _LabelPairSums(torch.autograd.Function):
         return _over_positives_and_all(losses * shares, positive)
 
     @staticmethod
+    @_exact
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         outputs, owner, label, positive, shares, slopes = ctx.saved_tensors
         (gradient,) = gradients
@@ -209,6 +226,7 @@ class _PairMean(torch.autograd.Function):
         return v @ (losses @ w)
 
     @staticmethod
+    @_exact
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scores, positives, negatives, v, w, slopes = ctx.saved_tensors
         (gradient,) = gradients
@@ -241,6 +259,7 @@ class _MeanByBlocks(torch.autograd.Function):
         return total.to(positives.dtype)
 
     @staticmethod
+    @_exact
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # the slopes would count as constants
             raise ConfigError(

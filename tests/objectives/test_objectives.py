@@ -17,7 +17,7 @@ from fcco_lightning.objectives import (
     SquaredPair,
     binary_scores,
 )
-from fcco_lightning.objectives.pair_sums import label_pair_sums, pair_mean, pair_sums
+from fcco_lightning.objectives.pair_sums import label_pair_sums, mean_by_blocks, pair_mean, pair_sums
 from fcco_lightning.objectives.pairwise import ExponentialOf
 
 EXACT = 1e-12  # means of at most 100 numbers of order one, float64
@@ -196,6 +196,24 @@ def test_sums_over_pairs_have_two_derivatives(loss):
         arguments = [tensor.clone().requires_grad_() for tensor in given]
         assert torch.autograd.gradcheck(function, arguments)
         assert torch.autograd.gradgradcheck(function, arguments)
+
+
+def test_sums_over_pairs_are_not_rounded_by_autocast():
+    """Also where it is on while the gradient is taken."""
+    scores, draw = torch.randn(40, requires_grad=True), torch.Generator().manual_seed(0)
+    first, second = torch.arange(40).chunk(2)
+    weights, shares = torch.rand(20, 2, generator=draw), torch.full((20,), 0.05)
+    functions = [
+        lambda: pair_sums(SigmoidPair(), scores, first, second, weights).square().sum(),
+        lambda: pair_mean(SigmoidPair(), scores, first, second, shares, shares),
+        lambda: mean_by_blocks(SigmoidPair(), scores[:20], scores[20:], shares, shares),
+    ]
+    for function in functions:
+        (exact,) = torch.autograd.grad(function(), scores)
+        value = function()
+        with torch.autocast("cpu", torch.bfloat16):
+            (found,) = torch.autograd.grad(value, scores)
+        torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("where", [0, 1])
