@@ -250,6 +250,22 @@ def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
     return batch[name]
 
 
+def one_label_each(batch: Columns, needed_by: object, column: str = "y") -> Tensor:
+    """The labels of a batch, shape (B,).
+
+    Raises:
+        DataError: if the column is missing, or is no tensor of that shape.
+    """
+    y = required_column(batch, column, needed_by)
+    if not isinstance(y, Tensor) or y.dim() != 1:
+        got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        raise DataError(
+            f"{type(needed_by).__name__} needs one label `{column}` per sample, a tensor of shape (B,), got {got}. "
+            f"Return {column}.squeeze(1) where there is a second dimension of 1, and numbers in the place of texts."
+        )
+    return y
+
+
 def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") -> None:
     """Refuse labels that are not 0 or 1 and would silently count as one of them.
 
@@ -261,7 +277,7 @@ def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") 
     Raises:
         DataError: if the column is missing or has another value, which is named.
     """
-    y = required_column(batch, column, needed_by)
+    y = one_label_each(batch, needed_by, column)
     wrong = y[(y != 0) & (y != 1)]
     if wrong.numel():
         raise DataError(

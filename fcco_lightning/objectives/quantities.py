@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.base import binary_scores, require_binary_labels, required_column
+from fcco_lightning.objectives.base import binary_scores, one_label_each, require_binary_labels, required_column
 from fcco_lightning.records import Columns
 
 
@@ -61,7 +61,7 @@ class LogisticLoss(Quantity):
     range = Range(least=0.0)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
-        y = required_column(batch, "y", self)
+        y = one_label_each(batch, self)
         wrong = y[(y < 0) | (y > 1)]
         if wrong.numel():
             raise DataError(

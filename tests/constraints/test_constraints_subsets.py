@@ -191,6 +191,15 @@ def test_labels_that_are_not_0_and_1_are_refused_by_their_value(y, value, constr
     assert train(objective, [0, 1, 0, 1], [] if constraint is None else [constraint])
 
 
+@pytest.mark.parametrize("objective", [AUC(), CrossEntropy()], ids=["AUC", "CrossEntropy"])
+def test_labels_with_a_second_dimension_or_no_numbers_are_refused(objective):
+    with pytest.raises(DataError, match=r"needs one label `y` per sample, .* got shape \(4, 1\). Return y\.squeeze"):
+        train(objective, [[0], [1], [0], [1]])
+    columns = {"y": ["no", "yes"], "x": torch.zeros(2, 1)}
+    with pytest.raises(DataError, match="got a list"):
+        objective.check(torch.zeros(2), columns)
+
+
 def test_a_class_is_not_asked_of_labels_that_are_none():
     cap = MeanAtMost(SoftRate(), 0.1, {"y": 0})
     with pytest.raises(DataError, match="asks for a class, but the labels y contain -1"):
