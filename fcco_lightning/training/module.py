@@ -32,6 +32,7 @@ from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.averaging import WeightAverage, exchange, require_wide
 from fcco_lightning.training.backend import LightningBackend
+from fcco_lightning.training.common_statistics import share_statistics
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.finite_weights import require_finite_weights
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
@@ -47,7 +48,6 @@ from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
 from fcco_lightning.training.trainers import (
     require_batches,
-    require_own_statistics,
     require_rows,
     require_whole_weights,
 )
@@ -164,7 +164,6 @@ class FCCOModule(EvaluatingModule):
             require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
             require_batches(trainer)
         require_whole_weights(trainer)
-        require_own_statistics(trainer)
         if self.average is not None:
             require_wide(trainer.precision)
         if self._own_accumulation:  # a second fit with the same Trainer
@@ -191,6 +190,7 @@ class FCCOModule(EvaluatingModule):
         """
         if self.processes.size != self.trainer.world_size:
             self.processes = Processes.apart()
+        share_statistics(self.trainer, self.processes, self.micro_batch)
         install(self.trainer)
         self._phase_start = min(self._phase_start, self.trainer.current_epoch)  # of an earlier fit
         datamodule = getattr(self.trainer, "datamodule", None)
@@ -397,7 +397,12 @@ class FCCOModule(EvaluatingModule):
         )
 
     def on_train_start(self) -> None:
-        """Continue the random streams of the checkpoint, and let what the user changed win over it."""
+        """Continue the random streams of the checkpoint, and let what the user changed win over it.
+
+        Raises:
+            ConfigError: if the processes have different numbers of batches.
+        """
+        require_same_everywhere(self.processes, {"number of training batches": str(self.trainer.num_training_batches)})
         if self._restored is None:
             return
         self._begin_epoch()  # in the middle of an epoch its start is not repeated
@@ -509,6 +514,7 @@ class FCCOModule(EvaluatingModule):
     def _log_step(self, estimates: Mapping[str, Tensor]) -> None:
         # straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so
         values = {f"{self._phase.prefix}_{name}": value.item() for name, value in estimates.items()}
+        self.backend.of_steps |= values.keys()
         self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
         values |= {f"nu/{name}": value for name, value in self.multipliers().items()}
         if self.skip_nonfinite:

@@ -20,21 +20,6 @@ def require_whole_weights(trainer: Trainer) -> None:
         )
 
 
-def require_own_statistics(trainer: Trainer) -> None:
-    """Refuse common statistics of BatchNorm where torch has none.
-
-    Raises:
-        ConfigError: on CPUs.
-    """
-    synchronised = getattr(trainer.strategy, "_layer_sync", None) is not None
-    if synchronised and trainer.strategy.root_device.type == "cpu":
-        raise ConfigError(
-            "sync_batchnorm=True is refused on CPUs: torch's SyncBatchNorm needs GPUs. Leave it out, and each process "
-            "normalises by the statistics of its own part of a batch; or use a network with GroupNorm or LayerNorm, "
-            "with which several processes are one."
-        )
-
-
 def require_batches(trainer: Trainer) -> None:
     """Refuse a fit that would train nothing without a word, or on other batches than its own.
 

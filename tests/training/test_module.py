@@ -336,11 +336,11 @@ def test_a_fit_without_batches_is_refused(share, make_module, make_trainer, smal
         make_trainer(limit_train_batches=share).fit(make_module(), small_data)
 
 
-def test_common_statistics_of_batch_norm_need_gpus(make_module, make_trainer, small_data):
+def test_common_statistics_of_parts_of_a_batch_are_refused(make_module, make_trainer, small_data):
     trainer = make_trainer()
     trainer.strategy._layer_sync = TorchSyncBatchNorm()  # as of Trainer(strategy="ddp", sync_batchnorm=True)
-    with pytest.raises(ConfigError, match="SyncBatchNorm needs GPUs"):
-        trainer.fit(make_module(), small_data)
+    with pytest.raises(ConfigError, match="sync_batchnorm=True and micro_batch=4 exclude each other"):
+        trainer.fit(make_module(micro_batch=4), small_data)
 
 
 def test_a_strategy_that_divides_the_weights_is_refused(make_module, make_trainer, small_data):
