@@ -47,6 +47,7 @@ from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
 from fcco_lightning.training.trainers import (
+    in_parts,
     require_batches,
     require_rows,
     require_whole_weights,
@@ -172,14 +173,7 @@ class FCCOModule(EvaluatingModule):
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")
             trainer.gradient_clip_val = None
-        if trainer.accumulate_grad_batches != 1:
-            raise ConfigError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not defined for compositional "
-                "objectives: the gradient of several small batches is not that of a large one. Set "
-                f"--data.batches.batch_size to {trainer.accumulate_grad_batches} times what it is, and "
-                "--model.micro_batch to what it is now: the same memory, and the large batch's gradient. (ALEXR2's "
-                "inner loop is --model.algorithm.K.)"
-            )
+        self.micro_batch = in_parts(trainer, self.micro_batch)
         return [_Announce(), LoopProgress(), OneLine()]
 
     def setup(self, stage: str) -> None:
