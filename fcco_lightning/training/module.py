@@ -91,6 +91,9 @@ class FCCOModule(EvaluatingModule):
             gradient: the rows, pairs and constraints are those of the whole batch.
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
+        compiled: whether the network is compiled by torch.compile, which takes some seconds or minutes at first and
+            then saves time on large networks.  Dropout draws the same masks as without.  It needs a C++ compiler on CPUs
+            and Triton on GPUs.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class FCCOModule(EvaluatingModule):
         pretrain: Pretraining | None = None,
         micro_batch: int | None = None,
         average: WeightAverage | None = None,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -139,7 +143,7 @@ class FCCOModule(EvaluatingModule):
         )
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
-        self.average = average
+        self.average, self.compiled = average, compiled
         if average is not None and isinstance(self.algorithm, DoubleLoop) and self.algorithm.recovery_steps:
             raise ConfigError(
                 f"average and recovery_steps={self.algorithm.recovery_steps} of {self.algorithm.name} both choose the "
@@ -199,6 +203,8 @@ class FCCOModule(EvaluatingModule):
             self._check_constraints(datamodule)
             if stage == "fit":
                 self._make_problem(datamodule)
+        if self.compiled:
+            self.network.compile(options={"fallback_random": True})  # torch's own draws: a second pass repeats them
         if stage == "fit":
             require_same_everywhere(self.processes, self._description(datamodule))
         else:
