@@ -63,10 +63,10 @@ def posed(x: Array, y: Array, args: argparse.Namespace, nu: float) -> LinearProb
     return LinearProblem(x, y, loss, CappedSimplex(args.tail), ChiSquarePenalty(nu), args.mu)
 
 
-def synthetic(n: int, d: int) -> tuple[Array, Array]:
-    """A linear model with noise of three spreads."""
+def synthetic(n: int, d: int, condition: float = 1.0) -> tuple[Array, Array]:
+    """A linear model with noise of three spreads; the features' own spreads fall from 1 to 1/condition."""
     random = np.random.default_rng(0)
-    x = random.normal(size=(n, d))
+    x = random.normal(size=(n, d)) * np.geomspace(1, 1 / condition, d)
     return x, x @ random.normal(size=d) / np.sqrt(d) + random.choice([0.2, 0.5, 2.0], n) * random.normal(size=n)
 
 
@@ -156,11 +156,11 @@ def large(args: argparse.Namespace) -> None:
     axes = figure.subplots(2 * len(args.large), len(args.nus), squeeze=False)
     results: dict[str, Table] = {}
     for row, n in enumerate(args.large):
-        x, y = synthetic(n, args.features)
+        x, y = synthetic(n, args.features, args.condition)
         for column, nu in enumerate(args.nus):
             problem = posed(x, y, args, nu)
             made: dict[str, Solver] = {"L-BFGS": LBFGS()}
-            made |= {f"DRAGO, b = n/{parts}": DRAGO(max(1, n // parts)) for parts in args.parts}
+            made |= {f"DRAGO, b = n/{parts}": DRAGO(max(1, n // parts), start=args.start) for parts in args.parts}
             histories = {
                 name: run(solving(problem, s), problem, args.tol, args.passes).history for name, s in made.items()
             }
@@ -183,6 +183,8 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", default=[])
     parser.add_argument("--large", nargs="*", type=int, default=[], help="numbers of synthetic samples")
     parser.add_argument("--features", type=int, default=50, help="d of the synthetic samples")
+    parser.add_argument("--condition", type=float, default=1.0, help="largest by smallest spread of a feature")
+    parser.add_argument("--start", choices=["practice", "theory"], default="practice", help="DRAGO's, with --large")
     parser.add_argument("--nus", nargs="*", type=float, default=[0.1, 0.01, 0.001], help="with --large")
     parser.add_argument("--parts", nargs="*", type=int, default=[1, 16, 50], help="n/b of DRAGO, with --large")
     parser.add_argument("--target", default="y")
