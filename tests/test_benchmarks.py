@@ -304,6 +304,16 @@ def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, mo
     assert len(json.loads((tmp_path / "histories.json").read_text())) == 1
 
 
+def test_weights_of_samples_are_compared_on_digits_with_rare_classes():
+    s = script("dro_networks")
+    train = s.digits(0)["train"]
+    assert (train["y"] >= s.RARE).sum() < 50 < (train["y"] < s.RARE).sum()
+    for label, axes in s.AXES.items():
+        given = {name: values[0] for name, values in axes.items()}
+        run = s.run({"label": label, "seed": 0, "epochs": 1, "overrides": given})
+        assert 0 <= run["test"]["worst_class"] <= run["test"]["accuracy"] <= 100
+
+
 def test_losses_of_ranking_dispatch_few_operators():
     counts = {name: row["here"] for name, row in script("xrisk_cost").operators(others=False).items()}
     assert max(counts[name] for name in ("AP", "pAUC, KL", "pAUC, CVaR", "AUC", "AUC margin")) <= 30
