@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -283,18 +284,34 @@ def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, mo
     """Both reach the optimum, and the tables and pictures are written."""
     s = script("dro")
     x, y = s.synthetic(60, 3)
-    best = s.DRORegressor(s.CappedSimplex(0.25), mu=0.5, fit_intercept=False, tol=1e-12).fit(x, y).coef_
-    for size in (1, 7, 60):
-        for fit in (s.pool, s.compiled):
-            np.testing.assert_allclose(s.transcription(x, y, 0.25, 1.0, 0.5, size, 1e-10, fit), best, atol=1e-4)
+    args = SimpleNamespace(tail=0.25, mu=0.5, classes=False)
+    for classes in (False, True):
+        args.classes = classes
+        problem = s.posed(x, np.digitize(y, [-0.5, 0.5]) if classes else y, args, 1.0)
+        best = s.run(s.solving(problem, s.LBFGS()), problem, 1e-11, 5000).w
+        for size in (7, 60):
+            solve = lambda progress: s.dro_transcription.solve(problem, progress, 0.25, size, s.dro_transcription.PLAIN)  # noqa: B023, E731
+            np.testing.assert_allclose(s.run(solve, problem, 1e-7, 2000).w, best, atol=1e-3)
     pd.DataFrame(np.column_stack([x, y]), columns=["a", "b", "c", "y"]).to_csv(tmp_path / "t.csv", index=False)
     arguments = ["dro.py", "--data", str(tmp_path / "t.csv"), "--rounds", "2", "--out", str(tmp_path), "--tol", "1e-3"]
-    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(s.dro_transcription, "compiled", lambda: None)  # seconds of compilation, where there is numba
+    monkeypatch.setattr(sys, "argv", [*arguments, "--large", "100", "--features", "3", "--nus", "0.1", "--parts", "1"])
     s.main()
     (table,) = json.loads((tmp_path / "dro.json").read_text()).values()
     assert table["transcription, b = n/d"]["of"] == "DRAGO, b = n/d"
     assert (tmp_path / "t.png").exists()
+    assert (tmp_path / "large.png").exists()
     assert len(json.loads((tmp_path / "histories.json").read_text())) == 1
+
+
+def test_weights_of_samples_are_compared_on_digits_with_rare_classes():
+    s = script("dro_networks")
+    train = s.digits(0)["train"]
+    assert (train["y"] >= s.RARE).sum() < 50 < (train["y"] < s.RARE).sum()
+    for label, axes in s.AXES.items():
+        given = {name: values[0] for name, values in axes.items()}
+        run = s.run({"label": label, "seed": 0, "epochs": 1, "overrides": given})
+        assert 0 <= run["test"]["worst_class"] <= run["test"]["accuracy"] <= 100
 
 
 def test_losses_of_ranking_dispatch_few_operators():

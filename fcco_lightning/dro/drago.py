@@ -88,7 +88,7 @@ class DRAGO:
             q = problem.dual.prox(ahead, q, beta)
             tables.renew(k, q, slopes)
             if t >= next_look:
-                progress.look(w)
+                progress.look(w, (tables.losses, slopes) if count == 1 else None)
                 next_look = t + max(count, t // _LOOKS)
 
     def _growth(self, alpha: float, t: int) -> tuple[float, float]:

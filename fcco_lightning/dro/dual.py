@@ -36,18 +36,21 @@ class DualSteps:
     def respond(self, losses: Array) -> tuple[float, Array]:
         """``max_q <q, losses> - nu D(q, 1/n)`` and q."""
         if self.clipped:
-            v = (losses - losses.max()) / self.curvature + 1 / self.n
+            v = losses - losses.max()
+            v /= self.curvature
             q, self.at_response = self._clip(v, self.at_response)
             if q is not None:
-                apart = q - 1 / self.n
-                return float(q @ losses) - self.curvature / 2 * float(apart @ apart), q
+                spread = float(q @ q) - 1 / self.n  # |q - 1/n|^2
+                return float(q @ losses) - self.curvature / 2 * spread, q
         found = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
         return float(found.value), found.q.numpy()
 
     def prox(self, v: Array, q: Array, beta: float) -> Array:
         """``argmax_p <p, v> - nu D(p, 1/n) - beta nu Delta(p, q)``."""
         if self.clipped:
-            mixed = ((v - v.max()) / self.curvature + beta * q + (1 / self.n)) / (1 + beta)
+            mixed = v - v.max()
+            mixed /= self.curvature * (1 + beta)
+            mixed += (beta / (1 + beta)) * q
             p, self.at_step = self._clip(mixed, self.at_step)
             if p is not None:
                 return p
@@ -59,16 +62,13 @@ class DualSteps:
         low, high = -np.inf, np.inf
         for _ in range(_STEPS):
             q = v - t
-            np.maximum(q, 0.0, out=q)
-            np.minimum(q, self.cap, out=q)
+            q.clip(0.0, self.cap, out=q)
             excess = float(q.sum()) - 1
             if abs(excess) <= _ROUNDING:
                 return q, t
             low, high = (t, high) if excess > 0 else (low, t)
-            between = np.count_nonzero(q) - np.count_nonzero(q == self.cap)
+            between = np.count_nonzero(q > 0) - np.count_nonzero(q == self.cap)
             t = t + excess / between if between else np.nan
-            if not low < t < high:
-                t = (low + high) / 2
-                if not np.isfinite(t):
-                    break
+            if not low < t < high:  # halve the bracket: outside the last two numbers all weights are at one bound
+                t = (max(low, float(v.min()) - self.cap) + min(high, float(v.max()))) / 2
         return None, None

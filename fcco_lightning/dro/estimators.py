@@ -67,6 +67,10 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         solver = self._solver(problem)
         random = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
         at_zero = problem.point(problem.zeros()).value
+        if not np.isfinite(at_zero):
+            raise DataError(
+                f"the losses at w = 0 overflow, for targets of up to {np.abs(y).max():.3g}. Scale the targets down."
+            )
         tol = positive("tol", self.tol) * max(1.0, abs(at_zero))
         progress = Progress(problem, tol, at_least("max_passes", self.max_passes, 1))
         with suppress(Done):
@@ -144,6 +148,7 @@ class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]
 
     Raises:
         ConfigError: if an argument is out of range or does not fit the data.
+        DataError: if a loss overflows already at w = 0.
         ValueError: if the data is not finite or of a wrong shape.
     Source: DRAGO paper, eq. (2).
     """

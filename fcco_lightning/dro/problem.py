@@ -1,6 +1,7 @@
 """The problem of a distributionally robust linear model, and the proof of how well it is solved."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,14 +66,18 @@ class LinearProblem:
         """Weights to start from: (d,), or (d, k) for targets with k columns."""
         return np.zeros((self.x.shape[1], *self.y.shape[1:]))
 
-    def point(self, w: Array) -> Point:
+    def point(self, w: Array, known: tuple[Array, Array] | None = None) -> Point:
         r"""One pass over the data: value, gradient, worst weights, and a lower bound.
+
+        Args:
+            w: weights.
+            known: losses and slopes of all samples at w, where a solver has them already.
 
         F is at least its tangent without ``(mu/2)|w|^2`` plus that term; the least value of this is the lower bound.
         It is Fenchel's dual at q and the slopes of the losses, and ``F(w)`` minus it is ``|grad F(w)|^2 / (2 mu)``.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            losses, slopes = self.loss(self.x @ w, self.y)
+            losses, slopes = known or self.loss(self.x @ w, self.y)
             if not np.isfinite(losses.sum()):
                 return Point(np.inf, w, losses, -np.inf)
             worst, q = self.dual.respond(losses)
@@ -123,6 +128,7 @@ class Progress:
         problem: what is solved.
         tol: the gap at which to stop.
         max_passes: stop after so many passes over the data.
+        clock: seconds since some moment; ``time.process_time`` leaves out what other programs take.
 
     Attributes:
         w: the best weights seen.
@@ -132,25 +138,31 @@ class Progress:
         history: records with ``oracle_calls``, ``seconds``, ``objective``, ``gap``, one per look.
     """
 
-    def __init__(self, problem: LinearProblem, tol: float, max_passes: float) -> None:
-        self.problem, self.tol, self.max_calls = problem, tol, max_passes * problem.n
+    def __init__(
+        self,
+        problem: LinearProblem,
+        tol: float,
+        max_passes: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.problem, self.tol, self.max_calls, self.clock = problem, tol, max_passes * problem.n, clock
         self.w, self.value, self.lower, self.calls = problem.zeros(), np.inf, -np.inf, 0
         self.history: list[dict[str, float]] = []
-        self._start = time.perf_counter()
+        self._start = clock()
 
     @property
     def gap(self) -> float:
         """F at the best weights minus the lower bound, at least 0."""
         return max(self.value - self.lower, 0.0)
 
-    def look(self, w: Array) -> Point:
-        """Evaluate F at w and record it.
+    def look(self, w: Array, known: tuple[Array, Array] | None = None) -> Point:
+        """Evaluate F at w and record it; ``known`` as for :meth:`LinearProblem.point`.
 
         Raises:
             Done: when the solver shall stop.
             NonFiniteError: if F is not finite there.
         """
-        point = self.problem.point(w)
+        point = self.problem.point(w, known)
         self.record(w, point)
         return point
 
@@ -172,7 +184,7 @@ class Progress:
         if point.value < self.value:
             self.w, self.value = w.copy(), point.value
         self.lower = max(self.lower, point.lower, lower)
-        seconds = time.perf_counter() - self._start
+        seconds = self.clock() - self._start
         self.history.append({"oracle_calls": self.calls, "seconds": seconds, "objective": point.value, "gap": self.gap})
         if self.gap <= self.tol or self.calls >= self.max_calls:
             raise Done

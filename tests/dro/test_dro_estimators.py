@@ -152,6 +152,11 @@ def test_bad_data():
         DRORegressor().fit(x, np.where(y > y.mean(), np.nan, y))
     with pytest.raises(ValueError, match="infinity"):
         DRORegressor().fit(x, np.where(y > y.mean(), np.inf, y))
+    with (
+        pytest.raises(DataError, match=r"for targets of up to 1e\+200. Scale the targets down"),
+        np.errstate(over="ignore"),
+    ):
+        DRORegressor(fit_intercept=False).fit(x, np.where(y > y.mean(), 1e200, y))
     with pytest.raises(DataError, match="y has one class"):
         DROClassifier().fit(x, np.ones(len(x)))
     with pytest.raises(DataError, match="is for two classes, y has 3"):

@@ -201,6 +201,16 @@ def test_history_counts_calls():
     np.testing.assert_array_equal(first.w, second.w)
 
 
+@pytest.mark.parametrize("solver", [DRAGO(5), DRAGO(16), DRAGO(N), LSVRG(5)])
+def test_a_longer_run_goes_through_the_points_of_a_shorter_one(solver):
+    """Bit for bit, wherever the shorter one was stopped: in an epoch and between two visits of a block."""
+    long = solve(solver, problem(), 1e-14, 40)
+    for passes in (3, 7.3, 19.9):
+        short = solve(solver, problem(), 1e-14, passes)
+        begun = [(r["oracle_calls"], r["objective"]) for r in short.history]
+        assert begun == [(r["oracle_calls"], r["objective"]) for r in long.history[: len(begun)]]
+
+
 @pytest.mark.parametrize(("n", "size", "sizes"), [(10, 5, [5, 5]), (10, 4, [3, 4, 3]), (10, 10, [10]), (3, 1, [1] * 3)])
 def test_blocks(n, size, sizes):
     blocks = blocks_of(n, size)
