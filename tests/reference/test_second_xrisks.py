@@ -1,0 +1,204 @@
+"""X-risks in the package against their second implementation: every step, and the mean over all batches."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning import (
+    NDCG,
+    SOX,
+    AveragePrecision,
+    CoxPartialLikelihood,
+    Engine,
+    KLPartialAUC,
+    ListNet,
+    NeighbourhoodComponents,
+    PNormPush,
+    RecallAtK,
+)
+from fcco_lightning.data.plans import (
+    BalancedBatches,
+    BatchPlan,
+    Drawn,
+    EventBatches,
+    GroupBatches,
+    QueryBatches,
+    RepeatedBatches,
+    UniformBatches,
+)
+
+from . import second_xrisks as second
+from .second_xrisks import Design, Pairwise, SecondSOX
+
+STEPS, LR = 20, 0.002
+CLOSE = {"rtol": 3e-6, "atol": 3e-7}  # weights of samples are float32
+
+
+class Table:
+    """n samples with labels, groups, times and lists; ``n = 30`` to train on, fewer to enumerate."""
+
+    def __init__(self, n: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.n, self.x = n, rng.normal(size=(n, 3))
+        self.y = (np.arange(n) % 3 == 0).astype(np.int64)  # 2 or 3 of 6 or 7, 10 of 30
+        self.group = np.arange(n) // 2 % 3
+        self.event = (np.arange(n) % 2 == 0).astype(np.int64)
+        self.time = rng.integers(1, 3 + n // 5, n).astype(float)  # ties
+        self.query = np.arange(n) * 2 // n if n < 30 else np.arange(n) // 6
+        self.grade = rng.integers(0, 3, n) * (rng.random(n) < 0.7)
+        self.grade[np.unique(self.query, return_index=True)[1]] = 2
+        self.grade[np.unique(self.query, return_index=True)[1] + 1] = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        names = ("x", "y", "group", "event", "time", "query", "grade")
+        columns = {name: torch.from_numpy(getattr(self, name)) for name in names}
+        return columns | {"index": torch.arange(self.n)}
+
+
+class Way(NamedTuple):
+    """A plan of the package and what the second implementation says of it."""
+
+    plan: BatchPlan
+    design: Design
+
+
+def uniform(t: Table) -> Way:
+    size = 4 if t.n < 30 else 10
+    return Way(UniformBatches(t.n, size), second.one_stratum(t.n, size))
+
+
+def balanced(t: Table) -> Way:
+    size = 4 if t.n < 30 else 10
+    y = torch.from_numpy(t.y)
+    return Way(BalancedBatches(y, size), second.by_stratum(t.y, [size // 2, size // 2]))
+
+
+def events(t: Table) -> Way:
+    event = torch.from_numpy(t.event)
+    return Way(EventBatches(event, 2, 3), second.by_stratum(t.event, [3, 2]))
+
+
+def groups(t: Table, *, replaced: bool = False) -> Way:
+    plan = GroupBatches(torch.from_numpy(t.group), 2, 2, replacement=replaced, prevalence="data")
+    return Way(plan, second.some_strata(t.group, 2, 2, replaced=replaced))
+
+
+def redrawn(t: Table) -> Way:
+    return groups(t, replaced=True)
+
+
+def classes_redrawn(t: Table) -> Way:
+    plan = GroupBatches(torch.from_numpy(t.y), 2, 2, replacement=True, prevalence="data")
+    return Way(plan, second.by_stratum(t.y, [2, 2], replaced=True))
+
+
+def copies(t: Table) -> Way:
+    way = uniform(t)
+    design = second.one_stratum(t.n, int(way.design.drawn[0]), copies=2)
+    return Way(RepeatedBatches(way.plan, 2), design)
+
+
+def queries(t: Table) -> Way:
+    """With two relevant items and two others of some lists, where some lists have one only."""
+    relevant = t.grade > 0
+    stratum = np.unique(2 * t.query + relevant, return_inverse=True)[1]
+    block = np.array([t.query[stratum == s][0] for s in range(stratum.max() + 1)])
+    plan = QueryBatches(torch.from_numpy(t.query), torch.from_numpy(relevant), 1 + (t.n == 30), 2, 2)
+    return Way(plan, Design(stratum, np.full(len(block), 2), block, 1 + (t.n == 30)))
+
+
+class Case(NamedTuple):
+    objective: Callable[[], nn.Module]
+    risk: Callable[[Table], Pairwise]
+    ways: tuple[Callable[[Table], Way], ...]
+    outputs: int = 1
+    label: str = "y"
+
+
+ANY = (uniform, balanced, groups, redrawn, classes_redrawn, copies)
+CLASSES = (uniform, balanced)
+CASES = {
+    "average precision": Case(AveragePrecision, lambda t: second.average_precision(t.y), ANY),
+    "recall": Case(lambda: RecallAtK(2), lambda t: second.recall_at(2, t.y), ANY),
+    "KL partial AUC": Case(lambda: KLPartialAUC(0.7), lambda t: second.kl_partial_auc(0.7, t.y), CLASSES),
+    "push": Case(lambda: PNormPush(1.5), lambda t: second.p_norm_push(1.5, t.y), CLASSES),
+    "Cox": Case(CoxPartialLikelihood, lambda t: second.cox(t.time, t.event), (uniform, events)),
+    "ListNet": Case(ListNet, lambda t: second.list_net(t.query, t.grade), (uniform, queries), 1, "grade"),
+    "NDCG": Case(NDCG, lambda t: second.ndcg(t.query, t.grade), (uniform, queries), 1, "grade"),
+    "neighbours": Case(
+        NeighbourhoodComponents, lambda t: second.neighbours(t.y), (uniform, balanced, classes_redrawn), 2
+    ),
+}
+PAIRS = [pytest.param(case, way, id=f"{name}-{way.__name__}") for name, case in CASES.items() for way in case.ways]
+
+
+class Twin:
+    """A case in the package: a linear network, its engine and the rows."""
+
+    def __init__(self, case: Case, table: Table, way: Way, gamma: float, micro_batch: int | None = None) -> None:
+        self.columns = table.tensors()
+        self.columns["y"] = self.columns[case.label]
+        self.columns |= way.plan.columns()
+        self.network = nn.Sequential(nn.Linear(3, case.outputs, bias=False).double())
+        self.start = np.random.default_rng(1).normal(size=(case.outputs, 3))
+        with torch.no_grad():
+            self.weight.copy_(torch.from_numpy(self.start))
+        algorithm = SOX(gamma)
+        drawn = {"target": Drawn({k: c for k, c in self.columns.items() if k != "x"}, way.plan)}
+        self.problem = algorithm.pose(
+            case.objective(), num_samples=table.n, sampling=drawn, dtype=torch.float64
+        )
+        self.engine = Engine(self.network, self.problem, algorithm, micro_batch=micro_batch)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.network[0].weight
+
+    @property
+    def rows(self) -> Tensor:
+        return self.problem.states[0].rows
+
+    def step(self, batch: np.ndarray, lr: float) -> np.ndarray:
+        index = torch.as_tensor(batch)
+        optimizer = torch.optim.SGD([self.weight], lr=lr)
+        self.engine.train_batch({name: column[index] for name, column in self.columns.items()}, optimizer)
+        return self.weight.grad.numpy().copy()
+
+
+@pytest.mark.parametrize(("case", "way"), PAIRS)
+def test_every_step(case, way):
+    table = Table(30)
+    drawn = way(table)
+    one = Twin(case, table, drawn, gamma=0.4)
+    two = SecondSOX(case.risk(table), drawn.design, table.x, one.start, gamma=0.4, lr=LR)
+    batches = [b.numpy() for epoch in range(STEPS) for b in drawn.plan.batches(epoch)][:STEPS]
+    for t, batch in enumerate(batches):
+        np.testing.assert_allclose(one.step(batch, LR), two.step(batch), **CLOSE, err_msg=f"gradient of step {t}")
+        np.testing.assert_allclose(one.rows.numpy(), two.rows, **CLOSE, err_msg=f"rows after step {t}")
+        np.testing.assert_allclose(one.weight.detach().numpy(), two.w, **CLOSE, err_msg=f"weights after step {t}")
+    assert np.abs(two.w - one.start).max() > 1e-4
+    assert np.isfinite(two.rows).any()
+
+
+@pytest.mark.parametrize(("case", "way"), PAIRS)
+def test_the_mean_over_all_batches(case, way):
+    """With exact rows: inner values of the batches that have them, and the gradient of all, are exact on average."""
+    table = Table(7)
+    drawn = way(table)
+    one = Twin(case, table, drawn, gamma=1.0)
+    risk = case.risk(table)
+    rows, by_outputs = risk.exact(table.x @ one.start.T)
+    values, visits, gradient = np.zeros_like(rows), np.zeros(len(rows)), np.zeros_like(one.start)
+    for batch, chance in drawn.design.batches():
+        one.rows.copy_(torch.from_numpy(rows))
+        gradient += chance * one.step(batch, 0.0)
+        present = np.isin(risk.sample, batch)
+        values[present] += chance * one.rows.numpy()[present]
+        visits += chance * present
+    np.testing.assert_allclose(gradient, np.tensordot(by_outputs, table.x, ((0,), (0,))), **CLOSE)
+    if not risk.among or way is not uniform:  # else a batch can hold i and be without the other class
+        np.testing.assert_allclose(values / visits[:, None], rows, **CLOSE)
