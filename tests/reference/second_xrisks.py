@@ -242,9 +242,7 @@ def cvar_partial_auc(min_tpr: float, c: float, y: Indices) -> Pairwise:
     rows = np.flatnonzero(y == 1)
     table = np.tile((y == 0)[:, None] / (y == 0).sum(), (len(rows), 1, 1))
     own = np.zeros((len(rows), 1))
-    return Pairwise(
-        rows, own, table, share(rows), squared_hinge, lambda u, row: (u > c) / (1 - min_tpr), among=True
-    )
+    return Pairwise(rows, own, table, share(rows), squared_hinge, lambda u, row: (u > c) / (1 - min_tpr), among=True)
 
 
 def p_norm_push(p: float, y: Indices) -> Pairwise:

@@ -149,9 +149,7 @@ class Twin:
             self.weight.copy_(torch.from_numpy(self.start))
         algorithm = SOX(gamma)
         drawn = {"target": Drawn({k: c for k, c in self.columns.items() if k != "x"}, way.plan)}
-        self.problem = algorithm.pose(
-            case.objective(), num_samples=table.n, sampling=drawn, dtype=torch.float64
-        )
+        self.problem = algorithm.pose(case.objective(), num_samples=table.n, sampling=drawn, dtype=torch.float64)
         self.engine = Engine(self.network, self.problem, algorithm, micro_batch=micro_batch)
 
     @property
