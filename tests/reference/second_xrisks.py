@@ -62,21 +62,22 @@ class Design:
     def stands_for(self, batch: Indices) -> Array:
         """For how many samples j != i slot b stands beside slot a, (B, B); 0 for another slot of sample i.
 
-        Given that i is there, its stratum's other slots hold the others of the stratum evenly.  Of draws with
-        replacement each of the m - 1 others holds any of the N samples.
+        A stratum's slots, less those that hold i itself, stand for its N - 1 others.  Without replacement their number
+        is known.  With it what counts is their mean over the batches that hold i: of m draws those are m / (N p), p the
+        probability of i among them.
         """
         stratum = self.stratum[batch]
         other = batch[:, None] != batch[None, :]
         slots = np.array([(stratum == s).sum() for s in stratum])
+        size = self.sizes[stratum]
         same = stratum[:, None] == stratum[None, :]
+        itself = (~other).sum(1)
         if self.replaced:
-            draws = self.drawn[stratum] - 1
-            inside = self.sizes[stratum] / np.maximum(draws, 1) / self.copies
-        else:
-            inside = (self.sizes[stratum] - 1) / np.maximum(slots - (~other).sum(1), 1)
+            itself = slots / (size * (1 - (1 - 1 / size) ** self.drawn[stratum]))
+        inside = (size - 1) / np.where(slots == itself, 1, slots - itself)
         block = self.block[stratum]
         further = (self.blocks - 1) / max(self.chosen - 1, 1)
-        across = np.where(block[:, None] == block[None, :], 1.0, further) * (self.sizes[stratum] / slots)[None, :]
+        across = np.where(block[:, None] == block[None, :], 1.0, further) * (size / slots)[None, :]
         return np.where(same, inside[:, None], across) * other
 
 

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from fcco_lightning import (
     NDCG,
+    SGD,
     SOX,
+    AUCMargin,
     AveragePrecision,
     CoxPartialLikelihood,
+    CVaRPartialAUC,
     Engine,
     KLPartialAUC,
     ListNet,
@@ -20,6 +23,7 @@ from fcco_lightning import (
     PNormPush,
     RecallAtK,
 )
+from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.data.plans import (
     BalancedBatches,
     BatchPlan,
@@ -32,6 +36,8 @@ from fcco_lightning.data.plans import (
 )
 
 from . import second_xrisks as second
+from .probabilities import Uniform
+from .second_thresholds import Margin, PartialAUC
 from .second_xrisks import Design, Pairwise, SecondSOX
 
 STEPS, LR = 20, 0.002
@@ -139,7 +145,15 @@ PAIRS = [pytest.param(case, way, id=f"{name}-{way.__name__}") for name, case in 
 class Twin:
     """A case in the package: a linear network, its engine and the rows."""
 
-    def __init__(self, case: Case, table: Table, way: Way, gamma: float, micro_batch: int | None = None) -> None:
+    def __init__(
+        self,
+        case: Case,
+        table: Table,
+        way: Way,
+        gamma: float,
+        algorithm: Algorithm | None = None,
+        micro_batch: int | None = None,
+    ) -> None:
         self.columns = table.tensors()
         self.columns["y"] = self.columns[case.label]
         self.columns |= way.plan.columns()
@@ -147,7 +161,7 @@ class Twin:
         self.start = np.random.default_rng(1).normal(size=(case.outputs, 3))
         with torch.no_grad():
             self.weight.copy_(torch.from_numpy(self.start))
-        algorithm = SOX(gamma)
+        algorithm = algorithm or SOX(gamma)
         drawn = {"target": Drawn({k: c for k, c in self.columns.items() if k != "x"}, way.plan)}
         self.problem = algorithm.pose(case.objective(), num_samples=table.n, sampling=drawn, dtype=torch.float64)
         self.engine = Engine(self.network, self.problem, algorithm, micro_batch=micro_batch)
@@ -162,9 +176,13 @@ class Twin:
 
     def step(self, batch: np.ndarray, lr: float) -> np.ndarray:
         index = torch.as_tensor(batch)
-        optimizer = torch.optim.SGD([self.weight], lr=lr)
+        optimizer = torch.optim.SGD([self.weight, *self.problem.objective.parameters()], lr=lr)
         self.engine.train_batch({name: column[index] for name, column in self.columns.items()}, optimizer)
         return self.weight.grad.numpy().copy()
+
+
+def steps(drawn: Way) -> list[np.ndarray]:
+    return [b.numpy() for epoch in range(STEPS) for b in drawn.plan.batches(epoch)][:STEPS]
 
 
 @pytest.mark.parametrize(("case", "way"), PAIRS)
@@ -173,8 +191,7 @@ def test_every_step(case, way):
     drawn = way(table)
     one = Twin(case, table, drawn, gamma=0.4)
     two = SecondSOX(case.risk(table), drawn.design, table.x, one.start, gamma=0.4, lr=LR)
-    batches = [b.numpy() for epoch in range(STEPS) for b in drawn.plan.batches(epoch)][:STEPS]
-    for t, batch in enumerate(batches):
+    for t, batch in enumerate(steps(drawn)):
         np.testing.assert_allclose(one.step(batch, LR), two.step(batch), **CLOSE, err_msg=f"gradient of step {t}")
         np.testing.assert_allclose(one.rows.numpy(), two.rows, **CLOSE, err_msg=f"rows after step {t}")
         np.testing.assert_allclose(one.weight.detach().numpy(), two.w, **CLOSE, err_msg=f"weights after step {t}")
@@ -200,3 +217,47 @@ def test_the_mean_over_all_batches(case, way):
     np.testing.assert_allclose(gradient, np.tensordot(by_outputs, table.x, ((0,), (0,))), **CLOSE)
     if not risk.among or way is not uniform:  # else a batch can hold i and be without the other class
         np.testing.assert_allclose(values / visits[:, None], rows, **CLOSE)
+
+
+THRESHOLDS = {"high scores": (0.4, 0.0), "low positives": (1.0, 0.4), "both": (0.4, 0.4)}
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+@pytest.mark.parametrize("way", [uniform, balanced])
+def test_thresholds_of_partial_auc(name, way):
+    """Those of every positive and the common one, in batches that may lack a class."""
+    (fpr, tpr), table = THRESHOLDS[name], Table(30)
+    drawn = way(table)
+    start = {"threshold": 1.5, "thresholds": 0.8, "thresholds_lr": 0.3}
+    risk = second.kl_partial_auc(1.0, table.y)
+    chance = float(risk.chance(drawn.design)[0])
+    both = 1.0 if way is balanced else Uniform(30, 10).both(*(np.flatnonzero(table.y == label) for label in (0, 1)))
+    case = Case(lambda: CVaRPartialAUC(fpr, tpr, **start), lambda t: risk, ())
+    one = Twin(case, table, drawn, gamma=0.4, algorithm=SOX(0.4) if tpr else SGD())
+    two = PartialAUC(table.x, table.y, one.start[0], (fpr, tpr), (both, chance), own_lr=0.3)
+    two.c, two.s = 1.5, two.s + 0.8 * (fpr < 1)
+    for t, batch in enumerate(steps(drawn)):
+        one.step(batch, 0.05)
+        two.step(batch, 0.4, 0.05)
+        np.testing.assert_allclose(one.weight.detach().numpy()[0], two.w, **CLOSE, err_msg=f"weights after step {t}")
+        if fpr < 1:
+            own = one.problem.row_parameters.state.rows[table.y == 1, 0].nan_to_num(0.8).numpy()
+            np.testing.assert_allclose(own, two.s, **CLOSE, err_msg=f"thresholds after step {t}")
+        if tpr:
+            np.testing.assert_allclose(one.rows[:, 0].numpy(), two.u, **CLOSE, err_msg=f"rows after step {t}")
+            assert one.problem.objective.threshold.item() == pytest.approx(two.c, rel=1e-6)
+
+
+@pytest.mark.parametrize("way", [balanced, classes_redrawn])
+def test_the_margin_loss(way):
+    table = Table(30)
+    drawn = way(table)
+    one = Twin(Case(lambda: AUCMargin(0.7), lambda t: None, ()), table, drawn, gamma=0.4)
+    two = Margin(table.x, table.y, one.start[0], 0.7)
+    for t, batch in enumerate(steps(drawn)):
+        one.step(batch, 0.05)
+        two.step(batch, 0.4, 0.05)
+        np.testing.assert_allclose(one.weight.detach().numpy()[0], two.w, **CLOSE, err_msg=f"weights after step {t}")
+        np.testing.assert_allclose(one.rows[0].numpy(), two.u, **CLOSE, err_msg=f"rows after step {t}")
+    objective = one.problem.objective
+    np.testing.assert_allclose([objective.b.item(), objective.a.item()], two.centre, **CLOSE)
