@@ -217,6 +217,16 @@ def average_precision(y: Indices) -> Pairwise:
     )
 
 
+def mean_average_precision(task: Indices, y: Indices) -> Pairwise:
+    """The mean over labels of :func:`average_precision`, of samples with one label each that are compared within it."""
+    rows, size = np.flatnonzero(y == 1), np.bincount(task)
+    among = (task[rows][:, None] == task[None, :]) / size[task[rows]][:, None]
+    table = np.stack([among * (y == 1), among], axis=-1)
+    own = np.repeat(1 / size[task[rows]][:, None], 2, axis=1)
+    weight = 1 / (len(size) * np.bincount(task, y)[task[rows]])
+    return Pairwise(rows, own, table, weight, squared_hinge, ratio)
+
+
 def recall_at(k: int, y: Indices) -> Pairwise:
     """ALEXR paper, App. B with its erratum: ``[rank_i / k - 1]_+``; u_i = rank_i / n."""
     n, rows = len(y), np.flatnonzero(y == 1)

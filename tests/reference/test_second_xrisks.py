@@ -1,6 +1,7 @@
 """X-risks in the package against their second implementation: every step, and the mean over all batches."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,9 @@ from fcco_lightning import (
     Engine,
     KLPartialAUC,
     ListNet,
+    MeanAveragePrecision,
     NeighbourhoodComponents,
+    Objective,
     PNormPush,
     RecallAtK,
 )
@@ -30,6 +33,7 @@ from fcco_lightning.data.plans import (
     Drawn,
     EventBatches,
     GroupBatches,
+    LabelBatches,
     QueryBatches,
     RepeatedBatches,
     UniformBatches,
@@ -59,10 +63,10 @@ class Table:
         self.grade[np.unique(self.query, return_index=True)[1]] = 2
         self.grade[np.unique(self.query, return_index=True)[1] + 1] = 0
 
-    def tensors(self) -> dict[str, Tensor]:
-        names = ("x", "y", "group", "event", "time", "query", "grade")
-        columns = {name: torch.from_numpy(getattr(self, name)) for name in names}
-        return columns | {"index": torch.arange(self.n)}
+    def columns(self, label: str = "y") -> dict[str, Tensor]:
+        """As the package has them, with ``label`` as the label."""
+        columns = {name: torch.from_numpy(getattr(self, name)) for name in ("x", "event", "time", "query")}
+        return columns | {"y": torch.from_numpy(getattr(self, label)), "index": torch.arange(self.n)}
 
 
 class Way(NamedTuple):
@@ -118,7 +122,7 @@ def queries(t: Table) -> Way:
 
 
 class Case(NamedTuple):
-    objective: Callable[[], nn.Module]
+    objective: Callable[[], Objective]
     risk: Callable[[Table], Pairwise]
     ways: tuple[Callable[[Table], Way], ...]
     outputs: int = 1
@@ -143,27 +147,26 @@ PAIRS = [pytest.param(case, way, id=f"{name}-{way.__name__}") for name, case in 
 
 
 class Twin:
-    """A case in the package: a linear network, its engine and the rows."""
+    """An objective of the package on a linear network, its engine and the rows."""
 
     def __init__(
         self,
-        case: Case,
-        table: Table,
-        way: Way,
-        gamma: float,
-        algorithm: Algorithm | None = None,
+        objective: Objective,
+        columns: dict[str, Tensor],
+        plan: BatchPlan,
+        algorithm: Algorithm,
+        *,
+        outputs: int = 1,
         micro_batch: int | None = None,
     ) -> None:
-        self.columns = table.tensors()
-        self.columns["y"] = self.columns[case.label]
-        self.columns |= way.plan.columns()
-        self.network = nn.Sequential(nn.Linear(3, case.outputs, bias=False).double())
-        self.start = np.random.default_rng(1).normal(size=(case.outputs, 3))
+        self.columns = columns | plan.columns()
+        self.network = nn.Sequential(nn.Linear(3, outputs, bias=False).double())
+        self.start = np.random.default_rng(1).normal(size=(outputs, 3))
         with torch.no_grad():
             self.weight.copy_(torch.from_numpy(self.start))
-        algorithm = algorithm or SOX(gamma)
-        drawn = {"target": Drawn({k: c for k, c in self.columns.items() if k != "x"}, way.plan)}
-        self.problem = algorithm.pose(case.objective(), num_samples=table.n, sampling=drawn, dtype=torch.float64)
+        drawn = {"target": Drawn({k: c for k, c in self.columns.items() if k != "x"}, plan)}
+        n = len(columns["index"])
+        self.problem = algorithm.pose(objective, num_samples=n, sampling=drawn, dtype=torch.float64)
         self.engine = Engine(self.network, self.problem, algorithm, micro_batch=micro_batch)
 
     @property
@@ -181,22 +184,34 @@ class Twin:
         return self.weight.grad.numpy().copy()
 
 
-def steps(drawn: Way) -> list[np.ndarray]:
-    return [b.numpy() for epoch in range(STEPS) for b in drawn.plan.batches(epoch)][:STEPS]
+def steps(plan: BatchPlan) -> list[np.ndarray]:
+    """The first batches of a plan, from as many epochs as it takes."""
+    return [b.numpy() for epoch in range(STEPS) for b in plan.batches(epoch)][:STEPS]
 
 
+def twin(case: Case, table: Table, plan: BatchPlan, gamma: float, micro_batch: int | None = None) -> Twin:
+    columns, sox = table.columns(case.label), SOX(gamma)
+    return Twin(case.objective(), columns, plan, sox, outputs=case.outputs, micro_batch=micro_batch)
+
+
+def follow(one: Twin, two: SecondSOX, plan: BatchPlan) -> None:
+    """Gradients, rows and weights agree after every batch; the weights of both may be of different shapes."""
+    for t, batch in enumerate(steps(plan)):
+        found, expected = one.step(batch, LR), two.step(batch)
+        np.testing.assert_allclose(found.ravel(), expected.ravel(), **CLOSE, err_msg=f"gradient of step {t}")
+        np.testing.assert_allclose(one.rows.numpy(), two.rows, **CLOSE, err_msg=f"rows after step {t}")
+    np.testing.assert_allclose(one.weight.detach().numpy().ravel(), two.w.ravel(), **CLOSE)
+    assert np.abs(two.w.ravel() - one.start.ravel()).max() > 1e-4
+    assert np.isfinite(two.rows).any()
+
+
+@pytest.mark.parametrize("micro_batch", [None, 4])
 @pytest.mark.parametrize(("case", "way"), PAIRS)
-def test_every_step(case, way):
+def test_every_step(case, way, micro_batch):
     table = Table(30)
     drawn = way(table)
-    one = Twin(case, table, drawn, gamma=0.4)
-    two = SecondSOX(case.risk(table), drawn.design, table.x, one.start, gamma=0.4, lr=LR)
-    for t, batch in enumerate(steps(drawn)):
-        np.testing.assert_allclose(one.step(batch, LR), two.step(batch), **CLOSE, err_msg=f"gradient of step {t}")
-        np.testing.assert_allclose(one.rows.numpy(), two.rows, **CLOSE, err_msg=f"rows after step {t}")
-        np.testing.assert_allclose(one.weight.detach().numpy(), two.w, **CLOSE, err_msg=f"weights after step {t}")
-    assert np.abs(two.w - one.start).max() > 1e-4
-    assert np.isfinite(two.rows).any()
+    one = twin(case, table, drawn.plan, gamma=0.4, micro_batch=micro_batch)
+    follow(one, SecondSOX(case.risk(table), drawn.design, table.x, one.start, gamma=0.4, lr=LR), drawn.plan)
 
 
 @pytest.mark.parametrize(("case", "way"), PAIRS)
@@ -204,7 +219,7 @@ def test_the_mean_over_all_batches(case, way):
     """With exact rows: inner values of the batches that have them, and the gradient of all, are exact on average."""
     table = Table(7)
     drawn = way(table)
-    one = Twin(case, table, drawn, gamma=1.0)
+    one = twin(case, table, drawn.plan, gamma=1.0)
     risk = case.risk(table)
     rows, by_outputs = risk.exact(table.x @ one.start.T)
     values, visits, gradient = np.zeros_like(rows), np.zeros(len(rows)), np.zeros_like(one.start)
@@ -228,15 +243,14 @@ def test_thresholds_of_partial_auc(name, way):
     """Those of every positive and the common one, in batches that may lack a class."""
     (fpr, tpr), table = THRESHOLDS[name], Table(30)
     drawn = way(table)
-    start = {"threshold": 1.5, "thresholds": 0.8, "thresholds_lr": 0.3}
     risk = second.kl_partial_auc(1.0, table.y)
     chance = float(risk.chance(drawn.design)[0])
     both = 1.0 if way is balanced else Uniform(30, 10).both(*(np.flatnonzero(table.y == label) for label in (0, 1)))
-    case = Case(lambda: CVaRPartialAUC(fpr, tpr, **start), lambda t: risk, ())
-    one = Twin(case, table, drawn, gamma=0.4, algorithm=SOX(0.4) if tpr else SGD())
+    objective = CVaRPartialAUC(fpr, tpr, threshold=1.5, thresholds=0.8, thresholds_lr=0.3)
+    one = Twin(objective, table.columns(), drawn.plan, SOX(0.4) if tpr else SGD())
     two = PartialAUC(table.x, table.y, one.start[0], (fpr, tpr), (both, chance), own_lr=0.3)
     two.c, two.s = 1.5, two.s + 0.8 * (fpr < 1)
-    for t, batch in enumerate(steps(drawn)):
+    for t, batch in enumerate(steps(drawn.plan)):
         one.step(batch, 0.05)
         two.step(batch, 0.4, 0.05)
         np.testing.assert_allclose(one.weight.detach().numpy()[0], two.w, **CLOSE, err_msg=f"weights after step {t}")
@@ -252,12 +266,71 @@ def test_thresholds_of_partial_auc(name, way):
 def test_the_margin_loss(way):
     table = Table(30)
     drawn = way(table)
-    one = Twin(Case(lambda: AUCMargin(0.7), lambda t: None, ()), table, drawn, gamma=0.4)
+    one = Twin(AUCMargin(0.7), table.columns(), drawn.plan, SOX(0.4))
     two = Margin(table.x, table.y, one.start[0], 0.7)
-    for t, batch in enumerate(steps(drawn)):
+    for t, batch in enumerate(steps(drawn.plan)):
         one.step(batch, 0.05)
         two.step(batch, 0.4, 0.05)
         np.testing.assert_allclose(one.weight.detach().numpy()[0], two.w, **CLOSE, err_msg=f"weights after step {t}")
         np.testing.assert_allclose(one.rows[0].numpy(), two.u, **CLOSE, err_msg=f"rows after step {t}")
     objective = one.problem.objective
     np.testing.assert_allclose([objective.b.item(), objective.a.item()], two.centre, **CLOSE)
+
+
+class Labels(NamedTuple):
+    """Three labels of some samples: one row for every label that is known of a sample."""
+
+    x: np.ndarray
+    task: np.ndarray
+    y: np.ndarray
+
+    @property
+    def apart(self) -> np.ndarray:
+        """Features of all labels' scores together: x in the places of the row's own label."""
+        return (np.eye(3)[self.task][:, :, None] * self.x[:, None, :]).reshape(len(self.x), 9)
+
+
+def labels(n: int, *, seed: int = 0) -> Labels:
+    rng = np.random.default_rng(seed)
+    sample, task = np.repeat(np.arange(n), 3), np.tile(np.arange(3), n)
+    y = ((sample + task) % (2 + task) == 0).astype(np.int64)
+    known = np.arange(3 * n) % 7 != 5
+    return Labels(rng.normal(size=(n, 3))[sample][known], task[known], y[known])
+
+
+def test_mean_average_precision_of_a_few_labels_at_a_time():
+    table = labels(30)
+    task, y = torch.from_numpy(table.task), torch.from_numpy(table.y)
+    plan = LabelBatches(task, y, 2, 3, 4)
+    stratum = 2 * table.task + table.y
+    design = Design(stratum, np.tile([4, 3], 3), np.repeat(np.arange(3), 2), 2)
+    risk = second.mean_average_precision(table.task, table.y)
+    columns = {"x": torch.from_numpy(table.x), "task": task, "y": y, "index": torch.arange(len(y))}
+    one = Twin(MeanAveragePrecision(), columns, plan, SOX(0.4), outputs=3)
+    two = SecondSOX(risk, design, table.apart, one.start.reshape(1, 9), gamma=0.4, lr=LR)
+    follow(one, two, plan)
+
+
+def test_mean_average_precision_of_all_labels_at_once():
+    """Some of which are unknown; each label is a problem of its own."""
+    rng, n = np.random.default_rng(2), 30
+    x, y = rng.normal(size=(n, 3)), rng.integers(0, 2, (n, 3))
+    y[np.arange(n) % 4 == 1, 1] = -1
+    columns = {"x": torch.from_numpy(x), "y": torch.from_numpy(y), "index": torch.arange(n)}
+    way = uniform(Table(n))
+    one = Twin(MeanAveragePrecision(missing=-1), columns, way.plan, SOX(0.4), outputs=3)
+    two = []
+    for t in range(3):
+        risk = second.average_precision(y[:, t])
+        part = (y[:, t] >= 0).sum() / n
+        table = risk.table * (y[:, t] >= 0)[None, :, None] / part
+        risk = replace(risk, own=risk.own / part, table=table, weight=risk.weight / 3)
+        two.append(SecondSOX(risk, way.design, x, one.start[t : t + 1], gamma=0.4, lr=LR))
+    for t, batch in enumerate(steps(way.plan)):
+        found = one.step(batch, LR)
+        expected = np.concatenate([each.step(batch) for each in two])
+        np.testing.assert_allclose(found, expected, **CLOSE, err_msg=f"gradient of step {t}")
+    rows = np.full((n, 3, 2), np.nan)
+    for t, each in enumerate(two):
+        rows[y[:, t] == 1, t] = each.rows
+    np.testing.assert_allclose(one.rows.numpy(), rows[y == 1], **CLOSE)
