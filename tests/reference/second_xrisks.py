@@ -109,6 +109,7 @@ class Pairwise:
         phi: value and derivative of the pair's term.
         slope: gradient (k,) of f at u (k,), by the number of the row.
         among: whether only pairs with V > 0 are averaged over: a mean over one class, as it is in the batch.
+        least: of every inner value, beside own_i.
         distance: whether d_ij is ``|z_i - z_j|^2`` of embeddings, and not the difference of scores.
     """
 
@@ -119,6 +120,7 @@ class Pairwise:
     phi: Callable[[Array], tuple[Array, Array]]
     slope: Callable[[Array, int], Array]
     among: bool = False
+    least: float = 0.0
     distance: bool = False
 
     def measure(self, z: Array, batch: Indices, design: Design) -> Iterator[tuple[int, Array, Array]]:
@@ -165,24 +167,37 @@ class Pairwise:
         return present * np.array([1 - comb(n - 1 - a, size - 1) / comb(n - 1, size - 1) for a in against])
 
 
-class SecondSOX:
-    """SOX with plain descent on ``z = x W^T``: G uses the rows from before, a row never seen takes its first value."""
+class SecondSONX:
+    """``u_i <- max(own_i, least, (1 - gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1})))``.
 
-    def __init__(self, risk: Pairwise, design: Design, x: Array, w: Array, gamma: float, lr: float) -> None:
+    Both values are of the same batch; a step is plain descent.  G uses the rows from before, and a row never seen takes
+    its first value.  With gamma' = 0 it is SOX; "theory" is ``gamma' = 1 - gamma + (1/p_i - 1) / (1 - gamma)``.
+    """
+
+    def __init__(
+        self, risk: Pairwise, design: Design, x: Array, w: Array, gamma: float, lr: float, ahead: float | str = 0.0
+    ) -> None:
         self.risk, self.design, self.x, self.w, self.gamma, self.lr = risk, design, x, w.copy(), gamma, lr
         self.rows = np.full(risk.own.shape, np.nan)
-        self.weight = risk.weight / risk.chance(design)
+        chance = risk.chance(design)
+        self.weight, self.before = risk.weight / chance, self.w
+        theory = 1 - gamma + (1 / chance - 1) / (1 - gamma) if gamma < 1 else np.zeros_like(chance)
+        self.ahead = theory if isinstance(ahead, str) else np.full(len(chance), ahead)
 
     def step(self, batch: Indices) -> Array:
         """One update; returns G, of the shape of W."""
-        z, gradient = self.x @ self.w.T, 0.0
+        z, gradient = self.x @ self.w.T, np.zeros((len(self.x), len(self.w)))
+        earlier = {row: value for row, value, _ in self.risk.measure(self.x @ self.before.T, batch, self.design)}
         for row, value, jacobian in self.risk.measure(z, batch, self.design):
-            before = value if np.isnan(self.rows[row, 0]) else self.rows[row].copy()
-            self.rows[row] = (1 - self.gamma) * before + self.gamma * value
-            gradient = gradient + self.weight[row] * np.tensordot(self.risk.slope(before, row), jacobian, 1)
-        gradient = np.tensordot(gradient, self.x, ((0,), (0,))) if np.ndim(gradient) else np.zeros_like(self.w)
-        self.w = self.w - self.lr * gradient
-        return gradient
+            seen = not np.isnan(self.rows[row, 0])
+            stale = self.rows[row].copy() if seen else value
+            moved = self.ahead[row] * (value - earlier[row]) if seen else 0.0
+            new = (1 - self.gamma) * stale + self.gamma * value + moved
+            self.rows[row] = np.maximum(new, np.maximum(self.risk.own[row], self.risk.least))
+            gradient = gradient + self.weight[row] * np.tensordot(self.risk.slope(stale, row), jacobian, 1)
+        self.before = self.w
+        self.w = self.w - self.lr * gradient.T @ self.x
+        return gradient.T @ self.x
 
 
 def squared_hinge(d: Array) -> tuple[Array, Array]:
@@ -242,18 +257,10 @@ def recall_at(k: int, y: Indices) -> Pairwise:
 
 def kl_partial_auc(lam: float, y: Indices) -> Pairwise:
     """``lam log mean_j exp(l_ij / lam)`` over negatives j."""
-    rows, n = np.flatnonzero(y == 1), len(y)
-    table = np.tile((y == 0)[:, None] / (y == 0).sum(), (len(rows), 1, 1))
-    own = np.zeros((len(rows), 1))
-    return Pairwise(rows, own, table, share(rows), exponential_hinge(lam), lambda u, row: lam / u, among=n > 0)
-
-
-def cvar_partial_auc(min_tpr: float, c: float, y: Indices) -> Pairwise:
-    """``[mean_j l_ij - c]_+ / (1 - min_tpr)`` over negatives j, at a fixed threshold c."""
     rows = np.flatnonzero(y == 1)
     table = np.tile((y == 0)[:, None] / (y == 0).sum(), (len(rows), 1, 1))
     own = np.zeros((len(rows), 1))
-    return Pairwise(rows, own, table, share(rows), squared_hinge, lambda u, row: (u > c) / (1 - min_tpr), among=True)
+    return Pairwise(rows, own, table, share(rows), exponential_hinge(lam), lambda u, row: lam / u, True, 1.0)
 
 
 def p_norm_push(p: float, y: Indices) -> Pairwise:

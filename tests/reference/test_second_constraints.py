@@ -120,10 +120,9 @@ def drawn_batches(plan):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("micro_batch", [None, 4])
-def test_multipliers_follow_remembered_rows(name, micro_batch):
+def test_multipliers_follow_remembered_rows(name):
     data, plan, (rule, other) = table(), UniformBatches(N, SIZE), RULES[name]
-    one = Package(data, START, CrossEntropy(), constraints(), rule, SOX(0.4), plan, micro_batch)
+    one = Package(data, START, CrossEntropy(), constraints(), rule, SOX(0.4), plan)
     problem = posed_problem(data, Uniform(N, SIZE))
     two = second.Constrained(problem, [*CAPS.values(), 0.05], other, START, gamma=0.4, lr=0.05)
     optimizer, visits = torch.optim.SGD(one.linear.parameters(), lr=0.05), []
@@ -160,8 +159,7 @@ BOXES = {
 
 @pytest.mark.parametrize("name", BOXES)
 @pytest.mark.parametrize("scale", FAIR)
-@pytest.mark.parametrize("micro_batch", [None, 5])
-def test_equal_rates_at_thresholds_and_at_quantiles(name, scale, micro_batch):
+def test_equal_rates_at_thresholds_and_at_quantiles_in_micro_batches(name, scale):
     """Two groups of 8 and 22 in batches of 9: true positive rates, then false ones, at three levels."""
     data, plan, sampler = table(), UniformBatches(N, 9), Uniform(N, 9)
     data = replace(data, groups=(data.x[:, 1] > 0.8).astype(np.int64))
@@ -174,7 +172,7 @@ def test_equal_rates_at_thresholds_and_at_quantiles(name, scale, micro_batch):
     problem = Problem(Linear(data), N, tuple(parts), ((MeanLogistic(data), 1.0),))
     algorithm, box = BOXES[name]
     two = box(problem, single.HeavyBall(0.05, 0.3))
-    one = Package(data, START, CrossEntropy(), [make()], HingePenalty(RHO), algorithm(), plan, micro_batch)
+    one = Package(data, START, CrossEntropy(), [make()], HingePenalty(RHO), algorithm(), plan, micro_batch=5)
     optimizer, lacking = HeavyBall(one.linear.parameters(), lr=0.05, beta=0.3), 0
     for t, index in enumerate(drawn_batches(plan)):
         one.step(index, optimizer)
