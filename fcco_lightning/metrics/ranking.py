@@ -101,8 +101,8 @@ def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: f
 def precision_recall_at(scores: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Precision and recall among the k samples with the highest scores.
 
-    Of samples with equal scores, of which only some fit into the k, the expectation over their order is taken.  Hits are
-    divided by k also where the list is shorter, as torchmetrics does by default: places that stay empty are misses.
+    Of samples with equal scores, of which only some fit into the k, the expectation over their order is taken.  Hits
+    are divided by k also where the list is shorter, as torchmetrics does by default: places that stay empty are misses.
 
     Args:
         scores: Raw scores, shape (n,), floating point, finite.
