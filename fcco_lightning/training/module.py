@@ -92,8 +92,8 @@ class FCCOModule(EvaluatingModule):
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
         compiled: whether the network is compiled by torch.compile, which takes some seconds or minutes at first and
-            then saves time on large networks.  Dropout draws the same masks as without.  CPUs need a C++ compiler for it,
-            GPUs Triton.
+            then saves time on large networks.  Dropout draws the same masks as without.  CPUs need a C++ compiler for
+            it, GPUs Triton.
     """
 
     def __init__(
