@@ -71,7 +71,7 @@ def intervals(
       jackknife (Efron, 1981), ``SE^2 = sum over samples j of (ds / d weight_j)^2`` at weights 1.
 
     The interval of ``h = |s| - kappa`` is that of all ``|s| - kappa`` for s in its own.  Quantiles of the pooled scores
-    (``QuantileScores``, ``TopShare``) count as known.
+    (``QuantileScores``, ``TopShare``) and ranks (``Exposure``) count as known.
 
     Args:
         constraints: any number.
