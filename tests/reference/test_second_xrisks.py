@@ -88,6 +88,13 @@ def balanced(t: Table) -> Way:
     return Way(BalancedBatches(y, size), second.by_stratum(t.y, [size // 2, size // 2]))
 
 
+def repeats(t: Table) -> Way:
+    """More positives than there are, some of them twice."""
+    size = 6 if t.n < 30 else 18
+    plan = BalancedBatches(torch.from_numpy(t.y), size, positive_fraction=2 / 3, allow_repeats=True)
+    return Way(plan, second.by_stratum(t.y, [size // 3, 2 * size // 3]))
+
+
 def events(t: Table) -> Way:
     event = torch.from_numpy(t.event)
     return Way(EventBatches(event, 2, 3), second.by_stratum(t.event, [3, 2]))
@@ -130,8 +137,8 @@ class Case(NamedTuple):
     label: str = "y"
 
 
-ANY = (uniform, balanced, groups, redrawn, classes_redrawn, copies)
-CLASSES = (uniform, balanced)
+ANY = (uniform, balanced, repeats, groups, redrawn, classes_redrawn, copies)
+CLASSES = (uniform, balanced, repeats)
 CASES = {
     "average precision": Case(AveragePrecision, lambda t: second.average_precision(t.y), ANY),
     "recall": Case(lambda: RecallAtK(2), lambda t: second.recall_at(2, t.y), ANY),
@@ -141,10 +148,11 @@ CASES = {
     "ListNet": Case(ListNet, lambda t: second.list_net(t.query, t.grade), (uniform, queries), 1, "grade"),
     "NDCG": Case(NDCG, lambda t: second.ndcg(t.query, t.grade), (uniform, queries), 1, "grade"),
     "neighbours": Case(
-        NeighbourhoodComponents, lambda t: second.neighbours(t.y), (uniform, balanced, classes_redrawn), 2
+        NeighbourhoodComponents, lambda t: second.neighbours(t.y), (uniform, balanced, repeats, classes_redrawn), 2
     ),
 }
 PAIRS = [pytest.param(case, way, id=f"{name}-{way.__name__}") for name, case in CASES.items() for way in case.ways]
+ONCE = [pair for pair in PAIRS if pair.values[1] is not repeats]  # there rows weigh by their copies, right on average
 
 
 class Twin:
@@ -206,7 +214,7 @@ def follow(one: Twin, two: SecondSONX, plan: BatchPlan, count: int = STEPS) -> N
     assert np.isfinite(two.rows).any()
 
 
-@pytest.mark.parametrize(("case", "way"), PAIRS)
+@pytest.mark.parametrize(("case", "way"), ONCE)
 def test_every_step(case, way):
     table = Table(30)
     drawn = way(table)
@@ -214,7 +222,7 @@ def test_every_step(case, way):
     follow(one, SecondSONX(case.risk(table), drawn.design, table.x, one.start, gamma=0.4, lr=LR), drawn.plan)
 
 
-@pytest.mark.parametrize(("case", "way"), PAIRS)
+@pytest.mark.parametrize(("case", "way"), ONCE)
 def test_every_step_with_a_correction_in_micro_batches(case, way):
     """A few, with the correction of the theory, with which rows of ratios diverge in the end."""
     table = Table(30)
