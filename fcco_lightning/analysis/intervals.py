@@ -111,7 +111,8 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns) -> dict[int
     for i, values, slope in zip(inner.index.tolist(), inner.values, slopes, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
         masks = [] if subsets is None or constraint.range != (0.0, 1.0) else list(subsets[i])
-        means = _Means(values.detach(), slope, influence.square().sum(1), [], *2 * [float((slope @ influence).norm())])
+        error = float((slope @ influence).norm())
+        means = _Means(values.detach(), slope, influence.square().sum(1), [], error, error)
         found[i] = _with_sizes(means, torch.stack(masks).double()) if len(masks) == len(values) else means
     return found
 
