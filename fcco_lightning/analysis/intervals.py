@@ -24,7 +24,8 @@ class Interval(NamedTuple):
         low: lower end.
         high: upper end.
         noise: of ``h = |s| - kappa``, how large ``|s|`` is at most in 95 of 100 splits of this size where nothing
-            differs (s = 0 on all data); NaN for constraints that compare nothing.
+            differs (s = 0 on all data, and a rate varies within every subset as within all of them together); NaN for
+            constraints that compare nothing.
         method: "binomial" or "normal", see :func:`intervals`.
     """
 
@@ -44,6 +45,7 @@ class _Means(NamedTuple):
         variances: shape (k,).
         sizes: of the subset that each is a mean over, shape (k,); empty if they are no means of values in [0, 1].
         error: standard error of s.
+        error_of_equals: the same where nothing differs between the subsets.
     """
 
     values: Tensor
@@ -51,6 +53,7 @@ class _Means(NamedTuple):
     variances: Tensor
     sizes: Sequence[int]
     error: float
+    error_of_equals: float
 
 
 def intervals(
@@ -59,15 +62,16 @@ def intervals(
     r"""Compute a confidence interval of every constraint that the split has samples of.
 
     - "binomial", where the inner values are means of quantities in [0, 1] (rates): each has the exact interval of
-      Clopper and Pearson (1934) with the effective number of samples ``p (1 - p) / Var p``, which for hard rates is the
-      number of samples and for smoothed ones larger (Korn and Graubard, 1998).  Intervals of several rates combine to
-      that of ``s = sum_j c_j u_j``: its ends are ``sqrt(sum_j (c_j u_j - l_j)^2)`` below s and likewise above, with
-      l_j the end of the interval of ``c_j u_j`` (Zou and Donner, 2008; of two rates Newcombe, 1998).
+      Clopper and Pearson (1934) with the effective number of samples ``p (1 - p) / Var p`` (Korn and Graubard, 1998).
+      That is the number of samples for hard rates and larger for smoothed ones, whose variance is taken with one more
+      sample at 0 and one at 1: a few low values do not say that there are no high ones.  Intervals of several rates
+      combine to that of ``s = sum_j c_j u_j``: its ends are ``sqrt(sum_j (c_j u_j - l_j)^2)`` below s and likewise
+      above, with l_j the end of the interval of ``c_j u_j`` (Zou and Donner, 2008; of two rates Newcombe, 1998).
     - "normal", for all others (losses, AUCs, ratios): ``s -+ z SE`` with the standard error of the infinitesimal
       jackknife (Efron, 1981), ``SE^2 = sum over samples j of (ds / d weight_j)^2`` at weights 1.
 
     The interval of ``h = |s| - kappa`` is that of all ``|s| - kappa`` for s in its own.  Quantiles of the pooled scores
-    (``QuantileScores``, ``TopShare``) count as known.
+    (``QuantileScores``, ``TopShare``) and ranks (``Exposure``) count as known.
 
     Args:
         constraints: any number.
@@ -106,11 +110,20 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns) -> dict[int
     found = {}
     for i, values, slope in zip(inner.index.tolist(), inner.values, slopes, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
-        sizes = [] if subsets is None else [int(mask.sum()) for mask in subsets[i]]
-        rates = constraint.range == (0.0, 1.0) and len(sizes) == len(values)
+        masks = [] if subsets is None or constraint.range != (0.0, 1.0) else list(subsets[i])
         error = float((slope @ influence).norm())
-        found[i] = _Means(values.detach(), slope, influence.square().sum(1), sizes if rates else [], error)
+        means = _Means(values.detach(), slope, influence.square().sum(1), [], error, error)
+        found[i] = _with_sizes(means, torch.stack(masks).double()) if len(masks) == len(values) else means
     return found
+
+
+def _with_sizes(means: _Means, members: Tensor) -> _Means:
+    """The means of values in [0, 1] over subsets, given as 0 and 1, shape (k, n)."""
+    sizes = members.sum(1)
+    share = sizes / sizes.sum()
+    spread = share @ (sizes * means.variances + means.values.square()) - (share @ means.values).square()
+    error = (spread.clamp(min=0) * (means.slopes / sizes @ members).square().sum()).sqrt()
+    return means._replace(sizes=sizes.long().tolist(), error_of_equals=float(error))
 
 
 def _influence(value: Tensor, weight: Tensor) -> Tensor:
@@ -128,7 +141,7 @@ def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
     low, high = s - below, s + above
     noise = math.nan
     if constraint.sides == 2:
-        noise = -float(ndtri(0.025)) * means.error
+        noise = -float(ndtri(0.025)) * means.error_of_equals
         s, low, high = abs(s), max(low, -high, 0.0), max(-low, high)
     kappa = s - float(constraint.violation(means.values.unsqueeze(0)))
     return Interval(s - kappa, low - kappa, high - kappa, noise, "binomial" if means.sizes else "normal")
@@ -143,10 +156,16 @@ def _of_rates(means: _Means, tail: float) -> tuple[float, float]:
     """How far below and above s the ends of its interval are."""
     below = above = 0.0
     for p, slope, variance, size in zip(*(part.tolist() for part in means[:3]), means.sizes, strict=True):
-        low, high = exact_binomial(p, p * (1 - p) / variance if variance > 0 else size, tail)
+        low, high = exact_binomial(p, _effective_size(p, variance, size), tail)
         down, up = (p - low, high - p) if slope >= 0 else (high - p, p - low)
         below, above = below + (slope * down) ** 2, above + (slope * up) ** 2
     return math.sqrt(below), math.sqrt(above)
+
+
+def _effective_size(rate: float, variance: float, size: int) -> float:
+    """Of how many zeros and ones a mean of values in [0, 1] would vary as much; at least ``size``."""
+    centre, square = (size * rate + 1) / (size + 2), (size * (size * variance + rate**2) + 1) / (size + 2)
+    return max(size, rate * (1 - rate) * size / (square - centre**2))
 
 
 def exact_binomial(rate: float, size: float, tail: float) -> tuple[float, float]:

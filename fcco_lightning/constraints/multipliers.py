@@ -11,9 +11,10 @@ multiplier each, so that noise which changes the sign of s averages out.
 
 Multipliers are in units of the objective per unit of h.  So that no rate has to be chosen anew for an objective in
 another unit, all that a rule is told and remembers is in units of the objective's absolute value at the first batch: a
-``curvature`` of 1 on an objective that starts at 0.5 is a curvature of 0.5.  What is reported is the multiplier itself.
-Constraints should be of order one, as rates and mean losses are.  The dual steps follow the schedule of the learning
-rate, so that the multipliers come to rest with the weights.
+``curvature`` of 1 on an objective that starts at 0.5 is a curvature of 0.5.  The first batch gives the unit, and moves
+the weights by the objective alone.  What is reported is the multiplier itself.  Constraints should be of order one, as
+rates and mean losses are.  The dual steps follow the schedule of the learning rate, so that the multipliers come to
+rest with the weights.
 """
 
 from abc import ABC, abstractmethod

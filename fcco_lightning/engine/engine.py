@@ -513,8 +513,9 @@ class Engine:
             state.write(place, rows, checked=True)
         for reading in self._readings:
             reading.term.count(reading.index)
-            if reading.term.multipliers is not None:
-                reading.term.multipliers.measure(self._estimates)
+        for term in self.problem.all_terms:
+            if term.multipliers is not None:
+                term.multipliers.measure(self._estimates)
         if self.problem.row_parameters is not None:
             self.problem.row_parameters.commit(self._row_step)
         self._clear()

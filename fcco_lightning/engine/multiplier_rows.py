@@ -15,7 +15,8 @@ from fcco_lightning.state import DualState, Place
 class MultiplierRows(nn.Module):
     """Row i holds what a rule of multipliers remembers of the sides of row i of a constraint.
 
-    It is in units of the absolute value of the objective at the first batch, or of 1 where that is not positive.
+    It is in units of the absolute value of the objective at the first batch, or of 1 where that is not positive.  That
+    batch itself moves the weights by the objective alone: in an unknown unit nothing can be said of a multiplier.
 
     Args:
         rule: by which the multipliers are found.
@@ -92,7 +93,7 @@ class MultiplierRows(nn.Module):
         return rows.view(len(rows), -1, self._sides)
 
     def _of_sides(self, memory: Tensor) -> Multiplied:
-        return self.rule.outer(memory, self.constraint.kappa).scaled(self.unit.nan_to_num(1.0))
+        return self.rule.outer(memory, self.constraint.kappa).scaled(self.unit.nan_to_num(0.0))
 
     def _signed(self, values: Tensor, index: Tensor | None = None) -> Tensor:
         """``h + kappa``, or s of two sides, of the rows ``index`` (b,) or of all, shape (b, 1)."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.objectives.base import Partition
+from fcco_lightning.objectives.self_weights import expected_copies
 from fcco_lightning.records import Columns
 
 RARE = 1 / 20
@@ -83,7 +84,9 @@ class SampleWeights(RowWeights):
 
     A row weighs ``(n_samples / n_rows) v_i c_i / B`` in a batch of B, which holds its sample c_i times, with v the
     batch's column ``weight``.  Its expectation is 1/n_rows whatever else is in the batch, also where the weights of a
-    batch do not add up to B (those of groups or queries of different sizes do not).
+    batch do not add up to B (those of groups or queries of different sizes do not).  Where samples are drawn with
+    replacement (column ``replaced``), c_i is its mean over the batches that hold the sample: all of these then count
+    alike, as they do for the remembered row.
 
     Where batches have no such column, all v are 1, and the different samples of the batch share its weight equally.
     The number counts all samples and not those with a row only, which differ from batch to batch: what a batch says of
@@ -124,17 +127,21 @@ class SampleWeights(RowWeights):
         if "index" not in columns or (every and "weight" not in columns):
             return 1 / len(arrival.index)
         if arrival.owners is not None and "weight" in columns:
-            weight = columns["weight"].index_select(0, arrival.owners)
-            weight = weight if arrival.copies is None else weight * arrival.copies
-            return weight * (self.samples_per_row / len(columns["index"]))
-        index, order = columns["index"].sort()
-        if "weight" not in columns:
-            return self.samples_per_row / (1 + int((index[1:] != index[:-1]).sum()))
-        samples = arrival.samples // self.rows_per_sample
-        first = torch.searchsorted(index, samples)
-        copies = torch.searchsorted(index, samples, right=True) - first
-        weight = columns["weight"][order[first.clamp(max=len(index) - 1)]]
-        return self.samples_per_row / len(index) * weight * copies
+            owners, copies = arrival.owners, arrival.copies
+        else:
+            index, order = columns["index"].sort()
+            if "weight" not in columns:
+                return self.samples_per_row / (1 + int((index[1:] != index[:-1]).sum()))
+            samples = arrival.samples // self.rows_per_sample
+            first = torch.searchsorted(index, samples)
+            copies = torch.searchsorted(index, samples, right=True) - first
+            owners = order[first.clamp(max=len(index) - 1)]
+        weight = columns["weight"].index_select(0, owners)
+        if "replaced" in columns:
+            weight = weight * expected_copies(columns).index_select(0, owners).to(weight.dtype)
+        elif copies is not None:
+            weight = weight * copies
+        return weight * (self.samples_per_row / len(columns["index"]))
 
 
 class SubsetWeights(RowWeights):

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite, fraction
@@ -45,7 +44,8 @@ class RankingEvaluation(Evaluation):
     Args:
         max_fpr: Largest false positive rate of the partial areas, in (0, 1].
         min_tpr: Smallest true positive rate of the partial areas, in [0, 1).
-        top: Lengths k of the head of the list, whole numbers >= 1.  A list shorter than k has no figure for it.
+        top: Lengths k of the head of the list, whole numbers >= 1.  In a list shorter than k the places that stay empty
+            are misses: precision is the number of positives over k, recall 1.
         missing: Value of ``y`` for labels that are not known, which are left out; None if all are.
         most_labels: The figures of single labels are logged only if there are at most so many, >= 0.
 
@@ -154,8 +154,7 @@ class RankingEvaluation(Evaluation):
             partial_auc(scores, y, self.max_fpr, self.min_tpr),
         ]
         for k in self.top:
-            nothing = torch.tensor(math.nan), torch.tensor(math.nan)
-            values += precision_recall_at(scores, y, k) if k <= len(y) else nothing
+            values += precision_recall_at(scores, y, k)
         return {name: float(value) for name, value in zip(names, values, strict=True)}
 
     def _lists(self, outputs: Tensor, batch: Columns) -> list[tuple[Tensor, Tensor]]:

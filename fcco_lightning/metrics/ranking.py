@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite, fraction
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.metrics.functional import roc_curve
 from fcco_lightning.metrics.validation import checked_pair
 
@@ -101,19 +101,20 @@ def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: f
 def precision_recall_at(scores: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Precision and recall among the k samples with the highest scores.
 
-    Of samples with equal scores, of which only some fit into the k, the expectation over their order is taken.
+    Of samples with equal scores, of which only some fit into the k, the expectation over their order is taken.  Hits
+    are divided by k also where the list is shorter, as torchmetrics does by default: places that stay empty are misses.
 
     Args:
         scores: Raw scores, shape (n,), floating point, finite.
         labels: Shape (n,), values 0 or 1, both present.
-        k: Length of the head of the list, in 1..n.
+        k: Length of the head of the list, >= 1.
 
     Returns:
         ``(precision, recall)``, both of shape (), float64.
 
     Raises:
         ConfigError: if ``k`` is not a whole number >= 1.
-        DataError: if k > n, the shapes differ, a label is not 0 or 1, or one class is missing.
+        DataError: if the shapes differ, a label is not 0 or 1, or one class is missing.
         NonFiniteError: if a score is NaN or infinite.
 
     Example:
@@ -122,10 +123,9 @@ def precision_recall_at(scores: Tensor, labels: Tensor, k: int) -> tuple[Tensor,
         (0.75, 0.75)
     """
     scores, positive = checked_pair(scores, labels)
-    if at_least("k", k, 1) > len(scores):
-        raise DataError(f"k={k} is larger than the list of {len(scores)} samples. Lower k.")
-    last = scores.topk(k).values[-1]
+    head = min(at_least("k", k, 1), len(scores))
+    last = scores.topk(head).values[-1]
     above, tied = scores > last, scores == last
-    places = (k - above.sum()).double()
+    places = (head - above.sum()).double()
     hits = positive[above].sum() + places * positive[tied].double().mean()
     return hits / k, hits / positive.sum()

@@ -17,6 +17,7 @@ from fcco_lightning.objectives.bellman import BellmanResidual, TemporalDifferenc
 from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
 from fcco_lightning.objectives.cox import CoxPartialLikelihood
 from fcco_lightning.objectives.cross_entropy import CrossEntropy
+from fcco_lightning.objectives.exposure import Exposure
 from fcco_lightning.objectives.group_dro import (
     ChiSquareGroupDRO,
     CVaRGroupDRO,
@@ -75,6 +76,7 @@ __all__ = [
     "CrossEntropy",
     "CrossEntropyLoss",
     "ExponentialPair",
+    "Exposure",
     "GlobalContrastive",
     "GroupMaxForm",
     "GroupObjective",

@@ -140,8 +140,8 @@ def stands_for(
     Where batches have the columns ``stratum`` (whose members are drawn alike) and ``stratum_size`` (their number N_s),
     of which the batch holds m_s each, then ``W = (N_s - 1) / (m_s - c)`` within the anchor's own stratum, c being the
     anchor's copies, and ``W = N_s / m_s`` elsewhere.  With the column ``replaced`` the rows of a stratum are drawn
-    independently: within the anchor's stratum it is then ``W = N_s / (m_s - r)``, as each of the other draws, of r
-    copies each, may be the anchor again.
+    independently, and c is how many copies of a sample that is there a batch holds on average
+    (:func:`expected_copies`): it says how many of the others there are when the anchor is there, however often.
 
     Batches hold all strata, or with the column ``strata`` some of S strata, any as likely as any other.  Of these a
     batch with the anchor's has one less for the others: if it holds S_1, the weight elsewhere is multiplied by
@@ -168,12 +168,12 @@ def stands_for(
     self_and_others("none", len(index), n)  # checks the size of the batch
     stratum, size = _strata(batch, n)
     kind, held = _counts(stratum)
-    if "replaced" in batch:
-        drawn, able = held - batch["replaced"], size
-    else:
-        drawn, able = held - _counts(index)[1], size - 1
-    _refuse_lonely(stratum, size, anchors[(drawn[anchors] == 0) & (size[anchors] > 1.5)])
-    own = (able / drawn.clamp(min=1))[anchors].unsqueeze(1)
+    independent = "replaced" in batch
+    copies = batch["replaced"] if independent else _counts(index)[1]
+    lonely = (held == copies)[anchors]
+    _refuse_lonely(stratum, size, anchors[lonely & (size[anchors] > 1.5)])
+    met = held - (expected_copies(batch) if independent else copies)
+    own = ((size - 1) / met)[anchors].masked_fill(lonely, 0.0).unsqueeze(1)
     elsewhere = size / held
     if "strata" in batch:
         elsewhere = elsewhere * _of_other_strata(int(kind.max()) + 1, int(batch["strata"][0]), alone=within is not None)
@@ -182,6 +182,21 @@ def stands_for(
     table = torch.where(stratum[anchors].unsqueeze(1) == stratum[columns], own, elsewhere[columns])
     known = index[anchors].unsqueeze(1) == index[columns]
     return table.masked_fill(known if within is None else known | ~within, 0.0)
+
+
+def expected_copies(batch: Columns) -> Tensor:
+    r"""How often a batch that holds a sample holds it on average, where strata are drawn with replacement.
+
+    That is ``m_s / (N_s p)`` of m_s rows, r copies of every draw, from a stratum of N_s; the sample is among them with
+    probability ``p = 1 - (1 - 1/N_s)^(m_s / r)``.
+
+    Args:
+        batch: columns ``stratum``, ``stratum_size`` and ``replaced``, which is r; shape (B,) each.
+
+    Returns: shape (B,), float64.
+    """
+    size, held = batch["stratum_size"].double(), _counts(batch["stratum"])[1]
+    return held / (size * (1 - (1 - 1 / size) ** (held / batch["replaced"])))
 
 
 def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:

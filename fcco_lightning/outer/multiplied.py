@@ -64,7 +64,7 @@ class Multiplied(OuterFunction):
         """``factor f``: multipliers, curvature and cap in another unit of f.
 
         Args:
-            factor: a number > 0 as a tensor without dimensions.
+            factor: a number >= 0 as a tensor without dimensions.
         """
         cap = None if self.cap is None else factor * self.cap
         return Multiplied(factor * self.multiplier, self.kappa, factor * self.curvature, cap)

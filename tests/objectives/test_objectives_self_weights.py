@@ -128,12 +128,12 @@ REFUSED = {  # batches that say nothing of some samples, or not what: one sample
 @pytest.mark.parametrize("name", [name for name, case in PLANS.items() if case.unbiased])
 @pytest.mark.parametrize("kind", ["dataset", "none"])
 def test_means_are_unbiased_however_batches_are_drawn_or_refused(name, kind):
-    """Of every plan over all batches that it can draw: whom a sample meets, times how often it comes."""
+    """Of every plan over all batches that it can draw and that hold a sample, each counted once: whom it meets."""
     case = PLANS[name]
     columns = {key: c.double() if key == "weight" else c for key, c in case.tiny.columns().items()}
     rows = sorted({row for _, batch in case.outcomes for row in batch})
     n, place = len(rows), {row: i for i, row in enumerate(rows)}
-    sums = torch.zeros(n, dtype=torch.float64)
+    sums, visits = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
 
     def add_all():
         for chance, rows_of_batch in case.outcomes:
@@ -141,8 +141,9 @@ def test_means_are_unbiased_however_batches_are_drawn_or_refused(name, kind):
             batch = batch_of(index, **{key: c[index] for key, c in columns.items()})
             table = comparison_weights(kind, torch.arange(len(index)), batch, n, torch.float64)
             at = torch.tensor([place[row] for row in rows_of_batch])
-            weight = batch.get("weight", torch.ones(len(index), dtype=torch.float64))
-            sums.index_add_(0, at, chance * n * weight / len(index) * (table * SQUARE[at][:, at]).sum(1))
+            once = (chance / torch.bincount(at, minlength=n)[at]).double()
+            sums.index_add_(0, at, once * (table * SQUARE[at][:, at]).sum(1))
+            visits.index_add_(0, at, once)
 
     if name in REFUSED:
         with pytest.raises(DataError, match=REFUSED[name]):
@@ -151,7 +152,7 @@ def test_means_are_unbiased_however_batches_are_drawn_or_refused(name, kind):
     add_all()
     inside = SQUARE[:n, :n]
     expected = inside.mean(1) if kind == "dataset" else (inside.sum(1) - inside.diagonal()) / (n - 1)
-    torch.testing.assert_close(sums, expected, rtol=1e-6, atol=1e-6)  # weights have seven digits
+    torch.testing.assert_close(sums / visits, expected, rtol=1e-6, atol=1e-6)  # weights have seven digits
 
 
 SQUARE = torch.randn(9, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -1,0 +1,72 @@
+"""How much of the users' attention an item of a ranked list gets."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.errors import DataError
+from fcco_lightning.estimators import Range
+from fcco_lightning.objectives.base import binary_scores
+from fcco_lightning.objectives.lists import graded
+from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
+from fcco_lightning.objectives.quantities import Quantity
+from fcco_lightning.objectives.self_weights import stands_for
+from fcco_lightning.records import Columns
+
+
+@dataclass(frozen=True)
+class Exposure(Quantity):
+    r"""``1 / log2(1 + r_i)`` with the smooth rank ``r_i = 1 + sum over j != i in the list of l(h_i - h_j)`` of an item.
+
+    Source: the position bias of DCG as exposure (Singh and Joachims, Fairness of exposure in rankings, 2018), with the
+    smooth ranks of :class:`NDCG`.
+
+    The outputs are scores h, shape (n,) or (n, 1), with the columns ``query`` (n,) int64, which names an item's list,
+    and ``y``.  A constraint on means of it caps the exposure of a group of items, or the difference of two groups':
+    ``MeanDifferenceAtMost(Exposure(), 0.02, {"group": 1}, {"group": 0})``.
+
+    Batches say by their strata (``QuerySampling``) for how many items of the list each of their items stands.  The
+    estimate of r_i is then unbiased, that of the exposure is exact where a batch holds whole lists, and a little too
+    high for the items at the top otherwise, since the exposure is convex in the rank.  On a whole split it is exact.
+
+    Args:
+        loss: l, in [0, 1] so that ranks do not exceed the true ones by much; :class:`SigmoidPair` with the scale 0.1 by
+            default.
+
+    Raises:
+        DataError: from ``check``, if batches do not say how they were drawn.
+    """
+
+    loss: PairLoss = field(default_factory=lambda: SigmoidPair(0.1))
+    range = Range(least=0.0)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        graded(batch, self)
+        if "stratum" not in batch:
+            raise DataError(
+                f"{type(self).__name__} compares an item with all others of its list, but nothing says which part of "
+                "the list a batch holds. Set `batches: QuerySampling`."
+            )
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
+        scores, (query, _) = binary_scores(outputs), graded(batch, self)
+        above = self._of_batch(scores, query, batch) if "stratum" in batch else self._of_split(scores, query)
+        return math.log(2) / torch.log1p(1 + above)
+
+    def _of_batch(self, scores: Tensor, query: Tensor, batch: Columns) -> Tensor:
+        """Sum of l over the others of an item's list, (B,), from those that the batch holds."""
+        every = torch.arange(len(query), device=query.device)
+        stands = stands_for(batch, every, len(query), within=query.unsqueeze(1) == query)
+        return (stands.to(scores.dtype) * self.loss(scores.unsqueeze(1) - scores)).sum(1)
+
+    def _of_split(self, scores: Tensor, query: Tensor) -> Tensor:
+        """The same where lists are whole, one after the other, so that memory is that of the longest list."""
+        order = query.argsort(stable=True)
+        sizes = torch.unique_consecutive(query[order], return_counts=True)[1]
+        above = []
+        for h in torch.split(scores[order], sizes.tolist()):
+            pairs = self.loss(h.unsqueeze(1) - h)
+            above.append(pairs.sum(1) - pairs.diagonal())
+        return torch.cat(above)[order.argsort()]
