@@ -245,6 +245,10 @@ class _JointMeansAtMost(Constraint):
         self._subsets, self._kappas = Subsets([member.where for member in members]), torch.empty(0, 1)
         self._follow()
 
+    @property
+    def together(self) -> int:
+        return 1
+
     def take(self, rows: Tensor) -> Constraint:
         taken = copy(self)
         taken._kappas = self._kappas.to(rows.device)[rows]
