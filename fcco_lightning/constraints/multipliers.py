@@ -164,11 +164,11 @@ class AdaptivePenalty(Multipliers):
         start: sum of the nu_i of a constraint before the first batch, > 0, in units of the objective's first value per
             unit of h.
         least: below which no nu_i falls, so that it can grow again, > 0, in the same units.
-    Source: Kivinen, Warmuth, Exponentiated gradient versus gradient descent for linear predictors (1997), for the
+    Source: Kivinen and Warmuth, Exponentiated gradient versus gradient descent for linear predictors (1997), for the
         multiplicative step.
     """
 
-    def __init__(self, rate: float = 0.007, width: float = 0.02, start: float = 0.7, least: float = 3e-4) -> None:
+    def __init__(self, rate: float = 0.007, width: float = 0.02, start: float = 0.66, least: float = 3e-4) -> None:
         self.rate, self.width = positive("rate", rate), positive("width", width)
         self.start, self.least = positive("start", start), positive("least", least)
 
