@@ -13,12 +13,13 @@ from fcco_lightning.named_configs import copy_config, named_configs, summary
 _CONFIGS = "configs"
 
 _HELP = """\
-usage: fcco [-h] [--version] {fit,validate,test,predict,export,compare,list,inspect,convert} ...
+usage: fcco [-h] [--version] {fit,front,validate,test,predict,export,compare,list,inspect,convert} ...
 
 Compositional and constrained training on PyTorch Lightning.
 
 commands (fcco COMMAND --help lists every option):
   fit        train, then report: a table, report.json and pictures in the run's folder
+  front      train the front of figures against violation: a run for every kappa, a table and a picture
   validate   figures of a checkpoint on the training and validation splits
   test       figures of a checkpoint on the test split
   predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
@@ -35,6 +36,7 @@ examples:
   fcco fit --config CONFIG --print_config
   fcco fit --model.algorithm.help SONEX
   fcco predict runs/version_0/checkpoints/last.ckpt new.csv --out decisions.csv
+  fcco front --config CONFIG --kappas 0.1,0.05,0.02
   fcco compare runs/*
   fcco inspect runs/version_0/checkpoints/last.ckpt
   fcco convert runs/version_0/checkpoints/last.ckpt weights.safetensors
@@ -183,6 +185,36 @@ def _compare(args: Sequence[str]) -> int:
     return _status(lambda: print_comparison(given.runs, given.out, given.picture))
 
 
+def _front(args: Sequence[str]) -> int:
+    description = (
+        "Train the front of figures against violation: a run for every kappa from the loosest to the tightest, each "
+        "begun with the weights and multipliers of the one before; then a table, front.csv, front.json and front.png. "
+        "The same command goes on where it was interrupted; finished points are not trained again."
+    )
+    parser = ArgumentParser(
+        "fcco front",
+        usage="fcco front --config CONFIG [--kappas K,K,... | --factors F,F,...] [--out FOLDER] [OPTION ...]",
+        description=description,
+        epilog="Other options are those of fcco fit, for all points: --trainer.max_epochs 20, --data.train TABLE.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", "-c", metavar="CONFIG", action="append", required=True, help="as of fcco fit")
+    of_points = parser.add_mutually_exclusive_group()
+    of_points.add_argument("--kappas", metavar="K,K,...", help="kappa of every constraint, point by point")
+    of_points.add_argument(
+        "--factors",
+        metavar="F,F,...",
+        default="4,2,1,0.5,0.25",
+        help="what the kappas of the configuration are multiplied by, point by point (default %(default)s)",
+    )
+    parser.add_argument("--out", default="runs/front", help="folder for the points and the front (default %(default)s)")
+    given, others = parser.parse_known_args(args)
+    from fcco_lightning.front import print_front  # noqa: PLC0415 - loads rich and matplotlib
+
+    options = [part for name in given.config for part in ("--config", name)] + others
+    return _status(lambda: print_front(options, given.kappas, given.factors, given.out))
+
+
 def _add_trusted(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--trusted", nargs="+", default=[], metavar="PACKAGE", help="packages of networks of your own, to be imported"
@@ -219,6 +251,7 @@ _TOOLS = {
     "compare": _compare,
     "convert": _convert,
     "export": _export,
+    "front": _front,
     "inspect": _inspect,
     "list": _list,
     "predict": _predict,

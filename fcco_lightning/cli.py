@@ -32,6 +32,7 @@ from fcco_lightning.callbacks import (
     Preemption,
     Report,
     StateMonitor,
+    WarmStart,
 )
 from fcco_lightning.catalogue import close_to, import_families
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
@@ -136,6 +137,7 @@ class FCCOCLI(LightningCLI):
         parser.add_lightning_class_args(Preemption, "preemption")
         parser.add_lightning_class_args(StateMonitor, "monitor")
         parser.add_lightning_class_args(Diagnostics, "diagnostics")
+        parser.add_lightning_class_args(WarmStart, "warm_start")
         parser.set_defaults(
             {
                 "checkpoint.save_last": True,

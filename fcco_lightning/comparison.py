@@ -14,7 +14,7 @@ from rich.table import Table
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.pictures import plot_comparison
 
-_OBJECTIVE, _LARGEST = "objective", "largest h"
+_OBJECTIVE, LARGEST = "objective", "largest h"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
 _HIDDEN = ("report.", "checkpoint.", "trainer.logger", "trainer.default_root_dir")  # where a run leaves its files
 
@@ -33,7 +33,7 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
     Raises:
         DataError: if none of them holds a report.
     """
-    runs = {Path(folder): _report(Path(folder)) for folder in folders}
+    runs = {Path(folder): read_report(Path(folder)) for folder in folders}
     reports = {folder: report for folder, report in runs.items() if report is not None}
     if not reports:
         raise DataError(
@@ -46,7 +46,7 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
     rows = []
     for folder, report in reports.items():
         told = {short[key]: settings[folder].get(key) for key in differing}
-        rows.append({"run": folder.name, **told, **_figures(folder, report)})
+        rows.append({"run": folder.name, **told, **figures_of(folder, report)})
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
 
@@ -56,24 +56,40 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
     if out is not None and Path(out).suffix != ".csv":
         raise ConfigError(f"out={out!r}: the comparison is written as CSV. Name a .csv file.")
     rows = compare(folders)
+    print_rows(rows)
+    if out is not None:
+        write_rows(rows, Path(out))
+    figure = next((name for name in rows[0] if name.startswith("test_")), None)
+    drawn = None if figure is None else plot_comparison(rows, figure, LARGEST, Path(picture))
+    Console().print(
+        f"Picture: {drawn}" if drawn else "No picture: the runs have no figure of the test split in common."
+    )
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """Print records with the same keys as a table."""
     table = Table()
     for name in rows[0]:
         table.add_column(name, overflow="fold", justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
         table.add_row(*map(_text, row.values()))
-    console = Console()
-    console.print(table)
-    if out is not None:
-        with Path(out).open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    figure = next((name for name in rows[0] if name.startswith("test_")), None)
-    drawn = None if figure is None else plot_comparison(rows, figure, _LARGEST, Path(picture))
-    console.print(f"Picture: {drawn}" if drawn else "No picture: the runs have no figure of the test split in common.")
+    Console().print(table)
 
 
-def _report(folder: Path) -> Mapping[str, Any] | None:
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Write records with the same keys as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_report(folder: Path) -> Mapping[str, Any] | None:
+    """The report of a finished run; None if its folder holds none.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
     path = folder / "report.json"
     if not path.is_file():
         return None
@@ -84,10 +100,16 @@ def _report(folder: Path) -> Mapping[str, Any] | None:
     return report
 
 
-def _figures(folder: Path, report: Mapping[str, Any]) -> Row:
+def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
+    """What a run has reached: the last estimate of its objective, the largest h in training, figures of the test split.
+
+    Args:
+        folder: of the run, with the CSV log.
+        report: its report.
+    """
     figures: Row = {_OBJECTIVE: _last_objective(folder / "metrics.csv")}
     if "worst_violation" in report.get("train", {}):
-        figures[_LARGEST] = report["train"]["worst_violation"]
+        figures[LARGEST] = report["train"]["worst_violation"]
     test = report.get("test", {})
     numbers = {k: v for k, v in test.items() if isinstance(v, int | float) and k not in _BESIDE}
     return figures | {f"test_{name}": value for name, value in numbers.items()}

@@ -31,6 +31,7 @@ FLOORS = [
     ["inference"],
     ["callbacks"],
     ["cli", "checkpoint_tools", "comparison"],
+    ["front"],
     ["__init__"],
     ["__main__"],
 ]

@@ -6,7 +6,7 @@ over rounds and the ratio is the median of the ratios within a round::
     uv run python examples/benchmarks/step_cost.py                       # CPU, one thread
     uv run python examples/benchmarks/step_cost.py --device cuda --rounds 200
     uv run python examples/benchmarks/step_cost.py --groups              # group DRO, resnet18 at 64x64
-    uv run python examples/benchmarks/step_cost.py --constraints         # 1 to 1000 constraints, perceptron
+    uv run python examples/benchmarks/step_cost.py --constraints         # 1 to 1000 constraints of two kinds
 
 - resnet18 (timm) at 32x32, batch 64: a plain step (logistic loss) against SGD, SOX, SONEX and ALEXR2 on AUC with 14
   ROC-fairness constraints.
@@ -17,6 +17,7 @@ over rounds and the ratio is the median of the ratios within a round::
 
 import argparse
 import copy
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,14 @@ from fcco_lightning import (
     AdamType,
     AdaptivePenalty,
     Algorithm,
+    Constraint,
     CVaRGroupDRO,
     Engine,
     HeavyBall,
     HingePenalty,
     LogisticLoss,
     MeanAtMost,
+    MeanDifferenceAtMost,
     Objective,
     ROCFairness,
     SquaredHingePenalty,
@@ -179,27 +182,40 @@ def grouped(rounds: int, device: str, size: int = 64) -> dict[str, Any]:
     return interleaved(variants, data, rounds, device)
 
 
+def caps(count: int) -> list[Constraint]:
+    """On the losses of groups."""
+    return [MeanAtMost(LogisticLoss(), 0.5, {"group": k}, name=f"group {k}") for k in range(count)]
+
+
+def differences(count: int) -> list[Constraint]:
+    """Of the losses of groups from that of the positives."""
+    return [MeanDifferenceAtMost(LogisticLoss(), 0.1, {"group": k}, {"y": 1}, name=f"group {k}") for k in range(count)]
+
+
+CONSTRAINTS = {"caps": caps, "differences": differences}
+
+
 def constrained(rounds: int) -> dict[str, Any]:
-    """MLP 122-256-256-1, batch 128, with separate caps on the losses of groups: ratios to the step with 14 of them."""
+    """MLP 122-256-256-1, batch 128, with separate constraints on the losses of groups: ratios to the step with 14."""
     torch.manual_seed(0)
     model = TabularMLP([256, 256], 1, 122)
     variants: dict[str, Step] = {}
     for name, penalty in {"penalty": HingePenalty(10.0), "multipliers": AdaptivePenalty()}.items():
-        for count in (14, 1, 100, 1000):
-            caps = [MeanAtMost(LogisticLoss(), 0.5, {"group": k}, name=f"group {k}") for k in range(count)]
+        for count, kind in itertools.product((14, 1, 100, 1000), CONSTRAINTS):
+            rows = CONSTRAINTS[kind](count)
             network, algorithm = copy.deepcopy(model), SOX(0.1)
-            engine = Engine(network, algorithm.pose(AUC(), caps, penalty, num_samples=10_000), algorithm)
+            engine = Engine(network, algorithm.pose(AUC(), rows, penalty, num_samples=10_000), algorithm)
             optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
 
             def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, m: int = count) -> None:
                 e.train_batch(batch | {"group": batch["group"] % m}, o)
 
-            variants[f"{count} constraints, {name}"] = step
+            variants[f"{count} {kind}, {name}"] = step
     data = batches(8, (128, 122), "cpu")
     generator = torch.Generator().manual_seed(1)
     for batch in data:
         batch["group"] = torch.randint(1000, (128,), generator=generator)
-    bases = {name: f"14 constraints, {name.split(', ')[1]}" for name in variants}
+    bases = {name: f"14 {name.partition(' ')[2]}" for name in variants}
     return interleaved(variants, data, rounds, "cpu", bases, clock=time.process_time)
 
 
@@ -281,7 +297,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=60, help="rounds for resnet18; the MLP takes 20 times as many")
     parser.add_argument("--groups", action="store_true", help="group DRO, resnet18 at 64x64")
-    parser.add_argument("--constraints", action="store_true", help="1, 14, 100 and 1000 caps, perceptron")
+    parser.add_argument(
+        "--constraints", action="store_true", help="1 to 1000 caps, and differences, perceptron"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()

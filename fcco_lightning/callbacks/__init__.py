@@ -8,6 +8,7 @@ from fcco_lightning.callbacks.predictions import PredictionWriter
 from fcco_lightning.callbacks.preemption import Preemption
 from fcco_lightning.callbacks.report import Report
 from fcco_lightning.callbacks.state_monitor import StateMonitor
+from fcco_lightning.callbacks.warm_start import WarmStart
 
 __all__ = [
     "Baseline",
@@ -18,4 +19,5 @@ __all__ = [
     "Preemption",
     "Report",
     "StateMonitor",
+    "WarmStart",
 ]

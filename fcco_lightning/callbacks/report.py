@@ -14,6 +14,7 @@ from fcco_lightning.callbacks.baseline import Baseline
 from fcco_lightning.callbacks.feasible import BestFeasible, chosen_line, reached_line
 from fcco_lightning.callbacks.summary_table import constraint_records, render_records, render_summary, write_report
 from fcco_lightning.callbacks.verdict import verdict
+from fcco_lightning.constraints import unique_names
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Evaluation
@@ -32,7 +33,7 @@ class Report(Callback):
     draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
     ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
     line, ``verdict`` in the file, says whether they hold; ``selected`` says which weights :class:`BestFeasible` chose.
-    Of every constraint there are h, a 95% confidence interval and the noise floor
+    Of every constraint there are its kappa (``kappas``, by name), h, a 95% confidence interval and the noise floor
     (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
     are in a table, and along the run in ``multipliers.png``.
 
@@ -107,6 +108,7 @@ class Report(Callback):
             for baseline in baselines:
                 unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))
         self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
+        self.report |= _kappas(pl_module)
         if unconstrained:
             self.report["unconstrained"] = unconstrained
         selected = [c.chosen for c in trainer.callbacks if isinstance(c, BestFeasible) and c.chosen]  # type: ignore[attr-defined]
@@ -187,6 +189,12 @@ def _scalars(part: dict[str, Any]) -> dict[str, Any]:
 def _multipliers(module: FCCOModule) -> dict[str, Any]:
     multipliers = module.multipliers()
     return {"multipliers": multipliers} if multipliers else {}
+
+
+def _kappas(module: FCCOModule) -> dict[str, Any]:
+    names = unique_names([name for c in module.constraints for name in c.names])
+    kappas = [kappa for c in module.constraints for kappa in [c.tolerance] * c.num_rows]
+    return {"kappas": dict(zip(names, kappas, strict=True))} if names else {}
 
 
 def _as_reported(summary: dict[str, float]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-NOT_SPLITS = ("config", "selected", "unconstrained")
+NOT_SPLITS = ("config", "kappas", "selected", "unconstrained")
 TITLES = {
     "target_accuracy": "accuracy, target",
     "delta_target": "change of accuracy, target",

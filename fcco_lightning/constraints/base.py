@@ -67,6 +67,11 @@ class Constraint(ABC):
         """Number of rows h_i."""
         return len(self.names)
 
+    @property
+    def together(self) -> int:
+        """How many rows make one constraint as it was written down: all of them, but where several were joined."""
+        return self.num_rows
+
     def adapt(self, datamodule: Any) -> None:  # noqa: B027 - most constraints need to know nothing
         """Take from the datamodule (or None) what must be known of the data before the first batch."""
 

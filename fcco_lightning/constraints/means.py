@@ -35,6 +35,26 @@ def _mean(q: Tensor, chosen: Tensor, batch: Columns) -> Tensor | None:
     return (weight * values).sum() / weight.sum()
 
 
+def _means(q: Tensor, subsets: Subsets, batch: Columns) -> tuple[Tensor, Tensor]:
+    """Means of q over several subsets, as one product of matrices, and of which of them the batch speaks: both (m,)."""
+    member = subsets.masks(batch).to(q.dtype)
+    member = member * batch["weight"].to(q.dtype) if "weight" in batch else member
+    total = member.sum(1)
+    known = total > 0
+    return (member @ q) / torch.where(known, total, 1.0), known
+
+
+def _known_rows(values: Tensor, known: Tensor) -> Inner:
+    """The rows (m, k) of which a batch speaks, (m,) bool."""
+    index = known.nonzero().squeeze(1)
+    return Inner(index, values if len(index) == len(known) else values.index_select(0, index))
+
+
+def _same_quantity(constraint: Constraint, quantity: Quantity) -> tuple[Hashable, ...]:
+    """What constraints on a quantity must have equal so that it is computed once for all of them."""
+    return type(constraint), quantity if isinstance(quantity, Hashable) else id(quantity), constraint.part
+
+
 def _constant(quantity: Quantity, outputs: Tensor, batch: Columns) -> str | None:
     return constant_decision(quantity(outputs, batch)) if quantity.range == (0.0, 1.0) else None
 
@@ -92,8 +112,7 @@ class MeanAtMost(Constraint):
 
     def alike(self) -> Hashable:
         """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""
-        quantity = self.quantity if isinstance(self.quantity, Hashable) else id(self.quantity)
-        return (quantity, self.part) if type(self) is MeanAtMost else None
+        return _same_quantity(self, self.quantity) if type(self) is MeanAtMost else None
 
     @classmethod
     def join(cls, members: Sequence["MeanAtMost"]) -> Constraint:
@@ -158,6 +177,15 @@ class MeanDifferenceAtMost(DifferenceAtMost):
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of the difference if it holds a sample of both subsets."""
         return [[self.where_a.of_split(columns), self.where_b.of_split(columns)]]
+
+    def alike(self) -> Hashable:
+        """The quantity, its part and kappa; None of subclasses, which may measure something else."""
+        same = _same_quantity(self, self.quantity)
+        return (*same, self.tolerance) if type(self) is MeanDifferenceAtMost else None
+
+    @classmethod
+    def join(cls, members: Sequence["MeanDifferenceAtMost"]) -> Constraint:
+        return _JointMeanDifferences(members)
 
     def adapt(self, datamodule: Any) -> None:
         for where in (self.where_a, self.where_b):
@@ -236,6 +264,7 @@ class _JointMeansAtMost(Constraint):
 
     width = 1
     kappa = 0.0
+    together = 1
 
     def __init__(self, members: Sequence[MeanAtMost]) -> None:
         first = members[0]
@@ -260,13 +289,8 @@ class _JointMeansAtMost(Constraint):
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         self._follow()
         q = self.quantity(outputs, batch)
-        member = self._subsets.masks(batch).to(q.dtype)
-        member = member * batch["weight"].to(q.dtype) if "weight" in batch else member
-        total = member.sum(1)
-        known = total > 0
-        means = ((member @ q) / torch.where(known, total, 1.0)).unsqueeze(1)
-        index = known.nonzero().squeeze(1)
-        return Inner(index, means if len(index) == len(known) else means.index_select(0, index))
+        means, known = _means(q, self._subsets, batch)
+        return _known_rows(means.unsqueeze(1), known)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         self._follow()
@@ -283,3 +307,41 @@ class _JointMeansAtMost(Constraint):
         kappas = [member.kappa for member in self.members]
         if len(kappas) != len(self._kappas) or kappas != self._kappas[:, 0].tolist():
             self._kappas = torch.tensor(kappas, dtype=torch.float64).unsqueeze(1)
+
+
+class _JointMeanDifferences(DifferenceAtMost):
+    r"""Several constraints ``|mean of q over subset a - mean of q over subset b| <= kappa`` with one kappa.
+
+    Where margins have made the members' kappas differ, the smallest is enforced.
+
+    Args:
+        members: with one quantity, part and kappa.
+    """
+
+    together = 1
+
+    def __init__(self, members: Sequence[MeanDifferenceAtMost]) -> None:
+        first = members[0]
+        self.members, self.quantity = list(members), first.quantity
+        self.part, self.range = first.part, first.range
+        self.names = [name for member in members for name in member.names]
+        self._subsets = Subsets([m.where_a for m in members] + [m.where_b for m in members])
+
+    @property
+    def kappa(self) -> float:  # type: ignore[override]
+        return min(member.kappa for member in self.members)
+
+    @property
+    def tolerance(self) -> float:
+        return self.members[0].tolerance
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        return [subsets for member in self.members for subsets in member.subsets(columns)]
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        for member in self.members:
+            member.check(outputs, batch)
+
+    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+        means, known = _means(self.quantity(outputs, batch), self._subsets, batch)
+        return _known_rows(means.view(2, -1).T, known.view(2, -1).all(0))

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import fraction, greater, non_negative, positive
+from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.constraints.penalty import Penalty
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import Multiplied
@@ -36,12 +36,18 @@ class Multipliers(ABC):
     the side matters.  A row has one side, or two where it is ``|s| <= kappa``.
 
     Attributes:
-        start: what is remembered of a side of which no batch has spoken yet.
         acts: whether constraints enter what is minimised, which they do.
     """
 
     acts = True
-    start: tuple[float, ...] = (0.0,)
+
+    def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
+        """What is remembered of a side of a row of which no batch has spoken yet.
+
+        Args:
+            together: number of rows of the constraint, see :attr:`Constraint.together`.
+        """
+        return (0.0,)
 
     @abstractmethod
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
@@ -99,13 +105,14 @@ class NuPI(Multipliers):
     Algorithm 1.
     """
 
-    start = (0.0, 0.0)
-
     def __init__(self, rate: float = 0.01, proportional: float = 0.7, smoothing: float = 0.0) -> None:
         self.rate, self.proportional = positive("rate", rate), non_negative("proportional", proportional)
         if not 0 <= smoothing < 1:
             raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing!r}: 0 takes h as it is.")
         self.smoothing = float(smoothing)
+
+    def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
+        return (0.0, 0.0)
 
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa)
@@ -144,39 +151,38 @@ class AdaptivePenalty(Multipliers):
     r"""An exact penalty, smoothed over a width of h, with a weight rho_i = 2 nu_i of every row that finds itself.
 
     The slope of ``L_i`` is ``y_i = nu_i (1 + clamp(h_i / width, -1, 1))``, from 0 where the constraint is slack to
-    rho_i where it is exceeded by a width.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, reach))``: rho_i grows where
-    y_i saturates at it, falls where the constraint is slack, and stays where ``h_i = 0``, so that the constraint holds
-    exactly at a solution.  Because the exponent is bounded, a few large values of h do not matter.  With a ``reach`` of
-    5, say, rho_i grows up to five times as fast far from feasible, so that a short training finds a large multiplier of
-    a single rate too; with dozens of rows, as for equal ROC curves, their sum then comes to outweigh the objective.
+    rho_i where it is exceeded by a width.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, 1))``: rho_i grows where y_i
+    saturates at it, falls where the constraint is slack, and stays where ``h_i = 0``, so that the constraint holds
+    exactly at a solution.  Because the exponent is bounded, a few large values of h do not matter.
+
+    This is the exponentiated gradient method, which starts with the weight that all rows of a constraint have together,
+    in equal parts: ``nu_i = start / m``.  A constraint begins about as heavy as the objective, be it one rate or
+    dozens of points of two ROC curves, and no growth is lost to the number of its rows.
 
     Args:
-        rate: relative change of rho_i in a step where h_i is a width above 0, or a width or more below, > 0.
+        rate: relative change of rho_i in a step where h_i is a width or more above 0, or below, > 0.
         width: what counts as clearly exceeded, > 0, in units of h; for rates and mean losses a hundredth or two.
-        start: nu_i before the first batch, > 0, in units of the objective's first value per unit of h.
-        least: factor on ``start`` below which no nu_i falls, so that it can grow again, in (0, 1].
-        reach: widths of h_i up to which a larger h_i lets rho_i grow faster, >= 1.
+        start: sum of the nu_i of a constraint before the first batch, > 0, in units of the objective's first value per
+            unit of h.
+        least: below which no nu_i falls, so that it can grow again, > 0, in the same units.
+    Source: Kivinen and Warmuth, Exponentiated gradient versus gradient descent for linear predictors (1997), for the
+        multiplicative step.
     """
 
-    def __init__(
-        self,
-        rate: float = 0.007,
-        width: float = 0.02,
-        start: float = 0.03,
-        least: float = 0.01,
-        reach: float = 1.0,
-    ) -> None:
+    def __init__(self, rate: float = 0.007, width: float = 0.02, start: float = 0.66, least: float = 3e-4) -> None:
         self.rate, self.width = positive("rate", rate), positive("width", width)
-        self.start, self.least = (positive("start", start),), fraction("least", least)
-        self.reach = greater("reach", reach, 1, equal=True)
+        self.start, self.least = positive("start", start), positive("least", least)
+
+    def begin(self, together: int) -> tuple[float, ...]:
+        return (self.start / together,)
 
     def outer(self, memory: Tensor, kappa: float) -> Multiplied:
         nu = memory[:, 0]
         return Multiplied(nu, kappa, nu / self.width, 2 * nu)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
-        exponent = (excess.unsqueeze(1) / self.width).clamp(-1, self.reach)
-        return (memory * (self.rate * pace * exponent).exp()).clamp(min=self.least * self.start[0])
+        exponent = (excess.unsqueeze(1) / self.width).clamp(-1, 1)
+        return (memory * (self.rate * pace * exponent).exp()).clamp(min=self.least)
 
 
 Enforcement: TypeAlias = Penalty | Multipliers

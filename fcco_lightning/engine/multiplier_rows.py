@@ -31,7 +31,7 @@ class MultiplierRows(nn.Module):
         super().__init__()
         self.register_buffer("unit", torch.tensor(float("nan"), dtype=dtype))
         self.rule, self.constraint, self._measured = rule, constraint, False
-        start = torch.tensor(rule.start, dtype=dtype).repeat_interleave(constraint.sides)
+        start = torch.tensor(rule.begin(constraint.together), dtype=dtype).repeat_interleave(constraint.sides)
         self.state = DualState(constraint.num_rows, len(start), dtype, processes)
         self.state.write(torch.arange(constraint.num_rows), start.expand(constraint.num_rows, -1))
 

@@ -4,6 +4,7 @@ from fcco_lightning.pictures.calibration import plot_calibration
 from fcco_lightning.pictures.comparison import plot_comparison
 from fcco_lightning.pictures.constraints import plot_constraints, plot_multipliers, plot_objective_and_violation
 from fcco_lightning.pictures.continual import plot_continual
+from fcco_lightning.pictures.front import plot_front
 from fcco_lightning.pictures.groups import plot_group_curves, plot_groups
 from fcco_lightning.pictures.ranking import plot_ranking
 from fcco_lightning.pictures.roc import plot_roc_by_group
@@ -13,6 +14,7 @@ __all__ = [
     "plot_comparison",
     "plot_constraints",
     "plot_continual",
+    "plot_front",
     "plot_group_curves",
     "plot_groups",
     "plot_multipliers",

@@ -14,6 +14,7 @@ from fcco_lightning import (
     HingePenalty,
     LogisticLoss,
     MeanAtMost,
+    MeanDifferenceAtMost,
     MeanNear,
     NuPI,
     SoftRate,
@@ -32,6 +33,12 @@ CAPS = [
     MeanAtMost(RATE, 0.2, {"age": "<0.5"}, name="young"),
     MeanAtMost(RATE, 0.1),
 ]
+DIFFERENCES = [
+    MeanDifferenceAtMost(RATE, 0.05, {"group": 0}, {"group": [1, 2]}),
+    MeanDifferenceAtMost(RATE, 0.05, {"y": 1, "group": 1}, {"y": 1}, name="positives"),
+    MeanDifferenceAtMost(RATE, 0.05, {"age": "<0.5"}, {"age": ">=0.5"}, name="young"),
+]
+KINDS = {"caps": CAPS, "differences": DIFFERENCES}
 ALGORITHMS = {
     "SOX": (lambda: SOX(0.3), lambda: SquaredHingePenalty(20.0)),
     "SONEX": (lambda: SONEX(0.3, 0.2, lam=0.1), lambda: HingePenalty(5.0)),
@@ -71,11 +78,12 @@ def trained(constraints, name):
     return network.weight.detach(), rows, torch.tensor(list(posed.multipliers().values()))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_constraints_kept_together_train_as_they_do_apart(name, monkeypatch):
-    together = trained(CAPS, name)
+def test_constraints_kept_together_train_as_they_do_apart(name, kind, monkeypatch):
+    together = trained(KINDS[kind], name)
     monkeypatch.setattr(problem, "kept_together", list)
-    apart = trained(CAPS, name)
+    apart = trained(KINDS[kind], name)
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
 
@@ -88,19 +96,22 @@ def test_only_neighbours_that_are_alike_are_kept_together_and_the_order_of_the_r
     mixed = [*CAPS, other, CAPS[0], Own(RATE, 0.1), Own(RATE, 0.2), MeanNear(RATE, 0.5, 0.3), *CAPS[2:]]
     together = kept_together(mixed)
     assert [c.num_rows for c in together] == [4, 1, 1, 1, 1, 1, 2]
+    wider = MeanDifferenceAtMost(RATE, 0.1, {"group": 0}, {"group": 1})
+    assert [c.num_rows for c in kept_together([*DIFFERENCES, wider, *DIFFERENCES[1:]])] == [3, 1, 2]
     assert [name for c in together for name in c.names] == [name for c in mixed for name in c.names]
 
 
-def test_a_joint_constraint_measures_what_its_members_do():
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_joint_constraint_measures_what_its_members_do(kind):
     batch = next(iter(data().train_dataloader()))
     scores = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    (joint,) = kept_together(CAPS)
+    (joint,) = kept_together(KINDS[kind])
     inner = joint.inner(scores, batch)
-    alone = [member.inner(scores, batch).values for member in CAPS]
+    alone = [member.inner(scores, batch).values for member in KINDS[kind]]
     torch.testing.assert_close(inner.values, torch.cat(alone))
     assert inner.index.tolist() == [k for k, values in enumerate(alone) if len(values)]
-    full = torch.rand(len(CAPS), 1, dtype=torch.float64)
-    expected = [member.violation(u.unsqueeze(0)) for member, u in zip(CAPS, full, strict=True)]
+    full = torch.rand(joint.num_rows, joint.width, dtype=torch.float64)
+    expected = [member.violation(u.unsqueeze(0)) for member, u in zip(KINDS[kind], full, strict=True)]
     torch.testing.assert_close(joint.violation(full), torch.cat(expected))
 
 
@@ -111,6 +122,14 @@ def test_a_joint_constraint_follows_its_members_margins():
     values = torch.tensor([[0.5], [0.5]], dtype=torch.float64)
     torch.testing.assert_close(joint.outer(Hinge()).value(values), torch.tensor([0.2, 0.2], dtype=torch.float64))
     torch.testing.assert_close(joint.violation(values), torch.tensor([0.2, 0.1], dtype=torch.float64))
+
+
+def test_of_differences_the_smallest_kappa_is_enforced():
+    members = [MeanDifferenceAtMost(RATE, 0.2, {"group": 0}, {"group": k}) for k in (1, 2)]
+    (joint,) = kept_together(members)
+    members[1].tighten(0.05)
+    assert joint.kappa == pytest.approx(0.15)
+    torch.testing.assert_close(joint.violation(torch.tensor([[0.5, 0.2]])), torch.tensor([0.1]))
 
 
 def test_a_missing_column_is_named():

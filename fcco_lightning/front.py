@@ -1,0 +1,198 @@
+"""``fcco front``: the front of figures against violation, point by point, each begun where the last one ended.
+
+Every point is a run of ``fcco fit`` in a process of its own, with a folder of its own.  No torch here.
+"""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from fcco_lightning.checks import non_negative, positive
+from fcco_lightning.comparison import LARGEST, Row, figures_of, print_rows, read_report, write_rows
+from fcco_lightning.errors import ConfigError, DataError, FCCOError
+from fcco_lightning.pictures import plot_front
+
+Fit = Callable[[Sequence[str]], str]
+"""Runs ``fcco fit`` with these arguments; what it printed, if they hold ``--print_config``."""
+
+
+def print_front(options: Sequence[str], kappas: str | None, factors: str, out: str, fit: Fit | None = None) -> None:
+    """Train the points that are not finished, print the front as a table, write and draw it.
+
+    Args:
+        options: of ``fcco fit``, for all points.
+        kappas: of all constraints, point by point, separated by commas; None to multiply those of the configuration.
+        factors: by what, point by point, separated by commas.
+        out: folder for the points, ``front.csv``, ``front.json`` and ``front.png``.
+        fit: trains; by default in a process of its own.
+
+    Raises:
+        ConfigError: see :func:`points`, and if the folder holds points of another front.
+    """
+    fit, folder = fit or _fit_apart, Path(out)
+    config = yaml.safe_load(fit([*options, "--print_config"]))
+    planned = points(config, _numbers("kappas", kappas) if kappas else None, _numbers("factors", factors))
+    before: Path | None = None
+    for label, point in planned.items():
+        before = train_point(folder / label, point, before, fit)
+    rows = front([folder / label for label in planned])
+    hidden = "train " if any(name.startswith("test ") for name in rows[0]) else "test "
+    print_rows([{name: value for name, value in row.items() if not name.startswith(hidden)} for row in rows])
+    write_rows(rows, folder / "front.csv")
+    (folder / "front.json").write_text(json.dumps(rows, indent=2) + "\n")
+    figure = next((name.removeprefix("test ") for name in rows[0] if _is_figure(name)), None)
+    drawn = None if figure is None else plot_front(rows, figure, folder / "front.png")
+    Console().print(f"Picture: {drawn}" if drawn else "No picture: the points have no figure of the test split.")
+
+
+def points(config: Mapping[str, Any], kappas: Sequence[float] | None, factors: Sequence[float]) -> dict[str, Any]:
+    """The configurations of all points by their labels, from the loosest to the tightest.
+
+    Args:
+        config: of ``fcco fit``, with every default.
+        kappas: that all constraints get, one a point; None to multiply their own.
+        factors: by what, one a point.
+
+    Raises:
+        ConfigError: if no constraint has a kappa, their kappas differ or are 0 where that matters, a number is out of
+            range, or there are no checkpoints from which to go on.
+    """
+    own = [c["init_args"]["kappa"] for c in config["model"].get("constraints") or [] if "kappa" in c["init_args"]]
+    if not own:
+        raise ConfigError("a front varies kappa, and no constraint of the configuration has one. Add a constraint.")
+    if config["trainer"].get("enable_checkpointing") is False:
+        raise ConfigError(
+            "trainer.enable_checkpointing=False leaves nothing from which the next point could begin. Leave it out."
+        )
+    if kappas is not None and len(set(own)) > 1:
+        raise ConfigError(
+            f"--kappas gives all constraints one kappa, and theirs are {own}: they do not mean the same. Use "
+            "--factors, which multiplies every one."
+        )
+    if kappas is None and 0 in own:
+        raise ConfigError(
+            f"--factors multiplies kappa, and a constraint has kappa 0 ({own}). Give --kappas, or another kappa."
+        )
+    if kappas is None:
+        factors = sorted({positive("factors", f) for f in factors}, reverse=True)
+        return {f"factor_{f:g}": _with_kappa(config, [f * kappa for kappa in own]) for f in factors}
+    kappas = sorted({non_negative("kappas", kappa) for kappa in kappas}, reverse=True)
+    return {f"kappa_{kappa:g}": _with_kappa(config, [kappa] * len(own)) for kappa in kappas}
+
+
+def _with_kappa(config: Mapping[str, Any], kappas: Sequence[float]) -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(dict(config))
+    of_constraints = [c["init_args"] for c in changed["model"]["constraints"] if "kappa" in c["init_args"]]
+    for arguments, kappa in zip(of_constraints, kappas, strict=True):
+        arguments["kappa"] = kappa
+    return changed
+
+
+def train_point(folder: Path, config: Mapping[str, Any], before: Path | None, fit: Fit) -> Path:
+    """Train a point, unless it is finished; go on with it if it was interrupted.
+
+    Args:
+        folder: of the point.
+        config: with its kappas.
+        before: checkpoint of the point before, with whose weights and multipliers this one begins; None for none.
+        fit: trains.
+
+    Returns: its own checkpoint.
+
+    Raises:
+        ConfigError: if the folder holds a point that was told something else.
+        FCCOError: if training has failed.
+    """
+    own = copy.deepcopy(dict(config))
+    checkpoints = folder / "checkpoints"
+    own["trainer"]["default_root_dir"] = str(folder)
+    own["checkpoint"] = {**(own.get("checkpoint") or {}), "dirpath": str(checkpoints), "save_last": True}
+    own["report"] = {**(own.get("report") or {}), "enabled": True, "folder": str(folder)}
+    if before is not None:  # the model beside the run would begin with these weights, too
+        own["warm_start"], own["baseline"] = {"ckpt": str(before)}, {"enabled": False}
+    path, text = folder / "point.yaml", yaml.safe_dump(own, sort_keys=False)
+    if path.is_file() and path.read_text() != text:
+        raise ConfigError(f"{path} was told otherwise than by this front. Name another folder by --out, or remove it.")
+    if read_report(folder) is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        fit(["--config", str(path), "--ckpt_path", "auto"])
+        if read_report(folder) is None:
+            raise FCCOError(f"the point {folder} has not been finished. The same command goes on with it.")
+    return checkpoints / "last.ckpt"
+
+
+def front(folders: Sequence[Path]) -> list[Row]:
+    """A row for every point: the last estimate of the objective, the largest h in training at its own kappas, figures.
+
+    So that points can be compared, ``SPLIT violation`` is the largest h at the kappas of the tightest point.
+
+    Args:
+        folders: of finished points, from the loosest to the tightest.
+
+    Raises:
+        DataError: if a report is missing, or of other constraints.
+    """
+    reports = {folder: read_report(folder) for folder in folders}
+    missing = [str(folder) for folder, report in reports.items() if not (report and report.get("kappas"))]
+    if missing:
+        raise DataError(f"{missing[0]} holds no report of a run under constraints. Train the point.")
+    known = {folder: report for folder, report in reports.items() if report is not None}
+    kappas = [report["kappas"] for report in known.values()]
+    if any(one.keys() != other.keys() for one, other in pairwise(kappas)):
+        raise DataError(f"the points of {folders[0].parent} have different constraints. Name another folder by --out.")
+    tightest = kappas[-1]
+    return [_row(folder, report, tightest) for folder, report in known.items()]
+
+
+def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float]) -> Row:
+    logs = sorted(folder.rglob("metrics.csv"), key=lambda path: path.stat().st_mtime)
+    reached = figures_of(logs[-1].parent if logs else folder, report)
+    row: Row = {"point": folder.name, "objective": reached["objective"]}
+    row[LARGEST] = reached.get(LARGEST)
+    row["holds"] = None if row[LARGEST] is None else "yes" if row[LARGEST] <= 0 else "no"
+    for split in ("train", "val", "test"):
+        found = report.get(split, {}).get("constraints", {})
+        shifts = {name: report["kappas"][name] - tightest[name] for name in found}
+        if found:
+            row[f"{split} violation"] = max(h + shifts[name] for name, h in found.items())
+        figures = {k: v for k, v in report.get(split, {}).items() if f"test_{k}" in reached}
+        row |= {f"{split} {name}": figure for name, figure in figures.items()}
+    return row
+
+
+def _is_figure(name: str) -> bool:
+    return name.startswith("test ") and name != "test violation"
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--{name} {text}: numbers separated by commas are needed, such as 0.1,0.05.") from error
+
+
+def _fit_apart(options: Sequence[str]) -> str:
+    """``fcco fit`` in a process of its own, which an interrupt of this one leaves the time to save."""
+    shown = "--print_config" in options
+    command = [sys.executable, "-m", "fcco_lightning", "fit", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE if shown else None, text=True) as process:  # noqa: S603
+        try:
+            printed, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+    if process.returncode:
+        raise FCCOError(
+            f"fcco fit has ended with status {process.returncode}, and said why. Afterwards the same command goes on "
+            "from there."
+        )
+    return printed or ""

@@ -1,0 +1,147 @@
+"""``fcco front``: points planned, trained in order, resumed and compared; the training itself is written by hand."""
+
+import copy
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from fcco_lightning.__main__ import main
+from fcco_lightning.errors import ConfigError, DataError, FCCOError
+from fcco_lightning.front import front, points, print_front
+
+CONFIG = {
+    "model": {
+        "constraints": [
+            {"class_path": "MeanAtMost", "init_args": {"kappa": 0.1}},
+            {"class_path": "NonForgetting", "init_args": {}},
+        ]
+    },
+    "trainer": {"max_epochs": 3},
+    "baseline": {"enabled": True},
+}
+
+
+def with_kappas(*kappas):
+    config = copy.deepcopy(CONFIG)
+    config["model"]["constraints"] += [{"class_path": "MeanAtMost", "init_args": {"kappa": k}} for k in kappas]
+    return config
+
+
+def kappas_of(config):
+    return [c["init_args"]["kappa"] for c in config["model"]["constraints"] if "kappa" in c["init_args"]]
+
+
+class Trained:
+    """A fit that reports h = cap - kappa for a cap that follows kappa half of the way, and AUC 0.7 + kappa."""
+
+    def __init__(self, *, breaks_at=None):
+        self.configs, self.breaks_at = [], breaks_at
+
+    def __call__(self, options):
+        if options[-1] == "--print_config":
+            return yaml.safe_dump(CONFIG)
+        config = yaml.safe_load(Path(options[options.index("--config") + 1]).read_text())
+        self.configs.append(config)
+        kappa, folder = kappas_of(config)[0], Path(config["report"]["folder"])
+        if kappa == self.breaks_at:
+            return ""
+        h = {"cap": 0.03 + 0.5 * kappa - kappa, "forgotten": -0.5}
+        split = {"auc": 0.7 + kappa, "constraints": h, "worst_violation": h["cap"]}
+        report = {"train": split, "test": split, "kappas": {"cap": kappa, "forgotten": 0.0}}
+        (folder / "report.json").write_text(json.dumps(report))
+        return ""
+
+
+def test_points_are_the_kappas_from_loose_to_tight():
+    planned = points(with_kappas(0.4), None, [0.5, 2, 1])
+    assert {label: kappas_of(config) for label, config in planned.items()} == {
+        "factor_2": [0.2, 0.8],
+        "factor_1": [0.1, 0.4],
+        "factor_0.5": [0.05, 0.2],
+    }
+    planned = points(with_kappas(0.1), [0.01, 0.3, 0.01], [])
+    assert {label: kappas_of(config) for label, config in planned.items()} == {
+        "kappa_0.3": [0.3, 0.3],
+        "kappa_0.01": [0.01, 0.01],
+    }
+    assert kappas_of(CONFIG) == [0.1]
+
+
+@pytest.mark.parametrize(
+    ("config", "kappas", "factors", "message"),
+    [
+        ({**CONFIG, "model": {"constraints": []}}, [0.1], [1], "no constraint of the configuration has one"),
+        ({**CONFIG, "trainer": {"enable_checkpointing": False}}, [0.1], [1], "enable_checkpointing"),
+        (with_kappas(0.4), [0.1], [1], r"theirs are \[0.1, 0.4\].*--factors"),
+        (with_kappas(0), None, [1], "kappa 0.*--kappas"),
+        (CONFIG, [-0.1], [1], "kappas must be a finite number >= 0, got -0.1"),
+        (CONFIG, None, [0], "factors must be a finite number > 0, got 0"),
+    ],
+)
+def test_what_gives_no_front_is_refused(config, kappas, factors, message):
+    with pytest.raises(ConfigError, match=message):
+        points(config, kappas, factors)
+
+
+def test_every_point_begins_where_the_last_one_ended_and_is_trained_once(capsys):
+    fit = Trained(breaks_at=0.1)
+    with pytest.raises(FCCOError, match=r"front/kappa_0.1 has not been finished"):
+        print_front([], "0.02,0.1,0.2", "1", "front", fit)
+    fit.breaks_at = None
+    print_front([], "0.02,0.1,0.2", "1", "front", fit)
+    assert [kappas_of(config)[0] for config in fit.configs] == [0.2, 0.1, 0.1, 0.02]
+    assert "warm_start" not in fit.configs[0]
+    assert fit.configs[0]["baseline"] == {"enabled": True}
+    assert fit.configs[-1]["warm_start"] == {"ckpt": "front/kappa_0.1/checkpoints/last.ckpt"}
+    assert fit.configs[-1]["baseline"] == {"enabled": False}
+    assert "kappa_0.02" in capsys.readouterr().out
+    rows = json.loads(Path("front/front.json").read_text())
+    assert [row["holds"] for row in rows] == ["yes", "yes", "no"]
+    assert [row["test auc"] for row in rows] == pytest.approx([0.9, 0.8, 0.72])
+    assert [row["train violation"] for row in rows] == pytest.approx([0.11, 0.06, 0.02])  # the cap less .02
+    with Path("front/front.csv").open() as file:
+        assert [row["point"] for row in csv.DictReader(file)] == ["kappa_0.2", "kappa_0.1", "kappa_0.02"]
+    with Image.open("front/front.png") as picture:
+        assert picture.size[0] > 500
+    Path("front/kappa_0.1/point.yaml").write_text("trainer: {}")
+    with pytest.raises(ConfigError, match=r"kappa_0.1/point.yaml was told otherwise"):
+        print_front([], "0.02,0.1,0.2", "1", "front", fit)
+
+
+def test_points_of_other_constraints_are_not_compared():
+    for name in ("a", "b"):
+        Path(name).mkdir()
+        split = {"constraints": {name: 0.1}}
+        Path(name, "report.json").write_text(json.dumps({"train": split, "kappas": {name: 0.1}}))
+    with pytest.raises(DataError, match="different constraints"):
+        front([Path("a"), Path("b")])
+    with pytest.raises(DataError, match="c holds no report"):
+        front([Path("a"), Path("c")])
+
+
+def test_numbers_that_are_none_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["front", "--config", "synthetic_sonex", "--kappas", "0.1", "--factors", "1"])
+    assert "not allowed with" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"--kappas 0.1;2: numbers separated by commas"):
+        print_front([], "0.1;2", "1", "front", Trained())
+
+
+@pytest.mark.slow
+def test_the_command_trains_the_front_of_the_embedded_problem():
+    small = ["--data.num_train=1500", "--data.num_test=2000", "--trainer.max_epochs=12", "--trainer.accelerator=cpu"]
+    command = ["front", "--config", "synthetic_multipliers", "--kappas", "0.9,0.02", "--baseline.enabled=false", *small]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(command)
+    reports = [Path(f"runs/front/kappa_{kappa}/report.json") for kappa in ("0.9", "0.02")]
+    loose, tight = (json.loads(path.read_text()) for path in reports)
+    assert tight["train"]["roc_gap"] < loose["train"]["roc_gap"]
+    assert set(loose["kappas"].values()) == {0.9}
+    written = [path.stat().st_mtime_ns for path in reports]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(command)
+    assert [path.stat().st_mtime_ns for path in reports] == written
