@@ -18,7 +18,7 @@ usage: fcco [-h] [--version] {fit,validate,test,predict,export,compare,list,insp
 Compositional and constrained training on PyTorch Lightning.
 
 commands (fcco COMMAND --help lists every option):
-  fit        train, then report: a table, report.json and pictures in the run's folder
+  fit        train, then report: a table, report.html, report.json and pictures in the run's folder
   validate   figures of a checkpoint on the training and validation splits
   test       figures of a checkpoint on the test split
   predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
