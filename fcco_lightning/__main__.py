@@ -8,23 +8,24 @@ from pathlib import Path
 
 from fcco_lightning.catalogue import KINDS, members
 from fcco_lightning.errors import ConfigError, FCCOError
-from fcco_lightning.named_configs import copy_config, named_configs, summary
+from fcco_lightning.named_configs import copy_config, named_configs, named_searches, summary
 
-_CONFIGS = "configs"
+_CONFIGS, _SEARCHES = "configs", "searches"
 
 _HELP = """\
-usage: fcco [-h] [--version] {fit,front,validate,test,predict,export,compare,list,inspect,convert} ...
+usage: fcco [-h] [--version] {fit,front,validate,test,predict,export,compare,tune,list,inspect,convert} ...
 
 Compositional and constrained training on PyTorch Lightning.
 
 commands (fcco COMMAND --help lists every option):
-  fit        train, then report: a table, report.json and pictures in the run's folder
+  fit        train, then report: a table, report.html, report.json and pictures in the run's folder
   front      train the front of figures against violation: a run for every kappa, a table and a picture
   validate   figures of a checkpoint on the training and validation splits
   test       figures of a checkpoint on the test split
   predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
   export     the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
   compare    finished runs side by side: a table and a picture
+  tune       a search over options, judged on the validation split: a table, and the command that trains the best
   list       the algorithms, objectives, constraints, ... that a configuration can name, and the configurations
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
@@ -38,6 +39,7 @@ examples:
   fcco predict runs/version_0/checkpoints/last.ckpt new.csv --out decisions.csv
   fcco front --config CONFIG --kappas 0.1,0.05,0.02
   fcco compare runs/*
+  fcco tune --config CONFIG --search search.yaml --trials 20
   fcco inspect runs/version_0/checkpoints/last.ckpt
   fcco convert runs/version_0/checkpoints/last.ckpt weights.safetensors
 """
@@ -69,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def _list(args: Sequence[str]) -> int:
     description = "List what a configuration can name, with one line each, and the configurations; by default all."
     parser = ArgumentParser("fcco list", description=description, allow_abbrev=False)
-    kinds = [*KINDS, _CONFIGS]
+    kinds = [*KINDS, _CONFIGS, _SEARCHES]
     parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"one or more of: {', '.join(kinds)}")
     parser.add_argument("--copy", metavar="CONFIG", help="copy a configuration into this folder, to be edited")
     given = parser.parse_args(args)
@@ -91,6 +93,9 @@ def _list_kind(kind: str) -> None:
     if kind == _CONFIGS:
         _say(f"{kind} (fcco fit --config NAME; --copy NAME copies one)")
         entries = [(name, summary(path)) for name, path in named_configs().items()]
+    elif kind == _SEARCHES:
+        _say(f"{kind} (fcco tune --search NAME; grids of the papers)")
+        entries = [(name, summary(path)) for name, path in named_searches().items()]
     else:
         _say(f"{kind} ({KINDS[kind].place})")
         entries = [(entry.name, entry.summary) for entry in members(kind)]
@@ -215,6 +220,41 @@ def _front(args: Sequence[str]) -> int:
     return _status(lambda: print_front(options, given.kappas, given.factors, given.out))
 
 
+def _tune(args: Sequence[str]) -> int:
+    description = (
+        "Search over the options of fcco fit: every trial is a fit with the same budget, judged on the validation "
+        "split. Needs optuna: pip install 'fcco-lightning[tune]'. All other options are those of fcco fit."
+    )
+    parser = ArgumentParser("fcco tune", usage="%(prog)s [options] --search FILE ...", description=description)
+    parser.allow_abbrev = False
+    parser.add_argument(
+        "--search",
+        dest="space",
+        metavar="FILE",
+        required=True,
+        help="what to search over; or one of fcco list searches",
+    )
+    parser.add_argument("--trials", type=int, default=20, help="fits in all, with those that the folder has already")
+    parser.add_argument("--folder", default="tuning", help="of the search; what is there already is continued")
+    parser.add_argument("--figure", help="of the validation split; by default the first of the progress bar")
+    parser.add_argument("--mode", choices=("max", "min"), default="max", help="whether larger figures are better")
+    parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampler")
+    parser.add_argument("--full", action="store_true", help="end no trial early (successive halving otherwise does)")
+    given, fit = parser.parse_known_args(args)
+
+    def work() -> None:
+        from fcco_lightning.cli import explained  # noqa: PLC0415 - loads torch and lightning
+        from fcco_lightning.tuning import print_search  # noqa: PLC0415
+
+        asked = vars(given)
+        status = explained(lambda: print_search(fit, **asked))
+        if status:
+            sys.exit(status)
+
+    return _status(work)
+
+
 def _add_trusted(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--trusted", nargs="+", default=[], metavar="PACKAGE", help="packages of networks of your own, to be imported"
@@ -255,6 +295,7 @@ _TOOLS = {
     "inspect": _inspect,
     "list": _list,
     "predict": _predict,
+    "tune": _tune,
 }
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -257,31 +257,43 @@ def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
     return [Path(usual)] if interrupted is None else [Path(usual), Path(interrupted)]
 
 
-def run(args: Sequence[str] | None = None) -> int:
-    """Run the command line and turn expected errors into one message.
+def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) -> None:
+    """Carry out a command line of ``fcco fit`` and the others.
 
     Args:
         args: as typed, without the program's name; None for the command line.
+        callbacks: of the trainer, beside those that the configuration names.
+    """
+    with warnings.catch_warnings():
+        for message in _NOISE:
+            warnings.filterwarnings("ignore", message)
+        import_families()  # what is imported can be named without its module
+        FCCOCLI(
+            FCCOModule,
+            LightningDataModule,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            trainer_defaults=_TRAINER_DEFAULTS | {"callbacks": list(callbacks)},
+            save_config_kwargs={"overwrite": True},
+            parser_class=ArgumentParser,
+            parser_kwargs={"prog": "fcco"},
+            args=None if args is None else with_files(args),
+        )
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Carry out a command line, as :func:`explained` does any work; ``args`` as of :func:`start`."""
+    return explained(lambda: start(args))
+
+
+def explained(work: Callable[[], object]) -> int:
+    """Do the work and turn expected errors into one message.
 
     Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
     """
     try:
-        with warnings.catch_warnings():
-            for message in _NOISE:
-                warnings.filterwarnings("ignore", message)
-            import_families()  # what is imported can be named without its module
-            FCCOCLI(
-                FCCOModule,
-                LightningDataModule,
-                subclass_mode_data=True,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                trainer_defaults=_TRAINER_DEFAULTS,
-                save_config_kwargs={"overwrite": True},
-                parser_class=ArgumentParser,
-                parser_kwargs={"prog": "fcco"},
-                args=None if args is None else with_files(args),
-            )
+        work()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         status, explanation = _explain(error)
         if explanation is None:

@@ -1,4 +1,4 @@
-"""The configurations that come with the package, by name."""
+"""The configurations and searches that come with the package, by name."""
 
 import difflib
 import shutil
@@ -14,6 +14,11 @@ def named_configs() -> dict[str, Path]:
     folders = (ROOT / "configs", ROOT.parent / "configs")  # of an installed wheel, of a checkout
     folder = next((folder for folder in folders if folder.is_dir()), folders[0])
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
+
+
+def named_searches() -> dict[str, Path]:
+    """The grids of the papers for ``fcco tune --search NAME``."""
+    return {path.stem: path for path in sorted((ROOT / "searches").glob("*.yaml"))}
 
 
 def summary(path: Path) -> str:

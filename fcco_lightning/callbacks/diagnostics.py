@@ -241,13 +241,18 @@ def _scalars(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, float]
     return values
 
 
-def _print(diagnosis: Mapping[str, Any]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - only where a table is printed
-
+def diagnosis_tables(diagnosis: Mapping[str, Any], most: int | None = None) -> list[Table]:
+    """The figures of a diagnosis, and the constraints with the largest multipliers, ``most`` of them (None for all)."""
     table = Table("figure", title=f"Diagnostics ({diagnosis['split']})")
     table.add_column("value", justify="right")
     for name, value in _scalars(diagnosis).items():
         table.add_row(name.replace("/", ": ").replace("_", " "), f"{value:.6g}")
-    Console().print(table)
-    if records := diagnosis.get("constraints"):
-        Console().print(render_records("Constraints, largest multipliers first", records[:_PRINTED_ROWS]))
+    records = diagnosis.get("constraints")
+    return [table, render_records("Constraints, largest multipliers first", records[:most])] if records else [table]
+
+
+def _print(diagnosis: Mapping[str, Any]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - only where a table is printed
+
+    for table in diagnosis_tables(diagnosis, _PRINTED_ROWS):
+        Console().print(table)

@@ -1,7 +1,6 @@
-"""The end of a run: a table in the terminal, report.json and pictures in the run's folder."""
+"""The end of a run: a table in the terminal; report.json, report.html and pictures in the run's folder."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ from torch import Tensor
 
 from fcco_lightning.analysis import intervals
 from fcco_lightning.callbacks.baseline import Baseline
+from fcco_lightning.callbacks.diagnostics import Diagnostics, diagnosis_tables
 from fcco_lightning.callbacks.feasible import BestFeasible, chosen_line, reached_line
-from fcco_lightning.callbacks.summary_table import constraint_records, render_records, render_summary, write_report
-from fcco_lightning.callbacks.verdict import verdict
+from fcco_lightning.callbacks.page import report_page
+from fcco_lightning.callbacks.summary_table import split_tables, write_report
+from fcco_lightning.callbacks.verdict import headline, verdict
 from fcco_lightning.constraints import unique_names
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
@@ -37,6 +38,10 @@ class Report(Callback):
     (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
     are in a table, and along the run in ``multipliers.png``.
 
+    ``report.html`` beside it is one page with all tables, the pictures of the folder that this run has drawn, what
+    :class:`Diagnostics` has measured, the configuration and the versions.  It is written last, when all callbacks have
+    done their work.
+
     Args:
         enabled: report at the end of ``fit``.
         pictures: write the PNGs too.
@@ -55,7 +60,8 @@ class Report(Callback):
         self.config: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.report: dict[str, Any] = {}
-        self._started = 0.0
+        self._started = self._began = 0.0  # of a clock that is never set back, and of that of files
+        self._written: Path | None = None
         self._unseen: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,7 +79,7 @@ class Report(Callback):
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(f"report.folder {self.folder!r} cannot be made: {error}.") from error
-        self._started = time.perf_counter()
+        self._started, self._began, self._written = time.perf_counter(), time.time(), None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the figures of every split, as logged."""
@@ -121,6 +127,19 @@ class Report(Callback):
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
             self._write(folder, pl_module.evaluation, final)
 
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the page, now that the other callbacks have drawn and measured, too."""
+        if stage != "fit" or self._written is None or not isinstance(pl_module, FCCOModule):
+            return
+        diagnoses = [c.diagnosis for c in trainer.callbacks if isinstance(c, Diagnostics) and c.diagnosis]  # type: ignore[attr-defined]
+        tables = [*split_tables(self.report), *(table for one in diagnoses for table in diagnosis_tables(one))]
+        drawn = [p for p in sorted(self._written.parent.glob("*.png")) if p.stat().st_mtime >= self._began]
+        line = self.report.get("verdict") or headline(self.report, pl_module.evaluation.bar)
+        name = self.config.get("name") or f"Run {self._written.parent.name}"
+        page = report_page(name, line, tables, drawn, self.config)
+        self._written.with_suffix(".html").write_text(page, encoding="utf-8")
+        self._written = None
+
     def _reached(self, epoch: int) -> str | None:
         """How near a run has come that ends infeasible on the training split, or on the one that was validated on."""
         split = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "")
@@ -142,30 +161,20 @@ class Report(Callback):
 
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Columns]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_report(self.report, folder / "report.json")
+        self._written = write_report(self.report, folder / "report.json")
         if self.pictures:
             evaluation.draw(self.history, final, folder)
             plot_multipliers(self.history, folder / "multipliers.png")
         if self.table:
-            self._print(list(final))
-        rank_zero_info(f"Report and pictures: {folder}")
+            self._print()
+        rank_zero_info(f"Report and pictures: {folder} (report.html shows all)")
 
-    def _print(self, splits: Sequence[str]) -> None:
+    def _print(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - only where a table is printed
 
         console = Console()
-        shown = {k: _scalars(v) if k in splits else v for k, v in self.report.items()}
-        others = self.report.get("unconstrained", {})
-        console.print(render_summary(shown | {"unconstrained": {k: _scalars(v) for k, v in others.items()}}))
-        for split in [name for name in splits if name == "test"] or splits[-1:]:
-            for name, records in self.report[split].items():
-                if isinstance(records, list) and records:
-                    first = records[:_PRINTED_ROWS]
-                    title = f"{name.capitalize()} ({split}): the first {len(first)} of {len(records):,}"
-                    console.print(render_records(title, first))
-        title, constraints = constraint_records({name: self.report[name] for name in splits})
-        if constraints:
-            console.print(render_records(title, constraints))
+        for table in split_tables(self.report, _PRINTED_ROWS):
+            console.print(table)
         if "verdict" in self.report:
             console.print(self.report["verdict"], style="bold", highlight=False, soft_wrap=True)
 
@@ -179,11 +188,6 @@ def unseen_rows(problem: Problem) -> list[str]:
         if term.state is not None and not term.state.divided
         for i in (~term.state.seen).nonzero().flatten().tolist()
     ]
-
-
-def _scalars(part: dict[str, Any]) -> dict[str, Any]:
-    """All values of all constraints and groups are for the file, not for the terminal."""
-    return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list)}
 
 
 def _multipliers(module: FCCOModule) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def render_records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def constraint_records(report: Mapping[str, Any], most: int = 10) -> tuple[str, list[dict[str, Any]]]:
+def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tuple[str, list[dict[str, Any]]]:
     """The constraints that matter most, those with the largest multipliers, then those violated most.
 
     A record holds the value h on every split, and of the last split (of "test" if it is there) the confidence interval
@@ -107,7 +107,7 @@ def constraint_records(report: Mapping[str, Any], most: int = 10) -> tuple[str, 
     Args:
         report: splits with ``constraints`` (name to h), maybe ``intervals`` (name to low, high, noise and method) and
             ``multipliers`` by name.
-        most: number of records at most.
+        most: number of records at most; None for all.
 
     Returns:
         What the table is called, and the records; none without constraints.
@@ -135,6 +135,30 @@ def constraint_records(report: Mapping[str, Any], most: int = 10) -> tuple[str, 
     title = f"Constraints{', largest multipliers first' if multipliers else ''}"
     shown = f" ({len(records)} of {len(every):,})" if len(records) < len(every) else ""
     return title + shown + (f"; intervals on {last}: {' or '.join(methods)}" if methods else ""), records
+
+
+def split_tables(report: Mapping[str, Any], most: int | None = None) -> list[Table]:
+    """All tables of a report: the summary, the records of the split "test" or else the last one, the constraints.
+
+    Args:
+        report: see the module.
+        most: rows of a table of records at most; None for all.
+
+    Returns:
+        Tables to be printed by ``rich``.
+    """
+    splits = [name for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS]
+    others = {name: _scalars(part) for name, part in report.get("unconstrained", {}).items()}
+    shown = {name: _scalars(part) if name in splits else part for name, part in report.items()}
+    tables = [render_summary(shown | {"unconstrained": others})]
+    for split in [name for name in splits if name == "test"] or splits[-1:]:
+        for name, records in report[split].items():
+            if isinstance(records, list) and records:
+                first = records[:most]
+                part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
+                tables.append(render_records(f"{name.capitalize()} ({split}){part}", first))
+    title, constraints = constraint_records({name: report[name] for name in splits}, most)
+    return [*tables, render_records(title, constraints)] if constraints else tables
 
 
 def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
@@ -165,6 +189,11 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return target
+
+
+def _scalars(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the values of single constraints and groups, which have tables of their own."""
+    return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list)}
 
 
 def _plain(value: Any, *, exact: bool = False) -> Any:

@@ -33,6 +33,19 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     return f"{held}; {shown} {compared}." if compared else f"{held}."
 
 
+def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
+    """What a run without constraints has achieved; None if it has none of the figures.
+
+    Example:
+        >>> headline({"train": {"auc": 0.9}, "test": {"auc": 0.8614, "loss": 0.3}}, ["auc", "loss"])
+        'On the test split: AUC 0.861, loss 0.300.'
+    """
+    splits = [name for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS]
+    shown = "test" if "test" in splits else next(iter(splits), "")
+    found = _comparison(report.get(shown, {}), {}, figures)
+    return f"On the {shown} split: {found}." if found else None
+
+
 def _held(results: Mapping[str, Any], split: str) -> str:
     values: Mapping[str, float] = results["constraints"]
     broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold

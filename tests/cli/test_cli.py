@@ -1,5 +1,6 @@
 """The command line as a person meets it: the main job, overrides, mistakes, interrupts."""
 
+import base64
 import importlib.util
 import io
 import json
@@ -15,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
+import html5lib
 import pytest
 import torch
 import yaml
@@ -83,6 +85,19 @@ def test_the_main_job_reports(fitted):
         assert report[split]["worst_violation"] == pytest.approx(max(report[split]["constraints"].values()), abs=1e-6)
         assert isinstance(report[split]["vacuous"], bool)
     assert "worst violation" in fitted.printed
+
+
+def test_the_page_of_the_main_job_holds_all_of_it(fitted):
+    text = (fitted.folder / "report.html").read_text()
+    page = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(text)
+    assert page.findtext(".//p[@class='headline']") == fitted.report["verdict"]
+    embedded = {image.get("alt"): base64.b64decode(image.get("src").partition(",")[2]) for image in page.iter("img")}
+    assert embedded == {p.stem.replace("_", " "): p.read_bytes() for p in fitted.folder.glob("*.png")}
+    assert "dual state" in embedded  # another callback's, drawn after the report
+    shown = {"".join(cell.itertext()) for cell in page.iter("th")}
+    assert shown >= fitted.report["test"]["constraints"].keys()
+    assert yaml.safe_load(page.findtext(".//pre"))["model"] == fitted.report["config"]["model"]
+    assert not re.search(r"<script|<link|\bhttps?://|url\(", text.replace(page.findtext(".//pre"), ""))
 
 
 def test_history_holds_every_epoch(fitted):

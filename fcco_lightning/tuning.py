@@ -1,0 +1,400 @@
+"""``fcco tune``: a search over the options of ``fcco fit``, with every trial judged on the validation split."""
+
+import importlib.util
+import logging
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.table import Table
+
+from fcco_lightning.callbacks import BestFeasible
+from fcco_lightning.checks import one_of
+from fcco_lightning.cli import start
+from fcco_lightning.errors import ConfigError, NonFiniteError
+from fcco_lightning.named_configs import named_searches
+from fcco_lightning.training import FCCOModule
+
+if TYPE_CHECKING:
+    import optuna
+
+_BROKEN = 1e8  # beyond every figure, so that all infeasible trials rank below all feasible ones
+_NEAR_EDGE = 0.05  # of a range
+_REDUCTION = 3  # of successive halving: a third goes on
+_PRINTED_ROWS = 20
+_KINDS = "{log: [LOW, HIGH]}, {uniform: [LOW, HIGH]}, {int: [LOW, HIGH]} or {choice: [VALUE, ...]}"
+_LEAN = (  # a trial neither looks at the test split nor leaves checkpoints
+    *("--report.enabled=false", "--baseline.enabled=false", "--monitor.enabled=false"),
+    *("--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false"),
+)
+
+
+class Option:
+    """An option of ``fcco fit``, and the values that a search may give it.
+
+    Args:
+        path: of the option, as on the command line (``model.optimizer.lr``).
+        values: ``{log: [LOW, HIGH]}`` for a number on a logarithmic scale, ``{uniform: [LOW, HIGH]}``,
+            ``{int: [LOW, HIGH]}`` for a whole number, or ``{choice: [VALUE, ...]}``.
+
+    Raises:
+        ConfigError: if ``values`` is none of these.
+    """
+
+    def __init__(self, path: str, values: object) -> None:
+        if not isinstance(values, Mapping) or len(values) != 1:
+            raise ConfigError(f"search: {path}: {values!r} is no set of values. Give {_KINDS}.")
+        ((kind, found),) = values.items()
+        self.path = path
+        self.kind: str = one_of(f"search: kind of {path}", kind, ("log", "uniform", "int", "choice"))
+        self.values: list[Any] = [_number(value) for value in found] if isinstance(found, list) else []
+        if kind == "choice":
+            self._check_choices(found)
+        else:
+            self._check_range(found)
+
+    def _check_choices(self, found: object) -> None:
+        if not self.values or not all(v is None or isinstance(v, bool | int | float | str) for v in self.values):
+            raise ConfigError(
+                f"search: choice of {self.path} must be a list of numbers, texts, true, false or null, got {found!r}."
+            )
+
+    def _check_range(self, found: object) -> None:
+        numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
+        fits = len(self.values) == len(numbers) == 2 and numbers[0] < numbers[1]
+        if not fits or (self.kind == "log" and numbers[0] <= 0):
+            above = "0 < " if self.kind == "log" else ""
+            raise ConfigError(
+                f"search: {self.kind} of {self.path} must be [LOW, HIGH] with {above}LOW < HIGH, got {found!r}."
+            )
+
+    def suggest(self, trial: "optuna.Trial") -> Any:
+        """The value of this option in a trial."""
+        if self.kind == "choice":
+            return trial.suggest_categorical(self.path, self.values)
+        low, high = self.values
+        if self.kind == "int":
+            return trial.suggest_int(self.path, low, high)
+        return trial.suggest_float(self.path, low, high, log=self.kind == "log")
+
+    def on_edge(self, value: Any) -> bool:
+        """Whether a value is the least or the largest of those offered, or, of a range, in its outer twentieths."""
+        if self.kind == "choice":
+            numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
+            return len(numbers) == len(self.values) > 1 and value in (min(numbers), max(numbers))
+        low, high = self.values
+        if self.kind == "int":
+            return value in (low, high)
+        if self.kind == "log":
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return not _NEAR_EDGE < (value - low) / (high - low) < 1 - _NEAR_EDGE
+
+
+def _number(value: object) -> object:
+    """The number that a person means by 1e-3, which YAML reads as a text."""
+    meant = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", value)
+    return float(meant[0]) if meant else value
+
+
+def read_search(path: str | Path) -> list[Option]:
+    """The options of a search, from a YAML file that maps their paths to their values.
+
+    Args:
+        path: of the file, or a name of :func:`fcco_lightning.named_configs.named_searches`.
+
+    Raises:
+        ConfigError: if there is no such file, or it holds anything else.
+    """
+    file = Path(path) if Path(path).is_file() else named_searches().get(str(path))
+    if file is None:
+        raise ConfigError(
+            f"--search {path}: there is no such file, and no search of that name; fcco list searches names them. A "
+            f"search has a line for every option, such as `model.optimizer.lr: {{log: [1e-3, 1]}}`; others {_KINDS}."
+        )
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--search {path} is no YAML: {error}.") from error
+    if not isinstance(found, Mapping) or not found:
+        raise ConfigError(f"--search {path}: must map paths of options to values, {_KINDS}; it holds {found!r}.")
+    return [Option(str(option), values) for option, values in found.items()]
+
+
+def rank(value: float, violation: float | None) -> float:
+    """One number by which trials are ordered: the feasible by their value, below them the others by their violation.
+
+    Args:
+        value: the larger, the better.
+        violation: the largest constraint value; None without constraints.
+
+    Example:
+        >>> rank(0.8, -0.01) > rank(0.7, 0.0) > rank(0.9, 0.01) > rank(0.9, 0.02)
+        True
+    """
+    if violation is not None and not violation <= 0:  # NaN does not hold
+        return -_BROKEN - (_BROKEN if math.isnan(violation) else min(violation, _BROKEN))
+    return -2 * _BROKEN if math.isnan(value) else value
+
+
+class Judge(Callback):
+    """Follows the validations of one trial, and ends it early when it falls behind.
+
+    The figures of a trial are those of its last validation, or of the one whose weights :class:`BestFeasible` chose.
+
+    Args:
+        trial: of Optuna.
+        figure: of the validation split; None for the first of the progress bar.
+        sign: 1 if larger figures are better, else -1.
+
+    Attributes:
+        figure: its name.
+        validations: the value and the largest constraint value (None without constraints) by epoch.
+        chosen: the epoch that counts.
+
+    Raises:
+        ConfigError: if there is no validation split, the figure is not one of it, or several processes train.
+    """
+
+    def __init__(self, trial: "optuna.Trial", figure: str | None, sign: int) -> None:
+        self.trial, self.figure, self.sign = trial, figure, sign
+        self.validations: dict[int, tuple[float, float | None]] = {}
+        self.chosen = -1
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Find out now what is not possible."""
+        if trainer.world_size > 1:
+            raise ConfigError(
+                f"fcco tune trains in one process, got {trainer.world_size}. Leave --trainer.devices at 1; several "
+                "searches may share a --folder at the same time."
+            )
+        if "val" not in getattr(getattr(trainer, "datamodule", None), "val_names", ()):
+            raise ConfigError(
+                "fcco tune judges on a validation split 'val', and the data has none: the test split must not choose. "
+                "Hold one out (--data.splits.val_fraction 0.2 for tables, --data.val_fraction for embedded problems)."
+            )
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the figures; end the trial if successive halving says so."""
+        import optuna  # noqa: PLC0415 - an extra
+
+        if trainer.sanity_checking or not isinstance(pl_module, FCCOModule):
+            return
+        figures = pl_module.last_summaries["val"]
+        self.figure = self.figure or pl_module.evaluation.bar[0]
+        if self.figure not in figures:
+            raise ConfigError(f"--figure {self.figure} is not one of the validation: {', '.join(sorted(figures))}.")
+        self.chosen = trainer.current_epoch
+        value, violation = self.sign * figures[self.figure], figures.get("worst_violation")
+        self.validations[self.chosen] = value, violation
+        self.trial.report(rank(value, violation), self.chosen + 1)
+        if self.chosen + 1 != trainer.max_epochs and self.trial.should_prune():
+            self.keep()
+            raise optuna.TrialPruned
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Count the validation of the weights that the run ends with."""
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, BestFeasible) and callback.chosen:
+                self.chosen = callback.chosen["epoch"]
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the figures that count into the trial."""
+        value, violation = self.validations[self.chosen]
+        found = {"figure": self.figure, "value": self.sign * value, "violation": violation, "epoch": self.chosen}
+        for name, content in found.items():
+            self.trial.set_user_attr(name, content)
+
+    @property
+    def rank(self) -> float:
+        """Of the trial among all."""
+        return rank(*self.validations[self.chosen])
+
+
+def search(
+    fit: Sequence[str],
+    options: Sequence[Option],
+    trials: int = 20,
+    folder: str | Path = "tuning",
+    figure: str | None = None,
+    mode: str = "max",
+    sampler: str = "tpe",
+    seed: int = 0,
+    full: bool = False,
+) -> "optuna.Study":
+    """Fit with different options, as often as asked; what the folder has already of the same search counts.
+
+    Every trial has the seed, the data and the epochs that ``fit`` says.  Unless ``full``, asynchronous successive
+    halving (ASHA) ends a trial after 1, 3, 9, ... validations if it is not among the best third that came so far.
+    Weights that are not finite are a failed trial.
+
+    Args:
+        fit: arguments of ``fcco fit``.
+        options: what to search over.
+        trials: number of trials in all.
+        folder: of the search: ``study.journal``, and the configuration and log of trial k below ``trial_k``.
+        figure: see :class:`Judge`.
+        mode: "max" if larger figures are better, else "min".
+        sampler: "tpe", "random", or "grid", which goes over all combinations of choices.
+        seed: of the sampler.
+        full: give every trial all epochs.
+
+    Returns:
+        Optuna's study; the value of a trial is :func:`rank`.
+
+    Raises:
+        ConfigError: if Optuna is missing, an argument is out of range, or the folder holds another search.
+    """
+    study = _study(Path(folder), options, one_of("sampler", sampler, ("tpe", "random", "grid")), seed, full)
+    _check_same(study, {"fit": list(fit), "figure": figure, "mode": mode, "full": full} | _spoken(options), folder)
+    sign = 1 if one_of("mode", mode, ("max", "min")) == "max" else -1
+
+    def objective(trial: "optuna.Trial") -> float:
+        chosen = _arguments({option.path: option.suggest(trial) for option in options})
+        judge = Judge(trial, figure, sign)
+        root = f"--trainer.default_root_dir={Path(folder) / f'trial_{trial.number}'}"
+        start(["fit", *fit, *chosen, *_LEAN, root], [judge])
+        return judge.rank
+
+    left = trials - sum(trial.state.is_finished() for trial in study.trials)
+    if left > 0:
+        logger = logging.getLogger("lightning.pytorch")
+        level = logger.level
+        logger.setLevel(logging.WARNING)  # not once a trial what devices there are
+        try:
+            study.optimize(objective, n_trials=left, catch=(NonFiniteError,), callbacks=[_say])
+        finally:
+            logger.setLevel(level)
+    return study
+
+
+def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
+    """Carry out a search, and print its table and the command that trains the best.
+
+    Args:
+        fit: arguments of ``fcco fit``.
+        space: file of :func:`read_search`.
+        settings: arguments of :func:`search`.
+
+    Raises:
+        ConfigError: as :func:`search`, and if no trial has ended.
+    """
+    options = read_search(space)
+    study = search(fit, options, **settings)
+    done = ordered(study)
+    if not done:
+        raise ConfigError("no trial has ended with finite weights. Search smaller learning rates.")
+    console = Console()
+    console.print(_table(done[:_PRINTED_ROWS], options))
+    best = done[0]
+    console.print(_conclusion(best, [o.path for o in options if o.on_edge(best.params[o.path])]), soft_wrap=True)
+    command = shlex.join(["fcco", "fit", *fit, *_arguments(best.params)])
+    console.print(command, soft_wrap=True, highlight=False, markup=False)
+
+
+def ordered(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
+    """The trials that had all epochs, the best first: the feasible by their figure, then the least violated."""
+    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    return sorted(done, key=lambda trial: -(trial.value if trial.value is not None else math.inf))
+
+
+def _study(folder: Path, options: Sequence[Option], sampler: str, seed: int, full: bool) -> "optuna.Study":
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError(
+            "fcco tune needs the package optuna, which is not installed. Install it (pip install "
+            "'fcco-lightning[tune]'), or run fcco fit once a setting and fcco compare on what they leave."
+        )
+    import optuna  # noqa: PLC0415 - an extra
+    from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "study.journal")))
+    halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION)
+    study = optuna.create_study(
+        study_name="fcco",
+        storage=storage,
+        direction="maximize",
+        load_if_exists=True,
+        pruner=optuna.pruners.NopPruner() if full else halving,
+    )
+    seed += len(study.trials)  # a continued search must not draw what it has drawn
+    if sampler == "grid":
+        study.sampler = optuna.samplers.GridSampler(_grid(options), seed=seed)
+    elif sampler == "random":
+        study.sampler = optuna.samplers.RandomSampler(seed)
+    else:
+        study.sampler = optuna.samplers.TPESampler(seed=seed)
+    return study
+
+
+def _grid(options: Sequence[Option]) -> dict[str, list[Any]]:
+    ranges = [option.path for option in options if option.kind != "choice"]
+    if ranges:
+        raise ConfigError(f"--sampler grid needs choices, but {', '.join(ranges)} has a range. Use tpe or random.")
+    return {option.path: option.values for option in options}
+
+
+def _spoken(options: Sequence[Option]) -> dict[str, Any]:
+    return {"search": {option.path: {option.kind: option.values} for option in options}}
+
+
+def _check_same(study: "optuna.Study", asked: dict[str, Any], folder: str | Path) -> None:
+    before = study.user_attrs.get("asked")
+    if before is None:
+        study.set_user_attr("asked", asked)
+        return
+    for name, value in asked.items():
+        if before[name] != value:
+            raise ConfigError(
+                f"--folder {folder} holds a search with {name} {before[name]!r}, now it is {value!r}. Name another "
+                "folder, or ask for the same."
+            )
+
+
+def _arguments(params: Mapping[str, Any]) -> list[str]:
+    return [f"--{path}={'null' if value is None else str(value)}" for path, value in params.items()]
+
+
+def _say(study: "optuna.Study", trial: "optuna.trial.FrozenTrial") -> None:  # noqa: ARG001 - Optuna's signature
+    said = {"COMPLETE": "ended", "PRUNED": "ended early", "FAIL": "failed"}[trial.state.name]
+    figures = _figures(trial) if "value" in trial.user_attrs else ""
+    Console().print(f"trial {trial.number} {said}{figures}", highlight=False, soft_wrap=True)
+
+
+def _figures(trial: "optuna.trial.FrozenTrial") -> str:
+    found = trial.user_attrs
+    violation = "" if found["violation"] is None else f", largest h {found['violation']:+.4f}"
+    return f": validation {found['figure']} {found['value']:.4f}{violation} (epoch {found['epoch']})"
+
+
+def _table(trials: Sequence["optuna.trial.FrozenTrial"], options: Sequence[Option]) -> Table:
+    table = Table(title=f"The {len(trials)} best trials")
+    constrained = trials[0].user_attrs["violation"] is not None
+    figures = [trials[0].user_attrs["figure"], *(["largest h"] if constrained else [])]
+    for name in ["trial", *(option.path for option in options), *figures]:
+        table.add_column(name, overflow="fold", justify="right")
+    for trial in trials:
+        found = trial.user_attrs
+        values = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in trial.params.values()]
+        reached = [f"{found['value']:.4f}", *([f"{found['violation']:+.4f}"] if constrained else [])]
+        table.add_row(str(trial.number), *values, *reached)
+    return table
+
+
+def _conclusion(best: "optuna.trial.FrozenTrial", edges: Sequence[str]) -> str:
+    violation = best.user_attrs["violation"]
+    feasible = violation is None or violation <= 0
+    lines = [
+        f"The best is trial {best.number}{_figures(best)}.",
+        *([] if feasible else ["No trial was feasible on the validation split; this one is violated least."]),
+        *([f"On the edge of what was offered: {', '.join(edges)}. Offer more beyond it."] if edges else []),
+        "To train it:",
+    ]
+    return "\n".join(lines)
