@@ -3,7 +3,7 @@
 import errno
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from fcco_lightning import (
     ALEXR,
@@ -50,6 +51,7 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.callbacks import Preemption
+from fcco_lightning.data import TensorTable
 from fcco_lightning.objectives import Objective, binary_scores
 from fcco_lightning.outer import Log
 from fcco_lightning.records import Inner
@@ -162,6 +164,40 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     )
     trainer.fit(module, data, ckpt_path=job.get("resume"))
     return outcome(trainer, module)
+
+
+class Parts(IterableDataset[dict[str, Tensor]]):
+    """The first samples of a table, again and again."""
+
+    def __init__(self, table: TensorTable, size: int) -> None:
+        self.table, self.size = table, size
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return iter(self.table[k % len(self.table)] for k in range(self.size))
+
+
+def fit_own_loader(job: Mapping[str, Any]) -> int:
+    """Train on loaders of another making, which have ``batches`` of 4 samples on each process."""
+    x = torch.randn(40, 7, generator=torch.Generator().manual_seed(0))
+    table, size = (
+        TensorTable({"x": x, "y": (x[:, 0] > 0).long(), "group": (x[:, 1] > 0).long()}),
+        4 * job["batches"][rank()],
+    )
+    loader = DataLoader(table, 4, sampler=range(size)) if job["known"] else DataLoader(Parts(table, size), 4)
+    module = FCCOModule(TabularMLP([8], in_features=7), AUC(), num_samples=40, algorithm=SGD())
+    trainer = Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, loader)
+    return trainer.global_step
 
 
 def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:

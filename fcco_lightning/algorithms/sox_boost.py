@@ -53,10 +53,10 @@ class SOXBoost(SingleLoop):
     def iteration(self, engine: Engine, batch: Batch) -> None:
         if engine.has_schedule:
             raise ConfigError("SOXBoost sets its own step sizes: leave out --model.scheduler.")
-        if any("momentum" not in group for group in engine.optimizer.param_groups):
+        if any("dampening" not in group for group in engine.optimizer.param_groups):
             raise ConfigError(
                 f"SOXBoost halves beta through the optimizer's momentum, and {type(engine.optimizer).__name__} has "
-                "none. Use HeavyBall."
+                "none with dampening. Use HeavyBall or SGD."
             )
         super().iteration(engine, batch)
         self._count(engine.optimizer, engine.problem.states)

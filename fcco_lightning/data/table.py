@@ -19,8 +19,8 @@ class TensorTable(Dataset[dict[str, Tensor]]):
         size: number of rows n, where there may be no column.
 
     Raises:
-        DataError: if a column is missing its rows, has a length of its own, holds NaN or infinity, or is called
-            ``index``.
+        DataError: if a column is no tensor, is missing its rows, has a length of its own, holds NaN or infinity, or is
+            called ``index``.
 
     Example:
         >>> table = TensorTable({"y": torch.tensor([1, 0, 1])})
@@ -29,6 +29,8 @@ class TensorTable(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, columns: Mapping[str, Tensor], *, size: int | None = None) -> None:
+        for name, column in columns.items():
+            _require_tensor(name, column)
         if columns or not size:
             size = _common_length(columns)
         for name, column in columns.items():
@@ -142,6 +144,15 @@ class LabelTable(Dataset[dict[str, Tensor]]):
 def collate(batch: Any) -> Any:
     """Pass a batch that is already a mapping through; collate a list of samples as torch does."""
     return batch if isinstance(batch, Mapping) else default_collate(batch)
+
+
+def _require_tensor(name: str, column: Any) -> None:
+    if not isinstance(column, Tensor):
+        shown = f"{type(column).__name__} of {column.dtype}" if hasattr(column, "dtype") else type(column).__name__
+        raise DataError(
+            f"Column {name!r} must be a tensor, got {shown}. Numbers become one by torch.as_tensor; texts need numbers "
+            "first, such as (labels == 'yes') for a label, or TabularDataModule, which takes tables with texts."
+        )
 
 
 def _common_length(columns: Mapping[str, Tensor]) -> int:

@@ -258,7 +258,9 @@ class Engine:
                 with torch.set_grad_enabled(graph):
                     outputs.append(elsewhere.outputs(batch))
         # behind it all processes compute the same, so they fail together
-        union = unite(outputs, batch, network, self._followers, self.processes, stop=self.stop_asked)
+        union = unite(
+            outputs, batch, network, self._followers, self.processes, stop=self.stop_asked, last=self.last_batch
+        )
         self.stop_agreed = union.stop
         parameters = self.problem.row_parameters
         columns = union.batch if parameters is None else parameters.attach(union.batch)

@@ -1,6 +1,7 @@
 """The multipliers of a constraint's rows: remembered, checkpointed and shared among processes as dual states are."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,10 @@ class MultiplierRows(nn.Module):
             size = estimates["objective"].abs().to(self.unit.dtype)
             self.unit.copy_(torch.where(size > 0, size, 1.0))
         self._measured = not bool(self.unit.isnan())
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._measured = False  # the unit is that of the checkpoint, which may not know it
 
     def outer(self, index: Tensor | None = None) -> OuterFunction:
         """L_i of the rows ``index`` (b,), or of all, at the present multipliers."""

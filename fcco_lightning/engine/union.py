@@ -9,10 +9,12 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.parts import other_columns
+from fcco_lightning.errors import DataError
 from fcco_lightning.records import HERE, Batch, Columns
 from fcco_lightning.state import DualState
 
-STOP, SCATTERED = 1, 2  # marks: a process was asked to stop; a batch holds samples whose rows are elsewhere
+# marks: a process was asked to stop; a batch holds samples whose rows are elsewhere; it is the last one of an epoch
+STOP, SCATTERED, LAST = 1, 2, 4
 
 
 class KnownRows:
@@ -59,6 +61,7 @@ def unite(
     processes: Processes,
     *,
     stop: bool = False,
+    last: bool = False,
 ) -> Union:
     """Gather outputs and columns of all processes, with the graph of this process's outputs.
 
@@ -73,15 +76,21 @@ def unite(
         states: the dual states in which row i belongs to sample i of the first part.
         processes: of the job.
         stop: whether this process was asked to stop.
+        last: whether this process's epoch ends with the batch.
+
+    Raises:
+        DataError: on all processes, if the epoch ends with the batch on some of them only.
+        PeerError: if another process has failed.
     """
     if processes.size == 1:
         return Union(list(outputs), batch, {}, stop)
+    marks = STOP * stop | LAST * last
     united: list[dict[str, Any]] = [{} for _ in outputs]
     columns: dict[str, Columns] = {}
     known: dict[DualState, KnownRows] = {}
     for position, (name, part) in enumerate(batch.items()):
         one = _unite_part(
-            [o[name] for o in outputs], other_columns(network, part), [] if position else states, processes, stop=stop
+            [o[name] for o in outputs], other_columns(network, part), [] if position else states, processes, marks
         )
         columns[name], stop = one.batch["part"], one.stop
         known |= one.known
@@ -91,7 +100,7 @@ def unite(
 
 
 def _unite_part(
-    outputs: list[Any], columns: Columns, states: Sequence[DualState], processes: Processes, *, stop: bool
+    outputs: list[Any], columns: Columns, states: Sequence[DualState], processes: Processes, marks: int
 ) -> Union:
     with processes.guard():
         leaves, structure = pytree.tree_flatten(outputs)
@@ -102,7 +111,8 @@ def _unite_part(
             s.rows.new_zeros(len(columns["index"]), s.width) if scattered else s.rows.index_select(0, place.local)
             for s, place in zip(divided, places, strict=True)
         ]
-    union = processes.gather([*leaves, *columns.values(), *rows], STOP * stop | SCATTERED * scattered)
+    union = processes.gather([*leaves, *columns.values(), *rows], marks | SCATTERED * scattered)
+    _require_same_end([bool(mark & LAST) for mark in union.marks])
     whole = iter(union.tensors)
     united = pytree.tree_unflatten([next(whole) for _ in leaves], structure)
     together = {name: next(whole) for name in columns}
@@ -111,3 +121,13 @@ def _unite_part(
     if not union.any_mark(SCATTERED):
         known = {s: KnownRows(together["index"], values) for s, values in zip(divided, whole, strict=True)}
     return Union([{"part": o} for o in united], {"part": together}, known, union.any_mark(STOP))
+
+
+def _require_same_end(last: Sequence[bool]) -> None:
+    """Refuse epochs that end on some processes only: the others would wait for them for ever."""
+    if any(last) and not all(last):
+        ends, goes_on = last.index(True), last.index(False)
+        raise DataError(
+            f"the epoch of process {ends} ends with this batch, that of process {goes_on} does not. Give every process "
+            "the same number of batches, with a datamodule of this package or --trainer.limit_train_batches."
+        )

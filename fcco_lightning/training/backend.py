@@ -38,6 +38,7 @@ class LightningBackend:
     ) -> None:
         self.module, self.clip_val, self.clip_algorithm = module, clip_val, clip_algorithm
         self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
+        self.of_steps: set[str] = set()  # metrics of training steps, which every epoch has
         self.idle: list[Tensor] = []  # parameters that DistributedDataParallel waits for and the present phase has not
 
     @property
@@ -107,10 +108,16 @@ class LightningBackend:
             return
         for scheduler in (config.scheduler for config in self.module.trainer.lr_scheduler_configs):
             if isinstance(scheduler, ReduceLROnPlateau):
-                if plateau:
+                if plateau and self._is_new():
                     scheduler.step(self._monitored())
             elif not plateau:
                 scheduler.step()
+
+    def _is_new(self) -> bool:
+        """Whether this epoch has a value of the monitored metric: one of validation comes with a validation only."""
+        trainer = self.module.trainer
+        every = trainer.check_val_every_n_epoch
+        return every is None or (trainer.current_epoch + 1) % every == 0 or self.scheduler_monitor in self.of_steps
 
     def _monitored(self) -> Tensor:
         logged = self.module.trainer.callback_metrics

@@ -32,6 +32,7 @@ from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.averaging import WeightAverage, exchange, require_wide
 from fcco_lightning.training.backend import LightningBackend
+from fcco_lightning.training.common_statistics import share_statistics
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.finite_weights import require_finite_weights
 from fcco_lightning.training.hyperparameters import Hyperparameters, apply_changes, typed_hyperparameters
@@ -46,8 +47,8 @@ from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
 from fcco_lightning.training.trainers import (
+    in_parts,
     require_batches,
-    require_own_statistics,
     require_rows,
     require_whole_weights,
 )
@@ -90,6 +91,9 @@ class FCCOModule(EvaluatingModule):
             gradient: the rows, pairs and constraints are those of the whole batch.
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
+        compiled: whether the network is compiled by torch.compile, which takes some seconds or minutes at first and
+            then saves time on large networks.  Dropout draws the same masks as without.  CPUs need a C++ compiler for
+            it, GPUs Triton.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class FCCOModule(EvaluatingModule):
         pretrain: Pretraining | None = None,
         micro_batch: int | None = None,
         average: WeightAverage | None = None,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -138,7 +143,7 @@ class FCCOModule(EvaluatingModule):
         )
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
-        self.average = average
+        self.average, self.compiled = average, compiled
         if average is not None and isinstance(self.algorithm, DoubleLoop) and self.algorithm.recovery_steps:
             raise ConfigError(
                 f"average and recovery_steps={self.algorithm.recovery_steps} of {self.algorithm.name} both choose the "
@@ -164,7 +169,6 @@ class FCCOModule(EvaluatingModule):
             require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
             require_batches(trainer)
         require_whole_weights(trainer)
-        require_own_statistics(trainer)
         if self.average is not None:
             require_wide(trainer.precision)
         if self._own_accumulation:  # a second fit with the same Trainer
@@ -173,14 +177,7 @@ class FCCOModule(EvaluatingModule):
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")
             trainer.gradient_clip_val = None
-        if trainer.accumulate_grad_batches != 1:
-            raise ConfigError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not defined for compositional "
-                "objectives: the gradient of several small batches is not that of a large one. Set "
-                f"--data.batches.batch_size to {trainer.accumulate_grad_batches} times what it is, and "
-                "--model.micro_batch to what it is now: the same memory, and the large batch's gradient. (ALEXR2's "
-                "inner loop is --model.algorithm.K.)"
-            )
+        self.micro_batch = in_parts(trainer, self.micro_batch)
         return [_Announce(), LoopProgress(), OneLine()]
 
     def setup(self, stage: str) -> None:
@@ -191,6 +188,7 @@ class FCCOModule(EvaluatingModule):
         """
         if self.processes.size != self.trainer.world_size:
             self.processes = Processes.apart()
+        share_statistics(self.trainer, self.processes, self.micro_batch)
         install(self.trainer)
         self._phase_start = min(self._phase_start, self.trainer.current_epoch)  # of an earlier fit
         datamodule = getattr(self.trainer, "datamodule", None)
@@ -205,6 +203,8 @@ class FCCOModule(EvaluatingModule):
             self._check_constraints(datamodule)
             if stage == "fit":
                 self._make_problem(datamodule)
+        if self.compiled:
+            self.network.compile(options={"fallback_random": True})  # torch's own draws: a second pass repeats them
         if stage == "fit":
             require_same_everywhere(self.processes, self._description(datamodule))
         else:
@@ -397,7 +397,12 @@ class FCCOModule(EvaluatingModule):
         )
 
     def on_train_start(self) -> None:
-        """Continue the random streams of the checkpoint, and let what the user changed win over it."""
+        """Continue the random streams of the checkpoint, and let what the user changed win over it.
+
+        Raises:
+            ConfigError: if the processes have different numbers of batches.
+        """
+        require_same_everywhere(self.processes, {"number of training batches": str(self.trainer.num_training_batches)})
         if self._restored is None:
             return
         self._begin_epoch()  # in the middle of an epoch its start is not repeated
@@ -509,6 +514,7 @@ class FCCOModule(EvaluatingModule):
     def _log_step(self, estimates: Mapping[str, Tensor]) -> None:
         # straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so
         values = {f"{self._phase.prefix}_{name}": value.item() for name, value in estimates.items()}
+        self.backend.of_steps |= values.keys()
         self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
         values |= {f"nu/{name}": value for name, value in self.multipliers().items()}
         if self.skip_nonfinite:

@@ -348,17 +348,19 @@ def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes:
         PeerError: on the other processes.
     """
     header, weights = checkpoint["fcco"], checkpoint["state_dict"]
+    file = header.get(FOLDER, "").removesuffix(".rows")
     with processes.together():
         for name, state in states.items():
             key, described = f"{name}.rows", header["tables"].get(name)
             if described is None:
                 raise CheckpointError(
-                    f"the checkpoint has no dual state `{name}`, only {sorted(header['tables'])}. It was trained with "
-                    "another objective or set of constraints: use the same ones, or start without --ckpt_path."
+                    f"the checkpoint `{file}` has no dual state `{name}`, only {sorted(header['tables'])}. It was "
+                    "trained with another objective or set of constraints: use the same ones, or start without "
+                    "--ckpt_path."
                 )
-            _require_same_shape(name, state, described)
+            _require_same_shape(file, name, state, described)
             if key in weights:
-                _require_checksum(name, checksum(weights[key], 0), described)
+                _require_checksum(file, name, checksum(weights[key], 0), described)
                 state.rows.copy_(weights[key][state.first : state.first + len(state.rows)])
             else:
                 folder = Path(header[FOLDER]) / header["save_id"]
@@ -372,18 +374,19 @@ def _described(state: DualState, total: int) -> dict[str, Any]:
     return {**shape, "checksum": f"{total:016x}"}
 
 
-def _require_same_shape(name: str, state: DualState, described: Mapping[str, Any]) -> None:
+def _require_same_shape(file: str, name: str, state: DualState, described: Mapping[str, Any]) -> None:
     here, there = ("{num_rows} x {width} {dtype}".format_map(d) for d in (_described(state, 0), described))
     if here != there:
         raise CheckpointError(
-            f"the checkpoint's dual state `{name}` has (rows x width) {there}, this problem needs {here}. It was "
-            "trained on another data set, split or set of constraints: use the same ones, or start without --ckpt_path."
+            f"the checkpoint `{file}`: its dual state `{name}` has (rows x width) {there}, this problem needs {here}. "
+            "It was trained on another data set, split or set of constraints: use the same ones, or start without "
+            "--ckpt_path."
         )
 
 
-def _require_checksum(name: str, total: int, described: Mapping[str, Any]) -> None:
+def _require_checksum(file: str, name: str, total: int, described: Mapping[str, Any]) -> None:
     if f"{total:016x}" != described["checksum"]:
         raise CheckpointError(
-            f"the rows of the dual state `{name}` do not match their checksum: the checkpoint is damaged. Use an "
-            "earlier one."
+            f"the rows of the dual state `{name}` do not match their checksum: the checkpoint `{file}` is damaged. Use "
+            "an earlier one."
         )

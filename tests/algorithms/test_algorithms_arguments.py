@@ -1,4 +1,5 @@
 import pytest
+import torch
 from toy_problem import HingeMargin, make_batches, make_engine, make_network
 
 from fcco_lightning import ALEXR, ALEXR2, MOAP, MSVR, SOAP, SONEX, SONX, SOX, AdamType, SOXBoost
@@ -59,8 +60,9 @@ def test_sox_boost_needs_whole_rows():
         SOXBoost().pose(HingeMargin(), num_samples=8, layout="sharded")
 
 
-def test_sox_boost_refuses_an_optimizer_without_momentum():
+@pytest.mark.parametrize("optimizer", [AdamType, torch.optim.RMSprop])
+def test_sox_boost_refuses_an_optimizer_without_dampening(optimizer):
     network = make_network()
     engine, (batch,) = make_engine(SOXBoost(), network), make_batches(1)
     with pytest.raises(ConfigError, match="Use HeavyBall"):
-        engine.train_batch(batch, AdamType(network.parameters(), lr=0.05))
+        engine.train_batch(batch, optimizer(network.parameters(), lr=0.05))

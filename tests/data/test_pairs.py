@@ -111,14 +111,16 @@ def test_csv_files(folder):
     require_pairs(read_pairs([str(folder / "b.csv"), folder / "a.csv"]), [3, 4, 5, 0, 1, 2])
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "metadata"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "images in parquet", "metadata"])
 @pytest.mark.parametrize("outside", ["../secret.png", "absolute"])
 def test_tables_name_regular_files_below_their_folder(kind, outside, folder):
     image(0).save(folder / "secret.png")
     below = folder / "images"
     name = str(folder / "secret.png") if outside == "absolute" else outside
     frame = pd.DataFrame({"file_name": ["1.png", name], "caption": ["a", "b"]})
-    if kind == "parquet":
+    if kind == "images in parquet":
+        frame["file_name"] = [{"path": path, "bytes": None} for path in frame["file_name"]]
+    if "parquet" in kind:
         frame.to_parquet(source := below / "t.parquet")
     else:
         frame.to_csv(below / f"{kind}.csv", index=False)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate
@@ -52,3 +53,11 @@ def test_a_table_may_have_no_column():
     assert len(table) == 3
     with pytest.raises(DataError):
         TensorTable({}, size=0)
+
+
+@pytest.mark.parametrize(
+    "column", [np.array(["yes", "no"]), ["yes", "no"], np.zeros(2)], ids=["texts", "list", "array"]
+)
+def test_a_column_that_is_no_tensor_is_refused_by_name(column):
+    with pytest.raises(DataError, match=r"Column 'y' must be a tensor, got (ndarray of|list)"):
+        TensorTable({"x": torch.zeros(2), "y": column})

@@ -66,6 +66,16 @@ def test_batch_norm_is_evaluated_with_the_statistics_of_all():
     torch.testing.assert_close(second["weights"], first["weights"], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("algorithm", ["SONEX", pytest.param("ALEXR2", marks=pytest.mark.slow)])
+def test_common_statistics_of_batch_norm_are_those_of_one_process(algorithm):
+    """Three processes with 8 samples each, and 3, 2 and 2 of the last batch; running statistics are compared, too."""
+    job = {"algorithm": algorithm, "batch_norm": True, "rows": 127, "batches": {"drop_last": False}}
+    together = run({**job, "trainer": {"sync_batchnorm": True}}, 3)
+    assert_same(together, run(job, 1), rtol=1e-4, atol=1e-5)
+    apart = run(job, 3)[0]["weights"]
+    assert any((apart[name] - value).abs().max() > 1e-3 for name, value in together[0]["weights"].items())
+
+
 @pytest.mark.slow
 def test_averaged_weights_of_two_processes(tmp_path):
     """Those of one process; with BatchNorm, whose statistics are each process's own, resumed bit for bit."""
@@ -172,6 +182,16 @@ def test_other_rows_are_refused(saved):
 
 
 # -------------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [(True, "`number of training batches`. process 0: 10; process 1: 6"), (False, "of process 1 ends with this batch")],
+)
+def test_epochs_of_different_lengths_stop_all(known, message):
+    for result in launch(jobs.fit_own_loader, 2, {"batches": (10, 6), "known": known}):
+        assert isinstance(result, Ended)
+        assert message in result.message
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,17 @@ def test_after_the_last_batch_of_an_epoch_its_validation_is_still_to_come(make_m
     whole = run(SaveAt(tmp_path / "at.ckpt", 1, 1))
     assert run(ckpt_path=tmp_path / "at.ckpt") == whole
     assert whole["last_epoch"] == 3
+
+
+@pytest.mark.parametrize(("monitor", "steps"), [("train_auc", 2), ("train_objective", 6)])
+def test_a_plateau_is_looked_at_when_there_is_a_new_value(monitor, steps, make_module, make_trainer):
+    made = []
+
+    class Counted(schedules.ReduceLROnPlateau):
+        def step(self, metrics, epoch=None):
+            made.append(float(metrics))
+            super().step(metrics)
+
+    module = make_module(algorithm=SGD(), constraints=(), scheduler=Counted, scheduler_monitor=monitor)
+    make_trainer(max_epochs=6, check_val_every_n_epoch=3).fit(module, make_data(**DATA))
+    assert len(made) == steps

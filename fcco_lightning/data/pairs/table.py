@@ -173,8 +173,11 @@ class FilesIn:
 
     def __getitem__(self, i: int) -> Any:
         stored = self.images[i]
-        if not isinstance(stored, str):
+        path = stored
+        if isinstance(stored, Mapping):  # as tables keep images: their bytes, or where they lie
+            path = stored.get("path") if stored.get("bytes") is None else None
+        if not isinstance(path, str):
             return stored
         if not self.allow_outside:
-            require_inside(self.folder, [stored], f"pairs in '{self.folder}'")
-        return self.folder / stored
+            require_inside(self.folder, [path], f"pairs in '{self.folder}'")
+        return self.folder / path
