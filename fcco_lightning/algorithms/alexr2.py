@@ -1,7 +1,11 @@
 """ALEXR2."""
 
+from math import sqrt
+from typing import Any, Self
+
 from fcco_lightning.algorithms.double_loop import Clipped, DoubleLoop
 from fcco_lightning.algorithms.two_draws import Jacobian
+from fcco_lightning.checks import at_least, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import CorrectedEMA, DualMirror
 from fcco_lightning.outer import MoreauSmoothing
@@ -68,3 +72,43 @@ class ALEXR2(DoubleLoop):
             recovery_steps=recovery_steps,
             clip=clip,
         )
+
+    @classmethod
+    def theory(
+        cls,
+        theta: float,
+        sampled: float,
+        lipschitz: float,
+        weak_convexity: float,
+        width: int = 1,
+        **given: Any,
+    ) -> Self:
+        r"""The step sizes under which the paper proves convergence.
+
+        With ``b = sqrt(d_1) C_f rho_g`` they are ``nu = 1/(4 b)``, ``eta = (1 - theta) / ((4 theta - 1) b)``,
+        ``gamma = (1 - theta) n / B_1`` and ``gamma' = gamma theta``.  The learning rate of the optimizer, alpha, is at
+        most ``beta nu / 2``, with beta its weight of a new gradient.
+
+        Args:
+            theta: in [1/2, 1); theory takes 1 - theta of the order of epsilon^2.
+            sampled: B_1/n, the share of rows that a batch speaks of, in (0, 1], and more than 1 - theta.
+            lipschitz: C_f, > 0, of the outer function.
+            weak_convexity: rho_g, > 0, of the inner functions.
+            width: d_1, the number of values of an inner function, >= 1.
+            **given: other arguments of the class; K is of the order ``n / (B_1 B_2 epsilon^3)``, lam of epsilon / C_f.
+
+        Raises:
+            ConfigError: if an argument is out of range.
+        Source: SONEX paper, Thm C.1; the row of u in place of y as in the class.
+        """
+        left = 1 - fraction("theta", theta)
+        if not 0 < left <= 0.5 or left >= fraction("sampled", sampled):
+            raise ConfigError(
+                f"theta={theta!r} must be at least 1/2, above 1 - sampled = {1 - sampled:.6g}, and below 1. "
+                f"Use theta={1 - sampled / 2:.6g}."
+            )
+        bound = sqrt(at_least("width", width, 1)) * positive("lipschitz", lipschitz)
+        bound *= positive("weak_convexity", weak_convexity)
+        gamma = left / sampled
+        eta, nu = left / ((4 * theta - 1) * bound), 1 / (4 * bound)
+        return cls(eta=eta, nu=nu, gamma=gamma, gamma_prime=gamma * theta, **given)

@@ -1,6 +1,7 @@
 """PG-SVRG: variance-reduced descent-ascent around a centre."""
 
-from typing import Any
+from math import ceil, log
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class PGSVRG(ProximallyGuided):
         ConfigError: if an argument is out of range, if the geometry is not that of the objective's penalty, or, when
             training starts, if the network recomputes activations or gradients are scaled for half precision.
     Source: PG-SMD paper, Alg. 3 and 4, section 2; errata PG-2 to PG-4.  J, K and the step sizes are tuned, as in its
-    experiments.
+    experiments; :meth:`theory` has those of its proof.
     """
 
     def __init__(
@@ -66,6 +67,56 @@ class PGSVRG(ProximallyGuided):
         super().__init__(gamma, geometry, radius, linearised=linearised)
         self.eta, self.eta_dual = positive("eta", eta), positive("eta_dual", eta_dual)
         self.J, self.K = at_least("J", J, 2), at_least("K", K, 2)
+
+    @classmethod
+    def theory(
+        cls,
+        stages: int,
+        gamma: float,
+        smoothness: float,
+        mu: float,
+        diameter: float,
+        dual_diameter: float,
+        geometry: Geometry = "kl",
+        radius: float | None = None,
+    ) -> Self:
+        r"""The constants under which the paper proves convergence, for a penalty on q.
+
+        With ``mu_z = 1/(2 gamma)`` and ``Lambda = 52 L^2 / min(mu_z, mu)^2 + 3/2`` they are ``eta = 1/(mu_z Lambda)``,
+        ``eta_dual = 1/(mu Lambda)``, ``J = ceil(1 + (3/2 + 3 Lambda) log 4)`` and
+        ``K = ceil(1 + 4 log(9 T^2 (1/4 + Lambda/2) (mu_z D^2 + mu D_q^2)))``, which is the K of the last of T stages;
+        an earlier one needs less.  J is 226 where L is the smaller of mu_z and mu, and grows with the square of the
+        ratio: what is tuned is far shorter.
+
+        Args:
+            stages: T, >= 1.
+            gamma: proximal parameter, > 0; at most 1/(2 rho) for rho-weakly convex losses.
+            smoothness: L, > 0: the Lipschitz constant of ``grad_w f_i`` and ``grad_q f_i``, the larger one, of
+                ``f_i = n q_i R_i(w)``.
+            mu: > 0, by which the penalty is strongly convex in V: ``penalty.curvature(n)``.
+            diameter: D, > 0, the largest distance of two weights: 2 ``radius`` for one tensor.
+            dual_diameter: D_q, > 0: ``sqrt(2 log n)`` for all weights q of n rows with the geometry "kl".
+            geometry: V, as for the class.
+            radius: of the ball of the weights, as for the class.
+
+        Raises:
+            ConfigError: if an argument is out of range; without a penalty (mu = 0) the constants differ from stage to
+                stage and are not offered.
+        Source: PG-SMD paper, Alg. 3 line 2 and Alg. 4 lines 3 and 4; errata PG-3 and PG-4.
+        """
+        mu_z, mu = 1 / (2 * positive("gamma", gamma)), positive("mu", mu)
+        scale = 52 * positive("smoothness", smoothness) ** 2 / min(mu_z, mu) ** 2 + 1.5  # Lambda
+        apart = mu_z * positive("diameter", diameter) ** 2 + mu * positive("dual_diameter", dual_diameter) ** 2
+        rounds = log(9 * at_least("stages", stages, 1) ** 2 * (0.25 + scale / 2) * apart)
+        return cls(
+            gamma,
+            eta=1 / (mu_z * scale),
+            eta_dual=1 / (mu * scale),
+            J=ceil(1 + (1.5 + 3 * scale) * log(4)),
+            K=max(2, ceil(1 + 4 * rounds)),
+            geometry=geometry,
+            radius=radius,
+        )
 
     def start(self, engine: Engine) -> None:
         super().start(engine)

@@ -29,6 +29,8 @@ from fcco_lightning.errors import ConfigError
         (lambda: ALEXR2(nu=-1.0), "nu must be"),
         (lambda: ALEXR2(lam=0.0), "lam must be"),
         (lambda: ALEXR2(gamma=0.0), "gamma must lie in"),
+        (lambda: ALEXR2.theory(0.4, 1.0, 1.0, 1.0), "theta=0.4 must be at least 1/2"),
+        (lambda: ALEXR2.theory(0.8, 0.1, 1.0, 1.0), r"above 1 - sampled = 0.9, and below 1. Use theta=0.95"),
         (lambda: SOXBoost(gamma=0.0), "gamma must lie in"),
         (lambda: SOXBoost(first_stage=0), "first_stage must be a whole number >= 1"),
     ],
@@ -36,6 +38,19 @@ from fcco_lightning.errors import ConfigError
 def test_bad_arguments_are_refused_by_name(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_constants_of_alexr2s_theory_satisfy_what_its_proof_asks():
+    """``(1/eta + b)/(1/eta + 1/nu)`` and, of the step in y, ``(tau + 1 - B_1/n)/(tau + 1)`` are theta."""
+    theta, sampled, lipschitz, weak, width = 0.95, 0.2, 3.0, 0.7, 4
+    algorithm, bound = ALEXR2.theory(theta, sampled, lipschitz, weak, width, K=7, lam=0.1), 2 * lipschitz * weak
+    assert algorithm.nu * 4 * bound == pytest.approx(1)
+    assert (1 / algorithm.eta + bound) / (1 / algorithm.eta + 1 / algorithm.nu) == pytest.approx(theta)
+    estimator = algorithm.estimator
+    tau = 1 / estimator.gamma - 1
+    assert (tau + 1 - sampled) / (tau + 1) == pytest.approx(theta)
+    assert estimator.gamma_prime == pytest.approx(estimator.gamma * theta)
+    assert algorithm.K == 7
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,16 @@ def test_dual_steps_are_those_of_the_set(ambiguity):
             np.testing.assert_allclose(q, expected, atol=1e-9)
 
 
+def test_newtons_method_ends_from_a_threshold_far_away():
+    """From where all weights are at one bound; else every step would be left to the slower set."""
+    steps, losses = DualSteps(CappedSimplex(0.4), ChiSquarePenalty(0.5), N), RANDOM.normal(size=N) ** 2
+    for start in (-1e3, -1.0, 0.5, 1e3):
+        steps.at_response = start
+        q = steps.respond(losses)[1]
+        assert steps.at_response is not None
+        assert q.sum() == pytest.approx(1, abs=1e-12)
+
+
 @pytest.mark.parametrize("size", [1, 16, N // D, N])
 @pytest.mark.parametrize("start", ["practice", "theory"])
 def test_drago_converges_linearly_for_every_block_size(size, start):
