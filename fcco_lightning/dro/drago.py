@@ -10,10 +10,11 @@ from fcco_lightning.ambiguity import KLPenalty
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.dro.problem import Array, LinearProblem, Progress, square, weigh
 from fcco_lightning.dro.solvers import blocks_of
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, NonFiniteError
 
-Start = Literal["practice", "theory"]
+Start = Literal["practice", "theory", "steady"]
 _LARGEST = 0.1  # alpha, where blocks are large
+_DIVERGED, _SMALLEST = 1e6, 1e-9  # times the objective at w = 0; alpha
 _LOOKS = 8  # one look at the gap per so many iterations, when there have been many
 
 
@@ -36,9 +37,12 @@ class DRAGO:
     Args:
         block_size: b; None for about n/d, so that q costs as much as the data.  It need not divide n.
         alpha: step size; None for :func:`default_alpha`, which is min(0.1, b/(2n)) unless the problem is badly
-            conditioned.
+            conditioned.  Where the objective then grows a millionfold, the start "steady" is tried from w = 0, and if
+            need be a quarter of alpha.
         start: "practice" for ``a_t = (1+alpha)^{t-1}``, "theory" for ``a_1 = 1, a_2 = 4 alpha``, then growing likewise:
-            slower, without the rise of the gap at first where the curvature of the loss is large beside mu.
+            slower, with a smaller rise of the gap at first where the curvature of the loss is large beside mu; "steady"
+            for ``beta = 1/alpha`` and ``r = 1/(1+alpha)`` from the first step on, which is what both tend to: no rise,
+            and about 1/alpha iterations more.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -64,17 +68,35 @@ class DRAGO:
                 f"block_size={b} is larger than the {problem.n} samples. Use None, or a number up to {problem.n}."
             )
         alpha = self.alpha or default_alpha(problem, b)
+        start, given = self.start, self.alpha is not None
+        while True:
+            try:
+                self._iterate(problem, progress, random, b, alpha, start)
+            except NonFiniteError:
+                if given or alpha < _SMALLEST:
+                    raise
+                alpha, start = (alpha / 4 if start == "steady" else alpha), "steady"
+
+    def _iterate(
+        self,
+        problem: LinearProblem,
+        progress: Progress,
+        random: np.random.Generator,
+        b: int,
+        alpha: float,
+        start: Start,
+    ) -> None:
         w, q = problem.zeros(), np.full(problem.n, 1 / problem.n)
         tables = _Tables(problem, progress, blocks_of(problem.n, b), w, q)
         count = len(tables.blocks)  # M
         most = 1 / (16 * alpha * (1 + alpha) * (count - 1) ** 2) if count > 1 else 0.0
         window = _Window(w, count)
-        progress.look(w)
+        bound = _DIVERGED * max(1.0, abs(progress.look(w).value))
 
         t, next_look = 0, 1
         while True:
             t += 1
-            r, beta = self._growth(alpha, t)
+            r, beta = _growth(alpha, t, start)
             i, j = random.integers(count, size=2).tolist()
             k = t % count
 
@@ -88,17 +110,21 @@ class DRAGO:
             q = problem.dual.prox(ahead, q, beta)
             tables.renew(k, q, slopes)
             if t >= next_look:
-                progress.look(w, (tables.losses, slopes) if count == 1 else None)
+                value = progress.look(w, (tables.losses, slopes) if count == 1 else None).value
+                progress.check(value if value < bound else math.inf)
                 next_look = t + max(count, t // _LOOKS)
 
-    def _growth(self, alpha: float, t: int) -> tuple[float, float]:
-        """``a_{t-1}/a_t`` and ``A_{t-1}/a_t``."""
-        if t == 1:
-            return 0.0, 0.0
-        if self.start == "practice":
-            return 1 / (1 + alpha), (1 - (1 + alpha) ** (1 - t)) / alpha
-        ratio = 1 / (4 * alpha) if t == 2 else 1 / (1 + alpha)
-        return ratio, (1 - 0.75 * (1 + alpha) ** (2 - t)) / alpha
+
+def _growth(alpha: float, t: int, start: Start) -> tuple[float, float]:
+    """``a_{t-1}/a_t`` and ``A_{t-1}/a_t``."""
+    if start == "steady":
+        return 1 / (1 + alpha), 1 / alpha
+    if t == 1:
+        return 0.0, 0.0
+    if start == "practice":
+        return 1 / (1 + alpha), (1 - (1 + alpha) ** (1 - t)) / alpha
+    ratio = 1 / (4 * alpha) if t == 2 else 1 / (1 + alpha)
+    return ratio, (1 - 0.75 * (1 + alpha) ** (2 - t)) / alpha
 
 
 class _Window:

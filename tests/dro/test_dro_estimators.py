@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fcco_lightning import CappedSimplex, ChiSquareBall, DROClassifier, DRORegressor, KLBall, Simplex, SpectralRisk
 from fcco_lightning.dro import DRAGO, LSVRG
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 
 DIABETES = load_diabetes(return_X_y=True)
 TABLE = StandardScaler().fit_transform(DIABETES[0])[:120], DIABETES[1][:120] / 50
@@ -172,3 +172,15 @@ def test_bad_data():
 def test_a_gap_that_stays_is_warned_of():
     with pytest.warns(ConvergenceWarning, match="the duality gap is"):
         DRORegressor(solver=LSVRG(), max_passes=3, tol=1e-12).fit(*TABLE)
+
+
+@pytest.mark.parametrize("size", [1, 16, 331])
+def test_drago_without_a_step_size_on_a_table_whose_loss_is_steep_beside_mu(size):
+    x, y = load_diabetes(return_X_y=True)
+    x, y = StandardScaler().fit_transform(x)[:331], ((y - y.mean()) / y.std())[:331]
+    robust = DRORegressor(CappedSimplex(0.1), nu=1.0, mu=1.0, tol=1e-6)
+    found = clone(robust).set_params(solver=DRAGO(size)).fit(x, y)
+    np.testing.assert_allclose(found.coef_, robust.fit(x, y).coef_, atol=1e-3)
+    assert found.duality_gap_ <= 1e-6
+    with pytest.raises(NonFiniteError, match="take a smaller step"):
+        clone(robust).set_params(mu=0.01, solver=DRAGO(331, alpha=0.1)).fit(x, y)
