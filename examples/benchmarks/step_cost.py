@@ -297,9 +297,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=60, help="rounds for resnet18; the MLP takes 20 times as many")
     parser.add_argument("--groups", action="store_true", help="group DRO, resnet18 at 64x64")
-    parser.add_argument(
-        "--constraints", action="store_true", help="1 to 1000 caps, and differences, perceptron"
-    )
+    parser.add_argument("--constraints", action="store_true", help="1 to 1000 caps, and differences, perceptron")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
