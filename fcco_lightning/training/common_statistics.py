@@ -57,6 +57,7 @@ def share_statistics(trainer: Trainer, processes: Processes, micro_batch: int | 
     trainer.strategy._layer_sync = CommonStatistics(processes)  # type: ignore[attr-defined]  # in the place of torch's
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # processes talk to each other
 def normalised(layer: _BatchNorm, processes: Processes, x: Tensor) -> Tensor:
     r"""``(x - mean) / sqrt(var + eps) * weight + bias``, in training by mean and variance over all processes.
 

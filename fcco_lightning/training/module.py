@@ -47,6 +47,7 @@ from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
 from fcco_lightning.training.trainers import (
+    in_parts,
     require_batches,
     require_rows,
     require_whole_weights,
@@ -90,6 +91,9 @@ class FCCOModule(EvaluatingModule):
             gradient: the rows, pairs and constraints are those of the whole batch.
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
+        compiled: whether the network is compiled by torch.compile, which takes some seconds or minutes at first and
+            then saves time on large networks.  Dropout draws the same masks as without.  CPUs need a C++ compiler for
+            it, GPUs Triton.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class FCCOModule(EvaluatingModule):
         pretrain: Pretraining | None = None,
         micro_batch: int | None = None,
         average: WeightAverage | None = None,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -138,7 +143,7 @@ class FCCOModule(EvaluatingModule):
         )
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
-        self.average = average
+        self.average, self.compiled = average, compiled
         if average is not None and isinstance(self.algorithm, DoubleLoop) and self.algorithm.recovery_steps:
             raise ConfigError(
                 f"average and recovery_steps={self.algorithm.recovery_steps} of {self.algorithm.name} both choose the "
@@ -172,14 +177,7 @@ class FCCOModule(EvaluatingModule):
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")
             trainer.gradient_clip_val = None
-        if trainer.accumulate_grad_batches != 1:
-            raise ConfigError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not defined for compositional "
-                "objectives: the gradient of several small batches is not that of a large one. Set "
-                f"--data.batches.batch_size to {trainer.accumulate_grad_batches} times what it is, and "
-                "--model.micro_batch to what it is now: the same memory, and the large batch's gradient. (ALEXR2's "
-                "inner loop is --model.algorithm.K.)"
-            )
+        self.micro_batch = in_parts(trainer, self.micro_batch)
         return [_Announce(), LoopProgress(), OneLine()]
 
     def setup(self, stage: str) -> None:
@@ -205,6 +203,8 @@ class FCCOModule(EvaluatingModule):
             self._check_constraints(datamodule)
             if stage == "fit":
                 self._make_problem(datamodule)
+        if self.compiled:
+            self.network.compile(options={"fallback_random": True})  # torch's own draws: a second pass repeats them
         if stage == "fit":
             require_same_everywhere(self.processes, self._description(datamodule))
         else:

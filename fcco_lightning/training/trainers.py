@@ -4,6 +4,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
+from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.errors import CheckpointError, ConfigError
 
 
@@ -37,6 +38,37 @@ def require_batches(trainer: Trainer) -> None:
             "weights of the start. Give a number of batches >= 1 or a share of an epoch; to evaluate weights, use "
             "`fcco validate`, or Trainer.validate."
         )
+
+
+def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
+    """Let K accumulated batches be one batch of K parts, whose gradient that of K small batches is not.
+
+    The datamodule then draws batches of K times as many samples, and a part of them passes through the network at once.
+
+    Args:
+        trainer: whose ``accumulate_grad_batches`` is taken over.
+        micro_batch: largest number of samples that pass through the network at once, or None for all.
+
+    Returns: the same, at most the number of samples of a part.
+
+    Raises:
+        ConfigError: if the batches are not those of a datamodule of this package, or have no given number of samples.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        trainer._fcco_parts = trainer.accumulate_grad_batches  # type: ignore[attr-defined]  # for a second fit
+        trainer.accumulate_grad_batches = 1  # manual optimization refuses another number
+    parts, datamodule = getattr(trainer, "_fcco_parts", 1), getattr(trainer, "datamodule", None)
+    if parts == 1 or trainer.state.fn != "fit":
+        return micro_batch
+    if not isinstance(datamodule, SplitDataModule):
+        raise ConfigError(
+            f"accumulate_grad_batches={parts} is not defined for compositional objectives with loaders of your own: "
+            "the gradient of several small batches is not that of a large one. Let them give batches "
+            f"{parts} times as large, and set --model.micro_batch to what their size is now: the same memory, and the "
+            "large batch's gradient. (ALEXR2's inner loop is --model.algorithm.K.)"
+        )
+    size = datamodule.accumulate(parts)
+    return size if micro_batch is None else min(size, micro_batch)
 
 
 def require_rows(trainer: Trainer | None) -> None:

@@ -213,7 +213,6 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.optimizer.beta=0"], "beta must lie in (0, 1]", 1),
         (["--data.batches.batch_size=401"], "401", 1),
         (["--trainer.overfit_batches=2"], "--trainer.limit_train_batches", 1),
-        (["--trainer.accumulate_grad_batches=2"], "--data.batches.batch_size", 1),
         (["--data.batches.batchsize=4"], "Did you mean batch_size", 2),
         (["--data.batches.batch_size=many"], "many", 2),
         (["--data.batches=Uniformly"], "Uniformly", 2),

@@ -20,7 +20,9 @@ from fcco_lightning import (
     SGD,
     SONEX,
     SOX,
+    BalancedSampling,
     ConfigError,
+    GroupSampling,
     HeavyBall,
     HingePenalty,
     NonFiniteError,
@@ -28,6 +30,7 @@ from fcco_lightning import (
     SOXBoost,
     SquaredHingePenalty,
     TabularMLP,
+    UniformSampling,
 )
 from fcco_lightning.callbacks import Checkpoints
 from fcco_lightning.data import TensorTable
@@ -100,9 +103,42 @@ def test_clipping_flag_of_the_trainer_is_honoured(make_module, make_trainer, sma
     assert max(clipped) <= limit * (1 + 1e-4) < min(free)
 
 
-def test_accumulation_is_refused_with_the_replacement(make_module, make_trainer, small_data):
-    with pytest.raises(ConfigError, match=r"--data\.batches\.batch_size"):
-        make_trainer(accumulate_grad_batches=2).fit(make_module(), small_data)
+def accumulated(make_module, make_trainer, parts, batches, **changes):
+    torch.manual_seed(0)
+    trainer, module = make_trainer(max_epochs=2, accumulate_grad_batches=parts), make_module(**changes)
+    data = make_data(train=make_frame(90, 0), batches=batches)
+    for epochs in (2, 3):  # the second fit with other data of the same kind, and the same Trainer
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module, data)
+        data = make_data(train=make_frame(90, 0), batches=batches)
+    return module, trainer.global_step
+
+
+@pytest.mark.parametrize("algorithm", [SONEX, lambda: ALEXR2(K=2)])
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [
+        (UniformSampling(10), UniformSampling(30)),
+        (UniformSampling(8, drop_last=False), UniformSampling(24, drop_last=False)),
+        (BalancedSampling(8), BalancedSampling(24)),
+    ],
+    ids=["uniform", "uneven", "balanced"],
+)
+def test_accumulated_batches_are_one_batch(small, large, algorithm, make_module, make_trainer):
+    found, steps = accumulated(make_module, make_trainer, 3, small, algorithm=algorithm())
+    expected, wanted = accumulated(make_module, make_trainer, 1, large, algorithm=algorithm())
+    assert (steps, found.micro_batch) == (wanted, small.batch_size)
+    torch.testing.assert_close(found.network.state_dict(), expected.network.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+def test_batches_that_cannot_be_accumulated_are_refused(make_module, make_trainer):
+    frame = make_frame(60, 0)
+    data = make_data(train=frame, batches=GroupSampling(None, 4))
+    with pytest.raises(ConfigError, match="GroupSampling draws no given number of samples, of which 2 parts"):
+        make_trainer(accumulate_grad_batches=2).fit(make_module(), data)
+    data.setup()
+    with pytest.raises(ConfigError, match=r"accumulate_grad_batches=2 is not defined .* batches 2 times as large"):
+        make_trainer(accumulate_grad_batches=2).fit(make_module(num_samples=60), data.train_dataloader())
 
 
 def test_the_same_trainer_can_fit_a_double_loop_twice(make_module, make_trainer, small_data):

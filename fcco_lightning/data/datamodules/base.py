@@ -16,7 +16,7 @@ from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
 from fcco_lightning.data.sampling import Sampling
 from fcco_lightning.data.table import AnnotatedTable, LabelTable, TensorTable, collate
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 
 INPUTS = frozenset({"x", "x2", "text"})
 """Columns that are a network's input."""
@@ -56,6 +56,7 @@ class SplitDataModule(LightningDataModule):
         super().__init__()
         self.allow_changed = allow_changed
         self.batches, self.seed = batches, at_least("seed", seed, 0)
+        self._asked_for = batches  # the same, unless they are made larger
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.num_workers = num_workers
         self.tables: dict[str, TensorTable] = {}
@@ -75,6 +76,29 @@ class SplitDataModule(LightningDataModule):
     def _batch_settings(self) -> tuple[Any, ...]:
         """Return the arguments that the training batches depend on."""
         return self.seed, self.batches
+
+    def accumulate(self, parts: int) -> int:
+        """Draw batches of ``parts`` times as many samples as the arguments say, and say how many a part of them has.
+
+        Args:
+            parts: of a batch, each as large as the batches that were asked for.
+
+        Raises:
+            ConfigError: if the batches are not of a given number of samples, or hold several tables' samples.
+        """
+        if self._joined:
+            raise ConfigError(
+                f"accumulate_grad_batches={parts}: batches that hold rows of several tables are not made larger as a "
+                "whole. Raise their own numbers, and set --model.micro_batch to the number of samples that fit into "
+                "memory."
+            )
+        self.batches, size = self._asked_for.in_parts(parts)
+        return size
+
+    @property
+    def _joined(self) -> bool:
+        """Whether a training batch holds rows of several tables."""
+        return False
 
     @abstractmethod
     def _fingerprint(self) -> dict[str, Any]:

@@ -419,6 +419,10 @@ class ContinualCLIPDataModule(SplitDataModule):
         made = self.config
         return made.image_size, made.mean, made.std, made.interpolation, made.resize_mode, self.origin.corrupt
 
+    @property
+    def _joined(self) -> bool:
+        return True
+
     def _batch_settings(self) -> tuple[Any, ...]:
         drawn = *super()._batch_settings(), self.task_batches
         return *drawn, *self._seen(), str(self.pairs.augment), self.pairs.corrupt

@@ -112,6 +112,10 @@ class TensorDataModule(SplitDataModule):
             plans |= self._drawn(name, name, paced, other)
         return plans
 
+    @property
+    def _joined(self) -> bool:
+        return bool(self._other_columns)
+
     def _batch_settings(self) -> tuple[Any, ...]:
         return (*super()._batch_settings(), self.other_batches)
 

@@ -28,6 +28,19 @@ class Sampling(ABC):
             DataError: if it does not have enough rows.
         """
 
+    def in_parts(self, parts: int) -> tuple["Sampling", int]:
+        """Return batches of ``parts`` times as many samples, and the number of samples of a part of one process.
+
+        An epoch has as many samples as before.
+
+        Raises:
+            ConfigError: if the batches are not of a given number of samples.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} draws no given number of samples, of which {parts} parts could be made. Raise its "
+            "own numbers, and set --model.micro_batch to the number of samples that fit into memory."
+        )
+
     @property
     def draws(self) -> int:
         """Number of independent draws in a batch."""

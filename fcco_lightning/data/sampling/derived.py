@@ -34,6 +34,11 @@ class RepeatedSampling(Sampling):
         if self.batches.draws != 1:
             raise ConfigError("RepeatedSampling takes single draws as batches, got TwoDraws. Put it inside TwoDraws.")
 
+    def in_parts(self, parts: int) -> tuple["RepeatedSampling", int]:
+        """Return larger batches of as many copies."""
+        batches, size = self.batches.in_parts(parts)
+        return replace(self, batches=batches), self.copies * size
+
     def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> RepeatedBatches:
         """Return the union batches of ``batches``, repeated."""
         return RepeatedBatches(self.batches.plan(columns, seed, world_size), self.copies)
@@ -67,6 +72,11 @@ class TwoDraws(Sampling):
     def draws(self) -> int:
         """Two."""
         return 2
+
+    def in_parts(self, parts: int) -> tuple["TwoDraws", int]:
+        """Return two larger draws."""
+        batches, size = self.batches.in_parts(parts)
+        return TwoDraws(batches), size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
         """Return the first draw; the other one is its :meth:`~BatchPlan.second_draw`."""

@@ -1,7 +1,7 @@
 """Draws of single rows: uniform ones, and those with a fixed number of every class or of every shard."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -33,6 +33,11 @@ class UniformSampling(Sampling):
         at_least("batch_size", self.batch_size, 1)
         at_least_or_none("num_batches", self.num_batches)
 
+    def in_parts(self, parts: int) -> tuple["UniformSampling", int]:
+        """Return larger batches, as many fewer."""
+        fewer = None if self.num_batches is None else -(-self.num_batches // parts)
+        return replace(self, batch_size=parts * self.batch_size, num_batches=fewer), self.batch_size
+
     def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> UniformBatches:
         """Return uniform union batches of ``batch_size`` rows of each process."""
         options = {"drop_last": self.drop_last, "num_batches": self.num_batches}
@@ -62,6 +67,10 @@ class BalancedSampling(Sampling):
     def __post_init__(self) -> None:
         at_least("batch_size", self.batch_size, 1)
         fraction("positive_fraction", self.positive_fraction)
+
+    def in_parts(self, parts: int) -> tuple["BalancedSampling", int]:
+        """Return larger batches."""
+        return replace(self, batch_size=parts * self.batch_size), self.batch_size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BalancedBatches:
         """Return balanced union batches of ``batch_size`` rows of each process."""
@@ -132,6 +141,10 @@ class OwnerSampling(Sampling):
     def __post_init__(self) -> None:
         at_least("batch_size", self.batch_size, 1)
         at_least("shuffle_seed", self.shuffle_seed, 0)
+
+    def in_parts(self, parts: int) -> tuple["OwnerSampling", int]:
+        """Return larger batches."""
+        return replace(self, batch_size=parts * self.batch_size), self.batch_size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> OwnerBatches:
         """Return union batches of ``batch_size`` rows of each process, all of its own shard."""

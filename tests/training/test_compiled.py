@@ -1,0 +1,53 @@
+"""A compiled network trains as the network itself."""
+
+import pytest
+import torch
+
+from fcco_lightning import (
+    MSVR,
+    SONEX,
+    SOX,
+    AveragePrecision,
+    BalancedSampling,
+    HeavyBall,
+    SquaredHingePenalty,
+    TabularMLP,
+)
+from tests.conftest import make_data
+from tests.training.test_resume import SaveAt
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+DATA = {"batches": BalancedSampling(20)}
+JOBS = {
+    "SOX, average precision": {"algorithm": lambda: SOX(0.3), "objective": AveragePrecision},
+    "SONEX, micro-batches": {"algorithm": SONEX, "micro_batch": 7},
+    "MSVR": {"algorithm": lambda: MSVR(gamma=0.3, gamma_prime=0.5)},
+}
+
+
+def run(make_module, make_trainer, name, *, compiled, callbacks=(), ckpt_path=None, epochs=2):
+    torch.manual_seed(0)
+    parts = {key: made if key == "micro_batch" else made() for key, made in JOBS[name].items()}
+    penalty = None if "SONEX" in name else SquaredHingePenalty(1.0)
+    network = TabularMLP([8, 8], batch_norm=True, dropout=0.3)
+    optimizer = lambda p: HeavyBall(p, lr=0.02)  # noqa: E731
+    module = make_module(network=network, penalty=penalty, optimizer=optimizer, compiled=compiled, **parts)
+    trainer = make_trainer(max_epochs=epochs, callbacks=list(callbacks))
+    trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
+    return trainer, module
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_same_weights_rows_and_figures(name, make_module, make_trainer):
+    (one, found), (other, expected) = (run(make_module, make_trainer, name, compiled=c) for c in (True, False))
+    torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(one.callback_metrics, other.callback_metrics, rtol=1e-3, atol=1e-5)
+
+
+def test_a_checkpoint_is_that_of_the_network_and_continues(make_module, make_trainer, tmp_path):
+    path = tmp_path / "at.ckpt"
+    _, whole = run(make_module, make_trainer, "MSVR", compiled=True, callbacks=[SaveAt(path, 1, 2)])
+    _, resumed = run(make_module, make_trainer, "MSVR", compiled=True, ckpt_path=path)
+    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0, equal_nan=True)
+    _, plain = run(make_module, make_trainer, "MSVR", compiled=False, ckpt_path=path)
+    torch.testing.assert_close(plain.state_dict(), whole.state_dict(), rtol=1e-4, atol=1e-6, equal_nan=True)
