@@ -13,7 +13,7 @@ from fcco_lightning.named_configs import copy_config, named_configs, named_searc
 _CONFIGS, _SEARCHES = "configs", "searches"
 
 _HELP = """\
-usage: fcco [-h] [--version] {fit,front,validate,test,predict,export,compare,tune,list,inspect,convert} ...
+usage: fcco [-h] [--version] [--print_completion] {fit,front,validate,test,predict,export,compare,tune,list,...} ...
 
 Compositional and constrained training on PyTorch Lightning.
 
@@ -29,6 +29,9 @@ commands (fcco COMMAND --help lists every option):
   list       the algorithms, objectives, constraints, ... that a configuration can name, and the configurations
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
+
+completion in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
+  source <(fcco --print_completion)
 
 examples:
   fcco fit --config synthetic_alexr2
@@ -59,6 +62,11 @@ def main(args: Sequence[str] | None = None) -> None:
         from fcco_lightning import __version__  # noqa: PLC0415
 
         sys.stdout.write(f"fcco_lightning {__version__}\n")
+        return
+    if given == ["--print_completion"]:
+        from fcco_lightning.completion import completion  # noqa: PLC0415
+
+        sys.stdout.write(completion(["fit", "validate", "test", *_TOOLS]))
         return
     tool = _tool(given)
     if tool is not None:

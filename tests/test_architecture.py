@@ -30,7 +30,7 @@ FLOORS = [
     ["training"],
     ["inference"],
     ["callbacks"],
-    ["cli", "checkpoint_tools", "comparison"],
+    ["cli", "checkpoint_tools", "comparison", "completion"],
     ["front", "tuning"],
     ["__init__"],
     ["__main__"],
