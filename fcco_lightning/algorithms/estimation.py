@@ -91,7 +91,7 @@ class Estimation(Algorithm, ABC):
         rows, seen = engine.rows(reading)
         inner = reading.values.detach().to(rows.dtype)
         previous = None if reading.previous is None else reading.previous.detach().to(rows.dtype)
-        sampling = Sampling(reading.inverse, seen, term.range)
+        sampling = Sampling(reading.inverse, seen, term.range, term.growth)
         tracked = estimator.update(fill(rows, seen, estimator.first(inner)), inner, previous, outer, sampling)
         if estimator.remembers:
             engine.propose(reading, tracked.rows, estimator.decay())

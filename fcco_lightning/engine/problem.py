@@ -150,6 +150,7 @@ class Problem(nn.Module):
             part=objective.part,
             processes=self.processes,
             layout=layout if domain.per_sample else "auto",
+            growth=objective.growth,
         )
 
     def _sample_weights(

@@ -98,6 +98,7 @@ class Term(nn.Module):
         processes: that share the rows.
         layout: of the rows, see :class:`DualState`.
         multipliers: of the rows of a constraint, which then say what f is.
+        growth: see :class:`~fcco_lightning.estimators.Sampling`.
 
     Attributes:
         state: the rows; None until :meth:`remember`, for algorithms that keep none.
@@ -121,13 +122,14 @@ class Term(nn.Module):
         processes: Processes | None = None,
         layout: Layout = "auto",
         multipliers: MultiplierRows | None = None,
+        growth: float | None = None,
     ) -> None:
         super().__init__()
         self.multipliers = multipliers
         self.name, self.outer, self.num_rows, self.width = name, outer, num_rows, width
         self.share, self.distinct, self.dtype, self.weights = share, distinct, dtype, weights
         self.range, self.row_map, self.per_sample, self.part = range, row_map, per_sample, part
-        self._processes, self._layout = processes, layout
+        self._processes, self._layout, self.growth = processes, layout, growth
         self.state: DualState | None = None
 
     def remember(self) -> None:

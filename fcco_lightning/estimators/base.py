@@ -31,11 +31,22 @@ class Sampling(NamedTuple):
             shape (b, 1), or one number for all.
         seen: which of them have been visited before, shape (b,), bool; None if all have.
         range: the interval in which g_i lies.
+        growth: how many times the row an inner value may be for an outer gradient taken at the row, > 1; None for any.
     """
 
     inverse: Tensor | float
     seen: Tensor | None = None
     range: Range = Range()
+    growth: float | None = None
+
+    def trusted(self, rows: Tensor, inner: Tensor) -> Tensor:
+        """The rows at which outer gradients are taken: no less than ``inner / growth``.
+
+        Where ``grad f(u)`` is of the order of 1/u, as of a logarithm, the share ``<grad f(u), g>`` of a row in the
+        gradient is then no more than ``growth`` times that at ``u = g``.  A row from before a step may say that an
+        inner value which spans 200 orders of magnitude is small when it has become large.
+        """
+        return rows if self.growth is None else torch.maximum(rows, (inner / self.growth).to(rows.dtype))
 
 
 class Estimator(ABC):

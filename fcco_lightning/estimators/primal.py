@@ -51,10 +51,10 @@ class EMA(Estimator):
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
         outer: OuterFunction,
-        sampling: Sampling,  # noqa: ARG002
+        sampling: Sampling,
     ) -> Tracked:
         new = torch.lerp(rows, inner, self.gamma)
-        at = new if self.fresh else rows
+        at = sampling.trusted(new if self.fresh else rows, inner)
         return Tracked(new, outer.subgradient(at), at)
 
 
@@ -139,5 +139,5 @@ class CorrectedEMA(Estimator):
         if previous is not None:
             previous = fill(previous, sampling.seen, inner)  # a first visit is exact
             new = sampling.range.project(new + self.correction(sampling) * (inner - previous))
-        at = new if self.fresh else rows
+        at = sampling.trusted(new if self.fresh else rows, inner)
         return Tracked(new, outer.subgradient(at), at)

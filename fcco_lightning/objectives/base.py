@@ -107,6 +107,8 @@ class Objective(nn.Module, ABC):
             several names, ``outputs`` and ``batch`` are mappings of these parts.
         dtype: of the rows, unless a wider one is asked for.
         sample_parameters: parameters that every sample has of its own, or None.
+        growth: how many times a remembered row an inner value may be for an outer gradient taken at the row, > 1; None
+            for any.
         against_overflow: what to change where gradients overflow, a sentence.
     """
 
@@ -116,6 +118,7 @@ class Objective(nn.Module, ABC):
     distinct: bool = False
     part: str | tuple[str, ...] | None = None
     dtype: torch.dtype = torch.float32
+    growth: float | None = None
     sample_parameters: SampleParameters | None = None
 
     def adapt(self, datamodule: Any) -> None:

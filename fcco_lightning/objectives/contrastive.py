@@ -25,7 +25,7 @@ from fcco_lightning.objectives.self_weights import (
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
 from fcco_lightning.records import HERE, Columns, Inner
 
-_SMALL_TAU = 0.02  # below it random embeddings gave SOX gradients of 1e13, MSVR, SONX and SONEX of 1e37
+_SMALL_TAU = 0.02  # below it random embeddings gave MSVR gradients of 1e37
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
 
 
@@ -81,7 +81,9 @@ class GlobalContrastive(PairObjective):
     which is the paper's up to the constant 2 tau log n.  Row i remembers (u_i1, u_i2).  With ``SOX`` it is SogCLR; with
     ``BSGD`` and ``positive="batch"`` the gradient is that of CLIP's mini-batch loss, times 2 tau.
 
-    Inner values are formed in log space and remembered in float64, so that none overflows: they reach exp(2/tau).
+    Inner values are formed in log space and remembered in float64, so that none overflows: they reach exp(2/tau).  In
+    outer gradients a row counts as at least a hundredth of the fresh value, so that no pair's share of the gradient is
+    more than 100 times what it is at its own value.
 
     With ``learn="global"`` the temperature is trained with the network, and a margin rho keeps it from vanishing:
     ``(1/n) sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
@@ -109,6 +111,7 @@ class GlobalContrastive(PairObjective):
 
     width = 2
     dtype = torch.float64
+    growth = 100.0
 
     def __init__(
         self,
@@ -141,9 +144,9 @@ class GlobalContrastive(PairObjective):
         elif tau < _SMALL_TAU:
             warnings.warn(
                 f"tau={tau:g}: a change of similarities by 0.1 changes an inner value by a factor of "
-                f"{math.exp(0.1 / tau):.0e}. Gradients that weigh it by a row from before the step (SOX, MSVR, SONX, "
-                f"SONEX) can overflow. Raise tau to {_SMALL_TAU:g} or more, lower the learning rate or gamma', or use "
-                "SOAP or MOAP, which weigh it by the row behind the step.",
+                f"{math.exp(0.1 / tau):.0e}. A row from before the step counts as at least a hundredth of that; MSVR's "
+                f"gradients can overflow. Raise tau to {_SMALL_TAU:g} or more, lower the learning rate or gamma', or "
+                "use SOAP or MOAP, which weigh it by the row behind the step.",
                 stacklevel=2,
             )
         self.learnt = learn != "no"

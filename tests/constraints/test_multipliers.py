@@ -204,8 +204,8 @@ def test_the_dual_steps_follow_the_schedule_of_the_learning_rate():
 def test_the_rows_of_a_constraint_start_with_one_weight_together(rows):
     constraints, rule = [Halfspaces(*rows), Halfspaces(0, 1)], AdaptivePenalty(start=0.6)
     problem = SOX(1.0).pose(Distance(), constraints, rule, num_samples=4, dtype=torch.float64)
-    nu = torch.tensor(list(problem.multipliers().values()))
-    torch.testing.assert_close(nu, torch.tensor([0.6 / len(rows)] * len(rows) + [0.3] * 2))
+    nu = torch.cat([term.multipliers.state.rows.flatten() for term in problem.all_terms])
+    torch.testing.assert_close(nu, torch.tensor([0.6 / len(rows)] * len(rows) + [0.3] * 2, dtype=torch.float64))
 
 
 def test_dual_steps_by_hand():

@@ -8,7 +8,7 @@ from scipy.optimize import minimize_scalar
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Minibatch, Sampling, ScaledEMA
-from fcco_lightning.outer import Hinge, LogSumExp, MoreauEnvelope, Softplus, Square, SquaredHinge
+from fcco_lightning.outer import Hinge, Log, LogSumExp, MoreauEnvelope, Softplus, Square, SquaredHinge
 
 ROUNDING = 1e-12  # one step in float64
 ARGMIN = 1e-6  # scipy's minimiser
@@ -138,3 +138,12 @@ def test_bad_arguments_are_refused(make, message):
     CorrectedEMA(0.99, "theory")
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize("estimator", [EMA(0.5), CorrectedEMA(0.5, 0.0)])
+def test_outer_gradients_are_taken_at_no_less_than_a_share_of_the_fresh_value(estimator):
+    """Of log u: a share of 1e12 without the bound, of 10 with it; a row that is near is left alone."""
+    rows, inner = torch.tensor([[1e-12], [0.5]]), torch.tensor([[1.0], [1.0]])
+    tracked = estimator.update(rows, inner, None, Log(), Sampling(1.0, growth=10.0))
+    torch.testing.assert_close(tracked.weights * inner, torch.tensor([[10.0], [2.0]]))
+    torch.testing.assert_close(tracked.rows, torch.tensor([[0.5], [0.75]]))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import open_clip
@@ -11,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 from torch.nn.functional import normalize
 
-from fcco_lightning import BSGD, SOAP, SONEX, SOX, Engine, GlobalContrastive, InfoNCE
+from fcco_lightning import BSGD, MSVR, SOAP, SONEX, SOX, Engine, GlobalContrastive, InfoNCE
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import Embeddings
@@ -328,6 +329,7 @@ def test_rows_are_in_double_precision():
     assert engine.problem.states[0].rows.dtype == torch.float64
 
 
+@pytest.mark.parametrize("algorithm", [SOX(0.4), SONEX(gamma=0.4, gamma_prime=0.2, lam=0.1), MSVR(0.4, 0.2)])
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -335,12 +337,12 @@ def test_rows_are_in_double_precision():
         ({"tau": 0.07, "learn": "per_sample", "tau_lr": 0.01}, "Lower tau_lr, or raise tau or tau_min"),
     ],
 )
-def test_temperatures_with_which_training_overflows_are_named(options, match):
-    """Measured with 64 random pairs, by the same steps that go well with tau = 0.05."""
+def test_temperatures_with_which_gradients_can_overflow_are_named(options, match, algorithm):
+    """Measured with 64 random pairs: MSVR stops by name, the others train."""
     with pytest.warns(UserWarning, match=match):
         objective = GlobalContrastive(**options)
     n = 64
-    engine = engine_of(objective, SONEX(gamma=0.4, gamma_prime=0.2, lam=0.1), n)
+    engine = engine_of(objective, algorithm, n)
     engine.functions.network.float()
     data = {name: column.float() if column.is_floating_point() else column for name, column in samples(n).items()}
     optimizer, generator = torch.optim.Adam(engine.params, lr=0.01), torch.Generator().manual_seed(0)
@@ -349,5 +351,6 @@ def test_temperatures_with_which_training_overflows_are_named(options, match):
         for _ in range(200):
             engine.train_batch(batch_of(data, torch.randperm(n, generator=generator)[:16]), optimizer)
 
-    with pytest.raises(NonFiniteError, match=r"Raise tau \(it is 0\.0"):
+    overflows = pytest.raises(NonFiniteError, match=r"Raise tau \(it is 0\.0")
+    with overflows if isinstance(algorithm, MSVR) else nullcontext():
         train()

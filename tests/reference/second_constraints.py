@@ -26,13 +26,12 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Adaptive:
-    """``y = nu (1 + clip(h / width, -1, 1))``, ``nu <- nu exp(rate clip(h / width, -1, reach))``, at least some nu."""
+    """``y = nu (1 + clip(h / width, -1, 1))``, ``nu <- nu exp(rate clip(h / width, -1, 1))``, at least some nu."""
 
     rate: float = 0.007
     width: float = 0.02
-    first: float = 0.03
-    least: float = 0.01
-    reach: float = 1.0
+    first: float = 0.66
+    least: float = 3e-4
 
     def start(self, unit: float) -> Array:
         return np.array([self.first * unit])
@@ -41,8 +40,8 @@ class Adaptive:
         return memory[0] * (1 + np.clip(h / self.width, -1, 1))
 
     def moved(self, memory: Array, h: Array, unit: float) -> Array:
-        nu = memory[0] * np.exp(self.rate * np.clip(h / self.width, -1, self.reach))
-        return np.maximum(nu, self.least * self.first * unit)[None]
+        nu = memory[0] * np.exp(self.rate * np.clip(h / self.width, -1, 1))
+        return np.maximum(nu, self.least * unit)[None]
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def table():
 
 
 RULES = {
-    "AdaptivePenalty": (AdaptivePenalty(0.1, 0.05, reach=2.0), second.Adaptive(0.1, 0.05, reach=2.0)),
+    "AdaptivePenalty": (AdaptivePenalty(0.1, 0.05), second.Adaptive(0.1, 0.05)),
     "falling to the least": (AdaptivePenalty(0.9, 0.05, least=0.3), second.Adaptive(0.9, 0.05, least=0.3)),
     "NuPI": (NuPI(0.3, 0.7), second.Controller(0.3, 0.7)),
     "NuPI, smoothed": (NuPI(0.3, 0.5, 0.4), second.Controller(0.3, 0.5, 0.4)),
