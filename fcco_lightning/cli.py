@@ -80,7 +80,10 @@ class ArgumentParser(LightningArgumentParser):
         class_of = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
         if class_of is not None:
             key, name = class_of.groups()
-            message = f"--{key}: there is no class {name}.{did_you_mean(close_to(name))}"
+            near = close_to(name)
+            message = f"--{key}: there is no class {name}.{did_you_mean(near)}"
+            if name in near:
+                message = f"--{key}: {name} is a class of this package, but not of the kind that goes here."
         option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
         if option is not None:
             message += f".{did_you_mean(get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75))}"
