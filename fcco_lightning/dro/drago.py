@@ -91,7 +91,8 @@ class DRAGO:
         count = len(tables.blocks)  # M
         most = 1 / (16 * alpha * (1 + alpha) * (count - 1) ** 2) if count > 1 else 0.0
         window = _Window(w, count)
-        bound = _DIVERGED * max(1.0, abs(progress.look(w).value))
+        at_zero = progress.look(w).value
+        bound = _DIVERGED * max(1.0, abs(at_zero)) if self.alpha is None else math.inf  # a given step is kept
 
         t, next_look = 0, 1
         while True:

@@ -82,8 +82,9 @@ class GlobalContrastive(PairObjective):
     ``BSGD`` and ``positive="batch"`` the gradient is that of CLIP's mini-batch loss, times 2 tau.
 
     Inner values are formed in log space and remembered in float64, so that none overflows: they reach exp(2/tau).  In
-    outer gradients a row counts as at least a hundredth of the fresh value, so that no pair's share of the gradient is
-    more than 100 times what it is at its own value.
+    outer gradients a row counts as at least 1/10,000 of the fresh value, which bounds the share of a pair in the
+    gradient.  This departs from the papers' updates where a value has grown more than that since the pair's last visit:
+    at tau = 0.05 and above that is the exception, at 0.01 it keeps gradients from overflowing.
 
     With ``learn="global"`` the temperature is trained with the network, and a margin rho keeps it from vanishing:
     ``(1/n) sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
@@ -111,7 +112,7 @@ class GlobalContrastive(PairObjective):
 
     width = 2
     dtype = torch.float64
-    growth = 100.0
+    growth = 1e4
 
     def __init__(
         self,
@@ -144,9 +145,9 @@ class GlobalContrastive(PairObjective):
         elif tau < _SMALL_TAU:
             warnings.warn(
                 f"tau={tau:g}: a change of similarities by 0.1 changes an inner value by a factor of "
-                f"{math.exp(0.1 / tau):.0e}. A row from before the step counts as at least a hundredth of that; MSVR's "
-                f"gradients can overflow. Raise tau to {_SMALL_TAU:g} or more, lower the learning rate or gamma', or "
-                "use SOAP or MOAP, which weigh it by the row behind the step.",
+                f"{math.exp(0.1 / tau):.0e}. Outer gradients at rows from before the step are bounded, but MSVR's can "
+                f"overflow. Raise tau to {_SMALL_TAU:g} or more, lower the learning rate or gamma', or use SOAP or "
+                "MOAP, which weigh it by the row behind the step.",
                 stacklevel=2,
             )
         self.learnt = learn != "no"

@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fcco_lightning import CappedSimplex, ChiSquareBall, DROClassifier, DRORegressor, KLBall, Simplex, SpectralRisk
 from fcco_lightning.dro import DRAGO, LSVRG
-from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+from fcco_lightning.errors import ConfigError, DataError
 
 DIABETES = load_diabetes(return_X_y=True)
 TABLE = StandardScaler().fit_transform(DIABETES[0])[:120], DIABETES[1][:120] / 50
@@ -182,5 +182,12 @@ def test_drago_without_a_step_size_on_a_table_whose_loss_is_steep_beside_mu(size
     found = clone(robust).set_params(solver=DRAGO(size)).fit(x, y)
     np.testing.assert_allclose(found.coef_, robust.fit(x, y).coef_, atol=1e-3)
     assert found.duality_gap_ <= 1e-6
-    with pytest.raises(NonFiniteError, match="take a smaller step"):
-        clone(robust).set_params(mu=0.01, solver=DRAGO(331, alpha=0.1)).fit(x, y)
+
+
+def test_a_step_size_that_was_given_is_kept_through_the_first_rise():
+    x, y = load_diabetes(return_X_y=True)
+    x, y = StandardScaler().fit_transform(x)[:331], ((y - y.mean()) / y.std())[:331]
+    solver = DRAGO(331, alpha=0.01)
+    robust = DRORegressor(CappedSimplex(0.1), nu=1.0, mu=1.0, tol=1e-6, max_passes=3000, solver=solver).fit(x, y)
+    assert max(record["objective"] for record in robust.history_) > 1e7
+    assert robust.duality_gap_ <= 1e-6
