@@ -1,18 +1,18 @@
 """Which samples own a row of a dual state, and which row: one byte a sample."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fcco_lightning.errors import DataError, StateIndexError
 
 _BLOCK = 128  # samples whose owners are counted together; numbers within a block fit into a signed byte
 
 
-class RowMap(nn.Module):
+class RowMap:
     """Numbers the samples that own a row 0, 1, ... in their order, for terms that are sums over some samples only.
 
-    It takes one byte a sample and one whole number for every 128 samples, so that every process can hold it all: the
-    row of a sample is the number of owners in front of its block, plus the number of owners in front of it within the
+    It takes one byte a sample and one whole number for every 128 samples, so that every process can hold it all, on the
+    host: the row of a sample is the number of owners in front of its block, plus the number of owners in front of it within the
     block.
 
     Args:
@@ -26,11 +26,8 @@ class RowMap(nn.Module):
         tensor([1, 0])
     """
 
-    before: Tensor
-    within: Tensor
-
     def __init__(self, owners: Tensor) -> None:
-        super().__init__()
+        owners = owners.cpu()
         self.num_samples, self.num_rows = len(owners), int(owners.sum())
         if self.num_rows == 0:
             raise DataError(
@@ -40,11 +37,10 @@ class RowMap(nn.Module):
         rows = owners.cumsum(0) - owners.long()  # owners in front of each sample
         before = rows[::_BLOCK].clone()
         within = rows - before.repeat_interleave(_BLOCK)[: len(rows)]
-        self.register_buffer("before", before, persistent=False)
-        self.register_buffer("within", torch.where(owners, within, -1).to(torch.int8), persistent=False)
+        self.before, self.within = before, torch.where(owners, within, -1).to(torch.int8)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the samples ``index`` (b,), shape (b,), int64, on the device of ``index``.
+        """Rows of the samples ``index`` (b,), shape (b,), int64; both on the host.
 
         Raises:
             StateIndexError: if a sample is not in 0..n-1, or owns no row.
