@@ -4,7 +4,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME="far"
 WAITS={"aten._local_scalar_dense.default","aten.nonzero.default","aten.equal.default","aten.is_nonzero.default","aten.masked_select.default","aten._unique2.default","aten.unique_dim.default","aten.unique_consecutive.default"}
@@ -78,5 +78,10 @@ class Factories(TorchFunctionMode):
             return func(*args, **kwargs).to(device, non_blocking=True)
         return func(*args, **kwargs)
 
+class Backend(_DummyBackendModule):
+    """What autocast asks for."""
+    def get_amp_supported_dtype(self): return [torch.bfloat16]
+    def current_device(self): return 0
+
 def register():
-    _setup_privateuseone_for_python_backend(NAME)
+    _setup_privateuseone_for_python_backend(NAME, backend_module=Backend())

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fcco_lightning.numerics import send
+from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against, GroupComparisons
@@ -173,7 +175,7 @@ class ROCFairness(DifferenceAtMost):
         return rows
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        scores = self.scale(binary_scores(outputs))
+        scores, batch = self.scale(binary_scores(outputs)), on_host(batch)
         thresholds, first, second = self._constants(scores)
         positive, sides = required_column(batch, "y", self) == 1, self.comparisons.members(batch, self)
         member = torch.cat([sides & positive, sides & ~positive]).to(scores.dtype)  # positives first
@@ -181,14 +183,16 @@ class ROCFairness(DifferenceAtMost):
             member = member * batch["weight"].to(scores.dtype)
         count = member.sum(dim=1, keepdim=True)
         above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
-        rates = ((member @ above) / torch.where(count > 0, count, 1.0)).view(2, len(sides), -1)
+        totals = send(torch.where(count > 0, count, 1.0), above)
+        rates = ((send(member, above) @ above) / totals).view(2, len(sides), -1)
         values = torch.stack([rates[:, first], rates[:, second]], dim=-1).view(-1, 2)  # (class, pair, tau; side)
-        index = torch.arange(len(values), device=scores.device)
+        index = torch.arange(len(values))
         if bool(count.all()):
             return Inner(index, values)
-        known = count.view(2, len(sides)) > 0
-        present = (known[:, first] & known[:, second]).flatten().repeat_interleave(len(self.thresholds))
-        return Inner(index[present], values[present])
+        known, pairs = count.view(2, len(sides)) > 0, self.comparisons.pairs
+        both = [known[:, pair.first] & known[:, pair.second] for pair in pairs]
+        index = index[torch.stack(both, dim=1).flatten().repeat_interleave(len(self.thresholds))]
+        return Inner(index, values.index_select(0, send(index, values)))
 
     def _constants(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Thresholds, and the first and the second side of every pair, on the device and in the dtype of ``like``."""

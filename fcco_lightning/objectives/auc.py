@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fcco_lightning.hosted import on_host
 from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
@@ -37,7 +38,7 @@ class AUC(BinaryObjective):
         warn_of_ratios(batch, self)
 
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
-        scores = self.scores(outputs)
+        scores, batch = self.scores(outputs), on_host(batch)
         is_positive = required_column(batch, "y", self) == 1
         positives, negatives = is_positive.nonzero().squeeze(1), (~is_positive).nonzero().squeeze(1)
         if not len(positives) or not len(negatives):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fcco_lightning.checks import positive
-from fcco_lightning.numerics import exp_with_tangent
+from fcco_lightning.numerics import exp_with_tangent, send
 from fcco_lightning.objectives.pair_sums import mean_by_blocks, pair_mean
 
 _FEW = 2**16
@@ -42,11 +42,12 @@ class PairLoss(ABC):
 
         Args:
             scores: s, shape (B,).
-            positives: positions of the i, shape (a,), int64, a >= 1.
-            negatives: positions of the j, shape (b,), int64, b >= 1.
-            weight: of the samples, shape (B,); None where all are alike.
+            positives: positions of the i, shape (a,), int64, a >= 1, best on the host.
+            negatives: positions of the j, shape (b,), int64, b >= 1, likewise.
+            weight: of the samples, shape (B,), where the positions are; None where all are alike.
         """
         v, w = _shares(weight, positives, scores), _shares(weight, negatives, scores)
+        positives, negatives = send(positives, scores), send(negatives, scores)
         if len(positives) * len(negatives) <= _FEW:
             return pair_mean(self, scores, positives, negatives, v, w)
         return self._mean_of_many(scores[positives], scores[negatives], v, w)
@@ -193,4 +194,4 @@ def _shares(weight: Tensor | None, positions: Tensor, scores: Tensor) -> Tensor:
     if weight is None:
         return torch.full(positions.shape, 1 / len(positions), device=scores.device, dtype=scores.dtype)
     weight = weight.index_select(0, positions).to(scores.dtype)
-    return weight / weight.sum()
+    return send(weight / weight.sum(), scores)

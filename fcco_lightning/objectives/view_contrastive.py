@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fcco_lightning.hosted import on_host
 from fcco_lightning.errors import DataError
 from fcco_lightning.objectives.contrastive import GlobalContrastive, similarities
 from fcco_lightning.records import Columns
@@ -67,7 +68,7 @@ class ViewContrastive(GlobalContrastive):
         table = torch.zeros_like(like)
         table += self._weigh(like, batch)(table, slice(0, size), slice(0, size))
         if self.positive == "batch":
-            if "weight" in batch:
+            if "weight" in on_host(batch):
                 raise DataError(
                     "positive='batch' takes all samples of a batch alike, but they come with weights. Use "
                     "positive='dataset', or batches without weights (prevalence: batch)."
