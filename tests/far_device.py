@@ -19,6 +19,12 @@ class FarTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return run(func,args,kwargs or {})
+    @property
+    def data(self):
+        return FarTensor(self.near.detach())
+    @data.setter
+    def data(self, value):
+        self.near = value.near
     def __repr__(self): return f"Far({self.near!r})"
 
 current=None

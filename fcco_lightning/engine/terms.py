@@ -173,7 +173,10 @@ class Term(nn.Module):
         if not inner.index.numel():
             return None
         self._check_width(inner.values)
-        samples, values, relevance = inner.index.cpu(), inner.values, inner.relevance
+        host = on_host(columns)
+        # a custom objective may return the column of the device itself, which the host has
+        samples = host["index"] if inner.index is columns.get("index") else inner.index.cpu()
+        values, relevance = inner.values, inner.relevance
         rows = samples if self.row_map is None else self.row_map.rows(samples)
         outer = inner.outer or self._outer_of(rows, values)
         before = None if previous is None else previous.values
@@ -190,7 +193,7 @@ class Term(nn.Module):
             owners, copies = None if owners is None else owners[first], again.count
             first = send(first, values)
             outer, old_outer = outer.take(first), None if old_outer is None else old_outer.take(first)
-        weight = self.weights(Arrival(rows, samples, on_host(columns), owners, copies))
+        weight = self.weights(Arrival(rows, samples, host, owners, copies))
         weight = send(weight, values) if isinstance(weight, Tensor) else weight
         inverse = self.num_rows * (weight.unsqueeze(1) if isinstance(weight, Tensor) else weight)
         if relevance is not None:
