@@ -24,7 +24,11 @@ class Hosted(dict[str, Tensor]):
 
     def __init__(self, columns: Mapping[str, Tensor], host: Mapping[str, Tensor]) -> None:
         super().__init__(columns)
-        self.host: Columns = dict(host)
+        self.host = dict(host)
+
+    def __setitem__(self, name: str, column: Tensor) -> None:
+        super().__setitem__(name, column)
+        self.host.update(fetched({name: column}))
 
 
 def on_host(columns: Columns) -> Columns:

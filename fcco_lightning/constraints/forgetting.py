@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import finite
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Columns, Inner

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.conditions import Where
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.subsets import Subset, Subsets
 from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
 from fcco_lightning.records import Columns, Inner

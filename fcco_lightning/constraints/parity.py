@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against, Comparison, GroupComparisons
 from fcco_lightning.constraints.vacuity import constant_decision, too_close
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import (
     PairLoss,
     Quantity,

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against, GroupComparisons
 from fcco_lightning.constraints.vacuity import spread
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
 from fcco_lightning.records import Columns, Inner
 

@@ -11,9 +11,9 @@ from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_weights import Arrival, EstimatedWeights, RowWeights
 from fcco_lightning.engine.union import KnownRows
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
-from fcco_lightning.estimators import Range
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Columns, Inner
 from fcco_lightning.state import DualState, Layout, Place, RowMap, repeats

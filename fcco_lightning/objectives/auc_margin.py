@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import positive
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, RowDomain, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge

@@ -5,11 +5,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import label_pair_sums, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair

@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import greater, one_of
 from fcco_lightning.checks import positive as above_zero
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters
 from fcco_lightning.objectives.log_means import Shared, Weigh, log_means
 from fcco_lightning.objectives.self_weights import (

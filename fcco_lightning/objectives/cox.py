@@ -5,10 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import one_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import exp_with_tangent, send
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
 from fcco_lightning.objectives.self_weights import stands_for

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
 from fcco_lightning.checks import at_least, finite, positive
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, Partition, RowDomain
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import (

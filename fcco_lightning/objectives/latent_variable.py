@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from fcco_lightning.hosted import on_host
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import bounded_exp, send
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.robust_logistic import signs

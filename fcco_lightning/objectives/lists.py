@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
 from fcco_lightning.objectives.self_weights import stands_for
 from fcco_lightning.records import Columns, Inner

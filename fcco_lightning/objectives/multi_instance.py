@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, Partition, RowDomain
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bags_of

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.self_weights import stands_for
 from fcco_lightning.outer import Ratio

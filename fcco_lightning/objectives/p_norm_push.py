@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import torch
 
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import greater, one_of
+from fcco_lightning.hosted import on_host
 from fcco_lightning.objectives.pairwise import ExponentialPair, PairLoss
 from fcco_lightning.objectives.ranking import RankingObjective
 from fcco_lightning.outer import OuterFunction, Power

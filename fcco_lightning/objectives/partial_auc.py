@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import SampleParameters, nothing, required_column
 from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankedPairs, RankingObjective, both_classes

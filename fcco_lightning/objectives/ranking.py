@@ -7,10 +7,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import binary_scores, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective

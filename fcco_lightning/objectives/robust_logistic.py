@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from fcco_lightning.numerics import send
-from fcco_lightning.hosted import on_host
 from fcco_lightning.errors import DataError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, binary_scores, required_column
 from fcco_lightning.outer import Softplus
 from fcco_lightning.records import Columns, Inner

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from fcco_lightning.hosted import on_host
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty, Simplex
+from fcco_lightning.hosted import on_host
 from fcco_lightning.objectives.base import Objective
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction, WorstCase

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.hosted import on_host
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import bounded_exp, send
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.outer import Log

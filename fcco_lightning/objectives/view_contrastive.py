@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.hosted import on_host
 from fcco_lightning.errors import DataError
+from fcco_lightning.hosted import on_host
 from fcco_lightning.objectives.contrastive import GlobalContrastive, similarities
 from fcco_lightning.records import Columns
 

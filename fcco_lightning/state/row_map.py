@@ -12,8 +12,8 @@ class RowMap:
     """Numbers the samples that own a row 0, 1, ... in their order, for terms that are sums over some samples only.
 
     It takes one byte a sample and one whole number for every 128 samples, so that every process can hold it all, on the
-    host: the row of a sample is the number of owners in front of its block, plus the number of owners in front of it within the
-    block.
+    host: the row of a sample is the number of owners in front of its block, plus the number of owners in front of it
+    within the block.
 
     Args:
         owners: whether a sample owns a row, shape (n,), bool.
