@@ -114,7 +114,7 @@ class SampleWeights(RowWeights):
         weight = self._alone(arrival)
         if self.partner_presence is not None:
             return weight / self.partner_presence.index_select(0, arrival.index)
-        return weight / self._same_for_all
+        return weight if self._same_for_all == 1 else weight / self._same_for_all
 
     def _alone(self, arrival: Arrival) -> Tensor | float:
         """The weights where a batch speaks of every row whose owner it holds."""

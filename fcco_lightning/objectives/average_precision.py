@@ -90,8 +90,7 @@ class AveragePrecision(RankingObjective):
         shares = shares if changes is None else shares * changes
         weights = send(torch.stack([shares * positive, shares], dim=1), scores)
         # the positive itself, whose loss is l(0), has a weight of its own
-        offset = send(excess * (of_positives * self.own), scores)
-        return pair_sums(self.loss, scores, place, None, weights, offset=offset)
+        return pair_sums(self.loss, scores, place, None, weights, offset=excess * of_positives * self.own)
 
     def _changes(self) -> tuple[float, float]:
         """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""
