@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
@@ -144,7 +146,7 @@ class ROCFairness(DifferenceAtMost):
         self.temperature = positive("temperature", temperature)
         self.scale = scale or RawScores()
         self.comparisons = GroupComparisons(by, against, groups)
-        self._cached: tuple[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor]] | None = None
+        self._cached: tuple[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] | None = None
         self._name_rows()
 
     def _name_rows(self) -> None:
@@ -175,33 +177,42 @@ class ROCFairness(DifferenceAtMost):
         return rows
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        scores, batch = self.scale(binary_scores(outputs)), on_host(batch)
-        thresholds, first, second = self._constants(scores)
-        positive, sides = required_column(batch, "y", self) == 1, self.comparisons.members(batch, self)
-        member = torch.cat([sides & positive, sides & ~positive]).to(scores.dtype)  # positives first
-        if "weight" in batch:
-            member = member * batch["weight"].to(scores.dtype)
-        count = member.sum(dim=1, keepdim=True)
+        scores = self.scale(binary_scores(outputs))
+        thresholds, order = self._constants(scores)
+        shares, known = self._shares(on_host(batch))
         above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
-        totals = send(torch.where(count > 0, count, 1.0), above)
-        rates = ((send(member, above) @ above) / totals).view(2, len(sides), -1)
-        values = torch.stack([rates[:, first], rates[:, second]], dim=-1).view(-1, 2)  # (class, pair, tau; side)
+        rates = send(torch.from_numpy(shares).to(above.dtype), above) @ above
+        # (class, pair; side; tau) -> (class, pair, tau; side)
+        values = rates.index_select(0, order).view(-1, 2, len(self.thresholds)).transpose(1, 2).reshape(-1, 2)
         index = torch.arange(len(values))
-        if bool(count.all()):
+        if known.all():
             return Inner(index, values)
-        known, pairs = count.view(2, len(sides)) > 0, self.comparisons.pairs
-        both = [known[:, pair.first] & known[:, pair.second] for pair in pairs]
-        index = index[torch.stack(both, dim=1).flatten().repeat_interleave(len(self.thresholds))]
+        pairs = self.comparisons.pairs
+        both = np.stack([known[:, pair.first] & known[:, pair.second] for pair in pairs], axis=1)
+        index = torch.from_numpy(np.flatnonzero(both.repeat(len(self.thresholds))))
         return Inner(index, values.index_select(0, send(index, values)))
 
-    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _shares(self, batch: Columns) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """What every sample counts in the rate of a class and a side, shape (2 sides, B), and which rates are known.
+
+        The positives are first; the second has the shape (2, sides).
+        """
+        positive = required_column(batch, "y", self).numpy() == 1
+        sides = self.comparisons.members(batch, self).numpy()
+        member = np.concatenate([sides & positive, sides & ~positive])
+        weighted = member * batch["weight"].numpy() if "weight" in batch else member
+        count = weighted.sum(1, dtype=np.float64, keepdims=True)
+        return weighted / np.where(count > 0, count, 1.0), (count > 0).reshape(2, -1)
+
+    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Thresholds, and the first and the second side of every pair, on the device and in the dtype of ``like``."""
         key = (like.device, like.dtype)
         if self._cached is None or self._cached[0] != key:
             with torch.inference_mode(False):  # they may be part of a graph later
-                sides = torch.tensor([[pair.first, pair.second] for pair in self.comparisons.pairs], device=like.device)
+                sides = [side for pair in self.comparisons.pairs for side in (pair.first, pair.second)]
+                rows = [row * len(self.comparisons.sides) + side for row in range(2) for side in sides]
                 thresholds = torch.tensor(self.thresholds, dtype=like.dtype, device=like.device)
-                self._cached = key, (thresholds, sides[:, 0], sides[:, 1])
+                self._cached = key, (thresholds, torch.tensor(rows, device=like.device))
         return self._cached[1]
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002

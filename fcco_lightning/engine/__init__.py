@@ -4,7 +4,7 @@ from fcco_lightning.engine.backend import Backend, PlainBackend
 from fcco_lightning.engine.engine import Engine, Evaluated, Measured
 from fcco_lightning.engine.estimates import Estimates, Surrogate
 from fcco_lightning.engine.forward import InnerFunctions, Samples
-from fcco_lightning.engine.parts import as_batch, other_columns, outputs_of, outputs_of_columns, part_name, received
+from fcco_lightning.engine.parts import as_batch, other_columns, outputs_of, outputs_of_columns, part_name
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import BatchDraws, Drawn
 from fcco_lightning.engine.terms import Reading, Term
@@ -29,5 +29,4 @@ __all__ = [
     "outputs_of",
     "outputs_of_columns",
     "part_name",
-    "received",
 ]

@@ -10,7 +10,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.base import Objective, RowDomain, by_class, required_column
 from fcco_lightning.objectives.pair_sums import label_pair_sums, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
@@ -69,8 +69,8 @@ class AveragePrecision(RankingObjective):
             DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
         """
         scores, batch = self.scores(outputs), on_host(batch)
-        positive = required_column(batch, "y", self) == 1
-        owners = positive.nonzero().squeeze(1)
+        y = required_column(batch, "y", self)
+        positive, (owners, _) = y == 1, by_class(y)
         return Inner(batch["index"][owners], self._ranks(scores, owners, positive, batch), owners=owners)
 
     def _ranks(self, scores: Tensor, owners: Tensor, positive: Tensor, batch: Columns) -> Tensor:

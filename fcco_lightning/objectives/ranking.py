@@ -11,7 +11,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
+from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, by_class, required_column
 from fcco_lightning.objectives.pair_sums import pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss
 from fcco_lightning.records import Columns
@@ -107,8 +107,7 @@ class RankingObjective(BinaryObjective, ABC):
     def _pairs(self, outputs: Any, batch: Columns) -> RankedPairs:
         """All pairs of a batch."""
         batch = on_host(batch)
-        owns = required_column(batch, "y", self) == self.owner
-        owners, others = owns.nonzero().squeeze(1), (~owns).nonzero().squeeze(1)
+        owners, others = by_class(required_column(batch, "y", self), self.owner)
         return RankedPairs(self.scores(outputs), owners, others, batch.get("weight"), 1.0 if self.owner == 1 else -1.0)
 
 

@@ -23,12 +23,11 @@ from fcco_lightning.constraints import Constraint, require_columns, require_comp
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.distributed import Processes, require_same_everywhere
-from fcco_lightning.engine import Drawn, Engine, Problem, as_batch, received
+from fcco_lightning.engine import Drawn, Engine, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from fcco_lightning.evaluation import Evaluation, default_evaluation
 from fcco_lightning.models import BatchNetwork, head_of, renew
 from fcco_lightning.objectives import AUC, Objective
-from fcco_lightning.records import TARGET
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
 from fcco_lightning.training.averaging import WeightAverage, exchange, require_wide
@@ -480,14 +479,6 @@ class FCCOModule(EvaluatingModule):
 
     def _begin_epoch(self) -> None:
         self._require(self.problem).begin_epoch(self.current_epoch - self._phase_start)
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """To the device; while training with the columns of the host beside it, on which rows are found."""
-        if not (self.trainer.training and isinstance(batch, Mapping)) or device.type == "cpu":
-            return super().transfer_batch_to_device(batch, device, dataloader_idx)
-        parts = as_batch(batch)
-        moved = received(parts, self.network, device)
-        return moved if parts is batch else moved[TARGET]
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One batch of the algorithm."""

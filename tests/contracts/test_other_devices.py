@@ -5,13 +5,18 @@ There is no such device here: see tests/far_device.py, which also refuses tensor
 
 import pytest
 
-from tests.contracts.far_jobs import all_steps
+from tests.contracts.far_jobs import BATCHES, all_steps
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
 from tests.contracts.registry_objectives import CASES as OBJECTIVES
 from tests.launch import launch, values
 
-NAMES = [*OBJECTIVES, *CONSTRAINTS, *(f"algorithm {name}" for name in ALGORITHMS)]
+NAMES = [
+    *OBJECTIVES,
+    *CONSTRAINTS,
+    *(f"algorithm {name}" for name in ALGORITHMS),
+    *(f"batches of {kind}" for kind in BATCHES),
+]
 MORE = {  # waits of steps that decide something by numbers of the device
     "algorithm OOA, Euclidean": 12,  # Newton's method for the projection
     "algorithm PGSMD, Euclidean, in a ball": 12,
@@ -20,6 +25,7 @@ MORE = {  # waits of steps that decide something by numbers of the device
     "algorithm PGSVRG, linearised": 4,
     "algorithm PGSVRG, penalty": 4,
     "algorithm Switching": 3,  # which of the objective and the constraints has its turn
+    "batches of another loader": 2,  # that lie on the device: their columns are fetched
 }
 
 
