@@ -200,7 +200,7 @@ class GlobalContrastive(PairObjective):
     def _logs(self, outputs: Any, batch: Columns, tau: Tensor | float) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
         image, text = embeddings(outputs)
-        return log_means(image, text, _as_tensor(tau, image), self.shared(len(image), batch, self._weigh(image, batch)))
+        return log_means(image, text, as_tensor(tau, image), self.shared(len(image), batch, self._weigh(image, batch)))
 
     def _weigh(self, like: Tensor, batch: Columns) -> Weigh:
         """The weight of every negative; in uniform batches it depends on their size only."""
@@ -238,7 +238,7 @@ class InfoNCE(PairObjective):
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor:
         image, text = embeddings(outputs)
-        tau = _as_tensor(self.tau if self.temperature is None else self.temperature(), image)
+        tau = as_tensor(self.tau if self.temperature is None else self.temperature(), image)
         logs = log_means(image, text, tau, self.shared(len(image), batch, EqualNegatives(0.0, 0.0)))
         both = logs.mean(0).sum()  # the two cross-entropies: log sum_j exp(s_ij / tau) - s_ii / tau
         return both / 2 if self.temperature is not None else self.tau * both
@@ -282,5 +282,6 @@ class EqualNegatives(NamedTuple):
         return self.others
 
 
-def _as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:
+def as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:
+    """A temperature on the device and in the dtype of some embeddings."""
     return tau.to(like.dtype) if isinstance(tau, Tensor) else torch.full((), tau, dtype=like.dtype, device=like.device)
