@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.distributed.packing import pack, packed_size, unpack
+from fcco_lightning.numerics import moved
 from fcco_lightning.records import Columns
 
 
@@ -48,8 +49,8 @@ def to_device(columns: Columns, device: torch.device, read: Columns) -> Columns:
     """
     if device.type == "cpu" or isinstance(columns, Hosted):
         return columns
-    moved = {n: c.to(device, non_blocking=True) if isinstance(c, Tensor) else c for n, c in columns.items()}
-    return Hosted(moved, fetched(read))
+    there = {name: moved(c, device) if isinstance(c, Tensor) else c for name, c in columns.items()}
+    return Hosted(there, fetched(read))
 
 
 def fetched(columns: Columns) -> Columns:

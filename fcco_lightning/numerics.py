@@ -73,7 +73,12 @@ def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:
 
 def send(values: Tensor, to: Tensor) -> Tensor:
     """``values`` on the device of ``to``, without waiting for it."""
-    return values if values.device == to.device else values.to(to.device, non_blocking=True)
+    return values if values.device == to.device else moved(values, to.device)
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """``values`` on a device, without waiting for it."""
+    return values.to(device, non_blocking=device.type != "mps")  # Apple's copies do not hold on to their source
 
 
 @torch.no_grad()
