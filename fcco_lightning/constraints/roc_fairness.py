@@ -179,9 +179,9 @@ class ROCFairness(DifferenceAtMost):
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         scores = self.scale(binary_scores(outputs))
         thresholds, order = self._constants(scores)
-        shares, known = self._shares(on_host(batch))
+        shares, known = self._shares(on_host(batch), scores.dtype)
         above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
-        rates = send(torch.from_numpy(shares).to(above.dtype), above) @ above
+        rates = send(shares, above) @ above
         # (class, pair; side; tau) -> (class, pair, tau; side)
         values = rates.index_select(0, order).view(-1, 2, len(self.thresholds)).transpose(1, 2).reshape(-1, 2)
         index = torch.arange(len(values))
@@ -192,17 +192,20 @@ class ROCFairness(DifferenceAtMost):
         index = torch.from_numpy(np.flatnonzero(both.repeat(len(self.thresholds))))
         return Inner(index, values.index_select(0, send(index, values)))
 
-    def _shares(self, batch: Columns) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, NDArray[np.bool_]]:
         """What every sample counts in the rate of a class and a side, shape (2 sides, B), and which rates are known.
 
-        The positives are first; the second has the shape (2, sides).
+        The positives are first; the second has the shape (2, sides).  Both are on the host; the first can be
+        differentiated by the weights of the samples.
         """
         positive = required_column(batch, "y", self).numpy() == 1
         sides = self.comparisons.members(batch, self).numpy()
-        member = np.concatenate([sides & positive, sides & ~positive])
-        weighted = member * batch["weight"].numpy() if "weight" in batch else member
-        count = weighted.sum(1, dtype=np.float64, keepdims=True)
-        return weighted / np.where(count > 0, count, 1.0), (count > 0).reshape(2, -1)
+        member = torch.from_numpy(np.concatenate([sides & positive, sides & ~positive]))
+        weighted = member * batch["weight"].to(dtype) if "weight" in batch else member.to(dtype)
+        count = weighted.sum(1, keepdim=True)
+        known = count.detach().numpy() > 0
+        total = count if known.all() else torch.where(count > 0, count, 1.0)
+        return weighted / total, known.reshape(2, -1)
 
     def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Thresholds, and the first and the second side of every pair, on the device and in the dtype of ``like``."""
