@@ -4,6 +4,7 @@ import warnings
 from abc import ABC
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,8 +52,8 @@ class RankedPairs(NamedTuple):
         if self.weight is None:
             share = torch.full((len(self.others), 1), 1 / len(self.others), dtype=dtype, device=self.scores.device)
         else:
-            weight = self.weight.index_select(0, self.others).to(dtype).unsqueeze(1)
-            share = send(weight / weight.sum(), self.scores)
+            chosen = self.weight.numpy()[self.others.numpy(), None]
+            share = send(torch.from_numpy(chosen / chosen.sum(dtype=np.float64)).to(dtype), self.scores)
         owners, others = send(self.owners, self.scores), send(self.others, self.scores)
         return pair_sums(loss, self.scores, owners, others, share, thresholds, sign=self.sign)
 
