@@ -9,7 +9,7 @@ import torch
 from fcco_lightning.checks import at_least, positive
 from fcco_lightning.dro.lsvrg import largest_row
 from fcco_lightning.dro.problem import LinearProblem, Progress, weigh
-from fcco_lightning.dro.solvers import blocks_of
+from fcco_lightning.dro.solvers import Need, blocks_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MinibatchSGD:
 
     block_size: int = 64
     learning_rate: float | None = None
-    smooth: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset()
 
     def __post_init__(self) -> None:
         at_least("block_size", self.block_size, 1)

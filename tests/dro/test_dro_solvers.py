@@ -240,3 +240,56 @@ def test_bad_arguments_of_solvers():
         solve(DRAGO(43), problem())
     with pytest.raises(NonFiniteError, match="the solver's step is too large"), np.errstate(all="ignore"):
         solve(DRAGO(N, alpha=1e6), LinearProblem(100 * X, Y, Squared(), Simplex(), ChiSquarePenalty(1.0), 1e-3))
+
+
+UNREGULARISED = [(0.0, 0.5), (0.3, 0.0), (0.0, 0.0)]
+
+
+@pytest.mark.parametrize(("mu", "nu"), UNREGULARISED)
+@pytest.mark.parametrize("size", [5, 14, N])
+def test_drago_without_a_penalty_reaches_the_optimum_of_slsqp(mu, nu, size):
+    """The worst case of CVaR as a quadratic programme in w, the threshold and the excesses."""
+    for loss in (Squared, Logistic):
+        posed = problem(loss, CappedSimplex(0.4), ChiSquarePenalty(nu), mu)
+        found = solve(DRAGO(size), posed, 1e-7, 3000)
+        best = epigraph(posed)
+        assert found.value == pytest.approx(best, abs=2e-6)
+        assert found.lower <= best + 1e-6
+        assert found.gap <= 1e-5
+
+
+def epigraph(posed):
+    """``max_q <q, l> - nu n |q - 1/n|^2`` is a minimum over the multipliers of q, solved with w by SLSQP."""
+    cap, curvature = 1 / (0.4 * N), 2 * N * posed.penalty.nu
+
+    def losses(v):
+        return posed.loss(posed.x @ v[:D], posed.y)
+
+    if curvature == 0:  # t + cap sum_i s_i with s_i >= l_i - t, s_i >= 0
+
+        def objective(v):
+            return v[D] + cap * v[D + 1 :].sum() + posed.mu / 2 * v[:D] @ v[:D]
+
+        def gradient(v):
+            return np.concatenate([posed.mu * v[:D], [1.0], np.full(N, cap)])
+
+        def room(v):
+            return v[D + 1 :] + v[D] - losses(v)[0]
+
+        def rooms(v):
+            return np.column_stack([-losses(v)[1][:, None] * posed.x, np.ones(N), np.eye(N)])
+
+        start = np.concatenate([np.zeros(D), [1.0], np.full(N, 5.0)])
+        found = minimize(
+            objective, start, jac=gradient, method="SLSQP", options={"maxiter": 500, "ftol": 1e-12},
+            bounds=[(None, None)] * (D + 1) + [(0, None)] * N,
+            constraints={"type": "ineq", "fun": room, "jac": rooms},
+        )  # fmt: skip
+        return found.fun
+
+    def value(v):  # t + sum_i max_{0 <= q <= cap} q (l_i - t) - (C/2) (q - 1/n)^2
+        ahead = losses(v)[0] - v[D]
+        q = np.clip(ahead / curvature + 1 / N, 0, cap)
+        return v[D] + (q * ahead - curvature / 2 * (q - 1 / N) ** 2).sum() + posed.mu / 2 * v[:D] @ v[:D]
+
+    return minimize(value, np.zeros(D + 1), method="BFGS", options={"gtol": 1e-9}).fun
