@@ -35,10 +35,10 @@ class DRAGO:
     Errata DRAGO-1 to 10 and 21.
 
     **mu = 0 or nu = 0.** ``|w' - w|^2`` and Delta(p, q) then have weights of their own, see :func:`unregularised`, and
-    the gap of the averaged iterates falls like 1/t, or like 1/t^2 where mu > 0 (paper, C.4).  What is kept and certified
-    are the last iterates, which on small tables came to 1e-9 in 100 to 2000 passes.  Small blocks take longer where
-    nu = 0: with b = 1 and mu > 0 the steps lengthen sooner than the noise falls.  With mu = 0 there must be a minimum,
-    which the logistic loss does not have where a plane separates the classes; and the gap is infinite until w is near.
+    the gap of the averaged iterates falls like 1/t (paper, C.4).  What is kept and certified are the last iterates:
+    1000 passes took the gap to 1e-5 or less on tables of 42 samples, and to 1e-3 on one of 442 with ill-conditioned
+    features and mu = 0.  With mu = 0 there must be a minimum, which the logistic loss does not have where a plane
+    separates the classes; and its gap is infinite while w is far from the minimum.
 
     Args:
         block_size: b; None for about n/d, so that q costs as much as the data.  It need not divide n.
@@ -86,8 +86,8 @@ class DRAGO:
         if problem.mu == 0 or problem.penalty.nu == 0:
             if self.alpha is not None or self.start != "practice":
                 raise ConfigError(
-                    f"alpha={self.alpha!r} and start={self.start!r} are of mu > 0 and nu > 0, got mu={problem.mu!r} and "
-                    f"nu={problem.penalty.nu!r}, for which the step sizes follow from the data. Leave both out."
+                    f"alpha={self.alpha!r} and start={self.start!r} are of mu > 0 and nu > 0, got mu={problem.mu!r} "
+                    f"and nu={problem.penalty.nu!r}, for which the step sizes follow from the data. Leave both out."
                 )
             yield from (unregularised(problem, count, 4.0**k) for k in range(_RETRIES))
             return
@@ -106,7 +106,6 @@ class DRAGO:
         window = _Window(w, count)
         at_zero = progress.look(w).value
         bound = _DIVERGED * max(1.0, abs(at_zero)) if self.alpha is None else math.inf  # a given step is kept
-
 
         next_look = 0
         for t, pace in enumerate(paces, 1):

@@ -25,6 +25,7 @@ from fcco_lightning.dro.drago import DRAGO
 from fcco_lightning.dro.lbfgs import LBFGS
 from fcco_lightning.dro.losses import Hinge, Logistic, Loss, Multinomial, Squared
 from fcco_lightning.dro.lsvrg import LSVRG
+from fcco_lightning.dro.multilevel import MultilevelSGD
 from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
 from fcco_lightning.dro.sgd import MinibatchSGD
 from fcco_lightning.dro.solvers import Solver
@@ -37,6 +38,7 @@ SOLVERS: dict[str, type[Any]] = {
     "drago": DRAGO,
     "lsvrg": LSVRG,
     "sgd": MinibatchSGD,
+    "multilevel": MultilevelSGD,
     "lbfgs": LBFGS,
     "subgradient": Subgradient,
 }
@@ -131,11 +133,12 @@ class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]
     Args:
         ambiguity: Q; None for ``CappedSimplex(0.5)``, the mean over the worst half of the samples.
         divergence: D: "chi_square" for ``n |q - 1/n|^2``, "euclidean" for ``|q - 1/n|^2 / 2``, "kl".
-        nu: weight of D, >= 0, in the unit of the loss; 0 needs the solver "drago", "subgradient" or "sgd".
+        nu: weight of D, >= 0, in the unit of the loss; 0 needs another solver than "lbfgs" and "lsvrg".
         mu: weight of the ridge penalty, >= 0; 0 needs another solver than "subgradient", and the gap is then infinite
             while w is far from a minimum.
-        solver: "lbfgs", "drago", "lsvrg", "sgd" (biased), "subgradient", an object such as ``DRAGO(block_size=16)``, or
-            "auto": L-BFGS where the objective is smooth, else DRAGO where the loss is, else subgradients.
+        solver: "lbfgs", "drago", "lsvrg", "sgd" (biased), "multilevel" (without bias), "subgradient", an object such as
+            ``DRAGO(block_size=16)``, or "auto": the first that can of L-BFGS, for objectives without kinks, DRAGO, for
+            losses without kinks, and subgradients.
         fit_intercept: whether to fit b, which is penalised as said.
         tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.
         max_passes: stop after so many passes over the data, with a warning.

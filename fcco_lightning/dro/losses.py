@@ -70,11 +70,11 @@ class Logistic:
         p = -slopes * y
         inside = (p >= 0) & (p <= 1)
         p = np.where(inside, p, 0.0)
-        return np.where(inside, xlogy(p, p) + xlog1py(1 - p, -p), np.inf)
+        return np.asarray(np.where(inside, xlogy(p, p) + xlog1py(1 - p, -p), np.inf))
 
     def curvatures(self, slopes: Array) -> Array:
         """``p (1 - p)`` for ``p = |s|``."""
-        return np.abs(slopes) * (1 - np.abs(slopes))
+        return np.abs(slopes) * (1.0 - np.abs(slopes))
 
 
 @dataclass(frozen=True)

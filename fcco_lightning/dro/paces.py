@@ -56,11 +56,13 @@ def unregularised(problem: LinearProblem, count: int, caution: float) -> Iterato
 
     ``a_1 = 1`` and ``a_t = min((A mu + mu_1)/K, (1 + 1/M) a_{t-1}, sqrt((A mu + mu_1) (A nu + nu_1))/G)`` with
     ``A = A_{t-1}``, ``mu_1 = K`` and ``nu_1 = G^2/K``: constant where mu = 0, growing like t where only nu is.  K and G
-    are ``caution`` times those of :func:`default_alpha`, in place of the much larger ones of the proof.
+    are ``caution`` times those of :func:`steepness`, G also times sqrt(M) for the noise of a block that stands for all;
+    the proof takes both much larger, and M in place of sqrt(M), which was slower wherever it was tried.
 
     Source: DRAGO paper, C.4.1 and C.4.3.
     """
     smoothness, coupling = (caution * (c or 1.0) for c in steepness(problem))  # 0 where w = 0 is the minimum
+    coupling *= math.sqrt(count)
     mu, nu, others = problem.mu, problem.penalty.nu, max(count - 1, 1)
     r, a, total = 0.0, 1.0, 0.0
     while True:

@@ -101,7 +101,7 @@ class LinearProblem:
     def lower(self, w: Array, q: Array, level: float, slopes: Array, gradient: Array) -> float:
         r"""A number that F is nowhere below: Fenchel's dual at q and the slopes of the losses.
 
-        With mu > 0 it is the least value of the tangent ``level + <gradient, . - w> + (mu/2) |.|^2``, and with the worst
+        With mu > 0 it is the least value of ``level + <gradient, . - w> + (mu/2) |.|^2``, a tangent, and with the worst
         q what F(w) is above it is ``|grad F(w)|^2 / (2 mu)``.  With mu = 0 the slopes must first be moved to where the
         gradient is zero, ``s = slopes - h (x delta)`` with ``sum_i q_i h_i x_i x_i^T delta = gradient`` and h the
         curvatures of the losses, and the bound is ``-sum_i q_i phi*(s_i) - nu D(q, 1/n)``.  For the squared loss this

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from fcco_lightning.checks import at_least, positive
 from fcco_lightning.dro.lsvrg import largest_row
+from fcco_lightning.dro.multilevel import worst
 from fcco_lightning.dro.problem import LinearProblem, Progress, weigh
 from fcco_lightning.dro.solvers import Need, blocks_of
 
@@ -51,7 +51,7 @@ class MinibatchSGD:
                 drawn = order[block]
                 rows = x[drawn]
                 losses, slopes = loss(rows @ w, y[drawn])
-                q = problem.ambiguity.best_response(torch.from_numpy(losses), problem.penalty).q.numpy()
+                q = worst(problem, losses)
                 step = eta / (1 + eta * problem.mu * t)
                 w = w - step * (rows.T @ weigh(q, slopes) + problem.mu * w)
                 t += 1

@@ -7,7 +7,6 @@ import numpy as np
 
 from fcco_lightning.dro.problem import LinearProblem, Progress
 
-
 Need = Literal["a smooth loss", "mu > 0", "nu > 0"]
 
 

@@ -61,7 +61,7 @@ def test_the_worst_case_is_better_than_ridge_regressions(ambiguity):
     assert ours.duality_gap_ <= 1e-6 * max(1.0, ours.history_[0]["objective"]) + 1e-12
 
 
-@pytest.mark.parametrize("solver", [*SOLVERS, "sgd"])
+@pytest.mark.parametrize("solver", [*SOLVERS, "sgd", "multilevel"])
 def test_sparse_and_dense_features_give_the_same(solver):
     x, y = TABLE
     x = np.where(np.abs(x) > 1, x, 0.0)
