@@ -184,7 +184,9 @@ def main() -> None:
     parser.add_argument("--large", nargs="*", type=int, default=[], help="numbers of synthetic samples")
     parser.add_argument("--features", type=int, default=50, help="d of the synthetic samples")
     parser.add_argument("--condition", type=float, default=1.0, help="largest by smallest spread of a feature")
-    parser.add_argument("--start", choices=["practice", "theory", "steady"], default="practice", help="DRAGO's, with --large")
+    parser.add_argument(
+        "--start", choices=["practice", "theory", "steady"], default="practice", help="DRAGO's, with --large"
+    )
     parser.add_argument("--nus", nargs="*", type=float, default=[0.1, 0.01, 0.001], help="with --large")
     parser.add_argument("--parts", nargs="*", type=int, default=[1, 16, 50], help="n/b of DRAGO, with --large")
     parser.add_argument("--target", default="y")
