@@ -30,13 +30,14 @@ from timing import Table, interleaved, report
 
 from fcco_lightning import CappedSimplex
 from fcco_lightning.ambiguity import ChiSquarePenalty
-from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD
+from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.losses import Multinomial, Squared
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress
 from fcco_lightning.dro.solvers import Solver
 from fcco_lightning.pictures.style import BLUE, GREEN, PURPLE, VERMILION, new_figure, quiet_frame, row_of_axes, save
 
 Array = NDArray[np.float64]
+BASELINES: dict[str, Solver] = {"SGD, b = 64 (biased)": MinibatchSGD(64), "multilevel SGD, b = 64": MultilevelSGD(64)}
 COLOURS = [BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000"]
 
 
@@ -75,7 +76,7 @@ def variants(problem: LinearProblem) -> dict[str, Solver]:
     n, d = problem.x.shape
     made: dict[str, Solver] = {"L-BFGS": LBFGS()}
     made |= {f"DRAGO, {name}": DRAGO(b) for name, b in blocks(n, d).items()}
-    return made | {"LSVRG, b = 16": LSVRG(16), "SGD, b = 64 (biased)": MinibatchSGD(min(64, n))}
+    return made | {"LSVRG, b = 16": LSVRG(16)} | BASELINES
 
 
 def blocks(n: int, d: int) -> dict[str, int]:
@@ -111,7 +112,7 @@ def measure(problem: LinearProblem, args: argparse.Namespace) -> tuple[Table, di
             bases[f"{kind}, {size}"] = f"DRAGO, {size}"
 
     def step(name: str) -> Callable[[Any], None]:
-        passes = 20 if "biased" in name else args.passes
+        passes = 20 if name in BASELINES else args.passes
 
         def solve(_: Any) -> None:
             histories[name] = run(solvers[name], problem, args.tol, passes).history
@@ -184,7 +185,9 @@ def main() -> None:
     parser.add_argument("--large", nargs="*", type=int, default=[], help="numbers of synthetic samples")
     parser.add_argument("--features", type=int, default=50, help="d of the synthetic samples")
     parser.add_argument("--condition", type=float, default=1.0, help="largest by smallest spread of a feature")
-    parser.add_argument("--start", choices=["practice", "theory"], default="practice", help="DRAGO's, with --large")
+    parser.add_argument(
+        "--start", choices=["practice", "theory", "steady"], default="practice", help="DRAGO's, with --large"
+    )
     parser.add_argument("--nus", nargs="*", type=float, default=[0.1, 0.01, 0.001], help="with --large")
     parser.add_argument("--parts", nargs="*", type=int, default=[1, 16, 50], help="n/b of DRAGO, with --large")
     parser.add_argument("--target", default="y")

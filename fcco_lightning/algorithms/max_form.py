@@ -63,7 +63,7 @@ class MaxForm(Algorithm, ABC):
     def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
         """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""
         if penalty is not None and penalty.nu > 0:
-            return ambiguity.prox(h, q, penalty, 1 / (eta * penalty.curvature(len(q))))
+            return ambiguity.prox(h, q, penalty, penalty.nu / (eta * penalty.curvature(len(q))))
         if self.geometry == "kl":
             return ambiguity.project_kl(q.clamp(min=_TINY).log() + eta * h)
         return ambiguity.project(q + eta * h)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fcco_lightning.algorithms.max_form import Geometry, ambiguity_of, penalty_of
 from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
 from fcco_lightning.ambiguity import Penalty
-from fcco_lightning.checks import at_least, positive
+from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.engine import Engine, Problem, Surrogate
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import send
@@ -81,7 +81,7 @@ class PGSVRG(ProximallyGuided):
         geometry: Geometry = "kl",
         radius: float | None = None,
     ) -> Self:
-        r"""The constants under which the paper proves convergence, for a penalty on q.
+        r"""The constants under which the paper proves convergence, with and without a penalty on q.
 
         With ``mu_z = 1/(2 gamma)`` and ``Lambda = 52 L^2 / min(mu_z, mu)^2 + 3/2`` they are ``eta = 1/(mu_z Lambda)``,
         ``eta_dual = 1/(mu Lambda)``, ``J = ceil(1 + (3/2 + 3 Lambda) log 4)`` and
@@ -89,26 +89,32 @@ class PGSVRG(ProximallyGuided):
         an earlier one needs less.  J is 226 where L is the smaller of mu_z and mu, and grows with the square of the
         ratio: what is tuned is far shorter.
 
+        Without a penalty q is pulled to 1/n, in stage t by 1/(t + 2).  The paper's constants then change from stage to
+        stage; here those of the last of T stages, with mu = 1/(T + 1), are taken for all.  The proof covers that, as
+        what is strongly convex by 1/(t + 2) is so by 1/(T + 1), but earlier stages are longer than they need
+        be: J grows like T^2, and all stages together take about three times the steps.  The paper leaves T open beyond
+        its order, ``(1/(gamma epsilon^2)) log(1/(gamma epsilon^2))`` for a gradient of psi of size epsilon.
+
         Args:
             stages: T, >= 1.
             gamma: proximal parameter, > 0; at most 1/(2 rho) for rho-weakly convex losses.
             smoothness: L, > 0: the Lipschitz constant of ``grad_w f_i`` and ``grad_q f_i``, the larger one, of
                 ``f_i = n q_i R_i(w)``.
-            mu: > 0, by which the penalty is strongly convex in V: ``penalty.curvature(n)``.
+            mu: >= 0, by which the penalty is strongly convex in V: ``penalty.curvature(n)``; 0 without a penalty.
             diameter: D, > 0, the largest distance of two weights: 2 ``radius`` for one tensor.
             dual_diameter: D_q, > 0: ``sqrt(2 log n)`` for all weights q of n rows with the geometry "kl".
             geometry: V, as for the class.
             radius: of the ball of the weights, as for the class.
 
         Raises:
-            ConfigError: if an argument is out of range; without a penalty (mu = 0) the constants differ from stage to
-                stage and are not offered.
+            ConfigError: if an argument is out of range.
         Source: PG-SMD paper, Alg. 3 line 2 and Alg. 4 lines 3 and 4; errata PG-3 and PG-4.
         """
-        mu_z, mu = 1 / (2 * positive("gamma", gamma)), positive("mu", mu)
+        mu_z, stages = 1 / (2 * positive("gamma", gamma)), at_least("stages", stages, 1)
+        mu = non_negative("mu", mu) or 1 / (stages + 1)
         scale = 52 * positive("smoothness", smoothness) ** 2 / min(mu_z, mu) ** 2 + 1.5  # Lambda
         apart = mu_z * positive("diameter", diameter) ** 2 + mu * positive("dual_diameter", dual_diameter) ** 2
-        rounds = log(9 * at_least("stages", stages, 1) ** 2 * (0.25 + scale / 2) * apart)
+        rounds = log(9 * stages**2 * (0.25 + scale / 2) * apart)
         return cls(
             gamma,
             eta=1 / (mu_z * scale),

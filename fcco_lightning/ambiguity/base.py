@@ -91,14 +91,14 @@ class AmbiguitySet(ABC):
             value, q, None if threshold is None else losses.max() + scale * threshold, scale * multiplier
         )
 
-    def prox(self, v: Tensor, q: Tensor, penalty: Penalty, beta: float) -> Tensor:
-        """``argmax_{p in Q} <p, v> - nu D(p, 1/n) - beta nu Delta(p, q)``: (n,), (n,) -> (n,), for nu > 0, beta >= 0.
+    def prox(self, v: Tensor, q: Tensor, penalty: Penalty, pull: float) -> Tensor:
+        """``argmax_{p in Q} <p, v> - nu D(p, 1/n) - pull Delta(p, q)``: (n,), (n,) -> (n,), for nu + pull > 0.
 
         Delta is the Bregman divergence of D: the ascent step of primal-dual methods from q along v.
 
-        Source: DRAGO paper, eq. (7).
+        Source: DRAGO paper, eq. (7) and (63).
         """
-        losses, stronger = penalty.absorb(v, q, beta)
+        losses, stronger = penalty.absorb(v, q, pull)
         return stronger.projection(self.nearest, self.nearest_kl, losses).q
 
     @abstractmethod

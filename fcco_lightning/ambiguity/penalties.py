@@ -43,8 +43,8 @@ class Penalty(ABC):
         """The best response to losses as one of the two projections; nu > 0."""
 
     @abstractmethod
-    def absorb(self, v: Tensor, q: Tensor, beta: float) -> tuple[Tensor, "Penalty"]:
-        """Losses and penalty whose best response is that to v with the further term ``-beta nu Delta(., q)``."""
+    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, "Penalty"]:
+        """Losses and penalty whose best response is that to v with the further term ``-pull Delta(., q)``."""
 
 
 class _Quadratic(Penalty):
@@ -58,8 +58,9 @@ class _Quadratic(Penalty):
         # a shift changes the threshold alone; without it large losses lose the digits of their differences
         return near((losses - losses.max()) / self.curvature(n) + 1 / n)
 
-    def absorb(self, v: Tensor, q: Tensor, beta: float) -> tuple[Tensor, Penalty]:
-        return v + beta * self.curvature(len(v)) * (q - 1 / len(q)), replace(self, nu=(1 + beta) * self.nu)
+    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, Penalty]:
+        curvature = replace(self, nu=pull).curvature(len(v))
+        return v + curvature * (q - 1 / len(q)), replace(self, nu=self.nu + pull)
 
 
 class ChiSquarePenalty(_Quadratic):
@@ -104,6 +105,6 @@ class KLPenalty(Penalty):
     def projection(self, near: Callable[[Tensor], W], near_kl: Callable[[Tensor], W], losses: Tensor) -> W:  # noqa: ARG002
         return near_kl((losses - losses.max()) / self.nu)
 
-    def absorb(self, v: Tensor, q: Tensor, beta: float) -> tuple[Tensor, Penalty]:
+    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, Penalty]:
         log = (len(q) * q).clamp(min=_TINY).log()
-        return v + beta * self.nu * log, replace(self, nu=(1 + beta) * self.nu)
+        return v + pull * log, replace(self, nu=self.nu + pull)

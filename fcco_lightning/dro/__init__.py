@@ -4,7 +4,8 @@ from fcco_lightning.dro.drago import DRAGO
 from fcco_lightning.dro.estimators import DROClassifier, DRORegressor
 from fcco_lightning.dro.lbfgs import LBFGS
 from fcco_lightning.dro.lsvrg import LSVRG
+from fcco_lightning.dro.multilevel import MultilevelSGD
 from fcco_lightning.dro.sgd import MinibatchSGD
 from fcco_lightning.dro.subgradient import Subgradient
 
-__all__ = ["DRAGO", "LBFGS", "LSVRG", "DROClassifier", "DRORegressor", "MinibatchSGD", "Subgradient"]
+__all__ = ["DRAGO", "LBFGS", "LSVRG", "DROClassifier", "DRORegressor", "MinibatchSGD", "MultilevelSGD", "Subgradient"]

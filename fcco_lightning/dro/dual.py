@@ -1,5 +1,7 @@
 """The best weights q of the samples, as fast as NumPy gives them."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,16 +28,17 @@ class DualSteps:
 
     def __init__(self, ambiguity: AmbiguitySet, penalty: Penalty, n: int) -> None:
         self.ambiguity, self.penalty, self.n = ambiguity, penalty, n
-        capped = isinstance(ambiguity, Simplex | CappedSimplex) and penalty.nu > 0
+        capped = isinstance(ambiguity, Simplex | CappedSimplex)
         self.clipped = capped and isinstance(penalty, ChiSquarePenalty | EuclideanPenalty)
         self.cap = ambiguity.cap(n) if isinstance(ambiguity, CappedSimplex) else 1.0
-        self.curvature = penalty.curvature(n)
+        self.unit = replace(penalty, nu=1.0).curvature(n)
+        self.curvature = penalty.nu * self.unit
         self.at_response: float | None = None  # t of the last one
         self.at_step: float | None = None
 
     def respond(self, losses: Array) -> tuple[float, Array]:
         """``max_q <q, losses> - nu D(q, 1/n)`` and q."""
-        if self.clipped:
+        if self.clipped and self.curvature > 0:
             v = losses - losses.max()
             v /= self.curvature
             q, self.at_response = self._clip(v, self.at_response)
@@ -45,16 +48,17 @@ class DualSteps:
         found = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
         return float(found.value), found.q.numpy()
 
-    def prox(self, v: Array, q: Array, beta: float) -> Array:
-        """``argmax_p <p, v> - nu D(p, 1/n) - beta nu Delta(p, q)``."""
+    def prox(self, v: Array, q: Array, pull: float) -> Array:
+        """``argmax_p <p, v> - nu D(p, 1/n) - pull Delta(p, q)``."""
         if self.clipped:
+            total = self.penalty.nu + pull
             mixed = v - v.max()
-            mixed /= self.curvature * (1 + beta)
-            mixed += (beta / (1 + beta)) * q
+            mixed /= self.unit * total
+            mixed += (pull / total) * q
             p, self.at_step = self._clip(mixed, self.at_step)
             if p is not None:
                 return p
-        return self.ambiguity.prox(torch.from_numpy(v), torch.from_numpy(q), self.penalty, beta).numpy()
+        return self.ambiguity.prox(torch.from_numpy(v), torch.from_numpy(q), self.penalty, pull).numpy()
 
     def _clip(self, v: Array, start: float | None) -> tuple[Array | None, float | None]:
         """``clip(v - t, 0, cap)`` of sum 1, and t; None where Newton's method does not end."""

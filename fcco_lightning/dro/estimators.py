@@ -25,6 +25,7 @@ from fcco_lightning.dro.drago import DRAGO
 from fcco_lightning.dro.lbfgs import LBFGS
 from fcco_lightning.dro.losses import Hinge, Logistic, Loss, Multinomial, Squared
 from fcco_lightning.dro.lsvrg import LSVRG
+from fcco_lightning.dro.multilevel import MultilevelSGD
 from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
 from fcco_lightning.dro.sgd import MinibatchSGD
 from fcco_lightning.dro.solvers import Solver
@@ -37,9 +38,11 @@ SOLVERS: dict[str, type[Any]] = {
     "drago": DRAGO,
     "lsvrg": LSVRG,
     "sgd": MinibatchSGD,
+    "multilevel": MultilevelSGD,
     "lbfgs": LBFGS,
     "subgradient": Subgradient,
 }
+_AUTO = ["lbfgs", "drago", "subgradient"]  # the first that can is taken
 _HALF = CappedSimplex(0.5)
 
 
@@ -97,21 +100,24 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
             )
         ambiguity.check(len(y))
         x = with_constant(x) if self.fit_intercept else x
-        return LinearProblem(x, y, loss, ambiguity, make(non_negative("nu", self.nu)), positive("mu", self.mu))
+        return LinearProblem(x, y, loss, ambiguity, make(non_negative("nu", self.nu)), non_negative("mu", self.mu))
 
     def _solver(self, problem: LinearProblem) -> Solver:
-        smooth = np.isfinite(problem.loss.curvature) and problem.penalty.nu > 0
+        has = {"a smooth loss": np.isfinite(problem.loss.curvature), "mu > 0": problem.mu > 0}
+        has["nu > 0"] = problem.penalty.nu > 0
         if isinstance(self.solver, str):
             name = one_of("solver", self.solver, ["auto", *SOLVERS])
-            made = SOLVERS[("lbfgs" if smooth else "subgradient") if name == "auto" else name]()
+            fitting = (other for other in _AUTO if all(has[need] for need in SOLVERS[other].needs))
+            made = SOLVERS[next(fitting) if name == "auto" else name]()
         else:
             made = self.solver
         if not hasattr(made, "solve"):
             raise ConfigError(f"solver must be one of {['auto', *SOLVERS]} or a solver, got {made!r}.")
-        if made.smooth and not smooth:
+        missing = sorted(need for need in made.needs if not has[need])
+        if missing:
             raise ConfigError(
-                f"solver={self.solver!r} needs a smooth loss and nu > 0, got {type(problem.loss).__name__} and "
-                f"nu={self.nu!r}. Use solver='subgradient'."
+                f"solver={self.solver!r} needs {' and '.join(missing)}, got {type(problem.loss).__name__}, "
+                f"mu={self.mu!r} and nu={self.nu!r}. Use solver='auto'."
             )
         return made  # type: ignore[no-any-return]
 
@@ -127,10 +133,12 @@ class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]
     Args:
         ambiguity: Q; None for ``CappedSimplex(0.5)``, the mean over the worst half of the samples.
         divergence: D: "chi_square" for ``n |q - 1/n|^2``, "euclidean" for ``|q - 1/n|^2 / 2``, "kl".
-        nu: weight of D, >= 0, in the unit of the loss; 0 needs the solver "subgradient".
-        mu: weight of the ridge penalty, > 0.
-        solver: "lbfgs", "drago", "lsvrg", "sgd" (biased), "subgradient", an object such as ``DRAGO(block_size=16)``, or
-            "auto": L-BFGS where the objective is smooth, else subgradients.
+        nu: weight of D, >= 0, in the unit of the loss; 0 needs another solver than "lbfgs" and "lsvrg".
+        mu: weight of the ridge penalty, >= 0; 0 needs another solver than "subgradient", and the gap is then infinite
+            while w is far from a minimum.
+        solver: "lbfgs", "drago", "lsvrg", "sgd" (biased), "multilevel" (without bias), "subgradient", an object such as
+            ``DRAGO(block_size=16)``, or "auto": the first that can of L-BFGS, for objectives without kinks, DRAGO, for
+            losses without kinks, and subgradients.
         fit_intercept: whether to fit b, which is penalised as said.
         tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.
         max_passes: stop after so many passes over the data, with a warning.
@@ -205,7 +213,8 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         ambiguity: Q; None for ``CappedSimplex(0.5)``.
         divergence: D: "chi_square", "euclidean" or "kl".
         nu: weight of D, >= 0.
-        mu: weight of the ridge penalty, > 0.
+        mu: weight of the ridge penalty, >= 0; 0 with the logistic loss for two classes only, and if no plane separates
+            them.
         solver: as in :class:`DRORegressor`.
         fit_intercept: whether to fit b, which is penalised like w.
         tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.

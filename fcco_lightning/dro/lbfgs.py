@@ -7,6 +7,7 @@ import numpy as np
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.dro.problem import Array, LinearProblem, Progress
+from fcco_lightning.dro.solvers import Need
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class LBFGS:
     """
 
     memory: int = 10
-    smooth: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({"a smooth loss", "nu > 0"})
 
     def __post_init__(self) -> None:
         at_least("memory", self.memory, 1)

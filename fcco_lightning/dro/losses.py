@@ -1,10 +1,11 @@
 """Losses of linear models, as functions of the scores z = x w."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import xlog1py, xlogy
 
 Array = NDArray[np.float64]
 
@@ -22,6 +23,17 @@ class Loss(Protocol):
         """Losses (n,) and their slopes in z: z is (n,) or (n, k), the slopes are like it."""
 
 
+@runtime_checkable
+class ConjugateLoss(Loss, Protocol):
+    """A loss of one score without kinks, whose conjugate is known: what a proof for mu = 0 needs."""
+
+    def conjugate(self, slopes: Array, y: Array) -> Array:
+        """``phi*(s) = max_z s z - phi(z)``, (n,); infinite where s is no slope of the loss."""
+
+    def curvatures(self, slopes: Array) -> Array:
+        """Second derivatives in z where the slopes are these, (n,)."""
+
+
 @dataclass(frozen=True)
 class Squared:
     """``(z - y)^2 / 2`` (half the square, as in the DRAGO paper)."""
@@ -31,6 +43,14 @@ class Squared:
     def __call__(self, z: Array, y: Array) -> tuple[Array, Array]:
         slope = z - y
         return slope * slope / 2, slope
+
+    def conjugate(self, slopes: Array, y: Array) -> Array:
+        """``s^2/2 + s y``."""
+        return slopes * slopes / 2 + slopes * y
+
+    def curvatures(self, slopes: Array) -> Array:
+        """1."""
+        return np.ones_like(slopes)
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,17 @@ class Logistic:
         small = np.exp(-np.abs(against))
         slope = -y * np.where(against >= 0, 1.0, small) / (1 + small)
         return np.maximum(against, 0) + np.log1p(small), slope
+
+    def conjugate(self, slopes: Array, y: Array) -> Array:
+        """``p log p + (1-p) log(1-p)`` for ``p = -s y`` in [0, 1], else infinite."""
+        p = -slopes * y
+        inside = (p >= 0) & (p <= 1)
+        p = np.where(inside, p, 0.0)
+        return np.asarray(np.where(inside, xlogy(p, p) + xlog1py(1 - p, -p), np.inf))
+
+    def curvatures(self, slopes: Array) -> Array:
+        """``p (1 - p)`` for ``p = |s|``."""
+        return np.abs(slopes) * (1.0 - np.abs(slopes))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy as np
 
 from fcco_lightning.checks import at_least, positive
 from fcco_lightning.dro.problem import Array, LinearProblem, Progress, weigh
+from fcco_lightning.dro.solvers import Need
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class LSVRG:
 
     block_size: int = 1
     learning_rate: float | None = None
-    smooth: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({"a smooth loss", "nu > 0"})
 
     def __post_init__(self) -> None:
         at_least("block_size", self.block_size, 1)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty
 from fcco_lightning.dro.dual import DualSteps
-from fcco_lightning.dro.losses import Loss
-from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.dro.losses import ConjugateLoss, Loss
+from fcco_lightning.errors import ConfigError, NonFiniteError
 
 Array = NDArray[np.float64]
+_BALANCED = 1e-9  # of its terms: a sum that counts as zero
 _SAMPLED, _POWERS = 1000, 12  # samples and iterations for an estimate of the features' spread
 
 
@@ -43,7 +45,10 @@ class LinearProblem:
         loss: phi.
         ambiguity: Q.
         penalty: nu D.
-        mu: > 0.
+        mu: >= 0; 0 needs a loss with a conjugate, the squared or the logistic one.
+
+    Raises:
+        ConfigError: if mu is 0 and the loss is another.
     Source: DRAGO paper, eq. (2).
     """
 
@@ -55,6 +60,11 @@ class LinearProblem:
     mu: float
 
     def __post_init__(self) -> None:
+        if self.mu == 0 and not isinstance(self.loss, ConjugateLoss):
+            raise ConfigError(
+                f"mu=0 has a proof for the squared and the logistic loss only, got {type(self.loss).__name__}. Use a "
+                "mu > 0, such as 1e-6."
+            )
         self.dual = DualSteps(self.ambiguity, self.penalty, self.n)
 
     @property
@@ -66,15 +76,14 @@ class LinearProblem:
         """Weights to start from: (d,), or (d, k) for targets with k columns."""
         return np.zeros((self.x.shape[1], *self.y.shape[1:]))
 
-    def point(self, w: Array, known: tuple[Array, Array] | None = None) -> Point:
+    def point(self, w: Array, known: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
         r"""One pass over the data: value, gradient, worst weights, and a lower bound.
 
         Args:
             w: weights.
             known: losses and slopes of all samples at w, where a solver has them already.
-
-        F is at least its tangent without ``(mu/2)|w|^2`` plus that term; the least value of this is the lower bound.
-        It is Fenchel's dual at q and the slopes of the losses, and ``F(w)`` minus it is ``|grad F(w)|^2 / (2 mu)``.
+            proof: weights in Q that the lower bound is taken at, (n,); None for the worst ones.  Without a penalty
+                the worst weights jump from one corner of Q to another, and prove little.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             losses, slopes = known or self.loss(self.x @ w, self.y)
@@ -82,7 +91,38 @@ class LinearProblem:
                 return Point(np.inf, w, losses, -np.inf)
             worst, q = self.dual.respond(losses)
             gradient = self.x.T @ weigh(q, slopes)
-            return Point(worst + self.mu / 2 * square(w), gradient, q, self.bound(worst - inner(gradient, w), gradient))
+            if proof is None:
+                lower = self.lower(w, q, worst, slopes, gradient)
+            else:
+                level = float(proof @ losses) - float(self.penalty.value(torch.from_numpy(proof)))
+                lower = self.lower(w, proof, level, slopes, self.x.T @ weigh(proof, slopes))
+            return Point(worst + self.mu / 2 * square(w), gradient, q, lower)
+
+    def lower(self, w: Array, q: Array, level: float, slopes: Array, gradient: Array) -> float:
+        r"""A number that F is nowhere below: Fenchel's dual at q and the slopes of the losses.
+
+        With mu > 0 it is the least value of ``level + <gradient, . - w> + (mu/2) |.|^2``, a tangent, and with the worst
+        q what F(w) is above it is ``|grad F(w)|^2 / (2 mu)``.  With mu = 0 the slopes must first be moved to where the
+        gradient is zero, ``s = slopes - h (x delta)`` with ``sum_i q_i h_i x_i x_i^T delta = gradient`` and h the
+        curvatures of the losses, and the bound is ``-sum_i q_i phi*(s_i) - nu D(q, 1/n)``.  For the squared loss this
+        is the exact minimum over w at these q.  It is -inf while a moved slope is none of the loss.  The system has d
+        unknowns: about ``n d^2 + d^3`` operations.
+        """
+        if self.mu > 0:
+            return self.bound(level - inner(gradient, w), gradient)
+        assert isinstance(self.loss, ConjugateLoss)  # noqa: S101 - tells mypy
+        h = self.loss.curvatures(slopes)
+        rows = self.x.multiply((q * h)[:, None]).tocsr() if hasattr(self.x, "multiply") else (q * h)[:, None] * self.x
+        normal = self.x.T @ rows
+        normal = normal.toarray() if hasattr(normal, "toarray") else normal
+        unit = np.sqrt(normal.diagonal())  # of each feature, as they may differ by many orders of magnitude
+        unit[unit == 0] = 1.0
+        delta = np.linalg.lstsq(normal / np.outer(unit, unit), gradient / unit, rcond=None)[0] / unit
+        moved = slopes - h * (self.x @ delta)
+        if (abs(self.x.T @ (q * moved)) > _BALANCED * (abs(self.x).T @ (q * abs(slopes)))).any():
+            return -np.inf
+        conjugates = np.where(q > 0, self.loss.conjugate(moved, self.y), 0.0)
+        return -float(q @ conjugates) - float(self.penalty.value(torch.from_numpy(q)))
 
     def bound(self, level: float, slope: Array) -> float:
         """``min_w level + <slope, w> + (mu/2)|w|^2``."""
@@ -155,14 +195,14 @@ class Progress:
         """F at the best weights minus the lower bound, at least 0."""
         return max(self.value - self.lower, 0.0)
 
-    def look(self, w: Array, known: tuple[Array, Array] | None = None) -> Point:
-        """Evaluate F at w and record it; ``known`` as for :meth:`LinearProblem.point`.
+    def look(self, w: Array, known: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
+        """Evaluate F at w and record it; ``known`` and ``proof`` as for :meth:`LinearProblem.point`.
 
         Raises:
             Done: when the solver shall stop.
             NonFiniteError: if F is not finite there.
         """
-        point = self.problem.point(w, known)
+        point = self.problem.point(w, known, proof)
         self.record(w, point)
         return point
 

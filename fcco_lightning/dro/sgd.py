@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from fcco_lightning.checks import at_least, positive
 from fcco_lightning.dro.lsvrg import largest_row
+from fcco_lightning.dro.multilevel import worst
 from fcco_lightning.dro.problem import LinearProblem, Progress, weigh
-from fcco_lightning.dro.solvers import blocks_of
+from fcco_lightning.dro.solvers import Need, blocks_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MinibatchSGD:
 
     block_size: int = 64
     learning_rate: float | None = None
-    smooth: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset()
 
     def __post_init__(self) -> None:
         at_least("block_size", self.block_size, 1)
@@ -51,7 +51,7 @@ class MinibatchSGD:
                 drawn = order[block]
                 rows = x[drawn]
                 losses, slopes = loss(rows @ w, y[drawn])
-                q = problem.ambiguity.best_response(torch.from_numpy(losses), problem.penalty).q.numpy()
+                q = worst(problem, losses)
                 step = eta / (1 + eta * problem.mu * t)
                 w = w - step * (rows.T @ weigh(q, slopes) + problem.mu * w)
                 t += 1

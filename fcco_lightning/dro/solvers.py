@@ -1,21 +1,23 @@
 """What a solver of a robust linear model is."""
 
 from itertools import pairwise
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
 from fcco_lightning.dro.problem import LinearProblem, Progress
+
+Need = Literal["a smooth loss", "mu > 0", "nu > 0"]
 
 
 class Solver(Protocol):
     """Moves weights from zero until :class:`Progress` says that it is done.
 
     Attributes:
-        smooth: whether it needs a loss without kinks and nu > 0.
+        needs: what a problem must have; a loss is smooth that has no kinks.
     """
 
-    smooth: bool
+    needs: ClassVar[frozenset[Need]]
 
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
         """Iterate; ends by :class:`Done` from ``progress``, or by returning where no further step is possible."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from fcco_lightning.dro.problem import LinearProblem, Progress, inner
+from fcco_lightning.dro.solvers import Need
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Subgradient:
     needs to be smooth.
     """
 
-    smooth: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset({"mu > 0"})
 
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:  # noqa: ARG002
         """Iterate from w = 0."""

@@ -76,16 +76,20 @@ def test_pg_svrg_reaches_the_saddle_point():
 
 @pytest.mark.parametrize(
     ("given", "scale", "J", "K"),  # by hand: Lambda; 1 + 162 log 4 = 225.6; 1 + 4 log 486 = 25.7; and so on
-    [((1, 0.5, 1.0, 1.0, 1.0, 1.0), 53.5, 226, 26), ((10, 2.0, 0.5, 0.5, 2.0, 1.0), 209.5, 875, 49)],
+    [
+        ((1, 0.5, 1.0, 1.0, 1.0, 1.0), 53.5, 226, 26),
+        ((10, 2.0, 0.5, 0.5, 2.0, 1.0), 209.5, 875, 49),
+        ((3, 1.0, 1.0, 0.0, 1.0, 2.0), 833.5, 3470, 45),  # 52 4^2 + 3/2; 1 + 2502 log 4; 1 + 4 log(81 417 1.5)
+    ],
 )
 def test_constants_of_pg_svrgs_theory(given, scale, J, K):
     algorithm = PGSVRG.theory(*given)
     _, gamma, _, mu, *_ = given
     assert (algorithm.J, algorithm.K) == (J, K)
     assert algorithm.eta == pytest.approx(2 * gamma / scale)
-    assert algorithm.eta_dual == pytest.approx(1 / (mu * scale))
-    with pytest.raises(ConfigError, match="mu must be a finite number > 0"):
-        PGSVRG.theory(1, 1.0, 1.0, 0.0, 1.0, 1.0)
+    assert algorithm.eta_dual == pytest.approx(1 / ((mu or 1 / 4) * scale))
+    with pytest.raises(ConfigError, match="mu must be a finite number >= 0"):
+        PGSVRG.theory(1, 1.0, 1.0, -1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(

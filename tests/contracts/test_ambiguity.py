@@ -154,16 +154,17 @@ def test_a_member_is_its_own_projection(name):
 @pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("kind", PENALTIES)
 def test_prox(name, kind):
-    """The proximal step maximises ``<p, v> - nu D(p, 1/n) - beta nu Delta(p, q)``."""
-    ambiguity, nu, beta = MEMBERS[name].make(), 0.4, 2.5
+    """The proximal step maximises ``<p, v> - nu D(p, 1/n) - pull Delta(p, q)``, with and without a penalty."""
+    ambiguity, pull = MEMBERS[name].make(), 1.0
     q = ambiguity.best_response(torch.from_numpy(random(9)), PENALTIES[kind](1.0)).q.clamp(min=1e-12)
     v = np.random.default_rng(1).normal(size=9)
-    p = ambiguity.prox(torch.from_numpy(v), q, PENALTIES[kind](nu), beta).numpy()
-    is_member(name, p, 1e-10)
-    pull = gradient(kind, beta * nu, p) - gradient(kind, beta * nu, q.numpy())
-    is_best(name, p, v - gradient(kind, nu, p) - pull, 1e-7)
-    same = ambiguity.prox(torch.from_numpy(v), q, PENALTIES[kind](nu), 0.0)
-    torch.testing.assert_close(same, ambiguity.best_response(torch.from_numpy(v), PENALTIES[kind](nu)).q)
+    for nu in (0.4, 0.0):
+        p = ambiguity.prox(torch.from_numpy(v), q, PENALTIES[kind](nu), pull).numpy()
+        is_member(name, p, 1e-10)
+        back = gradient(kind, pull, p) - gradient(kind, pull, q.numpy())
+        is_best(name, p, v - gradient(kind, nu, p) - back, 1e-7)
+    same = ambiguity.prox(torch.from_numpy(v), q, PENALTIES[kind](0.4), 0.0)
+    torch.testing.assert_close(same, ambiguity.best_response(torch.from_numpy(v), PENALTIES[kind](0.4)).q)
 
 
 @pytest.mark.parametrize("name", ["chi-square ball", "KL ball", "extremile", "capped simplex"])

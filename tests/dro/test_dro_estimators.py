@@ -61,7 +61,7 @@ def test_the_worst_case_is_better_than_ridge_regressions(ambiguity):
     assert ours.duality_gap_ <= 1e-6 * max(1.0, ours.history_[0]["objective"]) + 1e-12
 
 
-@pytest.mark.parametrize("solver", [*SOLVERS, "sgd"])
+@pytest.mark.parametrize("solver", [*SOLVERS, "sgd", "multilevel"])
 def test_sparse_and_dense_features_give_the_same(solver):
     x, y = TABLE
     x = np.where(np.abs(x) > 1, x, 0.0)
@@ -128,15 +128,17 @@ BAD = [
     ({"ambiguity": CappedSimplex(0.001)}, "alpha=0.001 of 120 groups"),
     ({"ambiguity": "cvar"}, "ambiguity must be an AmbiguitySet"),
     ({"nu": -1.0}, "nu must be a finite number >= 0"),
-    ({"mu": -1.0}, "mu must be a finite number > 0"),
-    ({"mu": 0.0}, "mu must be a finite number > 0"),
+    ({"mu": -1.0}, "mu must be a finite number >= 0"),
+    ({"mu": 0.0, "solver": "subgradient"}, "needs mu > 0, got Squared, mu=0.0"),
+    ({"mu": 0.0, "solver": DRAGO(alpha=0.1)}, "alpha=0.1 and start='practice' are of mu > 0 and nu > 0"),
+    ({"nu": 0.0, "solver": DRAGO(start="theory")}, "alpha=None and start='theory' are of mu > 0 and nu > 0"),
     ({"tol": 0.0}, "tol must be a finite number > 0"),
     ({"max_passes": 0}, "max_passes must be a whole number >= 1"),
     ({"divergence": "tv"}, "divergence must be one of"),
     ({"solver": "adam"}, "solver must be one of"),
     ({"solver": 3}, "solver must be one of"),
     ({"solver": DRAGO(200)}, "block_size=200 is larger than the 120 samples"),
-    ({"solver": "drago", "nu": 0.0}, "needs a smooth loss and nu > 0"),
+    ({"solver": "lbfgs", "nu": 0.0}, "needs nu > 0, got Squared"),
 ]
 
 
@@ -163,6 +165,8 @@ def test_bad_data():
         DROClassifier("hinge").fit(x, np.arange(len(x)) % 3)
     with pytest.raises(ConfigError, match="needs a smooth loss"):
         DROClassifier("hinge", solver="lbfgs").fit(x, np.arange(len(x)) % 2)
+    with pytest.raises(ConfigError, match="mu=0 has a proof for the squared and the logistic loss only, got Multinom"):
+        DROClassifier(mu=0.0).fit(x, np.arange(len(x)) % 3)
     with pytest.raises(ConfigError, match="loss must be one of"):
         DROClassifier("squared").fit(x, np.arange(len(x)) % 2)
     with pytest.raises(ConfigError, match="rho must be"):

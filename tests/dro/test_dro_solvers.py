@@ -1,6 +1,7 @@
 """Solvers reach the optimum that a general solver finds, and the certificate is what a loop over the samples gives."""
 
 from contextlib import suppress
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from fcco_lightning.ambiguity import (
     Simplex,
     SpectralRisk,
 )
-from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, Subgradient
+from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD, Subgradient
 from fcco_lightning.dro.dual import DualSteps
 from fcco_lightning.dro.losses import Hinge, Logistic, Multinomial, Squared
+from fcco_lightning.dro.multilevel import Levels, worst
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress
 from fcco_lightning.dro.solvers import blocks_of
 from fcco_lightning.errors import ConfigError, NonFiniteError
@@ -200,6 +202,51 @@ def test_minibatch_sgd_stays_above_the_minimum():
         solve(MinibatchSGD(2), posed)
 
 
+ENUMERATED = [
+    (5, 1, Simplex(), KLPenalty(0.3)),
+    (5, 1, ChiSquareBall(0.5), EuclideanPenalty(0.1)),
+    (5, 2, CappedSimplex(0.5), ChiSquarePenalty(0.0)),
+    (4, 1, SpectralRisk("extremile", 2.0), ChiSquarePenalty(0.2)),
+    (3, 2, CappedSimplex(0.5), ChiSquarePenalty(0.2)),  # one level
+]
+
+
+@pytest.mark.parametrize(("n", "b", "ambiguity", "penalty"), ENUMERATED)
+def test_the_multilevel_estimate_has_no_bias(n, b, ambiguity, penalty):
+    """Its mean over all levels and all orders of the samples is the gradient of the worst case, a batch's is not."""
+    posed = LinearProblem(X[:n], Y[:n], Squared(), ambiguity, penalty, 0.5)
+    w, levels = np.array([0.5, 1.0, -1.0]), Levels(n, b)
+    losses, slopes = posed.loss(X[:n] @ w, Y[:n])
+    assert sum(levels.chances) == pytest.approx(1)
+    assert levels.sizes[-1] == n
+    exact, mean, small = posed.point(w).gradient, 0.0, 0.0
+    orders = [np.array(order) for order in permutations(range(n))]
+    for order in orders:
+        for level, chance in enumerate(levels.chances):
+            drawn = order[: levels.sizes[level]]
+            if chance > 0:
+                weights = levels.weights(posed, level, losses[drawn])
+                mean += chance * X[drawn].T @ (weights * slopes[drawn]) / len(orders)
+        drawn = order[: levels.sizes[0]]
+        small += X[drawn].T @ (worst(posed, losses[drawn]) * slopes[drawn]) / len(orders)
+    np.testing.assert_allclose(mean, exact, atol=1e-7)
+    assert np.abs(small - exact).max() > 0.01 or levels.sizes == [n]
+
+
+def test_multilevel_sgd_comes_near_the_minimum_and_counts_its_calls():
+    posed = problem(penalty=ChiSquarePenalty(0.01))
+    found = solve(MultilevelSGD(4), posed, 1e-10, 40)
+    assert found.value - solve(LBFGS(), posed, 1e-12).value < 0.01
+    sizes, chances = Levels(N, 4).sizes, Levels(N, 4).chances
+    assert sizes == [4, 8, 16, N]
+    assert chances == [0, 0.5, 0.25, 0.25]
+    counts = np.diff([0, *(record["oracle_calls"] for record in found.history)])
+    assert counts[1:].min() >= N  # one look a pass
+    assert counts.max() < 2 * N
+    with pytest.raises(ConfigError, match="of a group"):
+        solve(MultilevelSGD(2), posed)
+
+
 def test_history_counts_calls():
     found = solve(DRAGO(N), problem(), 1e-6)
     calls = [record["oracle_calls"] for record in found.history]
@@ -211,7 +258,7 @@ def test_history_counts_calls():
     np.testing.assert_array_equal(first.w, second.w)
 
 
-@pytest.mark.parametrize("solver", [DRAGO(5), DRAGO(16), DRAGO(N), LSVRG(5)])
+@pytest.mark.parametrize("solver", [DRAGO(5), DRAGO(16), DRAGO(N), LSVRG(5), MultilevelSGD(4)])
 def test_a_longer_run_goes_through_the_points_of_a_shorter_one(solver):
     """Bit for bit, wherever the shorter one was stopped: in an epoch and between two visits of a block."""
     long = solve(solver, problem(), 1e-14, 40)
@@ -232,6 +279,10 @@ def test_bad_arguments_of_solvers():
     for wrong in (0, 2.5, -1):
         with pytest.raises(ConfigError, match="block_size must be a whole number"):
             DRAGO(wrong)
+        with pytest.raises(ConfigError, match="block_size must be a whole number"):
+            MultilevelSGD(wrong)
+    with pytest.raises(ConfigError, match="learning_rate must be a finite number > 0"):
+        MultilevelSGD(learning_rate=0.0)
     with pytest.raises(ConfigError, match="alpha must be a finite number > 0"):
         DRAGO(alpha=-1)
     with pytest.raises(ConfigError, match="start must be one of"):
@@ -240,3 +291,67 @@ def test_bad_arguments_of_solvers():
         solve(DRAGO(43), problem())
     with pytest.raises(NonFiniteError, match="the solver's step is too large"), np.errstate(all="ignore"):
         solve(DRAGO(N, alpha=1e6), LinearProblem(100 * X, Y, Squared(), Simplex(), ChiSquarePenalty(1.0), 1e-3))
+
+
+@pytest.mark.parametrize(("mu", "nu"), [(0.0, 0.5), (0.3, 0.0), (0.0, 0.0)])
+@pytest.mark.parametrize(("loss", "size"), [(Squared, 7), (Squared, N), (Logistic, 14)])
+def test_drago_without_a_penalty_reaches_the_optimum_of_slsqp(mu, nu, loss, size):
+    posed = problem(loss, CappedSimplex(0.6), ChiSquarePenalty(nu), mu)
+    found = solve(DRAGO(size), posed, 1e-5, 3000)
+    best = epigraph(posed)
+    assert found.gap <= 1e-5
+    assert found.lower - 1e-7 <= best <= found.value + 1e-7
+
+
+def epigraph(posed):
+    """Minimise by SLSQP over w, a threshold t and s >= 0, s >= l - t: CVaR is ``t + sum s / (alpha n)`` at its best.
+
+    With a penalty ``max_q`` is over 0 <= q <= cap once sum q = 1 has its multiplier t, and known sample by sample.
+    """
+    n, cap, curvature = posed.n, 1 / (0.6 * posed.n), posed.dual.curvature
+
+    def ahead(v):
+        return posed.loss(posed.x @ v[:D], posed.y)[0] - v[D]
+
+    def value(v):
+        q = np.clip(ahead(v) / curvature + 1 / n, 0, cap)
+        return v[D] + q @ ahead(v) - curvature / 2 * ((q - 1 / n) ** 2).sum() + posed.mu / 2 * v[:D] @ v[:D]
+
+    if curvature > 0:
+        return minimize(value, np.zeros(D + 1), method="BFGS", options={"gtol": 1e-9}).fun
+    room = {"type": "ineq", "fun": lambda v: v[D + 1 :] - ahead(v)}
+    found = minimize(
+        lambda v: v[D] + cap * v[D + 1 :].sum() + posed.mu / 2 * v[:D] @ v[:D],
+        np.concatenate([np.zeros(D + 1), np.full(n, 5.0)]),
+        method="SLSQP",
+        bounds=[(None, None)] * (D + 1) + [(0, None)] * n,
+        constraints=room,
+        options={"maxiter": 500, "ftol": 1e-13},
+    )
+    return found.fun
+
+
+@pytest.mark.parametrize("solver", [LBFGS(), LSVRG(4)])
+def test_other_solvers_without_a_ridge_have_a_gap(solver):
+    """Which is exact for the squared loss: at one w only the weights q are not the best ones."""
+    posed = problem(mu=0.0)
+    assert solve(solver, posed, 1e-7, 1000).gap <= 1e-7
+    q = np.full(N, 1 / N)
+    w = np.linalg.lstsq(X, Y, rcond=None)[0]
+    assert posed.point(np.ones(D), proof=q).lower == pytest.approx(((X @ w - Y) ** 2).mean() / 2, rel=1e-12)
+
+
+def test_without_a_ridge_what_has_no_minimum_has_no_proof():
+    """A plane separates these; and more features than samples, constant and empty columns do no harm."""
+    apart = LinearProblem(
+        X, np.where(X[:, 0] > 0, 1.0, -1.0), Logistic(), CappedSimplex(0.6), ChiSquarePenalty(0.5), 0.0
+    )
+    found = solve(DRAGO(14), apart, 1e-6, 100)
+    assert found.lower <= 1e-9
+    wide = np.hstack([X, X**2, np.ones((N, 3)), np.zeros((N, 2))])[:6]
+    for nu in (0.5, 0.0):
+        posed = LinearProblem(wide, Y[:6], Squared(), Simplex(), ChiSquarePenalty(nu), 0.0)
+        found = solve(DRAGO(6), posed, 1e-3, 200)
+        assert found.lower <= 1e-9 <= found.value < 0.1  # all six are fitted at the minimum, 0
+    nothing = LinearProblem(np.zeros((4, 2)), np.ones(4), Squared(), Simplex(), ChiSquarePenalty(0.0), 0.0)
+    assert solve(DRAGO(), nothing, 1e-9, 50).value == pytest.approx(0.5)
