@@ -17,6 +17,7 @@ FAMILIES = (
 )
 _WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders export is public
 _SELECTED = {
+    "callbacks": "Run load_run",
     "criterion": "Criterion",
     "engine": "Engine InnerFunctions Problem Surrogate",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",

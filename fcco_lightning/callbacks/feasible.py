@@ -15,6 +15,9 @@ from fcco_lightning.constraints import Constraint
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.training import FCCOModule
 
+FEASIBLE = "feasible.ckpt"
+"""Name of the checkpoint of the weights that were chosen."""
+
 
 class BestFeasible(Callback):
     """Ends a run with the weights of the best validation at which all constraints held on the validation split.
@@ -167,7 +170,7 @@ class BestFeasible(Callback):
         pl_module.network.load_state_dict(self._weights)
         saver = trainer.checkpoint_callback
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
-            trainer.save_checkpoint(Path(saver.dirpath) / "feasible.ckpt")
+            trainer.save_checkpoint(Path(saver.dirpath) / FEASIBLE)
         rank_zero_info(chosen_line(self.chosen))
 
 
