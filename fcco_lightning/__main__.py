@@ -30,8 +30,8 @@ commands (fcco COMMAND --help lists every option):
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
 
-completion in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
-  source <(fcco --print_completion)
+completion of commands, options and names in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
+  fcco --print_completion > ~/.fcco_completion    and, in .bashrc:    source ~/.fcco_completion
 
 examples:
   fcco fit --config synthetic_alexr2

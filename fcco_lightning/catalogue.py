@@ -56,6 +56,19 @@ KINDS = {
     "batches": Kind("data.batches", ("data/sampling",), ("Sampling",)),
     "evaluations": Kind("model.evaluation; the objective chooses one by default", ("evaluation",), ("Evaluation",)),
 }
+SECTIONS = {
+    "baseline": "Baseline",  # before what saves checkpoints, which hold its state
+    "feasible": "BestFeasible",  # before what reports of the weights that it chooses
+    "report": "Report",
+    "checkpoint": "Checkpoints",
+    "predictions": "PredictionWriter",
+    "preemption": "Preemption",
+    "monitor": "StateMonitor",
+    "diagnostics": "Diagnostics",
+    "warm_start": "WarmStart",
+}
+"""The callbacks of the command line in their order, by the section of a configuration that has their arguments."""
+
 _INTERNAL = {"ProximalDescent"}  # made by algorithms, not by a configuration
 _CLASS = re.compile(r'^class (_?[A-Z]\w*)\(([^)]*)\):\n    r?"""(.+?)(?:"""|\n)', re.MULTILINE)
 

@@ -23,18 +23,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning.data.datamodules  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning.callbacks import (
-    Baseline,
-    BestFeasible,
-    Checkpoints,
-    Diagnostics,
-    PredictionWriter,
-    Preemption,
-    Report,
-    StateMonitor,
-    WarmStart,
-)
-from fcco_lightning.catalogue import close_to, import_families
+from fcco_lightning import callbacks
+from fcco_lightning.catalogue import SECTIONS, close_to, import_families
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.named_configs import with_files
 from fcco_lightning.training import FCCOModule
@@ -132,15 +122,8 @@ class FCCOCLI(LightningCLI):
             type=Literal["tensorboard", "wandb"] | None,
             help="also log there, beside metrics.csv; --trainer.logger sets everything about loggers instead",
         )
-        parser.add_lightning_class_args(Baseline, "baseline")  # before what saves checkpoints, which hold its state
-        parser.add_lightning_class_args(BestFeasible, "feasible")  # before what reports of the weights that it chooses
-        parser.add_lightning_class_args(Report, "report")
-        parser.add_lightning_class_args(Checkpoints, "checkpoint")
-        parser.add_lightning_class_args(PredictionWriter, "predictions")
-        parser.add_lightning_class_args(Preemption, "preemption")
-        parser.add_lightning_class_args(StateMonitor, "monitor")
-        parser.add_lightning_class_args(Diagnostics, "diagnostics")
-        parser.add_lightning_class_args(WarmStart, "warm_start")
+        for section, name in SECTIONS.items():
+            parser.add_lightning_class_args(getattr(callbacks, name), section)
         parser.set_defaults(
             {
                 "checkpoint.save_last": True,
@@ -219,7 +202,7 @@ class FCCOCLI(LightningCLI):
         """Hand the configuration to the report and the checkpoints, and to these also what identifies the job."""
         self.model.job, self.model.config = self._job(), self._typed()
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Report):
+            if isinstance(callback, callbacks.Report):
                 callback.config = self.model.config
 
 
