@@ -244,8 +244,10 @@ def _tune(args: Sequence[str]) -> int:
     )
     parser.add_argument("--trials", type=int, default=20, help="fits in all, with those that the folder has already")
     parser.add_argument("--folder", default="tuning", help="of the search; what is there already is continued")
-    parser.add_argument("--figure", help="of the validation split; by default the first of the progress bar")
-    parser.add_argument("--mode", choices=("max", "min"), default="max", help="whether larger figures are better")
+    parser.add_argument("--figure", help="of the validation split; by default the objective's figure of merit")
+    parser.add_argument(
+        "--mode", choices=("max", "min"), help="which values are better; by default min of losses and gaps"
+    )
     parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
     parser.add_argument("--seed", type=int, default=0, help="of the sampler")
     parser.add_argument("--full", action="store_true", help="end no trial early (successive halving otherwise does)")

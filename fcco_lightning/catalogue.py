@@ -105,6 +105,21 @@ def close_to(word: str) -> list[str]:
     return [names[match] for match in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)]
 
 
+def use_of(name: str) -> str:
+    """Where a public class goes, as the end of a sentence; nothing if no configuration or estimator takes it.
+
+    Example:
+        >>> use_of("HingePenalty")
+        '; it goes to model.penalty'
+    """
+    places = [found.place for kind, found in KINDS.items() if name in {entry.name for entry in members(kind)}]
+    if places:
+        return f"; it goes to {' or '.join(places)}"
+    if public_names().get(name) == f"{ROOT.name}.dro":
+        return "; it belongs to the linear models DROClassifier and DRORegressor, which are used from Python"
+    return ""
+
+
 class _Header(NamedTuple):
     name: str
     bases: tuple[str, ...]

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning.data.datamodules  # noqa: F401 - what is imported can be named without its module
 from fcco_lightning import callbacks
-from fcco_lightning.catalogue import SECTIONS, close_to, import_families
+from fcco_lightning.catalogue import SECTIONS, close_to, import_families, use_of
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.named_configs import with_files
 from fcco_lightning.training import FCCOModule
@@ -73,7 +73,9 @@ class ArgumentParser(LightningArgumentParser):
             near = close_to(name)
             message = f"--{key}: there is no class {name}.{did_you_mean(near)}"
             if name in near:
-                message = f"--{key}: {name} is a class of this package, but not of the kind that goes here."
+                message = (
+                    f"--{key}: {name} is a class of this package, but not of the kind that goes here{use_of(name)}."
+                )
         option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
         if option is not None:
             message += f".{did_you_mean(get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75))}"
