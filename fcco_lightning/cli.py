@@ -3,6 +3,7 @@
 import argparse
 import copy
 import importlib.util
+import itertools
 import os
 import re
 import signal
@@ -116,8 +117,8 @@ class FCCOCLI(LightningCLI):
         parser.add_argument(
             "--name",
             type=str | None,
-            help="name of the job, whose checkpoints --ckpt_path auto continues whatever else is changed; by default "
-            "the seed, the model and the data identify it",
+            help="name of the job and of its folder below runs; --ckpt_path auto continues its checkpoints whatever "
+            "else is changed; by default the seed, the model and the data identify it",
         )
         parser.add_argument(
             "--logger",
@@ -214,7 +215,7 @@ def _loggers(root: str | Path, further: str | None, name: str | None) -> list[Lo
     Raises:
         ConfigError: if its package is not installed.
     """
-    log = CSVLogger(root, name="")
+    log = CSVLogger(root, name="", version=None if name is None else _free(Path(root), name))
     if further is None:
         return [log]
     if importlib.util.find_spec(further) is None:
@@ -225,6 +226,18 @@ def _loggers(root: str | Path, further: str | None, name: str | None) -> list[Lo
     if further == "wandb":
         return [log, WandbLogger(name=name, save_dir=root, project="fcco_lightning")]
     return [log, TensorBoardLogger(log.log_dir, name="", version="")]
+
+
+def _free(root: Path, name: str) -> str:
+    """The name of a run's folder: that of its job, with a number where an earlier run of the job has it.
+
+    Raises:
+        ConfigError: if it is no name of a folder.
+    """
+    if name in ("", ".", "..") or set(name) & set("/\\\0"):
+        raise ConfigError(f"--name {name!r} becomes the name of the run's folder. Leave out slashes, and use a letter.")
+    others = (f"{name}_{k}" for k in itertools.count(1))
+    return next(free for free in itertools.chain([name], others) if not (root / free).exists())
 
 
 def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:

@@ -359,6 +359,14 @@ def test_version_and_help_answer_without_torch():
         assert "fcco" in answer.stdout
 
 
+def test_a_run_has_the_name_of_its_job():
+    Path("runs/mine").mkdir(parents=True)
+    quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--baseline.enabled=false"]
+    assert fit("--name=mine", *quick) == 0
+    assert Path("runs/mine_1/report.html").is_file()
+    assert fit("--name=a/b", *quick) == 1
+
+
 def test_help_of_a_part(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["fit", "--model.algorithm.help", "SONEX"])
