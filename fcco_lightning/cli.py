@@ -28,6 +28,7 @@ from fcco_lightning import callbacks
 from fcco_lightning.catalogue import SECTIONS, close_to, import_families, use_of
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.named_configs import with_files
+from fcco_lightning.signatures import options
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import find_own, job_identity
 from fcco_lightning.training.row_checkpoints import read_file
@@ -79,12 +80,19 @@ class ArgumentParser(LightningArgumentParser):
                 )
         option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
         if option is not None:
-            message += f".{did_you_mean(get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75))}"
+            near = get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75)
+            message += f".{did_you_mean([_whole(name) for name in near if not name.endswith('.help')])}"
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None and ex is not None:
             message = f"{message.strip()}.{_near(nested[1], _accepted_options(ex))}"
         sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option, fcco list every class)\n")
         sys.exit(2)
+
+
+def _whole(option: str) -> str:
+    """An option as it is typed, where the parser of a class knows only its end."""
+    paths = [path for path in options() if f"--{path}" == option or path.endswith(f".{option.removeprefix('--')}")]
+    return f"--{min(paths, key=lambda path: path.count('.'))}" if paths else option
 
 
 def _near(option: str, accepted: Sequence[str]) -> str:
@@ -104,9 +112,9 @@ def _accepted_options(error: BaseException) -> list[str]:
             parser = own if isinstance(own, argparse.ArgumentParser) else parser
         parser = getattr(cause, "subcommand_parser", parser)
         cause = cause.__cause__ or cause.__context__
-    options = [] if parser is None else parser._option_string_actions
-    names = [o.removeprefix("--").removesuffix("+") for o in options if o.startswith("--")]
-    return [name for name in dict.fromkeys(names) if name != "help" and not name.endswith(".help")]
+    known = [] if parser is None else parser._option_string_actions
+    names = [o.removeprefix("--").removesuffix("+") for o in known if o.startswith("--")]
+    return [name for name in dict.fromkeys(names) if name not in ("help", "print_shtab") and not name.endswith(".help")]
 
 
 class FCCOCLI(LightningCLI):

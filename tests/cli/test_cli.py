@@ -218,6 +218,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--data.batches=Uniformly"], "Uniformly", 2),
         (["--data.batches=UniformSamplng"], "no class UniformSamplng. Did you mean UniformSampling", 2),
         (["--model.penalti=3"], "Did you mean --model.penalty", 2),
+        (["--data.spilts.val_fraction=0.1"], "Did you mean --data.val_fraction", 2),
         (["--model.algorithm=DRAGO"], "it belongs to the linear models DROClassifier and DRORegressor", 2),
         (["--model.algorithm=CappedSimplex"], "a class of this package, but not of the kind that goes here", 2),
         (["--config=sinthetic_alexr2"], "Did you mean synthetic_alexr2", 1),
