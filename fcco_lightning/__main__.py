@@ -30,8 +30,8 @@ commands (fcco COMMAND --help lists every option):
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
 
-completion in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
-  source <(fcco --print_completion)
+completion of commands, options and names in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
+  fcco --print_completion > ~/.fcco_completion    and, in .bashrc:    source ~/.fcco_completion
 
 examples:
   fcco fit --config synthetic_alexr2
@@ -244,8 +244,10 @@ def _tune(args: Sequence[str]) -> int:
     )
     parser.add_argument("--trials", type=int, default=20, help="fits in all, with those that the folder has already")
     parser.add_argument("--folder", default="tuning", help="of the search; what is there already is continued")
-    parser.add_argument("--figure", help="of the validation split; by default the first of the progress bar")
-    parser.add_argument("--mode", choices=("max", "min"), default="max", help="whether larger figures are better")
+    parser.add_argument("--figure", help="of the validation split; by default the objective's figure of merit")
+    parser.add_argument(
+        "--mode", choices=("max", "min"), help="which values are better; by default min of losses and gaps"
+    )
     parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
     parser.add_argument("--seed", type=int, default=0, help="of the sampler")
     parser.add_argument("--full", action="store_true", help="end no trial early (successive halving otherwise does)")

@@ -17,6 +17,7 @@ FAMILIES = (
 )
 _WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders export is public
 _SELECTED = {
+    "callbacks": "Run load_run",
     "criterion": "Criterion",
     "engine": "Engine InnerFunctions Problem Surrogate",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
@@ -55,6 +56,19 @@ KINDS = {
     "batches": Kind("data.batches", ("data/sampling",), ("Sampling",)),
     "evaluations": Kind("model.evaluation; the objective chooses one by default", ("evaluation",), ("Evaluation",)),
 }
+SECTIONS = {
+    "baseline": "Baseline",  # before what saves checkpoints, which hold its state
+    "feasible": "BestFeasible",  # before what reports of the weights that it chooses
+    "report": "Report",
+    "checkpoint": "Checkpoints",
+    "predictions": "PredictionWriter",
+    "preemption": "Preemption",
+    "monitor": "StateMonitor",
+    "diagnostics": "Diagnostics",
+    "warm_start": "WarmStart",
+}
+"""The callbacks of the command line in their order, by the section of a configuration that has their arguments."""
+
 _INTERNAL = {"ProximalDescent"}  # made by algorithms, not by a configuration
 _CLASS = re.compile(r'^class (_?[A-Z]\w*)\(([^)]*)\):\n    r?"""(.+?)(?:"""|\n)', re.MULTILINE)
 
@@ -89,6 +103,21 @@ def close_to(word: str) -> list[str]:
     """Public names that a misspelt word may have meant, the closest first; at most three."""
     names = {name.lower(): name for name in public_names() if name[0].isupper()}
     return [names[match] for match in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)]
+
+
+def use_of(name: str) -> str:
+    """Where a public class goes, as the end of a sentence; nothing if no configuration or estimator takes it.
+
+    Example:
+        >>> use_of("HingePenalty")
+        '; it goes to model.penalty'
+    """
+    places = [found.place for kind, found in KINDS.items() if name in {entry.name for entry in members(kind)}]
+    if places:
+        return f"; it goes to {' or '.join(places)}"
+    if public_names().get(name) == f"{ROOT.name}.dro":
+        return "; it belongs to the linear models DROClassifier and DRORegressor, which are used from Python"
+    return ""
 
 
 class _Header(NamedTuple):

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import importlib.util
+import itertools
 import os
 import re
 import signal
@@ -23,20 +24,11 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning.data.datamodules  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning.callbacks import (
-    Baseline,
-    BestFeasible,
-    Checkpoints,
-    Diagnostics,
-    PredictionWriter,
-    Preemption,
-    Report,
-    StateMonitor,
-    WarmStart,
-)
-from fcco_lightning.catalogue import close_to, import_families
+from fcco_lightning import callbacks
+from fcco_lightning.catalogue import SECTIONS, close_to, import_families, use_of
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.named_configs import with_files
+from fcco_lightning.signatures import options
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import find_own, job_identity
 from fcco_lightning.training.row_checkpoints import read_file
@@ -83,15 +75,24 @@ class ArgumentParser(LightningArgumentParser):
             near = close_to(name)
             message = f"--{key}: there is no class {name}.{did_you_mean(near)}"
             if name in near:
-                message = f"--{key}: {name} is a class of this package, but not of the kind that goes here."
+                message = (
+                    f"--{key}: {name} is a class of this package, but not of the kind that goes here{use_of(name)}."
+                )
         option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
         if option is not None:
-            message += f".{did_you_mean(get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75))}"
+            near = get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75)
+            message += f".{did_you_mean([_whole(name) for name in near if not name.endswith('.help')])}"
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None and ex is not None:
             message = f"{message.strip()}.{_near(nested[1], _accepted_options(ex))}"
         sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option, fcco list every class)\n")
         sys.exit(2)
+
+
+def _whole(option: str) -> str:
+    """An option as it is typed, where the parser of a class knows only its end."""
+    paths = [path for path in options() if f"--{path}" == option or path.endswith(f".{option.removeprefix('--')}")]
+    return f"--{min(paths, key=lambda path: path.count('.'))}" if paths else option
 
 
 def _near(option: str, accepted: Sequence[str]) -> str:
@@ -111,9 +112,9 @@ def _accepted_options(error: BaseException) -> list[str]:
             parser = own if isinstance(own, argparse.ArgumentParser) else parser
         parser = getattr(cause, "subcommand_parser", parser)
         cause = cause.__cause__ or cause.__context__
-    options = [] if parser is None else parser._option_string_actions
-    names = [o.removeprefix("--").removesuffix("+") for o in options if o.startswith("--")]
-    return [name for name in dict.fromkeys(names) if name != "help" and not name.endswith(".help")]
+    known = [] if parser is None else parser._option_string_actions
+    names = [o.removeprefix("--").removesuffix("+") for o in known if o.startswith("--")]
+    return [name for name in dict.fromkeys(names) if name not in ("help", "print_shtab") and not name.endswith(".help")]
 
 
 class FCCOCLI(LightningCLI):
@@ -124,23 +125,16 @@ class FCCOCLI(LightningCLI):
         parser.add_argument(
             "--name",
             type=str | None,
-            help="name of the job, whose checkpoints --ckpt_path auto continues whatever else is changed; by default "
-            "the seed, the model and the data identify it",
+            help="name of the job and of its folder below runs; --ckpt_path auto continues its checkpoints whatever "
+            "else is changed; by default the seed, the model and the data identify it",
         )
         parser.add_argument(
             "--logger",
             type=Literal["tensorboard", "wandb"] | None,
             help="also log there, beside metrics.csv; --trainer.logger sets everything about loggers instead",
         )
-        parser.add_lightning_class_args(Baseline, "baseline")  # before what saves checkpoints, which hold its state
-        parser.add_lightning_class_args(BestFeasible, "feasible")  # before what reports of the weights that it chooses
-        parser.add_lightning_class_args(Report, "report")
-        parser.add_lightning_class_args(Checkpoints, "checkpoint")
-        parser.add_lightning_class_args(PredictionWriter, "predictions")
-        parser.add_lightning_class_args(Preemption, "preemption")
-        parser.add_lightning_class_args(StateMonitor, "monitor")
-        parser.add_lightning_class_args(Diagnostics, "diagnostics")
-        parser.add_lightning_class_args(WarmStart, "warm_start")
+        for section, name in SECTIONS.items():
+            parser.add_lightning_class_args(getattr(callbacks, name), section)
         parser.set_defaults(
             {
                 "checkpoint.save_last": True,
@@ -219,7 +213,7 @@ class FCCOCLI(LightningCLI):
         """Hand the configuration to the report and the checkpoints, and to these also what identifies the job."""
         self.model.job, self.model.config = self._job(), self._typed()
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Report):
+            if isinstance(callback, callbacks.Report):
                 callback.config = self.model.config
 
 
@@ -229,7 +223,7 @@ def _loggers(root: str | Path, further: str | None, name: str | None) -> list[Lo
     Raises:
         ConfigError: if its package is not installed.
     """
-    log = CSVLogger(root, name="")
+    log = CSVLogger(root, name="", version=None if name is None else _free(Path(root), name))
     if further is None:
         return [log]
     if importlib.util.find_spec(further) is None:
@@ -240,6 +234,18 @@ def _loggers(root: str | Path, further: str | None, name: str | None) -> list[Lo
     if further == "wandb":
         return [log, WandbLogger(name=name, save_dir=root, project="fcco_lightning")]
     return [log, TensorBoardLogger(log.log_dir, name="", version="")]
+
+
+def _free(root: Path, name: str) -> str:
+    """The name of a run's folder: that of its job, with a number where an earlier run of the job has it.
+
+    Raises:
+        ConfigError: if it is no name of a folder.
+    """
+    if name in ("", ".", "..") or set(name) & set("/\\\0"):
+        raise ConfigError(f"--name {name!r} becomes the name of the run's folder. Leave out slashes, and use a letter.")
+    others = (f"{name}_{k}" for k in itertools.count(1))
+    return next(free for free in itertools.chain([name], others) if not (root / free).exists())
 
 
 def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:

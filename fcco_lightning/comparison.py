@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.pictures import plot_comparison
+from fcco_lightning.run_folder import METRICS, read_report
 
 _OBJECTIVE, LARGEST = "objective", "largest h"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
@@ -84,22 +85,6 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
         writer.writerows(rows)
 
 
-def read_report(folder: Path) -> Mapping[str, Any] | None:
-    """The report of a finished run; None if its folder holds none.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
-    path = folder / "report.json"
-    if not path.is_file():
-        return None
-    try:
-        report: Mapping[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise DataError(f"{path} is no readable report: {error}. Leave its folder out.") from error
-    return report
-
-
 def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
     """What a run has reached: the last estimate of its objective, the largest h in training, figures of the test split.
 
@@ -107,7 +92,7 @@ def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
         folder: of the run, with the CSV log.
         report: its report.
     """
-    figures: Row = {_OBJECTIVE: _last_objective(folder / "metrics.csv")}
+    figures: Row = {_OBJECTIVE: _last_objective(folder / METRICS)}
     if "worst_violation" in report.get("train", {}):
         figures[LARGEST] = report["train"]["worst_violation"]
     test = report.get("test", {})

@@ -1,37 +1,105 @@
 """Completion of ``fcco`` in a shell: a script that bash, and zsh after ``bashcompinit``, reads.  No torch here."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from fcco_lightning.catalogue import KINDS
 from fcco_lightning.named_configs import named_configs, named_searches
+from fcco_lightning.signatures import arguments, options
 
 _SCRIPT = """\
-# Completion of fcco: commands, names of configurations and searches, kinds of parts; files elsewhere.
-_fcco() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" names=""
-    case "$before" in
-        --config|-c|--copy) names="{configs}" ;;
-        --search) names="{searches}" ;;
-        *)
-            if [ "$COMP_CWORD" -eq 1 ]; then names="{commands}"
-            elif [ "${{COMP_WORDS[1]}}" = list ]; then names="{kinds}"
-            fi ;;
+# Completion of fcco: commands, options, names of classes, configurations, searches and kinds of parts; files elsewhere.
+_fcco_options="{options}"
+
+_fcco_values() {{  # of the option $1
+    case "$1" in
+        --config|-c|--copy) _fcco_found="{configs}" ;;
+        --search) _fcco_found="{searches}" ;;
+{values}
+        *) _fcco_found="" ;;
     esac
-    COMPREPLY=($(compgen -W "$names" -- "$word"))
+}}
+
+_fcco_arguments() {{  # of the class $1
+    case "$1" in
+{arguments}
+        *) return 1 ;;
+    esac
+}}
+
+_fcco_known() {{  # options below the place $1 whose class stands on the line
+    local i value
+    for ((i = 2; i < COMP_CWORD - 1; i++)); do
+        [ "${{COMP_WORDS[i]}}" = "$1" ] || continue
+        value="${{COMP_WORDS[i + 1]}}"
+        [ "$value" = "=" ] && value="${{COMP_WORDS[i + 2]}}"
+        _fcco_arguments "$value" && return 0
+    done
+    return 1
+}}
+
+_fcco_offer() {{  # the options that begin with the word $1, down to its own depth, and the sections above others
+    local name inner dots="${{1//[^.]/}}" place="${{1%.*}}"
+    if [ -n "$dots" ] && _fcco_known "$place"; then
+        COMPREPLY=($(compgen -P "$place." -W "$_fcco_found" -- "${{1##*.}}"))
+        return
+    fi
+    for name in $_fcco_options; do
+        inner="${{name%.}}"
+        [[ $inner == "$1"* && ${{inner//[^.]/}} == "$dots" ]] && COMPREPLY+=("$name")
+    done
+    if [ "${{#COMPREPLY[@]}}" -eq 1 ] && [[ ${{COMPREPLY[0]}} == *. ]]; then compopt -o nospace 2>/dev/null; fi
+}}
+
+_fcco() {{
+    local _fcco_found="" word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    COMPREPLY=()
+    if [ "$word" = "=" ]; then word=""
+    elif [ "$before" = "=" ]; then before="${{COMP_WORDS[COMP_CWORD-2]}}"
+    fi
+    if [ "$COMP_CWORD" -eq 1 ]; then _fcco_found="{commands}"
+    else
+        case "${{COMP_WORDS[1]}}:$word" in
+            list:*) _fcco_values "$before"; [ -n "$_fcco_found" ] || _fcco_found="{kinds}" ;;
+            fit:-*|front:-*|validate:-*|test:-*|predict:-*|tune:-*) _fcco_offer "$word"; return ;;
+            *) _fcco_values "${{before%+}}" ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$_fcco_found" -- "$word"))
 }}
 complete -o default -F _fcco fcco
 """
 
 
 def completion(commands: Iterable[str]) -> str:
-    """The script.
+    """The script, which holds all names, so that nothing is started when a person presses TAB.
 
     Args:
         commands: of ``fcco``.
     """
+    found = options()
+    classes = sorted({name for values in found.values() for name in values if arguments(name)})
+    sections = {f"{path.partition('.')[0]}." for path in found if "." in path}
     return _SCRIPT.format(
         commands=" ".join(sorted(commands)),
-        configs=" ".join(named_configs()),
+        configs=" ".join([*named_configs(), *_short_configs()]),
         searches=" ".join(named_searches()),
         kinds=" ".join([*KINDS, "configs", "searches"]),
+        options=" ".join(f"--{path}" for path in sorted([*found, *sections])),
+        values=_cases({f"--{path}": values for path, values in found.items() if values}),
+        arguments=_cases({name: [argument.name for argument in arguments(name)] for name in classes}),
     )
+
+
+def _short_configs() -> list[str]:
+    """The names of configurations that do without their folder."""
+    counts = Counter(path.stem for path in named_configs().values())
+    return [name for name, count in counts.items() if count == 1]
+
+
+def _cases(found: dict[str, list[str]]) -> str:
+    """Branches of a ``case`` statement that set the words found; names with the same words share a branch."""
+    same: dict[str, list[str]] = {}
+    for name, words in found.items():
+        same.setdefault(" ".join(words), []).append(name)
+    return "\n".join(f'        {"|".join(names)}) _fcco_found="{words}" ;;' for words, names in same.items())

@@ -16,9 +16,10 @@ import yaml
 from rich.console import Console
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.comparison import LARGEST, Row, figures_of, print_rows, read_report, write_rows
+from fcco_lightning.comparison import LARGEST, Row, figures_of, print_rows, write_rows
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.pictures import plot_front
+from fcco_lightning.run_folder import METRICS, read_report
 
 Fit = Callable[[Sequence[str]], str]
 """Runs ``fcco fit`` with these arguments; what it printed, if they hold ``--print_config``."""
@@ -154,7 +155,7 @@ def front(folders: Sequence[Path]) -> list[Row]:
 
 
 def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float]) -> Row:
-    logs = sorted(folder.rglob("metrics.csv"), key=lambda path: path.stat().st_mtime)
+    logs = sorted(folder.rglob(METRICS), key=lambda path: path.stat().st_mtime)
     reached = figures_of(logs[-1].parent if logs else folder, report)
     row: Row = {"point": folder.name, "objective": reached["objective"]}
     row[LARGEST] = reached.get(LARGEST)

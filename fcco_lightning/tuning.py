@@ -18,6 +18,7 @@ from fcco_lightning.callbacks import BestFeasible
 from fcco_lightning.checks import one_of
 from fcco_lightning.cli import start
 from fcco_lightning.errors import ConfigError, NonFiniteError
+from fcco_lightning.evaluation import direction
 from fcco_lightning.named_configs import named_searches
 from fcco_lightning.training import FCCOModule
 
@@ -149,8 +150,8 @@ class Judge(Callback):
 
     Args:
         trial: of Optuna.
-        figure: of the validation split; None for the first of the progress bar.
-        sign: 1 if larger figures are better, else -1.
+        figure: of the validation split; None for the evaluation's figure of merit.
+        mode: "max" if larger figures are better, else "min"; None for "min" of losses, errors and gaps.
 
     Attributes:
         figure: its name.
@@ -161,8 +162,8 @@ class Judge(Callback):
         ConfigError: if there is no validation split, the figure is not one of it, or several processes train.
     """
 
-    def __init__(self, trial: "optuna.Trial", figure: str | None, sign: int) -> None:
-        self.trial, self.figure, self.sign = trial, figure, sign
+    def __init__(self, trial: "optuna.Trial", figure: str | None, mode: str | None) -> None:
+        self.trial, self.figure, self.mode = trial, figure, mode
         self.validations: dict[int, tuple[float, float | None]] = {}
         self.chosen = -1
 
@@ -186,11 +187,11 @@ class Judge(Callback):
         if trainer.sanity_checking or not isinstance(pl_module, FCCOModule):
             return
         figures = pl_module.last_summaries["val"]
-        self.figure = self.figure or pl_module.evaluation.bar[0]
+        self.figure = self.figure or pl_module.evaluation.figure_of_merit()
         if self.figure not in figures:
             raise ConfigError(f"--figure {self.figure} is not one of the validation: {', '.join(sorted(figures))}.")
         self.chosen = trainer.current_epoch
-        value, violation = self.sign * figures[self.figure], figures.get("worst_violation")
+        value, violation = self._sign * figures[self.figure], figures.get("worst_violation")
         self.validations[self.chosen] = value, violation
         self.trial.report(rank(value, violation), self.chosen + 1)
         if self.chosen + 1 != trainer.max_epochs and self.trial.should_prune():
@@ -207,9 +208,13 @@ class Judge(Callback):
     def keep(self) -> None:
         """Write the figures that count into the trial."""
         value, violation = self.validations[self.chosen]
-        found = {"figure": self.figure, "value": self.sign * value, "violation": violation, "epoch": self.chosen}
+        found = {"figure": self.figure, "value": self._sign * value, "violation": violation, "epoch": self.chosen}
         for name, content in found.items():
             self.trial.set_user_attr(name, content)
+
+    @property
+    def _sign(self) -> int:
+        return 1 if (self.mode or direction(self.figure or "")) == "max" else -1
 
     @property
     def rank(self) -> float:
@@ -223,7 +228,7 @@ def search(
     trials: int = 20,
     folder: str | Path = "tuning",
     figure: str | None = None,
-    mode: str = "max",
+    mode: str | None = None,
     sampler: str = "tpe",
     seed: int = 0,
     full: bool = False,
@@ -240,7 +245,7 @@ def search(
         trials: number of trials in all.
         folder: of the search: ``study.journal``, and the configuration and log of trial k below ``trial_k``.
         figure: see :class:`Judge`.
-        mode: "max" if larger figures are better, else "min".
+        mode: see :class:`Judge`.
         sampler: "tpe", "random", or "grid", which goes over all combinations of choices.
         seed: of the sampler.
         full: give every trial all epochs.
@@ -253,11 +258,11 @@ def search(
     """
     study = _study(Path(folder), options, one_of("sampler", sampler, ("tpe", "random", "grid")), seed, full)
     _check_same(study, {"fit": list(fit), "figure": figure, "mode": mode, "full": full} | _spoken(options), folder)
-    sign = 1 if one_of("mode", mode, ("max", "min")) == "max" else -1
+    one_of("mode", mode, ("max", "min", None))
 
     def objective(trial: "optuna.Trial") -> float:
         chosen = _arguments({option.path: option.suggest(trial) for option in options})
-        judge = Judge(trial, figure, sign)
+        judge = Judge(trial, figure, mode)
         root = f"--trainer.default_root_dir={Path(folder) / f'trial_{trial.number}'}"
         start(["fit", *fit, *chosen, *_LEAN, root], [judge])
         return judge.rank

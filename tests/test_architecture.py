@@ -16,7 +16,7 @@ PACKAGE = "fcco_lightning"
 
 FLOORS = [
     ["catalogue", "errors"],
-    ["checks", "conditions", "named_configs", "numerics"],
+    ["checks", "conditions", "named_configs", "numerics", "run_folder", "signatures"],
     ["distributed"],
     ["ambiguity"],
     ["outer", "state", "steps", "metrics", "dro"],

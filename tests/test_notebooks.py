@@ -16,7 +16,7 @@ def code_cells(path):
 
 
 def test_there_are_notebooks():
-    assert len(NOTEBOOKS) >= 6
+    assert len(NOTEBOOKS) >= 7
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

@@ -76,7 +76,7 @@ def test_what_the_folder_has_is_not_done_again(fitted):
     assert len({tuple(call) for call in fitted}) == len(fitted) == 6
     search([], options(GRID), 6, "t", "auc", sampler="grid", full=True)
     assert len(fitted) == 6
-    with pytest.raises(ConfigError, match=r"--folder t holds a search with mode 'max', now it is 'min'"):
+    with pytest.raises(ConfigError, match=r"--folder t holds a search with mode None, now it is 'min'"):
         search([], options(GRID), 7, "t", "auc", mode="min", full=True)
 
 

@@ -10,6 +10,10 @@ from fcco_lightning.outer import MoreauSmoothing
 class SONEX(SingleLoop):
     r"""Smoothed outer functions, corrected averages, one loop (SONEX paper, Alg. 1; constraints: eq. (40)).
 
+    For outer functions f_i with kinks, such as the hinge of a constraint; they need not be convex.  Each is replaced
+    by its Moreau envelope ``f_{i,lam}(u) = min_v f_i(v) + |v - u|^2 / (2 lam)``, which is smooth; and of each
+    inner value g_i(w) a running mean u_i is remembered, with a correction for the last move of the weights:
+
     ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples,
     ``G = grad g_0 + (1/B1) sum_i Jac g_i(w_t)^T grad f_{i,lam}(u_i)`` with the OLD u_i (erratum SONEX-4).
     Momentum type: ``optimizer: HeavyBall``; Adam type (App. E): ``optimizer: AdamType`` or ``torch.optim.AdamW``.
@@ -23,6 +27,9 @@ class SONEX(SingleLoop):
         objective_gamma: gamma for an objective with inner functions of its own (SONEX paper, F.3); as ``gamma`` if
             None.
         objective_gamma_prime: gamma' for it; as ``gamma_prime`` if None.
+
+    Raises:
+        ConfigError: if an argument is out of range, or an outer function has no envelope in closed form.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from fcco_lightning.callbacks.feasible import BestFeasible
 from fcco_lightning.callbacks.predictions import PredictionWriter
 from fcco_lightning.callbacks.preemption import Preemption
 from fcco_lightning.callbacks.report import Report
+from fcco_lightning.callbacks.run import Run, load_run
 from fcco_lightning.callbacks.state_monitor import StateMonitor
 from fcco_lightning.callbacks.warm_start import WarmStart
 
@@ -18,6 +19,8 @@ __all__ = [
     "PredictionWriter",
     "Preemption",
     "Report",
+    "Run",
     "StateMonitor",
     "WarmStart",
+    "load_run",
 ]

@@ -13,7 +13,11 @@ from fcco_lightning.analysis import Interval, intervals
 from fcco_lightning.checks import fraction, one_of
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.evaluation import direction
 from fcco_lightning.training import FCCOModule
+
+FEASIBLE = "feasible.ckpt"
+"""Name of the checkpoint of the weights that were chosen."""
 
 
 class BestFeasible(Callback):
@@ -42,8 +46,9 @@ class BestFeasible(Callback):
 
     Args:
         enabled: whether to do so.
-        figure: of the validation split, to compare feasible weights by; None for the first that the evaluation shows.
-        mode: "max" if larger figures are better, else "min".
+        figure: of the validation split, to compare feasible weights by; None for the evaluation's figure of merit,
+            which is what the objective stands for (AUC, average precision, accuracy of the worst group).
+        mode: "max" if larger figures are better, else "min"; None for "min" of losses, errors and gaps.
         margin: "auto" to require confidence intervals below 0; None for the values of h alone.
         confidence: with which all constraints together are to hold, in (0, 1).
 
@@ -60,11 +65,11 @@ class BestFeasible(Callback):
         self,
         enabled: bool = False,
         figure: str | None = None,
-        mode: str = "max",
+        mode: Literal["max", "min"] | None = None,
         margin: Literal["auto"] | None = None,
         confidence: float = 0.95,
     ) -> None:
-        self.enabled, self.figure, self.mode = enabled, figure, one_of("mode", mode, ("max", "min"))
+        self.enabled, self.figure, self.mode = enabled, figure, one_of("mode", mode, ("max", "min", None))
         self.margin, self.confidence = one_of("margin", margin, ("auto", None)), fraction("confidence", confidence)
         if confidence == 1:
             raise ConfigError("confidence must lie in (0, 1), got 1: no split, however large, makes certain.")
@@ -106,7 +111,7 @@ class BestFeasible(Callback):
         figures = pl_module.last_summaries.get("val", {})
         if "worst_violation" not in figures:
             return
-        name = self.figure or pl_module.evaluation.bar[0]
+        name = pl_module.evaluation.figure_of_merit(self.figure)
         if name not in figures:
             raise ConfigError(f"feasible.figure={name!r} is not a figure of the validation: {sorted(figures)}.")
         worst = figures["worst_violation"]
@@ -156,7 +161,7 @@ class BestFeasible(Callback):
             )
 
     def _rank(self, candidate: dict[str, Any], name: str) -> tuple[bool, float]:
-        value = candidate[name] * (1 if self.mode == "max" else -1)
+        value = candidate[name] * (1 if (self.mode or direction(name)) == "max" else -1)
         rank = value if candidate["feasible"] else -candidate.get("bound", candidate["worst_violation"])
         return candidate["feasible"], -math.inf if math.isnan(rank) else rank
 
@@ -167,7 +172,7 @@ class BestFeasible(Callback):
         pl_module.network.load_state_dict(self._weights)
         saver = trainer.checkpoint_callback
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
-            trainer.save_checkpoint(Path(saver.dirpath) / "feasible.ckpt")
+            trainer.save_checkpoint(Path(saver.dirpath) / FEASIBLE)
         rank_zero_info(chosen_line(self.chosen))
 
 

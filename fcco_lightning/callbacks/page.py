@@ -1,4 +1,4 @@
-"""The report of a finished run as one HTML page: what the terminal shows, all rows of it, and the pictures."""
+"""The report of a run as one HTML page, or a part of one: what the terminal shows, and the pictures."""
 
 import base64
 import importlib.metadata
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, Template
 from rich.table import Table
 from rich.text import Text
 
@@ -38,17 +38,34 @@ def report_page(
     Returns:
         HTML in which every name is escaped.
     """
-    environment = Environment(
-        loader=PackageLoader("fcco_lightning", "callbacks"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html.jinja").render(
-        name=name,
-        headline=headline,
-        tables=[_plain_table(table) for table in tables if table.row_count],
-        pictures=[_picture(path) for path in pictures],
-        config=_text(config) if config else "",
-        versions=_versions(),
-    )
+    content = _content(name, headline, tables, pictures)
+    return _template("page").render(**content, config=_text(config) if config else "", versions=_versions())
+
+
+def report_fragment(name: str, headline: str | None, tables: Iterable[Table], pictures: Iterable[Path] = ()) -> str:
+    """Lay out a run as a part of another page, such as a notebook, without configuration and versions.
+
+    Args: as of :func:`report_page`.
+
+    Returns:
+        HTML in which every name is escaped.
+    """
+    return _template("run").render(**_content(name, headline, tables, pictures))
+
+
+def _template(name: str) -> Template:
+    loader = PackageLoader("fcco_lightning", "callbacks")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template(f"{name}.html.jinja")
+
+
+def _content(name: str, headline: str | None, tables: Iterable[Table], pictures: Iterable[Path]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "headline": headline,
+        "tables": [_plain_table(table) for table in tables if table.row_count],
+        "pictures": [_picture(path) for path in pictures],
+    }
 
 
 def _text(config: Mapping[str, Any]) -> str:

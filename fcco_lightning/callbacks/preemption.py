@@ -1,4 +1,4 @@
-"""Being told to end: save at the next step, on all processes, and stop."""
+"""Being told to end, or interrupted: save at the next step, on all processes, and stop."""
 
 import os
 import signal
@@ -28,6 +28,9 @@ class Preemption(Callback):
     (``#SBATCH --signal=USR1@120``) the job is put back into the queue; elsewhere whoever starts it again uses
     ``--ckpt_path auto``.
 
+    An interrupt (Ctrl-C, or the button of a notebook) is such a signal, too: ``trainer.fit(..., ckpt_path=...)`` with
+    the file that is named goes on bit for bit, which half a step would not.  A second interrupt ends at once.
+
     Args:
         enabled: whether to do so.
         signals: names of the signals.
@@ -41,7 +44,7 @@ class Preemption(Callback):
     def __init__(
         self,
         enabled: bool = True,
-        signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1"),
+        signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGINT"),
         requeue: bool = True,
         folder: str | None = None,
     ) -> None:
@@ -51,13 +54,20 @@ class Preemption(Callback):
         self.enabled, self.requeue, self.folder = enabled, requeue, folder
         self.signals = [signal.Signals[name] for name in signals]
         self._before: dict[signal.Signals, Handler] = {}
+        self._interrupted = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen, in place of Lightning's handlers, which communicate or save within the handler."""
         if not self.enabled or not isinstance(pl_module, FCCOModule):
             return
 
+        engine = pl_module.engine
+        engine.stop_asked = engine.stop_agreed = self._interrupted = False  # an earlier fit may have been told to end
+
         def listen(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+            if self._interrupted and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._interrupted = number == signal.SIGINT
             pl_module.engine.stop_asked = True
 
         try:
@@ -77,7 +87,12 @@ class Preemption(Callback):
         usual = saver.dirpath if isinstance(saver, ModelCheckpoint) else None
         path = Path(self.folder or usual or trainer.default_root_dir) / INTERRUPTED
         trainer.save_checkpoint(path)
-        rank_zero_info(f"Told to end: saved {path}. Continue with --ckpt_path auto.")
+        told = "Interrupted" if self._interrupted else "Told to end"
+        rank_zero_info(
+            f"{told}: saved {path}. Continue with --ckpt_path auto, or in Python with trainer.fit(..., ckpt_path=...)."
+        )
+        if self._interrupted:
+            raise KeyboardInterrupt
         if trainer.is_global_zero:
             self._put_back()
         raise SIGTERMException

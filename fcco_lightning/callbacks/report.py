@@ -1,18 +1,22 @@
 """The end of a run: a table in the terminal; report.json, report.html and pictures in the run's folder."""
 
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from fcco_lightning.analysis import intervals
 from fcco_lightning.callbacks.baseline import Baseline
 from fcco_lightning.callbacks.diagnostics import Diagnostics, diagnosis_tables
-from fcco_lightning.callbacks.feasible import BestFeasible, chosen_line, reached_line
+from fcco_lightning.callbacks.feasible import FEASIBLE, BestFeasible, chosen_line, reached_line
 from fcco_lightning.callbacks.page import report_page
+from fcco_lightning.callbacks.run import Run
 from fcco_lightning.callbacks.summary_table import split_tables, write_report
 from fcco_lightning.callbacks.verdict import headline, verdict
 from fcco_lightning.constraints import unique_names
@@ -33,7 +37,8 @@ class Report(Callback):
     :class:`Evaluation`, which also says what is in the report; the history is part of the checkpoint, so a resumed run
     draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
     ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
-    line, ``verdict`` in the file, says whether they hold; ``selected`` says which weights :class:`BestFeasible` chose.
+    line, ``verdict`` in the file, says whether they hold; without, ``headline`` has the figures of the test split.
+    ``selected`` says which weights :class:`BestFeasible` chose, ``checkpoint`` where the weights are.
     Of every constraint there are its kappa (``kappas``, by name), h, a 95% confidence interval and the noise floor
     (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
     are in a table, and along the run in ``multipliers.png``.
@@ -62,7 +67,13 @@ class Report(Callback):
         self.report: dict[str, Any] = {}
         self._started = self._began = 0.0  # of a clock that is never set back, and of that of files
         self._written: Path | None = None
+        self._folder: Path | None = None
         self._unseen: set[str] = set()
+
+    @property
+    def run(self) -> Run | None:
+        """What this run has left, to be looked at in a notebook; None before its end and on other processes."""
+        return None if self._folder is None else Run(self._folder)
 
     def state_dict(self) -> dict[str, Any]:
         """The history."""
@@ -79,7 +90,8 @@ class Report(Callback):
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(f"report.folder {self.folder!r} cannot be made: {error}.") from error
-        self._started, self._began, self._written = time.perf_counter(), time.time(), None
+        self._started, self._began = time.perf_counter(), time.time()
+        self._written = self._folder = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the figures of every split, as logged."""
@@ -117,13 +129,10 @@ class Report(Callback):
         self.report |= _kappas(pl_module)
         if unconstrained:
             self.report["unconstrained"] = unconstrained
-        selected = [c.chosen for c in trainer.callbacks if isinstance(c, BestFeasible) and c.chosen]  # type: ignore[attr-defined]
-        if selected:
-            self.report["selected"] = selected[0]
-        if (line := verdict(self.report, (*pl_module.evaluation.bar, "roc_gap"))) is not None:
-            reached = [] if selected else [self._reached(trainer.current_epoch - 1)]
-            self.report["verdict"] = " ".join([line, *map(chosen_line, selected), *filter(None, reached)])
+        chosen = [c.chosen for c in trainer.callbacks if isinstance(c, BestFeasible) and c.chosen]  # type: ignore[attr-defined]
+        self._conclude(pl_module.evaluation.bar, chosen, trainer.current_epoch - 1)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        self.report |= _checkpoint(trainer, folder, chosen=bool(chosen))
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
             self._write(folder, pl_module.evaluation, final)
 
@@ -134,11 +143,21 @@ class Report(Callback):
         diagnoses = [c.diagnosis for c in trainer.callbacks if isinstance(c, Diagnostics) and c.diagnosis]  # type: ignore[attr-defined]
         tables = [*split_tables(self.report), *(table for one in diagnoses for table in diagnosis_tables(one))]
         drawn = [p for p in sorted(self._written.parent.glob("*.png")) if p.stat().st_mtime >= self._began]
-        line = self.report.get("verdict") or headline(self.report, pl_module.evaluation.bar)
+        line = self.report.get("verdict") or self.report.get("headline")
         name = self.config.get("name") or f"Run {self._written.parent.name}"
         page = report_page(name, line, tables, drawn, self.config)
         self._written.with_suffix(".html").write_text(page, encoding="utf-8")
         self._written = None
+
+    def _conclude(self, figures: Sequence[str], chosen: Sequence[dict[str, Any]], epoch: int) -> None:
+        """Say in the report which weights were chosen, and in one line what they achieve."""
+        if chosen:
+            self.report["selected"] = chosen[0]
+        if (line := verdict(self.report, (*figures, "roc_gap"))) is not None:
+            reached = [] if chosen else [self._reached(epoch)]
+            self.report["verdict"] = " ".join([line, *map(chosen_line, chosen), *filter(None, reached)])
+        elif (line := headline(self.report, figures)) is not None:
+            self.report["headline"] = line
 
     def _reached(self, epoch: int) -> str | None:
         """How near a run has come that ends infeasible on the training split, or on the one that was validated on."""
@@ -161,6 +180,7 @@ class Report(Callback):
 
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Columns]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._written = write_report(self.report, folder / "report.json")
         if self.pictures:
             evaluation.draw(self.history, final, folder)
@@ -199,6 +219,15 @@ def _kappas(module: FCCOModule) -> dict[str, Any]:
     names = unique_names([name for c in module.constraints for name in c.names])
     kappas = [kappa for c in module.constraints for kappa in [c.tolerance] * c.num_rows]
     return {"kappas": dict(zip(names, kappas, strict=True))} if names else {}
+
+
+def _checkpoint(trainer: Trainer, folder: Path, *, chosen: bool) -> dict[str, Any]:
+    """Where the weights of the report are saved, seen from its folder, so that both can be moved together."""
+    saver = trainer.checkpoint_callback
+    if not isinstance(saver, ModelCheckpoint) or not saver.dirpath:
+        return {}
+    saved = Path(saver.dirpath) / FEASIBLE if chosen else Path(saver.last_model_path or saver.best_model_path)
+    return {"checkpoint": os.path.relpath(saved, folder)} if saved.is_file() else {}
 
 
 def _as_reported(summary: dict[str, float]) -> dict[str, Any]:

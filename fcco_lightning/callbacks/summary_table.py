@@ -121,14 +121,16 @@ def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tupl
     values, known = splits[last]["constraints"], splits[last].get("intervals", {})
     multipliers: Mapping[str, float] = splits[last].get("multipliers", {})
     every = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
-    order = sorted(every, key=lambda name: (-multipliers.get(name, 0.0), -values.get(name, -math.inf)))[:most]
+    order = sorted(every, key=lambda name: (-_number(multipliers.get(name), 0.0), -_number(values.get(name))))[:most]
     records = []
     for name in order:
         record: dict[str, Any] = {"constraint": name}
         record |= {f"h {split}": part["constraints"].get(name) for split, part in splits.items()}
         if known:
             one = known.get(name, {})
-            record["95% interval"] = f"[{one['low']:+.4f}, {one['high']:+.4f}]" if one else "-"
+            record["95% interval"] = (
+                f"[{_number(one['low']):+.4f}, {_number(one['high'], math.inf):+.4f}]" if one else "-"
+            )
             record["noise floor"] = one.get("noise")
         records.append(record | ({"multiplier": multipliers.get(name)} if multipliers else {}))
     methods = dict.fromkeys(_METHODS[one["method"]] for one in known.values())
@@ -189,6 +191,11 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return target
+
+
+def _number(value: float | None, unknown: float = -math.inf) -> float:
+    """A number that a report read from a file may lack."""
+    return unknown if value is None else value
 
 
 def _scalars(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: S
     parts: list[str] = []
     for name in figures:
         if name in results:
-            title = TITLES.get(name, name.replace("_", " "))
+            title, comma, of = TITLES.get(name, name.replace("_", " ")).partition(", ")
+            title += f" ({of})" if comma else ""  # in a list of figures a comma would divide it
             against = f" against {other[name]:.3f}" if name in other else ""
             word = " unconstrained" if against and not any("against" in p for p in parts) else ""
             parts.append(f"{title} {results[name]:.3f}{against}{word}")

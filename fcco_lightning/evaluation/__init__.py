@@ -1,7 +1,7 @@
 """Evaluations: what a run reports of the network's outputs on a whole split."""
 
 from fcco_lightning.evaluation.bags import BagEvaluation
-from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.base import Evaluation, direction
 from fcco_lightning.evaluation.binary import BinaryEvaluation
 from fcco_lightning.evaluation.classes import ClassEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
@@ -31,5 +31,6 @@ __all__ = [
     "concatenate",
     "constraint_values",
     "default_evaluation",
+    "direction",
     "summarise",
 ]

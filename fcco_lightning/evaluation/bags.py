@@ -28,7 +28,7 @@ class BagEvaluation(Evaluation):
 
     def __init__(self, pooling: Pooling, figures: RankingEvaluation | None = None) -> None:
         self.pooling, self.figures = pooling, figures or RankingEvaluation()
-        self.bar = self.figures.bar
+        self.bar, self.merit = self.figures.bar, self.figures.merit
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         """Compute the figures.

@@ -1,13 +1,15 @@
 """The interface of all evaluations: from the outputs on a whole split to figures, tables and pictures."""
 
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.pictures import plot_constraints
 from fcco_lightning.pictures.style import History
 from fcco_lightning.records import Columns
@@ -18,11 +20,13 @@ class Evaluation(ABC):
 
     Attributes:
         bar: The figures that the progress bar shows.
+        merit: The figure of merit, by which weights and settings are chosen unless the user names another one.
         group_names: The names of the groups 0, 1, ...; :class:`FCCOModule` takes them from the datamodule.
         label_names: The names of several labels of a sample, likewise.
     """
 
     bar: tuple[str, ...] = ()
+    merit: str = ""
     group_names: Sequence[str] = ()
     label_names: Sequence[str] = ()
     _warned: bool = False
@@ -96,6 +100,22 @@ class Evaluation(ABC):
             self._warned = True
             warnings.warn(f"{figures} are not defined (NaN){reason}.", stacklevel=4)
 
+    def figure_of_merit(self, asked: str | None = None) -> str:
+        """Return the figure by which weights and settings are chosen.
+
+        Args:
+            asked: The figure that the user has named; None for the evaluation's own.
+
+        Raises:
+            ConfigError: if none was named, and the evaluation shows several without saying which one counts.
+        """
+        if figure := asked or self.merit or (self.bar[0] if len(self.bar) == 1 else ""):
+            return figure
+        raise ConfigError(
+            f"{type(self).__name__} does not say which of its figures ({', '.join(self.bar) or 'none is shown'}) "
+            "counts. Name one: --figure for fcco tune, --feasible.figure for the weights of a run."
+        )
+
     def group_name(self, group: int) -> str:
         """Return the name of a group, or its number where no name is known."""
         return str(self.group_names[group]) if group < len(self.group_names) else str(group)
@@ -103,6 +123,16 @@ class Evaluation(ABC):
     def label_name(self, label: int) -> str:
         """Return the name of one of several labels, or its number where no name is known."""
         return str(self.label_names[label]) if label < len(self.label_names) else str(label)
+
+
+def direction(figure: str) -> Literal["max", "min"]:
+    """Whether larger or smaller values of a figure are better: smaller of losses, errors and gaps.
+
+    Example:
+        >>> [direction(name) for name in ("auc", "worst_group_accuracy", "cvar_loss", "roc_gap", "bellman_error")]
+        ['max', 'max', 'min', 'min', 'min']
+    """
+    return "min" if {"loss", "error", "gap"} & set(re.split(r"[_/]", figure)) else "max"
 
 
 def written(*paths: Path | None) -> list[Path]:

@@ -20,6 +20,7 @@ class ClassEvaluation(Evaluation):
     """
 
     bar = ("accuracy", "loss")
+    merit = "accuracy"
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         """Compute the figures.

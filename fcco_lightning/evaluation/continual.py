@@ -56,6 +56,7 @@ class ContinualEvaluation(Evaluation):
     """
 
     bar = ("target_accuracy", "worst_change")
+    merit = "target_accuracy"
 
     def __init__(self, tolerance: float = 0.0, tolerance_loss: float = 0.0) -> None:
         self.tolerance = non_negative("tolerance", tolerance)

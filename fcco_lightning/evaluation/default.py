@@ -24,6 +24,7 @@ from fcco_lightning.objectives import (
     GlobalContrastive,
     GroupObjective,
     InfoNCE,
+    KLPartialAUC,
     LatentVariable,
     ListObjective,
     MeanAveragePrecision,
@@ -81,15 +82,31 @@ def _(objective: MultiTaskGroupDRO) -> Evaluation:  # noqa: ARG001
     return TaskEvaluation()
 
 
-@default_evaluation.register(RankingObjective)
-@default_evaluation.register(AUCMargin)
-def _(objective: Objective) -> Evaluation:  # noqa: ARG001
+def _ranking(merit: str, *args: Any, **kwargs: Any) -> Evaluation:
+    """A RankingEvaluation whose figure of merit is what the objective is a surrogate of."""
+    evaluation = RankingEvaluation(*args, **kwargs)
+    evaluation.merit = merit
+    return evaluation
+
+
+@default_evaluation.register
+def _(objective: RankingObjective) -> Evaluation:  # noqa: ARG001
     return RankingEvaluation()
 
 
 @default_evaluation.register
+def _(objective: AUCMargin) -> Evaluation:  # noqa: ARG001
+    return _ranking("auc")
+
+
+@default_evaluation.register
+def _(objective: KLPartialAUC) -> Evaluation:  # noqa: ARG001
+    return _ranking("partial_auc")
+
+
+@default_evaluation.register
 def _(objective: RecallAtK) -> Evaluation:
-    return RankingEvaluation(top=[objective.k])
+    return _ranking(f"recall_at_{objective.k}", top=[objective.k])
 
 
 @default_evaluation.register
@@ -97,7 +114,9 @@ def _(objective: CVaRPartialAUC) -> Evaluation:
     """The same region; where the objective leaves a side open, the usual one."""
     usual = RankingEvaluation()
     max_fpr = objective.max_fpr if objective.max_fpr < 1 else usual.max_fpr
-    return RankingEvaluation(max_fpr, objective.min_tpr or usual.min_tpr)
+    one_sided = "partial_auc" if objective.max_fpr < 1 else "partial_auc_tpr"
+    merit = "two_way_partial_auc" if objective.max_fpr < 1 and objective.min_tpr else one_sided
+    return _ranking(merit, max_fpr, objective.min_tpr or usual.min_tpr)
 
 
 @default_evaluation.register
@@ -107,7 +126,9 @@ def _(objective: MeanAveragePrecision) -> Evaluation:
 
 @default_evaluation.register
 def _(objective: MultiInstanceAUC) -> Evaluation:
-    return BagEvaluation(objective.pooling)
+    evaluation = BagEvaluation(objective.pooling)
+    evaluation.merit = "auc"
+    return evaluation
 
 
 @default_evaluation.register(GlobalContrastive)

@@ -48,6 +48,7 @@ class GroupEvaluation(Evaluation):
     """
 
     bar = ("accuracy", "worst_group_accuracy")
+    merit = "worst_group_accuracy"
 
     def __init__(self, alpha: float = 0.1, most_groups: int = 32, pooled: bool = False) -> None:
         self.alpha, self.most_groups = fraction("alpha", alpha), at_least("most_groups", most_groups, 0)

@@ -54,6 +54,7 @@ class RankingEvaluation(Evaluation):
     """
 
     bar = ("average_precision", "auc")
+    merit = "average_precision"
 
     def __init__(
         self,

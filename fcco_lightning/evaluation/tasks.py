@@ -26,6 +26,7 @@ class TaskEvaluation(Evaluation):
     """
 
     bar = ("accuracy", "worst_group_accuracy")
+    merit = "worst_group_accuracy"
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         """Compute the figures.

@@ -1,7 +1,9 @@
 """Pictures of constrained training: objective and worst violation, every constraint."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CONSTRAINT_PREFIX, MULTIPLIER_PREFIX = "h/", "nu/"
+_MEANING = "constraint value $h_i$ (feasible: at most 0)"
+_MOST_LINES, _MOST_ROWS = 14, 40
+_LINEAR = 0.05  # of the largest value: from there on colours follow its logarithm, so that small values have a sign
 MINUS = "\N{MINUS SIGN}"  # as on the axes; a hyphen is too short to be seen
 
 
@@ -71,6 +76,10 @@ def plot_objective_and_violation(history: History, path: str | Path) -> Path | N
 def plot_constraints(history: History, path: str | Path, split: str | None = None) -> Path | None:
     """Draw every constraint value h_i against the epoch on one pair of axes.
 
+    More than 14 lines could not be told apart.  They become a heat map with a row for each constraint and a column for
+    each epoch, orange where it is violated and purple where it holds; of more than 40 it has those that are largest at
+    the end.
+
     Constraints called ``tpr@<threshold>`` or ``fpr@<threshold>`` are coloured by their threshold, from dark to light;
     TPR lines are solid, FPR lines dashed.  Other names are solid and coloured by their order.
 
@@ -85,9 +94,12 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
     records = _records_with(CONSTRAINT_PREFIX, history, split)
     if not (lines := _lines(CONSTRAINT_PREFIX, records)):
         return None
+    title = f"Constraint values ({records[0]['split']})"
+    if len(lines) > _MOST_LINES:
+        return save(_heat_map(lines, title), path)
     figure, axes = _drawn(lines)
     _mark_feasible(axes, label="_unlisted")  # an odd entry would push the legend's two columns out of step
-    label_epochs(axes, "constraint value $h_i$ (feasible: at most 0)", f"Constraint values ({records[0]['split']})")
+    label_epochs(axes, _MEANING, title)
     _legend(axes, len(lines))
     return save(figure, path)
 
@@ -119,13 +131,48 @@ def _lines(prefix: str, records: History) -> dict[str, Line]:
 def _drawn(lines: Mapping[str, Line]) -> "tuple[Figure, Axes]":
     figure = new_figure(8.4, 4.4)
     axes = figure.add_subplot()
-    constraints = sorted(map(_parse, lines), key=lambda c: (c.rate != "tpr", c.rate, c.threshold or 0.0))
+    constraints = _ordered(lines)
     for constraint, color in zip(constraints, _sequential_colors(constraints), strict=True):
         dashes, marker = ("--", "x") if constraint.rate == "fpr" else ("-", "o")
         line = lines[constraint.key]
         alone = marker if len(line.values) == 1 else None  # one epoch draws no line
         axes.plot(*line, dashes, color=color, marker=alone, label=constraint.label, linewidth=1.5)
     return figure, axes
+
+
+def _ordered(keys: Iterable[str]) -> list[_Constraint]:
+    """True positive rates first, each kind by its thresholds."""
+    return sorted(map(_parse, keys), key=lambda c: (c.rate != "tpr", c.rate, c.threshold or 0.0))
+
+
+def _heat_map(lines: Mapping[str, Line], title: str) -> "Figure":
+    from matplotlib.colors import SymLogNorm  # noqa: PLC0415 (slow to import, and only needed here)
+
+    at_end = {key: math.inf if math.isnan(line.values[-1]) else line.values[-1] for key, line in lines.items()}
+    largest = set(sorted(lines, key=lambda key: -at_end[key])[:_MOST_ROWS])
+    shown = _ordered(key for key in lines if key in largest)
+    epochs = sorted({epoch for key in largest for epoch in lines[key].epochs})
+    values = [dict(zip(*lines[c.key], strict=True)) for c in shown]
+    rows = [[row.get(epoch, math.nan) for epoch in epochs] for row in values]
+    bound = max((abs(h) for row in rows for h in row if not math.isnan(h)), default=1.0) or 1.0
+    figure = new_figure(8.4, 1.4 + 0.22 * len(shown))
+    axes = figure.add_subplot()
+    axes.set_facecolor("0.85")  # where nothing is known
+    norm = SymLogNorm(_LINEAR * bound, vmin=-bound, vmax=bound)
+    mesh = axes.pcolormesh(_edges(epochs), range(len(shown) + 1), rows, cmap="PuOr_r", norm=norm)
+    axes.set_yticks([i + 0.5 for i in range(len(shown))], [c.label for c in shown], fontsize=8)
+    axes.invert_yaxis()
+    label_epochs(axes, "", title if len(shown) == len(lines) else f"{title}: the {len(shown)} largest of {len(lines)}")
+    axes.grid(visible=False)
+    figure.colorbar(mesh, ax=axes, label=_MEANING)
+    return figure
+
+
+def _edges(epochs: Sequence[int]) -> list[float]:
+    """Where columns begin and end, each around its epoch, however far apart these are."""
+    between = [(a + b) / 2 for a, b in pairwise(epochs)]
+    first, last = (between[0], between[-1]) if between else (epochs[0] + 0.5, epochs[0] - 0.5)
+    return [2 * epochs[0] - first, *between, 2 * epochs[-1] - last]
 
 
 def _legend(axes: "Axes", lines: int) -> None:

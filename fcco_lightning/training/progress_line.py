@@ -1,10 +1,12 @@
 """One line of progress: Lightning's bars with few figures and short names."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
+from rich import get_console
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -23,7 +25,7 @@ class OneLine(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Change the Trainer's bar, if it is one of Lightning's."""
-        bar = trainer.progress_bar_callback
+        bar = _visible(trainer)
         if bar is None:
             return
 
@@ -37,6 +39,19 @@ class OneLine(Callback):
             )
         elif isinstance(bar, TQDMProgressBar):
             _replace(bar, TQDMProgressBar, get_metrics=metrics, BAR_FORMAT=TQDM_FORMAT)
+
+
+def _visible(trainer: Trainer) -> ProgressBar | None:
+    """The Trainer's bar; that of ``tqdm`` in a notebook where Rich's would not be seen, because it needs ipywidgets."""
+    bar = trainer.progress_bar_callback
+    unseen = type(bar) is RichProgressBar and get_console().is_jupyter and find_spec("ipywidgets") is None
+    if bar is None or not unseen:
+        return bar
+    plain = TQDMProgressBar()
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks[callbacks.index(bar)] = plain
+    plain.setup(trainer, trainer.lightning_module, stage=str(trainer.state.fn))
+    return plain
 
 
 def _replace(bar: ProgressBar, owner: type[ProgressBar], **parts: Any) -> None:

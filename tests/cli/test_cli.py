@@ -218,6 +218,8 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--data.batches=Uniformly"], "Uniformly", 2),
         (["--data.batches=UniformSamplng"], "no class UniformSamplng. Did you mean UniformSampling", 2),
         (["--model.penalti=3"], "Did you mean --model.penalty", 2),
+        (["--data.spilts.val_fraction=0.1"], "Did you mean --data.val_fraction", 2),
+        (["--model.algorithm=DRAGO"], "it belongs to the linear models DROClassifier and DRORegressor", 2),
         (["--model.algorithm=CappedSimplex"], "a class of this package, but not of the kind that goes here", 2),
         (["--config=sinthetic_alexr2"], "Did you mean synthetic_alexr2", 1),
         (["--trainer.logger=false", "--logger=wandb"], "Leave one of them out", 1),
@@ -356,6 +358,14 @@ def test_version_and_help_answer_without_torch():
             [sys.executable, "-c", code.format(argument)], capture_output=True, text=True, check=True
         )
         assert "fcco" in answer.stdout
+
+
+def test_a_run_has_the_name_of_its_job():
+    Path("runs/mine").mkdir(parents=True)
+    quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--baseline.enabled=false"]
+    assert fit("--name=mine", *quick) == 0
+    assert Path("runs/mine_1/report.html").is_file()
+    assert fit("--name=a/b", *quick) == 1
 
 
 def test_help_of_a_part(capsys):

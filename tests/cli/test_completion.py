@@ -1,13 +1,34 @@
-"""Completion, asked of bash itself."""
+"""Completion, asked of bash itself; the options of the sources against those of the command line's own parser."""
 
+import inspect
 import shutil
 import subprocess
 
 import pytest
+from lightning.pytorch import Trainer
 
+import fcco_lightning
+from fcco_lightning import FCCOModule, callbacks
 from fcco_lightning.__main__ import main
-from fcco_lightning.catalogue import KINDS
+from fcco_lightning.catalogue import KINDS, SECTIONS, members
+from fcco_lightning.cli import ArgumentParser
 from fcco_lightning.named_configs import named_configs, named_searches
+from fcco_lightning.signatures import OF_FIT, arguments, options
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("completion") / "fcco.sh"
+    with pytest.MonkeyPatch.context() as patch:
+        written = []
+        patch.setattr("sys.stdout.write", written.append)
+        main(["--print_completion"])
+    path.write_text("".join(written))
+    return path
+
+
+def of(name, place):
+    return [f"--{place}.{argument.name}" for argument in arguments(name)]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
@@ -17,16 +38,50 @@ from fcco_lightning.named_configs import named_configs, named_searches
         ("fcco co", ["compare", "convert"]),
         ("fcco t", ["test", "tune"]),
         ("fcco fit --config roc_fairness/synthetic", [n for n in named_configs() if n.startswith("roc_fairness/syn")]),
+        ("fcco fit --config synthetic_alexr", ["synthetic_alexr2"]),
         ("fcco tune --search sox", [n for n in named_searches() if n.startswith("sox")]),
         ("fcco list a", [kind for kind in KINDS if kind.startswith("a")]),
         ("fcco fit x", []),
+        ("fcco fit --mod", ["--model."]),
+        ("fcco fit --model.algo", ["--model.algorithm"]),
+        ("fcco fit --data.splits.v", ["--data.splits.val_fraction"]),
+        ("fcco tune --trainer.max", ["--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"]),
+        ("fcco fit --model.algorithm SON", ["SONEX", "SONX"]),
+        ("fcco fit --model.algorithm = SON", ["SONEX", "SONX"]),  # bash divides words at =
+        ("fcco fit --model.constraints+ = Equal", ["EqualOpportunity", "EqualizedOdds"]),
+        ("fcco fit --model.algorithm SONEX --model.algorithm.", of("SONEX", "model.algorithm")),
+        ("fcco fit --model.compiled t", ["true"]),
+        ("fcco fit --report.p", ["--report.pictures"]),
     ],
 )
-def test_what_bash_offers(line, expected, capsys):
-    main(["--print_completion"])
-    script = f"{capsys.readouterr().out}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _fcco"
+def test_what_bash_offers(line, expected, script):
+    asked = f"source {script}; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _fcco"
     done = subprocess.run(
-        ["bash", "-c", f'{script}; printf "%s\\n" "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True
+        ["bash", "-c", f'{asked}; printf "%s\\n" "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True
     )
     assert sorted(done.stdout.split()) == sorted(expected)
     assert not done.stderr
+
+
+def test_options_are_those_of_the_parser():
+    parser = ArgumentParser()
+    parser.add_lightning_class_args(FCCOModule, "model")
+    parser.add_lightning_class_args(Trainer, "trainer")
+    for section, name in SECTIONS.items():
+        parser.add_lightning_class_args(getattr(callbacks, name), section)
+    taken = {option.removeprefix("--").removesuffix("+") for option in parser._option_string_actions}
+    taken = {option for option in taken if "." in option and not option.endswith("help")}
+    found = {path for path in options() if path.partition(".")[0] in ("model", "trainer", *SECTIONS)}
+    assert taken - found <= {"trainer.callbacks"}
+    assert {path for path in found if path.count(".") == 1} <= taken
+    assert "data" in options()
+    assert set(OF_FIT) <= options().keys()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "networks"])  # which pass some on to other packages
+def test_arguments_are_those_of_the_classes(kind):
+    for entry in members(kind):
+        cls = getattr(fcco_lightning, entry.name)
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        signature = [name for name, found in inspect.signature(cls).parameters.items() if found.kind not in kinds]
+        assert {argument.name for argument in arguments(entry.name)} >= set(signature), entry.name

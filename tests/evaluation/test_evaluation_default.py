@@ -22,6 +22,7 @@ from fcco_lightning import (
     GroupEvaluation,
     InfoNCE,
     KLGroupDRO,
+    KLPartialAUC,
     ListNet,
     MeanAveragePrecision,
     MultiLabelLoss,
@@ -29,6 +30,7 @@ from fcco_lightning import (
     NeighbourEvaluation,
     NeighbourhoodComponents,
     RankingEvaluation,
+    RecallAtK,
     RetrievalEvaluation,
     SurvivalEvaluation,
     TaskEvaluation,
@@ -72,6 +74,35 @@ class NewEvaluation(Evaluation):
 )
 def test_the_type_of_the_objective_decides(objective, expected):
     assert type(default_evaluation(objective)) is expected
+
+
+@pytest.mark.parametrize(
+    ("objective", "merit"),
+    [
+        (AUC(), "auc"),
+        (AUCMargin(), "auc"),
+        (AveragePrecision(), "average_precision"),
+        (CVaRPartialAUC(max_fpr=0.2), "partial_auc"),
+        (CVaRPartialAUC(min_tpr=0.25), "partial_auc_tpr"),
+        (CVaRPartialAUC(max_fpr=0.2, min_tpr=0.25), "two_way_partial_auc"),
+        (KLPartialAUC(), "partial_auc"),
+        (RecallAtK(7), "recall_at_7"),
+        (CVaRGroupDRO(0.5), "worst_group_accuracy"),
+        (NDCG(), "ndcg_10"),
+    ],
+    ids=lambda part: type(part).__name__ if not isinstance(part, str) else part,
+)
+def test_what_the_objective_stands_for_chooses(objective, merit):
+    evaluation = default_evaluation(objective)
+    assert evaluation.figure_of_merit() == merit
+    assert evaluation.figure_of_merit("loss") == "loss"
+
+
+def test_an_evaluation_of_several_figures_says_which_one_counts():
+    evaluation = NewEvaluation()
+    evaluation.bar = ("size", "loss")
+    with pytest.raises(ConfigError, match=r"which of its figures \(size, loss\) counts"):
+        evaluation.figure_of_merit()
 
 
 def test_every_call_makes_a_new_one():

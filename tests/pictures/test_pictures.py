@@ -105,6 +105,23 @@ def test_all_constraints_on_one_pair_of_axes(drawn, tmp_path):
     assert "train" in axes.get_title()
 
 
+@pytest.mark.parametrize(("epochs", "edges"), [([4], [3.5, 4.5]), ([3, 7, 11], [1, 5, 9, 13])])
+def test_many_constraints_are_a_heat_map(drawn, tmp_path, epochs, edges):
+    h = {f"h/group {i}": 0.01 * (i - 10) for i in range(50)}
+    pictures.plot_constraints([record(e, **h, **{"h/none": math.nan}) for e in epochs], tmp_path / "fig.png")
+    axes, scale = drawn[0].axes
+    (mesh,) = axes.collections
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"group {i}" for i in range(10, 50)]
+    assert mesh.get_array().tolist() == [[h[f"h/group {i}"]] * len(epochs) for i in range(10, 50)]
+    assert mesh.get_coordinates()[0, :, 0].tolist() == edges
+    assert axes.get_title().endswith("the 40 largest of 50")
+    red, _, blue, _ = mesh.to_rgba(0.01)
+    assert red > blue
+    red, _, blue, _ = mesh.to_rgba(-0.01)
+    assert red < blue
+    assert "feasible: at most 0" in scale.get_ylabel()
+
+
 def test_multipliers_are_drawn_as_the_constraints_are(drawn, tmp_path):
     history = [record(e, **{"h/tpr@0": 0.1, "nu/tpr@0": 0.5 * e, "nu/tpr@1": 0.25}) for e in range(3)]
     assert pictures.plot_multipliers(history, tmp_path / "fig.png") == tmp_path / "fig.png"
