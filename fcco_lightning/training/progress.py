@@ -196,7 +196,7 @@ class LoopProgress(Callback):
 
     def _leave(self, trainer: Trainer) -> None:
         self._restore_limit(trainer)
-        vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
+        trainer.fit_loop.epoch_loop.__dict__.pop("_should_check_val_fx", None)
 
     def _restore_limit(self, trainer: Trainer) -> None:
         if self._max_steps is not None:
