@@ -57,6 +57,8 @@ class Samples(NamedTuple):
             half = slice(0, size // 2) if first else slice(size // 2, None)
             outputs[name] = pytree.tree_map(lambda leaf, half=half: leaf[half], self.outputs[name])
             batch[name] = {column: values[half] for column, values in columns.items()}
+            if "replaced" in columns:
+                batch[name]["replaced"] = _copies_in_half(batch[name]["replaced"])
         return Samples(outputs, batch)
 
     def part(self, name: str) -> "Samples":
@@ -85,6 +87,20 @@ class Samples(NamedTuple):
             {name: self.outputs[dual] for name, dual in pairs.items()},
             {name: self.batch[dual] for name, dual in pairs.items()},
         )
+
+
+def _copies_in_half(copies: Tensor) -> Tensor:
+    """How often half of a batch holds each draw, of which the batch holds ``copies``; a draw held once is in one half.
+
+    Raises:
+        ConfigError: if the halves do not hold all draws equally often.
+    """
+    if bool((copies % 2 * (copies > 1)).any()):
+        raise ConfigError(
+            f"a batch drawn with replacement holds every draw {int(copies.max())} times, of which two half-batches do "
+            "not hold equally many. Use an even number of copies, or another choice of `jacobian`."
+        )
+    return torch.where(copies > 1, copies // 2, copies)
 
 
 class Names(NamedTuple):
