@@ -51,6 +51,7 @@ from fcco_lightning.training.trainers import (
     in_parts,
     require_batches,
     require_rows,
+    require_some_batch,
     require_whole_weights,
 )
 
@@ -246,6 +247,7 @@ class FCCOModule(EvaluatingModule):
 
     def _make_problem(self, datamodule: LightningDataModule | None) -> None:
         loader = None if hasattr(datamodule, "num_train") else training_loader(self.trainer)
+        require_some_batch(loader)
         n = getattr(datamodule, "num_train", None) or self.num_samples or _length(loader)
         if n is None:
             raise ConfigError("num_samples is not known: pass num_samples=len(train_split), or use a datamodule.")
@@ -507,7 +509,8 @@ class FCCOModule(EvaluatingModule):
         self._count_updates()
         if self.average is not None and self.global_step > updates:
             self.average.update(self.network, self.global_step)
-        if self.global_step > updates and (last or self.global_step % self.trainer.log_every_n_steps == 0):  # type: ignore[attr-defined]
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
+        if self.global_step > updates and every and (last or self.global_step % every == 0):
             self._log_step(estimates)
 
     def _count_updates(self) -> None:

@@ -1,11 +1,15 @@
 """Settings of a Trainer that a module of this package follows in its own way, or refuses with what to use instead."""
 
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch.utils.data import DataLoader
 
 from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 
 
 def require_whole_weights(trainer: Trainer) -> None:
@@ -37,6 +41,23 @@ def require_batches(trainer: Trainer) -> None:
             f"limit_train_batches={trainer.limit_train_batches} is refused: it would train nothing, and report the "
             "weights of the start. Give a number of batches >= 1 or a share of an epoch; to evaluate weights, use "
             "`fcco validate`, or Trainer.validate."
+        )
+
+
+def require_some_batch(loader: DataLoader[Any] | None) -> None:
+    """Refuse a training loader without a batch, with which Lightning would train nothing.
+
+    Args:
+        loader: of the user's own, or None where it is not a single one.
+
+    Raises:
+        DataError: if it knows its length and that is 0.
+    """
+    if loader is not None and sized_len(loader) == 0:
+        raise DataError(
+            f"the training loader gives no batch: its data set holds {sized_len(loader.dataset)} samples, batch_size "
+            f"is {loader.batch_size} and drop_last={loader.drop_last}. Use more samples, smaller batches or "
+            "drop_last=False."
         )
 
 

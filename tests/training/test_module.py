@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import TorchSyncBatchNorm
@@ -172,6 +172,38 @@ def test_a_trainer_has_its_own_settings_back_after_a_fit(end, make_module, make_
         assert (last.micro_batch, last.backend.clip_val) == (None, 0.5)
         make_trainer(max_epochs=1).fit(last, small_data)
         assert last.backend.clip_val is None
+
+
+class Plain(LightningModule):
+    """Any module of a user's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(7, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch["x"]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
+def test_another_module_is_fitted_and_saved_by_the_same_trainer(make_module, make_trainer, small_data, tmp_path):
+    trainer, module = make_trainer(max_epochs=1, limit_val_batches=0), Plain()
+    trainer.fit(make_module(algorithm=ALEXR2(K=4)), small_data)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, small_data)
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    saved = torch.load(tmp_path / "plain.ckpt", weights_only=True)["state_dict"]
+    torch.testing.assert_close(saved, module.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log")
+def test_a_barebones_trainer_logs_no_step(make_module, small_data, tmp_path):
+    trainer = Trainer(barebones=True, max_epochs=1, accelerator="cpu", default_root_dir=tmp_path)
+    trainer.fit(make_module(algorithm=SOX()), small_data)
+    assert (trainer.log_every_n_steps, trainer.global_step) == (0, BATCHES)
 
 
 def test_batches_have_their_own_size_again_after_an_accumulating_fit(make_module, make_trainer):
