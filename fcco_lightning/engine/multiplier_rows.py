@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.constraints import Constraint, Multipliers
 from fcco_lightning.distributed import Processes
+from fcco_lightning.numerics import send
 from fcco_lightning.outer import Multiplied, OuterFunction, excess
 from fcco_lightning.state import DualState, Place
 
@@ -51,14 +52,14 @@ class MultiplierRows(nn.Module):
 
     def outer(self, index: Tensor | None = None) -> OuterFunction:
         """L_i of the rows ``index`` (b,), or of all, at the present multipliers."""
-        constraint = self.constraint if index is None else self.constraint.take(index)
+        constraint = self.constraint if index is None else self.constraint.take(send(index, self.state.rows))
         return constraint.signed(self._of_sides(self._memory(self._all() if index is None else index)))
 
     def moved(self, index: Tensor, values: Tensor, pace: float) -> tuple[Place, Tensor]:
         """Where the rows ``index`` (b,) lie, and what they hold next.
 
         Args:
-            index: rows, all different.
+            index: rows, all different, on the host.
             values: their inner values u_i, shape (b, k).
             pace: learning rate of the weights as a share of its first value.
         """
@@ -85,7 +86,7 @@ class MultiplierRows(nn.Module):
         return self.constraint.sides
 
     def _all(self) -> Tensor:
-        return torch.arange(self.state.num_rows, device=self.state.rows.device)
+        return torch.arange(self.state.num_rows)
 
     def _memory(self, index: Tensor | Place) -> Tensor:
         """What is remembered of b rows, shape (b, values, sides)."""
@@ -97,6 +98,6 @@ class MultiplierRows(nn.Module):
 
     def _signed(self, values: Tensor, index: Tensor | None = None) -> Tensor:
         """``h + kappa``, or s of two sides, of the rows ``index`` (b,) or of all, shape (b, 1)."""
-        constraint = self.constraint if index is None else self.constraint.take(index)
+        constraint = self.constraint if index is None else self.constraint.take(send(index, self.state.rows))
         values = values.to(self.state.rows.dtype)
         return constraint.number(values).value(values).unsqueeze(1)
