@@ -17,7 +17,9 @@ class MSVR(Estimation):
     ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` and
     ``v <- G(w_t) + (1-b)(v - G(w_{t-1}))`` on the same samples; two forwards and two backwards.  G(w_{t-1}) takes the
     outer gradients at the rows from before the step, G(w_t) at the rows after it, so that the difference estimates
-    ``grad F(w_t) - grad F(w_{t-1})``.
+    ``grad F(w_t) - grad F(w_{t-1})``.  Where an objective bounds how far a value may be above its row
+    (:attr:`~fcco_lightning.objectives.Objective.growth`), G(w_{t-1}) takes the fresh value in the place of a row that
+    is further below it, by :meth:`~fcco_lightning.estimators.Sampling.plausible`.
 
     Args:
         gamma: weight of the new value, in (0, 1) (ALEXR paper: .1, .5, .9).

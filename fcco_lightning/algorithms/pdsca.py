@@ -8,7 +8,7 @@ from torch import Tensor
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import fraction, positive
 from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate, part_name
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import EMA
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity, mean_over_data
 from fcco_lightning.records import Batch, Columns
@@ -99,7 +99,13 @@ class PDSCA(Estimation):
         part = part_name(batch, self.part)
         everything = seen.now.batch[part]
         if not self._checked:
-            self.loss.check(seen.now.outputs[part], everything)
+            outputs = seen.now.outputs[part]
+            if not isinstance(outputs, Tensor):
+                raise DataError(
+                    f"PDSCA takes the gradient of {type(self.loss).__name__}, a loss of scores, but the network "
+                    f"returns {type(outputs).__name__}. Use a network with scores, or another algorithm, such as SOX."
+                )
+            self.loss.check(outputs, everything)
             self._checked = True
         own = batch[part]
         share = engine.processes.size * _size(own) / _size(everything)

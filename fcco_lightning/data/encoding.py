@@ -140,7 +140,8 @@ class Encoding:
         missing: "error" refuses missing feature cells, "impute" fills them from the training split.
         quantiles: number of bins that columns of numbers are cut into, so that all features are 0 or 1; None
             standardises them.
-        numeric: columns that are numbers; cells that are none are missing ones.
+        numeric: columns that are numbers; cells that are none are missing ones.  Dates count in days since 1970,
+            durations in days.
 
     Raises:
         ConfigError: if a column is both ``categorical`` and ``numeric``.

@@ -32,7 +32,7 @@ def settle_types(
 
     Args:
         frame: a whole table, not yet split.
-        numeric: columns that are numbers whatever their cells say.
+        numeric: columns that are numbers whatever their cells say; dates count in days since 1970, durations in days.
         categorical: columns that are categories whatever their cells say.
         unused: columns that are no features, and that nothing is asked of.
         impute: whether cells of ``numeric`` that are no numbers become missing ones.
@@ -43,16 +43,21 @@ def settle_types(
     """
     require_columns(frame, {"numeric": numeric}, where)
     text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
-    settled: dict[str, pd.Series] = {}
+    others = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    settled = {name: _as_numbers(frame[name], impute, where) for name in others}
     for name in frame.columns[text]:
-        if name in numeric:
-            settled[name] = _as_numbers(frame[name], impute, where)
-        elif name not in categorical and name not in unused:
+        if name not in settled and name not in categorical and name not in unused:
             _refuse_mistyped_numbers(frame[name], where)
     return frame.assign(**settled) if settled else frame
 
 
 def _as_numbers(column: pd.Series, impute: bool, where: str) -> pd.Series:
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        column = pd.to_datetime(column, utc=True) - pd.Timestamp(0, tz="UTC")
+    if pd.api.types.is_timedelta64_dtype(column.dtype):
+        days: pd.Series = column.dt.total_seconds() / 86400
+        return days
+    column = column.astype(object)  # categories, too
     numbers = pd.to_numeric(column, errors="coerce")
     wrong = numbers.isna() & column.notna()
     if wrong.any() and not impute:

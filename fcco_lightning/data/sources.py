@@ -58,6 +58,9 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
         frame.columns = frame.columns.map(str)
     _require_plain(frame, f"{argument}={_short(source)}")
     for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
+        if pd.api.types.infer_dtype(frame[name], skipna=True) == "decimal":  # amounts in a data base, which are numbers
+            frame[name] = frame[name].astype(float)
+            continue
         frame[name] = frame[name].map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
     return frame
 

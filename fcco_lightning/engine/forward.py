@@ -15,9 +15,9 @@ from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine.micro_batches import recomputed
 from fcco_lightning.engine.parts import outputs_of, part_name
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.hosted import each_column
+from fcco_lightning.hosted import Hosted, each_column
 from fcco_lightning.objectives import Objective
-from fcco_lightning.records import Batch, Inner
+from fcco_lightning.records import Batch, Columns, Inner
 
 DUAL = "dual"
 """Name of the part with the independent draw of samples that dual steps can take (``dual_PART`` for another part)."""
@@ -57,7 +57,8 @@ class Samples(NamedTuple):
                 )
             half = slice(0, size // 2) if first else slice(size // 2, None)
             outputs[name] = pytree.tree_map(lambda leaf, half=half: leaf[half], self.outputs[name])
-            batch[name] = each_column(columns, lambda column, half=half: column[half])  # type: ignore[misc]
+            cut = each_column(columns, lambda column, half=half: column[half])  # type: ignore[misc]
+            batch[name] = _copies_halved(cut)
         return Samples(outputs, batch)
 
     def part(self, name: str) -> "Samples":
@@ -86,6 +87,26 @@ class Samples(NamedTuple):
             {name: self.outputs[dual] for name, dual in pairs.items()},
             {name: self.batch[dual] for name, dual in pairs.items()},
         )
+
+
+def _copies_halved(columns: Columns) -> Columns:
+    """Half of a batch, with half as many copies of every draw, of which both halves hold all; one copy is in one half.
+
+    Raises:
+        ConfigError: if the halves do not hold all draws equally often.
+    """
+    if "replaced" not in columns:
+        return columns
+    copies = columns["replaced"]
+    halved = {**columns, "replaced": torch.where(copies > 1, copies // 2, copies)}
+    if isinstance(columns, Hosted):
+        return Hosted(halved, _copies_halved(columns.host))
+    if bool((copies % 2 * (copies > 1)).any()):
+        raise ConfigError(
+            f"a batch drawn with replacement holds every draw {int(copies.max())} times, of which two half-batches do "
+            "not hold equally many. Use an even number of copies, or another choice of `jacobian`."
+        )
+    return halved
 
 
 class Names(NamedTuple):

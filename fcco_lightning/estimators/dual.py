@@ -100,7 +100,8 @@ class EntropicMirror(Estimator):
         alpha: step size in nu, > 0, in units of 1/u.
         fresh: whether the outer gradient is taken at the new u_i.  The weight ``g_i / u_i`` of what a batch says is
             then at most ``1 + 1 / (alpha u_i)``, but correlated with it.  With the u_i from before the step the
-            gradient estimate is unbiased given exact rows, and the weight has no bound.
+            gradient estimate is unbiased given exact rows, and the weight has no bound.  An objective's ``growth``
+            bounds both (:meth:`~fcco_lightning.estimators.Sampling.trusted`).
     """
 
     alpha: float = 1.0
@@ -115,9 +116,9 @@ class EntropicMirror(Estimator):
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
         outer: OuterFunction,
-        sampling: Sampling,  # noqa: ARG002
+        sampling: Sampling,
     ) -> Tracked:
         step = self.alpha * rows.clamp(min=0)
         new = rows + step / (1 + step) * (inner - rows)
-        at = new if self.fresh else rows
+        at = sampling.trusted(new if self.fresh else rows, inner)
         return Tracked(new, outer.subgradient(at), at)

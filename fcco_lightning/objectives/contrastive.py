@@ -27,7 +27,7 @@ from fcco_lightning.objectives.self_weights import (
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
 from fcco_lightning.records import HERE, Columns, Inner
 
-_SMALL_TAU = 0.02  # below it random embeddings gave MSVR gradients of 1e37
+_SMALL_TAU = 0.02  # below it rows are often wrong by more than `growth` when a pair is seen again
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
 
 
@@ -86,8 +86,9 @@ class GlobalContrastive(PairObjective):
 
     Inner values are formed in log space and remembered in float64, so that none overflows: they reach exp(2/tau).  In
     outer gradients a row counts as at least 1/10,000 of the fresh value, which bounds the share of a pair in the
-    gradient.  This departs from the papers' updates where a value has grown more than that since the pair's last visit:
-    at tau = 0.05 and above that is the exception, at 0.01 it keeps gradients from overflowing.
+    gradient; in MSVR's gradient at the previous weights a row below that counts as unknown, so that the fresh value is
+    taken.  This departs from the papers' updates where a value has grown more than that since the pair's last visit: at
+    tau = 0.05 and above that is the exception, at 0.01 it keeps gradients from overflowing.
 
     With ``learn="global"`` the temperature is trained with the network, and a margin rho keeps it from vanishing:
     ``(1/n) sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
@@ -148,9 +149,9 @@ class GlobalContrastive(PairObjective):
         elif tau < _SMALL_TAU:
             warnings.warn(
                 f"tau={tau:g}: a change of similarities by 0.1 changes an inner value by a factor of "
-                f"{math.exp(0.1 / tau):.0e}. Outer gradients at rows from before the step are bounded, but MSVR's can "
-                f"overflow. Raise tau to {_SMALL_TAU:g} or more, lower the learning rate or gamma', or use SOAP or "
-                "MOAP, which weigh it by the row behind the step.",
+                f"{math.exp(0.1 / tau):.0e}. Outer gradients at remembered rows are bounded, and often so: the steps "
+                f"are then not the papers'. Raise tau to {_SMALL_TAU:g} or more, lower the learning rate or gamma', or "
+                "use SOAP or MOAP, which weigh a value by the row behind the step.",
                 stacklevel=2,
             )
         self.learnt = learn != "no"

@@ -47,9 +47,11 @@ from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
 from fcco_lightning.training.trainers import (
+    OwnSettings,
     in_parts,
     require_batches,
     require_rows,
+    require_some_batch,
     require_whole_weights,
 )
 
@@ -156,7 +158,7 @@ class FCCOModule(EvaluatingModule):
         self._engine: Engine | None = None
         self._restored: dict[str, Any] | None = None
         self._references: References | None = None
-        self._own_accumulation = False
+        self._clipping = (gradient_clip_val, gradient_clip_algorithm)
         self._typed: Hyperparameters = []
         self._schedule: dict[str, Any] | None = None
 
@@ -165,20 +167,27 @@ class FCCOModule(EvaluatingModule):
     def configure_callbacks(self) -> list[Any]:
         """Take over Trainer flags that manual optimization would refuse; runs before Lightning's own checks."""
         trainer = self.trainer
-        if trainer.state.fn == "fit":
-            require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
-            require_batches(trainer)
         require_whole_weights(trainer)
         if self.average is not None:
             require_wide(trainer.precision)
-        if self._own_accumulation:  # a second fit with the same Trainer
-            trainer.accumulate_grad_batches = 1
+        return [
+            _Announce(),
+            LoopProgress(),
+            OneLine(),
+            *(self._take_over(trainer) if trainer.state.fn == "fit" else []),
+        ]
+
+    def _take_over(self, trainer: Trainer) -> list[Callback]:
+        """Accumulation and clipping of a fit; nothing is changed if one of the Trainer's settings is refused."""
+        require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
+        require_batches(trainer)
+        own, self.backend.clip_val, self.backend.clip_algorithm = OwnSettings(trainer), *self._clipping
         if trainer.gradient_clip_val:
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")
-            trainer.gradient_clip_val = None
         self.micro_batch = in_parts(trainer, self.micro_batch)
-        return [_Announce(), LoopProgress(), OneLine()]
+        trainer.accumulate_grad_batches, trainer.gradient_clip_val = 1, None
+        return [own]
 
     def setup(self, stage: str) -> None:
         """Size the network and the dual state from the data.
@@ -238,6 +247,7 @@ class FCCOModule(EvaluatingModule):
 
     def _make_problem(self, datamodule: LightningDataModule | None) -> None:
         loader = None if hasattr(datamodule, "num_train") else training_loader(self.trainer)
+        require_some_batch(loader)
         n = getattr(datamodule, "num_train", None) or self.num_samples or _length(loader)
         if n is None:
             raise ConfigError("num_samples is not known: pass num_samples=len(train_split), or use a datamodule.")
@@ -341,11 +351,7 @@ class FCCOModule(EvaluatingModule):
     def _take_over_accumulation(self) -> None:
         """One update of w per K batches is what Lightning knows as accumulation; its counters then agree."""
         algorithm = self._phase.algorithm
-        if isinstance(algorithm, DoubleLoop) and algorithm.K > 1:
-            self.trainer.accumulate_grad_batches = algorithm.K
-            self._own_accumulation = True
-        elif self._own_accumulation:  # of the phase before
-            self.trainer.accumulate_grad_batches = 1
+        self.trainer.accumulate_grad_batches = algorithm.K if isinstance(algorithm, DoubleLoop) else 1
 
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
@@ -503,7 +509,8 @@ class FCCOModule(EvaluatingModule):
         self._count_updates()
         if self.average is not None and self.global_step > updates:
             self.average.update(self.network, self.global_step)
-        if self.global_step > updates and (last or self.global_step % self.trainer.log_every_n_steps == 0):  # type: ignore[attr-defined]
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
+        if self.global_step > updates and every and (last or self.global_step % every == 0):
             self._log_step(estimates)
 
     def _count_updates(self) -> None:

@@ -184,8 +184,23 @@ class LoopProgress(Callback):
         loop = trainer.fit_loop.epoch_loop
         self._closed_at, loop.restarting = _trained(trainer), False
         loop.on_iteration_done()
+        self._restore_limit(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Leave the loop as it was, for another module."""
+        self._leave(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """Likewise."""
+        self._leave(trainer)
+
+    def _leave(self, trainer: Trainer) -> None:
+        self._restore_limit(trainer)
+        trainer.fit_loop.epoch_loop.__dict__.pop("_should_check_val_fx", None)
+
+    def _restore_limit(self, trainer: Trainer) -> None:
         if self._max_steps is not None:
-            loop.max_steps, self._max_steps = self._max_steps, None
+            trainer.fit_loop.epoch_loop.max_steps, self._max_steps = self._max_steps, None
 
 
 def _trained(trainer: Trainer) -> int:

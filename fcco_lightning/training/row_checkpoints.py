@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -226,12 +227,12 @@ def install(trainer: Trainer) -> None:
     write = strategy.save_checkpoint
 
     def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        save(
-            trainer.lightning_module,  # type: ignore[arg-type]
-            checkpoint,
-            filepath,
-            lambda: write(checkpoint, filepath, storage_options=storage_options),
-        )
+        module: Any = trainer.lightning_module
+        plain = partial(write, checkpoint, filepath, storage_options=storage_options)
+        if hasattr(module, "dual_states"):
+            save(module, checkpoint, filepath, plain)
+        else:  # another module, fitted later by the same Trainer
+            plain()
 
     strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
 

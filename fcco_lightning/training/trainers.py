@@ -1,11 +1,15 @@
-"""Settings of a Trainer that a module of this package cannot follow, each refused with what to use instead."""
+"""Settings of a Trainer that a module of this package follows in its own way, or refuses with what to use instead."""
 
-from lightning.pytorch import Trainer
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch.utils.data import DataLoader
 
 from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 
 
 def require_whole_weights(trainer: Trainer) -> None:
@@ -40,13 +44,30 @@ def require_batches(trainer: Trainer) -> None:
         )
 
 
+def require_some_batch(loader: DataLoader[Any] | None) -> None:
+    """Refuse a training loader without a batch, with which Lightning would train nothing.
+
+    Args:
+        loader: of the user's own, or None where it is not a single one.
+
+    Raises:
+        DataError: if it knows its length and that is 0.
+    """
+    if loader is not None and sized_len(loader) == 0:
+        raise DataError(
+            f"the training loader gives no batch: its data set holds {sized_len(loader.dataset)} samples, batch_size "
+            f"is {loader.batch_size} and drop_last={loader.drop_last}. Use more samples, smaller batches or "
+            "drop_last=False."
+        )
+
+
 def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
     """Let K accumulated batches be one batch of K parts, whose gradient that of K small batches is not.
 
     The datamodule then draws batches of K times as many samples, and a part of them passes through the network at once.
 
     Args:
-        trainer: whose ``accumulate_grad_batches`` is taken over.
+        trainer: that is about to fit, with its own ``accumulate_grad_batches``, which is K.
         micro_batch: largest number of samples that pass through the network at once, or None for all.
 
     Returns: the same, at most the number of samples of a part.
@@ -54,11 +75,10 @@ def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
     Raises:
         ConfigError: if the batches are not those of a datamodule of this package, or have no given number of samples.
     """
-    if trainer.accumulate_grad_batches != 1:
-        trainer._fcco_parts = trainer.accumulate_grad_batches  # type: ignore[attr-defined]  # for a second fit
-        trainer.accumulate_grad_batches = 1  # manual optimization refuses another number
-    parts, datamodule = getattr(trainer, "_fcco_parts", 1), getattr(trainer, "datamodule", None)
-    if parts == 1 or trainer.state.fn != "fit":
+    parts, datamodule = trainer.accumulate_grad_batches, getattr(trainer, "datamodule", None)
+    if parts == 1:
+        if isinstance(datamodule, SplitDataModule):
+            datamodule.as_asked_for()
         return micro_batch
     if not isinstance(datamodule, SplitDataModule):
         raise ConfigError(
@@ -69,6 +89,27 @@ def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
         )
     size = datamodule.accumulate(parts)
     return size if micro_batch is None else min(size, micro_batch)
+
+
+class OwnSettings(Callback):
+    """Gives a Trainer its own settings back when a fit for which they were changed is over, however it ends.
+
+    Another module, or the same one, can then be fitted by the same Trainer.
+
+    Args:
+        trainer: with the settings that its user gave it.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._settings = {name: getattr(trainer, name) for name in ("accumulate_grad_batches", "gradient_clip_val")}
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Give them back after a fit."""
+        vars(trainer).update(self._settings)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """Give them back after a fit that failed or was interrupted."""
+        vars(trainer).update(self._settings)
 
 
 def require_rows(trainer: Trainer | None) -> None:

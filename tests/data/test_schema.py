@@ -6,6 +6,7 @@ import pytest
 
 from fcco_lightning.data import Columns, Encoding, Groups, Splits
 from fcco_lightning.data.datamodules import GroupedTabularDataModule, TabularDataModule
+from fcco_lightning.data.schema import settle_types
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -135,3 +136,12 @@ def test_rejects_columns_of_two_types():
         Encoding(categorical=["age"], numeric=["age"])
     with pytest.raises(DataError, match=r"numeric='agee' is not a column.*Did you mean 'age'"):
         module(make_frame(), numeric=["agee"]).setup()
+
+
+def test_dates_durations_and_categories_are_numbers_where_that_is_said():
+    days = pd.to_datetime(["1970-01-03 00:00", None, "1970-01-01 12:00"])
+    frame = pd.DataFrame({"day": days, "zone": days.tz_localize("UTC"), "wait": days - pd.Timestamp(0)})
+    frame = frame.assign(code=pd.Categorical(["2", None, "0.5"]))
+    found = settle_types(frame, numeric=list(frame))
+    for name in frame:
+        np.testing.assert_array_equal(found[name], [2.0, np.nan, 0.5])

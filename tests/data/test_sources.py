@@ -1,4 +1,5 @@
 import time
+from decimal import Decimal
 
 import datasets
 import numpy as np
@@ -36,6 +37,13 @@ def test_every_source_gives_the_same_frame(tmp_path):
     for name, source in every_source(tmp_path).items():
         frame = read_table(source)
         assert frame.astype({"job": object}).equals(CLEAN.astype({"job": object})), name
+
+
+def test_decimals_of_a_data_base_are_numbers(tmp_path):
+    frame = pd.DataFrame({"paid": [Decimal("1.50"), None, Decimal("3")]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    for source in (frame, tmp_path / "t.parquet"):
+        np.testing.assert_array_equal(read_table(source)["paid"], np.array([1.5, np.nan, 3.0]))
 
 
 def test_the_callers_frame_is_not_changed():

@@ -1,7 +1,7 @@
 """Weights of rows in a mean over all of them, by enumeration and by hand; parameters of samples and of f."""
 
 import warnings
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple
 
 import pytest
@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fcco_lightning import SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
-from fcco_lightning.data import BagBatches, GroupBatches
+from fcco_lightning.data import BagBatches, GroupBatches, RepeatedBatches
+from fcco_lightning.engine.forward import Samples
 from fcco_lightning.engine.row_weights import (
     Arrival,
     EstimatedWeights,
@@ -19,7 +20,7 @@ from fcco_lightning.engine.row_weights import (
     presence,
     warn_of_rare_rows,
 )
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import SampleParameters
 from fcco_lightning.objectives.base import Partition
 from tests.contracts.registry_plans import PLANS
@@ -246,3 +247,24 @@ def test_parameters_of_samples_descend_on_their_own_terms_within_their_bounds():
     best = scores.clamp(min=0).sqrt().clamp(0.5, 1.3)
     torch.testing.assert_close(engine.problem.row_parameters.state.rows[:, 0], best, atol=1e-6, rtol=0)
     assert "row_parameters.state.rows" in engine.problem.state_dict()
+
+
+@pytest.mark.parametrize("copies", [1, 2, 4])
+def test_halves_of_batches_drawn_with_replacement_weigh_every_row_alike(copies):
+    """On average over all batches; each half of a repeated batch holds all draws, half as often."""
+    plan = GroupBatches(torch.tensor([0, 0, 1, 1, 1]), 2, 2, replacement=True, prevalence="data")
+    columns = (plan if copies == 1 else RepeatedBatches(plan, copies)).columns()
+    found, draws = torch.zeros(2, 5), list(product((0, 1), (2, 3, 4), (0, 1), (2, 3, 4)))
+    for draw in draws:
+        index = torch.tensor(draw).repeat(copies)
+        batch = {name: column[index] for name, column in columns.items()} | {"index": index}
+        for half, samples in enumerate(Samples({"": index}, {"": batch}).halves()):
+            rows = samples.batch[""]["index"].unique()
+            found[half, rows] += SampleWeights()(Arrival(rows, rows, samples.batch[""])) / len(draws)
+    torch.testing.assert_close(found, torch.full((2, 5), 1 / 5))
+
+
+def test_an_odd_number_of_copies_has_no_halves():
+    batch = {"index": torch.arange(2).repeat(3), "replaced": torch.full((6,), 3)}
+    with pytest.raises(ConfigError, match=r"every draw 3 times, .* an even number of copies"):
+        Samples({"": batch["index"]}, {"": batch}).halves()

@@ -2,11 +2,12 @@
 
 import copy
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -46,9 +47,11 @@ BATCHES = 10  # of 20 rows in an epoch of the small table
     ids=["SONEX", "MSVR", "ALEXR2"],
 )
 def test_one_global_step_per_update_of_w(algorithm, per_epoch, make_module, make_trainer, small_data):
-    trainer = make_trainer()
+    estimated = []
+    look = LambdaCallback(on_train_start=lambda trainer, _: estimated.append(trainer.estimated_stepping_batches))
+    trainer = make_trainer(callbacks=[look])
     trainer.fit(make_module(algorithm=algorithm()), small_data)
-    assert trainer.global_step == 2 * per_epoch == trainer.estimated_stepping_batches
+    assert [trainer.global_step] == [2 * per_epoch] == estimated
 
 
 def test_max_steps_counts_updates(make_module, make_trainer, small_data):
@@ -147,6 +150,70 @@ def test_the_same_trainer_can_fit_a_double_loop_twice(make_module, make_trainer,
     trainer.fit_loop.max_epochs = 2
     trainer.fit(module, small_data)
     assert trainer.global_step == 6
+
+
+@pytest.mark.parametrize("end", [None, ValueError("spoilt"), KeyboardInterrupt()], ids=["whole", "error", "interrupt"])
+def test_a_trainer_has_its_own_settings_back_after_a_fit(end, make_module, make_trainer, small_data):
+    """The next module, without inner loop, is not taken as accumulating, and the next Trainer does not clip."""
+
+    def stop(*_):
+        if end is not None:
+            raise end
+
+    trainer = make_trainer(max_epochs=1, gradient_clip_val=0.5, callbacks=[LambdaCallback(on_train_batch_end=stop)])
+    module = make_module(algorithm=ALEXR2(K=4))
+    with nullcontext() if end is None else pytest.raises((ValueError, SystemExit)):
+        trainer.fit(module, small_data)
+    assert (trainer.accumulate_grad_batches, trainer.gradient_clip_val, module.backend.clip_val) == (1, 0.5, 0.5)
+    assert "_should_check_val_fx" not in vars(trainer.fit_loop.epoch_loop)
+    if end is None:
+        trainer.fit_loop.max_epochs, last = 2, make_module(algorithm=SOX())
+        trainer.fit(last, small_data)
+        assert (last.micro_batch, last.backend.clip_val) == (None, 0.5)
+        make_trainer(max_epochs=1).fit(last, small_data)
+        assert last.backend.clip_val is None
+
+
+class Plain(LightningModule):
+    """Any module of a user's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(7, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch["x"]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
+def test_another_module_is_fitted_and_saved_by_the_same_trainer(make_module, make_trainer, small_data, tmp_path):
+    trainer, module = make_trainer(max_epochs=1, limit_val_batches=0), Plain()
+    trainer.fit(make_module(algorithm=ALEXR2(K=4)), small_data)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, small_data)
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    saved = torch.load(tmp_path / "plain.ckpt", weights_only=True)["state_dict"]
+    torch.testing.assert_close(saved, module.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log")
+def test_a_barebones_trainer_logs_no_step(make_module, small_data, tmp_path):
+    trainer = Trainer(barebones=True, max_epochs=1, accelerator="cpu", default_root_dir=tmp_path)
+    trainer.fit(make_module(algorithm=SOX()), small_data)
+    assert (trainer.log_every_n_steps, trainer.global_step) == (0, BATCHES)
+
+
+def test_batches_have_their_own_size_again_after_an_accumulating_fit(make_module, make_trainer):
+    data = make_data(train=make_frame(90, 0), batches=UniformSampling(10))
+    trainer = make_trainer(max_epochs=1, accumulate_grad_batches=3)
+    trainer.fit(make_module(), data)
+    assert (trainer.accumulate_grad_batches, trainer.global_step) == (3, 3)
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(make_module(), data)
+    assert trainer.global_step == 9
 
 
 def test_schedules_per_epoch_and_per_step(make_module, make_trainer, small_data):

@@ -10,6 +10,7 @@ from fcco_lightning import ResumableLoader, TabularMLP
 from fcco_lightning.data import TensorTable
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import collate
+from fcco_lightning.errors import DataError
 from tests.training.test_resume import SaveAt, everything
 
 ROWS, BATCHES = 40, 5
@@ -74,3 +75,10 @@ def test_in_the_middle_of_an_epoch_one_warning_of_each_run(make_module, make_tra
     assert different
     assert len(said) == 2
     assert all("DataLoader does not know" in text and "torchdata's StatefulDataLoader" in text for text in said)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_loader_without_a_batch_is_refused(make_module, make_trainer):
+    few = DataLoader(table(), 2 * ROWS, drop_last=True, collate_fn=collate)
+    with pytest.raises(DataError, match=r"no batch: .* 40 samples, batch_size is 80 and drop_last=True"):
+        make_trainer().fit(make_module(num_samples=ROWS, network=TabularMLP([8], in_features=7)), few)

@@ -57,7 +57,7 @@ class SplitDataModule(LightningDataModule):
         super().__init__()
         self.allow_changed = allow_changed
         self.batches, self.seed = batches, at_least("seed", seed, 0)
-        self._asked_for = batches  # the same, unless they are made larger
+        self._asked_for, self._accumulated = batches, False
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.num_workers = num_workers
         self.tables: dict[str, TensorTable] = {}
@@ -94,7 +94,13 @@ class SplitDataModule(LightningDataModule):
                 "memory."
             )
         self.batches, size = self._asked_for.in_parts(parts)
+        self._accumulated = True
         return size
+
+    def as_asked_for(self) -> None:
+        """Draw batches as the arguments say, also after :meth:`accumulate`."""
+        if self._accumulated:
+            self.batches, self._accumulated = self._asked_for, False
 
     @property
     def _joined(self) -> bool:
