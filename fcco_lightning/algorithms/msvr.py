@@ -21,6 +21,10 @@ class MSVR(Estimation):
     (:attr:`~fcco_lightning.objectives.Objective.growth`), G(w_{t-1}) takes the fresh value in the place of a row that
     is further below it, by :meth:`~fcco_lightning.estimators.Sampling.plausible`.
 
+    Where rows lag far behind the values (a slow gamma, small temperatures) the two gradients have different biases, and
+    v holds 1/b times their difference: the loss can then rise.  Raise gamma or b, or take SONEX, which needs no second
+    gradient.
+
     Args:
         gamma: weight of the new value, in (0, 1) (ALEXR paper: .1, .5, .9).
         gamma_prime: weight of the correction, or ``theory``: ``(n - B1)/(B1 (1-gamma)) + 1 - gamma``.
