@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
@@ -185,27 +183,22 @@ class ROCFairness(DifferenceAtMost):
         # (class, pair; side; tau) -> (class, pair, tau; side)
         values = rates.index_select(0, order).view(-1, 2, len(self.thresholds)).transpose(1, 2).reshape(-1, 2)
         index = torch.arange(len(values))
-        if known.all():
+        if bool(known.all()):
             return Inner(index, values)
-        pairs = self.comparisons.pairs
-        both = np.stack([known[:, pair.first] & known[:, pair.second] for pair in pairs], axis=1)
-        index = torch.from_numpy(np.flatnonzero(both.repeat(len(self.thresholds))))
+        both = torch.stack([known[:, pair.first] & known[:, pair.second] for pair in self.comparisons.pairs], dim=1)
+        index = index[both.flatten().repeat_interleave(len(self.thresholds))]
         return Inner(index, values.index_select(0, send(index, values)))
 
-    def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, NDArray[np.bool_]]:
+    def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the rate of a class and a side, shape (2 sides, B), and which rates are known.
 
-        The positives are first; the second has the shape (2, sides).  Both are on the host; the first can be
-        differentiated by the weights of the samples.
+        The positives are first; the second has the shape (2, sides), bool.  Both are on the host.
         """
-        positive = required_column(batch, "y", self).numpy() == 1
-        sides = self.comparisons.members(batch, self).numpy()
-        member = torch.from_numpy(np.concatenate([sides & positive, sides & ~positive]))
+        positive, sides = required_column(batch, "y", self) == 1, self.comparisons.members(batch, self)
+        member = torch.cat([sides & positive, sides & ~positive])
         weighted = member * batch["weight"].to(dtype) if "weight" in batch else member.to(dtype)
-        count = weighted.sum(1, keepdim=True)
-        known = count.detach().numpy() > 0
-        total = count if known.all() else torch.where(count > 0, count, 1.0)
-        return weighted / total, known.reshape(2, -1)
+        count = weighted.sum(dim=1, keepdim=True)
+        return weighted / torch.where(count > 0, count, 1.0), (count > 0).view(2, -1)
 
     def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Thresholds, and the first and the second side of every pair, on the device and in the dtype of ``like``."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -83,8 +82,8 @@ class AUCMargin(BinaryObjective):
     def _shares(self, scores: Tensor, batch: Columns) -> Tensor | None:
         """Weights of the samples in the means over negatives and positives, shape (2, B); None if a class is absent."""
         batch = on_host(batch)
-        positive = required_column(batch, "y", self).numpy() == 1
-        weight = batch["weight"].numpy() if "weight" in batch else 1.0
-        weights = np.stack([~positive, positive]) * weight
-        totals = weights.sum(1, dtype=np.float64, keepdims=True)
-        return None if (totals == 0).any() else send(torch.from_numpy(weights / totals).to(scores.dtype), scores)
+        positive = required_column(batch, "y", self) == 1
+        members = torch.stack([~positive, positive])
+        weights = members * batch["weight"].to(scores.dtype) if "weight" in batch else members.to(scores.dtype)
+        totals = weights.sum(1, keepdim=True)
+        return None if bool((totals == 0).any()) else send(weights / totals, scores)

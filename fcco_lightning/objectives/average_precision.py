@@ -10,7 +10,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import Objective, RowDomain, by_class, required_column
+from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import label_pair_sums, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
@@ -69,8 +69,8 @@ class AveragePrecision(RankingObjective):
             DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
         """
         scores, batch = self.scores(outputs), on_host(batch)
-        y = required_column(batch, "y", self)
-        positive, (owners, _) = y == 1, by_class(y)
+        positive = required_column(batch, "y", self) == 1
+        owners = positive.nonzero().squeeze(1)
         return Inner(batch["index"][owners], self._ranks(scores, owners, positive, batch), owners=owners)
 
     def _ranks(self, scores: Tensor, owners: Tensor, positive: Tensor, batch: Columns) -> Tensor:
@@ -90,7 +90,8 @@ class AveragePrecision(RankingObjective):
         shares = shares if changes is None else shares * changes
         weights = send(torch.stack([shares * positive, shares], dim=1), scores)
         # the positive itself, whose loss is l(0), has a weight of its own
-        return pair_sums(self.loss, scores, place, None, weights, offset=excess * of_positives * self.own)
+        offset = send(excess * (of_positives * self.own), scores)
+        return pair_sums(self.loss, scores, place, None, weights, offset=offset)
 
     def _changes(self) -> tuple[float, float]:
         """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""

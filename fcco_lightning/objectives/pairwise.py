@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -43,9 +42,9 @@ class PairLoss(ABC):
 
         Args:
             scores: s, shape (B,).
-            positives: positions of the i, shape (a,), int64, a >= 1, on the host.
-            negatives: positions of the j, shape (b,), int64, b >= 1, there too.
-            weight: of the samples, shape (B,), there too; None where all are alike.
+            positives: positions of the i, shape (a,), int64, a >= 1, best on the host.
+            negatives: positions of the j, shape (b,), int64, b >= 1, likewise.
+            weight: of the samples, shape (B,), where the positions are; None where all are alike.
         """
         v, w = _shares(weight, positives, scores), _shares(weight, negatives, scores)
         positives, negatives = send(positives, scores), send(negatives, scores)
@@ -194,5 +193,5 @@ def _shares(weight: Tensor | None, positions: Tensor, scores: Tensor) -> Tensor:
     """Weights of the scores at some positions that add up to 1, shape (a,)."""
     if weight is None:
         return torch.full(positions.shape, 1 / len(positions), device=scores.device, dtype=scores.dtype)
-    chosen = weight.numpy()[positions.numpy()]
-    return send(torch.from_numpy(chosen / chosen.sum(dtype=np.float64)).to(scores.dtype), scores)
+    weight = weight.index_select(0, positions).to(scores.dtype)
+    return send(weight / weight.sum(), scores)

@@ -4,7 +4,6 @@ import warnings
 from abc import ABC
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, by_class, required_column
+from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss
 from fcco_lightning.records import Columns
@@ -52,8 +51,8 @@ class RankedPairs(NamedTuple):
         if self.weight is None:
             share = torch.full((len(self.others), 1), 1 / len(self.others), dtype=dtype, device=self.scores.device)
         else:
-            chosen = self.weight.numpy()[self.others.numpy(), None]
-            share = send(torch.from_numpy(chosen / chosen.sum(dtype=np.float64)).to(dtype), self.scores)
+            weight = self.weight.index_select(0, self.others).to(dtype).unsqueeze(1)
+            share = send(weight / weight.sum(), self.scores)
         owners, others = send(self.owners, self.scores), send(self.others, self.scores)
         return pair_sums(loss, self.scores, owners, others, share, thresholds, sign=self.sign)
 
@@ -108,7 +107,8 @@ class RankingObjective(BinaryObjective, ABC):
     def _pairs(self, outputs: Any, batch: Columns) -> RankedPairs:
         """All pairs of a batch."""
         batch = on_host(batch)
-        owners, others = by_class(required_column(batch, "y", self), self.owner)
+        owns = required_column(batch, "y", self) == self.owner
+        owners, others = owns.nonzero().squeeze(1), (~owns).nonzero().squeeze(1)
         return RankedPairs(self.scores(outputs), owners, others, batch.get("weight"), 1.0 if self.owner == 1 else -1.0)
 
 
