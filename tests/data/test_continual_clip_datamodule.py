@@ -208,6 +208,21 @@ def test_only_pairs_are_augmented(make, folder):
     assert all(torch.equal(a["target"]["x"], b["target"]["x"]) for a, b in zip(crops, again, strict=True))
 
 
+def test_loaders_of_whole_parts(make):
+    """All pairs in order, the same in every epoch, and all labelled training images; other splits have no pairs."""
+    module = make(pairs=None, caption_templates=["{}", "a {}", "the {}"], augment=True)
+    parts = module.part_loaders("train")
+    assert list(parts) == ["target", "protected"]
+    pairs = list(parts["target"])
+    assert torch.cat([batch["index"] for batch in pairs]).tolist() == list(range(module.num_train))
+    module.tables["pairs"].set_epoch(3)
+    again = list(module.part_loaders("train")["target"])
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(pairs, again, strict=True) for name in ("x", "text"))
+    assert sum(len(batch["y"]) for batch in parts["protected"]) == 32
+    with pytest.raises(ConfigError, match="'test' split has labelled images only"):
+        module.part_loaders("test")
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:Row")
 def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, workers):
