@@ -183,7 +183,8 @@ class BestFeasible(Callback):
 def _planned_validations(trainer: Trainer) -> int:
     """How many validations a run of the planned length has."""
     epochs, every = trainer.max_epochs or 1, trainer.check_val_every_n_epoch
-    within = trainer.num_training_batches / trainer.val_check_batch  # validations in an epoch, or part of one
+    within = trainer.num_training_batches / (trainer.val_check_batch or math.inf)  # validations in an epoch
+    within = within if math.isfinite(within) else 1.0  # of unknown length, with one at its end
     return max(1, int(epochs * within) if every is None else epochs // every * max(1, int(within)))
 
 

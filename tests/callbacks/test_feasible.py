@@ -238,8 +238,9 @@ def test_the_choice_among_validations_is_part_of_the_confidence(alike, runs, mon
     [(20, 1, 10, 20), (20, 4, 10, 5), (3, 4, 10, 1), (2, 1, 5, 4), (5, None, 25, 2), (4, 1, math.inf, 4)],
 )
 def test_planned_validations(epochs, every, check, expected):
+    batches = check if check == math.inf else 10  # of unknown length
     trainer = SimpleNamespace(
-        max_epochs=epochs, check_val_every_n_epoch=every, num_training_batches=10, val_check_batch=check
+        max_epochs=epochs, check_val_every_n_epoch=every, num_training_batches=batches, val_check_batch=check
     )
     assert _planned_validations(trainer) == expected
 
