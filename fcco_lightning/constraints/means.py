@@ -300,6 +300,8 @@ class _Joint(Constraint):
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         self._follow()
         means, known = _means(self.quantity(outputs, batch), self._subsets, batch)
+        if self.width == 1:
+            return _known_rows(means.unsqueeze(1), known)
         return _known_rows(means.view(self.width, -1).T, known.view(self.width, -1).all(0))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:

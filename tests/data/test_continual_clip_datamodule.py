@@ -488,6 +488,14 @@ def test_both_stages_see_the_same_images():
     assert digits("pretrain", data_seed=1).references() != first.references()
 
 
+def test_digits_to_be_validated_on():
+    held, plain = digits("continual", num_val=50), digits("continual")
+    assert held.val_names == ["train", "val"]
+    assert len(held.tables["val"]) == 50
+    assert torch.equal(held.tables["test"][5]["x"], plain.tables["test"][5]["x"])
+    assert list(held.part_loaders("train")) == ["target", "protected"]
+
+
 def test_captions_fit_the_tiny_model():
     module = digits("continual")
     assert max(len(words(row)) for row in module.class_tokens.flatten(0, 1)) < TINY.context_length - 2
