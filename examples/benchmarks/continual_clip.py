@@ -35,7 +35,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # config and overrides
     "sonx": ("digits_sonx", {}),
     "alexr2": ("digits_alexr2", {}),
     "margin": ("digits_sonex", MARGIN),
-    "replay": ("digits_finetune", {"data.general": 1.0}),
+    "replay": ("digits_finetune", {"data.general": 1.0, "data.batches.num_batches": 26}),  # as many steps as the others
     "interpolation": ("digits_finetune", {}),
 }
 # around the least values of the grids of F.3 of the SONEX paper, above which little is learnt; as many for each
