@@ -13,7 +13,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
-from fcco_lightning.engine import Drawn, Engine, Estimates, PlainBackend, Problem, as_batch
+from fcco_lightning.engine import Drawn, Engine, Estimates, PlainBackend, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
@@ -138,7 +138,7 @@ class Criterion(nn.Module):
                 "training_step only, and look at figures of whole splits in validation (fcco_lightning.metrics)."
             )
         self._end(write=self._accumulates())
-        columns = as_batch(batch)
+        columns = engine.received(batch)
         self._outputs.given = outputs if len(columns) > 1 else dict.fromkeys(columns, outputs)
         surrogate = self.algorithm.surrogate(engine, columns)
         self._backend.surrogate = surrogate.value

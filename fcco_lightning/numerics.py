@@ -71,12 +71,24 @@ def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:
     return value * (1 + wide - wide.detach()) if logs.requires_grad else value
 
 
+def send(values: Tensor, to: Tensor) -> Tensor:
+    """``values`` on the device of ``to``, without waiting for it."""
+    return values if values.device == to.device else moved(values, to.device)
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """``values`` on a device, without waiting for it."""
+    return values.to(device, non_blocking=device.type != "mps")  # Apple's copies do not hold on to their source
+
+
 @torch.no_grad()
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether no value of the tensors, of which there is one, is NaN or infinite; reads each once, and waits once.
+    """Whether no value of the tensors is NaN or infinite; reads each once, and waits once.
 
     A sum with a value that is not finite is not finite; where a sum of finite ones overflowed, all are looked at.
     """
+    if not tensors:
+        return True
     if tensors[0].device.type == "cpu":
         if all(math.isfinite(t.sum()) for t in tensors):
             return True

@@ -21,7 +21,7 @@ FLOORS = [
     ["ambiguity"],
     ["outer", "state", "steps", "metrics", "dro"],
     ["records"],
-    ["estimators", "models"],
+    ["estimators", "hosted", "models"],
     ["data", "objectives", "pictures"],
     ["constraints"],
     ["engine", "evaluation"],

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.engine import Reading, Term
+from fcco_lightning.numerics import send
 
 
 class FullPass:
@@ -32,12 +33,14 @@ class FullPass:
 
     def fresh(self, reading: Reading) -> Tensor:
         """Which rows of a reading come for the first time, (b,), bool."""
-        return self.values.index_select(0, reading.index).isnan()
+        return self.values.index_select(0, send(reading.index, self.values)).isnan()
 
     def add(self, reading: Reading, values: Tensor) -> None:
         """Take the values (b, 1) of the rows that come for the first time."""
         fresh = self.fresh(reading)
-        self.values[reading.index[fresh]] = values.detach()[fresh, 0].double()
+        index = send(reading.index, self.values)
+        known = self.values.index_select(0, index)
+        self.values.index_copy_(0, index, torch.where(fresh, values.detach()[:, 0].double(), known))
 
     def forget(self) -> None:
         """Begin anew."""

@@ -14,6 +14,7 @@ from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine import Engine, Problem, Reading, Surrogate, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import fill
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import WorstCase
 
@@ -56,7 +57,8 @@ class MaxForm(Algorithm, ABC):
         """``h_i = v_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (b, 1) -> (n,)."""
         n = risks.term.num_rows
         values = values.detach().double()[:, 0]
-        return values.new_zeros(n).index_copy_(0, risks.index, n * risks.weight * values)  # weight = 1 / (n p_i)
+        index = send(risks.index, values)
+        return values.new_zeros(n).index_copy_(0, index, n * risks.weight * values)  # weight = 1 / (n p_i)
 
     def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
         """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""
@@ -69,7 +71,7 @@ class MaxForm(Algorithm, ABC):
     def add(self, surrogate: Surrogate, risks: Reading, q: Tensor, penalty: Penalty | None) -> None:
         """Add ``sum over the batch of q_i / p_i R_i`` to the surrogate, and to its estimate of F also the penalty."""
         term = risks.term
-        y = term.num_rows * q.to(term.dtype).unsqueeze(1).index_select(0, risks.index)
+        y = term.num_rows * q.to(term.dtype).unsqueeze(1).index_select(0, send(risks.index, q))
         surrogate.add(risks, y)
         surrogate.estimates.add(term.name, term.share, term.outer, y * risks.values.detach().to(y.dtype))
         if penalty is not None:

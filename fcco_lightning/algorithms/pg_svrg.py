@@ -12,6 +12,7 @@ from fcco_lightning.ambiguity import Penalty
 from fcco_lightning.checks import at_least, positive
 from fcco_lightning.engine import Engine, Problem, Surrogate
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.numerics import send
 from fcco_lightning.records import Batch
 from fcco_lightning.steps import PreviousWeights
 
@@ -151,7 +152,7 @@ class PGSVRG(ProximallyGuided):
         with self.looking():
             readings = [(risks, self.values(engine, risks)) for risks in engine.measure(batch).readings]
             for risks, _ in readings:
-                y = q.index_select(0, risks.index) * self._pass.fresh(risks) / risks.weight
+                y = q.index_select(0, send(risks.index, q)) * self._pass.fresh(risks) / risks.weight
                 surrogate.add(risks, y.to(term.dtype).unsqueeze(1))
             gradient = engine.gradients(surrogate, self._params)
             engine.commit()

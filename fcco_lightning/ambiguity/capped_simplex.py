@@ -1,5 +1,6 @@
 """The set behind the conditional value at risk."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,9 @@ class CappedSimplex(AmbiguitySet):
             step = excess / between if between else 0.0
             if t + step == t and (between or abs(excess) <= _ROUNDING):
                 break
-            t = t + step if between and low < t + step < high else (low + high) / 2
+            before, t = t, t + step if between and low < t + step < high else (low + high) / 2
+            if t == before:  # no number lies within the bracket
+                break
         # where v is large t keeps few digits behind the point; the weights between the bounds make up for it
         inside = (q > 0) & (q < cap)
         q = torch.where(inside, q - (q.sum() - 1) / inside.sum().clamp(min=1), q).clamp(min=0, max=cap)
@@ -78,13 +81,16 @@ class CappedSimplex(AmbiguitySet):
         left = 1 - cap * torch.arange(n, device=log_p.device, dtype=log_p.dtype)
         left = torch.where(left < _ROUNDING, 0.0, left)
         scale = left.log() - tails
-        rounding = 1e-12 + 4 * torch.finfo(scale.dtype).eps * float(descending.abs().max())
-        k = int((scale + descending <= torch.log(scale.new_tensor(cap)) + rounding).to(torch.int8).argmax())
-        sorted_q = torch.exp(scale[k] + descending).clamp(max=cap)
-        sorted_q[:k] = cap
-        if left[k] > 0:  # of a large scale the exponential keeps few digits, of a sum all
-            sorted_q[k:] = (sorted_q[k:] * (left[k] / sorted_q[k:].sum())).clamp(max=cap)
+        rounding = 1e-12 + 4 * torch.finfo(scale.dtype).eps * descending.abs().max()
+        # the k is not read from the device, which would have to be waited for
+        k = (scale + descending <= math.log(cap) + rounding).to(torch.int8).argmax(0, keepdim=True)
+        below, left, scale = torch.arange(n, device=k.device) >= k, left.index_select(0, k), scale.index_select(0, k)
+        sorted_q = torch.where(below, torch.exp(scale + descending).clamp(max=cap), cap)
+        # of a large scale the exponential keeps few digits, of a sum all
+        factor = torch.where(left > 0, left / torch.where(below, sorted_q, 0.0).sum(), 1.0)
+        sorted_q = torch.where(below, (sorted_q * factor).clamp(max=cap), cap)
         q = torch.empty_like(sorted_q).scatter_(0, order, sorted_q)
         # of the weights below the cap; if there is none, of the least one at it
-        inside = scale[k] if left[k] > 0 else torch.log(scale.new_tensor(cap)) - descending[max(k - 1, 0)]
-        return Weights(q, -inside - torch.log(scale.new_tensor(n)) - 1)
+        at_cap = math.log(cap) - descending.index_select(0, (k - 1).clamp(min=0))
+        inside = torch.where(left > 0, scale, at_cap).squeeze(0)
+        return Weights(q, -inside - math.log(n) - 1)

@@ -9,6 +9,8 @@ from torch import Tensor
 from fcco_lightning.checks import finite
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Columns, Inner
@@ -64,6 +66,7 @@ class NonForgetting(Constraint):
         return {"protected_loss": self.loss(outputs.double(), batch).detach()}
 
     def inner(self, outputs: Any, batch: Columns) -> Inner:
+        columns, batch = batch, on_host(batch)
         for name in ("task", "protected_loss"):
             if name not in batch:
                 raise DataError(
@@ -72,18 +75,19 @@ class NonForgetting(Constraint):
                     "NonForgetting, which remembers the old model."
                 )
         task = batch["task"]
-        change = self.loss(outputs, batch)
-        change = change - batch["protected_loss"].to(change.dtype)
+        change = self.loss(outputs, columns)
         size = len(self.names)
         if bool((task >= size).any()):
             raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")
         kept = (task >= 0) & batch["protected_loss"].isfinite()  # an image may have been unreadable back then
-        change, task = change[kept], task[kept]
-        weight = batch["weight"][kept].to(change.dtype) if "weight" in batch else torch.ones_like(change)
-        totals = change.new_zeros(size).index_add(0, task, weight)
-        sums = change.new_zeros(size).index_add(0, task, weight * change)
+        before, task = batch["protected_loss"][kept].to(change.dtype), task[kept]
+        change = change.index_select(0, send(kept.nonzero().squeeze(1), change)) - send(before, change)
+        weight = batch["weight"][kept].to(change.dtype) if "weight" in batch else torch.ones_like(before)
+        totals = weight.new_zeros(size).index_add(0, task, weight)
+        sums = change.new_zeros(size).index_add(0, send(task, change), send(weight, change) * change)
         present = totals.nonzero().squeeze(1)
-        return Inner(present, (sums[present] / totals[present]).unsqueeze(1))
+        means = sums.index_select(0, send(present, sums)) / send(totals[present], sums)
+        return Inner(present, means.unsqueeze(1))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi

@@ -15,6 +15,8 @@ from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.subsets import Subset, Subsets
 from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, OuterFunction, Shifted
 from fcco_lightning.outer.base import known_rows
@@ -22,34 +24,41 @@ from fcco_lightning.records import Columns, Inner
 
 
 def _empty(like: Tensor, width: int) -> Inner:
-    return Inner(torch.empty(0, dtype=torch.int64, device=like.device), like.new_empty(0, width))
+    return Inner(torch.empty(0, dtype=torch.int64), like.new_empty(0, width))
 
 
 def _mean(q: Tensor, chosen: Tensor, batch: Columns) -> Tensor | None:
-    """Mean of q over the chosen samples of a batch, weighted where they are not drawn uniformly; None without any."""
-    values = q[chosen]
-    if values.numel() == 0:
+    """Mean of q over the chosen samples of a batch, weighted where they are not drawn uniformly; None without any.
+
+    Mask and batch are on the host.
+    """
+    positions = chosen.nonzero().squeeze(1)
+    if not len(positions):
         return None
-    weight = batch.get("weight")
+    values, weight = q.index_select(0, send(positions, q)), batch.get("weight")
     if weight is None:
         return values.mean()
-    weight = weight[chosen].to(q.dtype)
-    return (weight * values).sum() / weight.sum()
+    weight = weight.index_select(0, positions).to(q.dtype)
+    return (send(weight, values) * values).sum() / send(weight.sum(), values)
 
 
 def _means(q: Tensor, subsets: Subsets, batch: Columns) -> tuple[Tensor, Tensor]:
-    """Means of q over several subsets, as one product of matrices, and of which of them the batch speaks: both (m,)."""
+    """Means of q over several subsets, as one product of matrices, and of which of them the batch speaks: both (m,).
+
+    The second is on the host.
+    """
+    batch = on_host(batch)
     member = subsets.masks(batch).to(q.dtype)
     member = member * batch["weight"].to(q.dtype) if "weight" in batch else member
     total = member.sum(1)
     known = total > 0
-    return (member @ q) / torch.where(known, total, 1.0), known
+    return (send(member, q) @ q) / send(torch.where(known, total, 1.0), q), known
 
 
 def _known_rows(values: Tensor, known: Tensor) -> Inner:
-    """The rows (m, k) of which a batch speaks, (m,) bool."""
+    """The rows (m, k) of which a batch speaks, (m,) bool on the host."""
     index = known.nonzero().squeeze(1)
-    return Inner(index, values if len(index) == len(known) else values.index_select(0, index))
+    return Inner(index, values if len(index) == len(known) else values.index_select(0, send(index, values)))
 
 
 def _same_quantity(constraint: Constraint, quantity: Quantity) -> tuple[Hashable, ...]:
@@ -132,11 +141,11 @@ class MeanAtMost(Constraint):
         return _constant(self.quantity, outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, chosen = self.quantity(outputs, batch), self.where.mask(batch)
-        mean = _mean(q, chosen, batch)
+        q, batch = self.quantity(outputs, batch), on_host(batch)
+        mean = _mean(q, self.where.mask(batch), batch)
         if mean is None:
             return _empty(q, 1)
-        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), mean.reshape(1, 1))
+        return Inner(torch.zeros(1, dtype=torch.int64), mean.reshape(1, 1))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi
@@ -202,11 +211,11 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         return _constant(self.quantity, outputs, batch)
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q = self.quantity(outputs, batch)
+        q, batch = self.quantity(outputs, batch), on_host(batch)
         a, b = (_mean(q, where.mask(batch), batch) for where in (self.where_a, self.where_b))
         if a is None or b is None:
             return _empty(q, 2)
-        return Inner(torch.zeros(1, dtype=torch.int64, device=q.device), torch.stack([a, b]).unsqueeze(0))
+        return Inner(torch.zeros(1, dtype=torch.int64), torch.stack([a, b]).unsqueeze(0))
 
 
 class MeanNear(MeanAtMost):

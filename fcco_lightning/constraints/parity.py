@@ -12,6 +12,8 @@ from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against, Comparison, GroupComparisons
 from fcco_lightning.constraints.vacuity import constant_decision, too_close
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import (
     PairLoss,
     Quantity,
@@ -113,12 +115,12 @@ class _Rates(GroupConstraint):
         return [[of[pair.first], of[pair.second]] for of in self._members(columns) for pair in self.pairs]
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q = self.rate(outputs, batch)
+        q, batch = self.rate(outputs, batch), on_host(batch)
         member = self._members(batch).to(q.dtype)
         if "weight" in batch:
             member = member * batch["weight"].to(q.dtype)
         count = member.sum(-1)
-        means = (member @ q) / torch.where(count > 0, count, 1.0)
+        means = (send(member, q) @ q) / send(torch.where(count > 0, count, 1.0), q)
         return _of_pairs(means.unsqueeze(-1), count > 0, self.pairs)
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
@@ -236,13 +238,14 @@ class PredictiveParity(_Rates):
         return True
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, positive = self.rate(outputs, batch), required_column(batch, "y", self) == 1
+        q, batch = self.rate(outputs, batch), on_host(batch)
+        positive = required_column(batch, "y", self) == 1
         member = self.comparisons.members(batch, self).to(q.dtype)
         if "weight" in batch:
             member = member * batch["weight"].to(q.dtype)
         count = member.sum(-1)
-        sums = member @ torch.stack([q * positive, q], dim=1)
-        means = sums / torch.where(count > 0, count, 1.0).unsqueeze(-1)
+        sums = send(member, q) @ torch.stack([q * send(positive, q), q], dim=1)
+        means = sums / send(torch.where(count > 0, count, 1.0), q).unsqueeze(-1)
         return _of_pairs(means.unsqueeze(0), (count > 0).unsqueeze(0), self.pairs)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
@@ -297,7 +300,7 @@ class GroupAUCAtLeast(GroupConstraint):
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         losses, known = _pair_losses(self, self.loss, outputs, batch)
         index = known.nonzero().squeeze(1)
-        return Inner(index, losses[index].unsqueeze(1))
+        return Inner(index, losses.index_select(0, send(index, losses)).unsqueeze(1))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi
@@ -350,16 +353,17 @@ class AUCParity(DifferenceAtMost, GroupConstraint):
 
 def _pair_losses(constraint: GroupConstraint, loss: PairLoss, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
     """Mean loss of the pairs within every side, shape (number of sides,), and which sides have both classes."""
-    scores = binary_scores(outputs)
+    scores, batch = binary_scores(outputs), on_host(batch)
     positive = required_column(batch, "y", constraint) == 1
     member = constraint.comparisons.members(batch, constraint).to(scores.dtype)
     if "weight" in batch:
         member = member * batch["weight"].to(scores.dtype)
     of_positives, of_negatives = member[:, positive], member[:, ~positive]
-    losses = loss(scores[positive].unsqueeze(1) - scores[~positive])
-    total = ((of_positives @ losses) * of_negatives).sum(1)
+    sides = [scores.index_select(0, send(side.nonzero().squeeze(1), scores)) for side in (positive, ~positive)]
+    losses = loss(sides[0].unsqueeze(1) - sides[1])
+    total = ((send(of_positives, losses) @ losses) * send(of_negatives, losses)).sum(1)
     pairs = of_positives.sum(1) * of_negatives.sum(1)
-    return total / torch.where(pairs > 0, pairs, 1.0), pairs > 0
+    return total / send(torch.where(pairs > 0, pairs, 1.0), total), pairs > 0
 
 
 def _of_pairs(means: Tensor, known: Tensor, pairs: Sequence[Comparison]) -> Inner:
@@ -370,7 +374,7 @@ def _of_pairs(means: Tensor, known: Tensor, pairs: Sequence[Comparison]) -> Inne
         known: of which kinds and sides the batch has samples, shape (number of kinds, number of sides).
         pairs: the two sides of every row of a kind.
     """
-    first, second = [pair.first for pair in pairs], [pair.second for pair in pairs]
-    values = torch.cat([means[:, first], means[:, second]], dim=-1).flatten(0, 1)
+    first, second = (torch.tensor(side) for side in zip(*((pair.first, pair.second) for pair in pairs), strict=True))
     index = (known[:, first] & known[:, second]).flatten().nonzero().squeeze(1)
-    return Inner(index, values[index])
+    sides = [means.index_select(1, send(side, means)) for side in (first, second)]
+    return Inner(index, torch.cat(sides, dim=-1).flatten(0, 1).index_select(0, send(index, means)))

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
@@ -14,6 +16,8 @@ from fcco_lightning.constraints.comparisons import Against, GroupComparisons
 from fcco_lightning.constraints.vacuity import spread
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
 from fcco_lightning.records import Columns, Inner
 
@@ -142,7 +146,7 @@ class ROCFairness(DifferenceAtMost):
         self.temperature = positive("temperature", temperature)
         self.scale = scale or RawScores()
         self.comparisons = GroupComparisons(by, against, groups)
-        self._cached: tuple[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor]] | None = None
+        self._cached: tuple[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] | None = None
         self._name_rows()
 
     def _name_rows(self) -> None:
@@ -174,30 +178,44 @@ class ROCFairness(DifferenceAtMost):
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         scores = self.scale(binary_scores(outputs))
-        thresholds, first, second = self._constants(scores)
-        positive, sides = required_column(batch, "y", self) == 1, self.comparisons.members(batch, self)
-        member = torch.cat([sides & positive, sides & ~positive]).to(scores.dtype)  # positives first
-        if "weight" in batch:
-            member = member * batch["weight"].to(scores.dtype)
-        count = member.sum(dim=1, keepdim=True)
+        thresholds, order = self._constants(scores)
+        shares, known = self._shares(on_host(batch), scores.dtype)
         above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
-        rates = ((member @ above) / torch.where(count > 0, count, 1.0)).view(2, len(sides), -1)
-        values = torch.stack([rates[:, first], rates[:, second]], dim=-1).view(-1, 2)  # (class, pair, tau; side)
-        index = torch.arange(len(values), device=scores.device)
-        if bool(count.all()):
+        rates = send(shares, above) @ above
+        # (class, pair; side; tau) -> (class, pair, tau; side)
+        values = rates.index_select(0, order).view(-1, 2, len(self.thresholds)).transpose(1, 2).reshape(-1, 2)
+        index = torch.arange(len(values))
+        if known.all():
             return Inner(index, values)
-        known = count.view(2, len(sides)) > 0
-        present = (known[:, first] & known[:, second]).flatten().repeat_interleave(len(self.thresholds))
-        return Inner(index[present], values[present])
+        pairs = self.comparisons.pairs
+        both = np.stack([known[:, pair.first] & known[:, pair.second] for pair in pairs], axis=1)
+        index = torch.from_numpy(np.flatnonzero(both.repeat(len(self.thresholds))))
+        return Inner(index, values.index_select(0, send(index, values)))
 
-    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, NDArray[np.bool_]]:
+        """What every sample counts in the rate of a class and a side, shape (2 sides, B), and which rates are known.
+
+        The positives are first; the second has the shape (2, sides).  Both are on the host; the first can be
+        differentiated by the weights of the samples.
+        """
+        positive = required_column(batch, "y", self).numpy() == 1
+        sides = self.comparisons.members(batch, self).numpy()
+        member = torch.from_numpy(np.concatenate([sides & positive, sides & ~positive]))
+        weighted = member * batch["weight"].to(dtype) if "weight" in batch else member.to(dtype)
+        count = weighted.sum(1, keepdim=True)
+        known = count.detach().numpy() > 0
+        total = count if known.all() else torch.where(count > 0, count, 1.0)
+        return weighted / total, known.reshape(2, -1)
+
+    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Thresholds, and the first and the second side of every pair, on the device and in the dtype of ``like``."""
         key = (like.device, like.dtype)
         if self._cached is None or self._cached[0] != key:
             with torch.inference_mode(False):  # they may be part of a graph later
-                sides = torch.tensor([[pair.first, pair.second] for pair in self.comparisons.pairs], device=like.device)
+                sides = [side for pair in self.comparisons.pairs for side in (pair.first, pair.second)]
+                rows = [row * len(self.comparisons.sides) + side for row in range(2) for side in sides]
                 thresholds = torch.tensor(self.thresholds, dtype=like.dtype, device=like.device)
-                self._cached = key, (thresholds, sides[:, 0], sides[:, 1])
+                self._cached = key, (thresholds, torch.tensor(rows, device=like.device))
         return self._cached[1]
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002

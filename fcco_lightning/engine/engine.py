@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 from fcco_lightning.engine.backend import Backend, PlainBackend
 from fcco_lightning.engine.estimates import Estimates, Surrogate
 from fcco_lightning.engine.forward import Elsewhere, Estimated, InnerFunctions, RandomState, Samples
-from fcco_lightning.engine.parts import as_batch, part_name
+from fcco_lightning.engine.parts import as_batch, part_name, received
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_parameters import RowStep
 from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import KnownRows, unite
 from fcco_lightning.errors import ConfigError, NonFiniteError
-from fcco_lightning.numerics import all_finite
+from fcco_lightning.numerics import all_finite, send
 from fcco_lightning.objectives.base import nothing
 from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState, Place
@@ -187,7 +187,7 @@ class Engine:
         self.optimizer, self.last_batch = optimizer, last_batch
         self.clear_gradient()  # before the forwards: their activations then have that memory
         try:
-            self.algorithm.iteration(self, as_batch(batch))
+            self.algorithm.iteration(self, self.received(batch))
         finally:
             self._clear()
         return self._estimates
@@ -205,7 +205,11 @@ class Engine:
             optimizer: the user's.
         """
         self.optimizer, self.last_batch = optimizer, False
-        return self.algorithm.finish(self, (as_batch(batch) for batch in batches))
+        return self.algorithm.finish(self, (self.received(batch) for batch in batches))
+
+    def received(self, batch: Mapping[str, Any]) -> Batch:
+        """A batch as the loaders gave it, as parts by name, on the device of the weights."""
+        return received(as_batch(batch), self.functions.network, self.params[0].device)
 
     def follow_parameters(self) -> bool:
         """Take up a change of what is trained (layers frozen or unfrozen): memories of the old set start afresh.
@@ -376,16 +380,16 @@ class Engine:
     def shrink(self, term: Term, factor: float) -> None:
         """Multiply all rows of a term of which the batch does not speak, when :meth:`commit` writes."""
         rows = self.params[0].new_empty(0, term.width)
-        place = _state(term).locate(torch.empty(0, dtype=torch.int64, device=rows.device))
+        place = _state(term).locate(torch.empty(0, dtype=torch.int64))
         self._propose(term, place, rows, factor)
 
     def all_rows(self, term: Term) -> tuple[Tensor, Tensor | None]:
         """All rows (n, k) of a term, and which were ever visited: O(n), for small tables."""
-        return _state(term).read(_everything(term, self.params[0].device))
+        return _state(term).read(torch.arange(term.num_rows))
 
     def propose_all(self, term: Term, rows: Tensor) -> None:
         """Remember new values (n, k) for all rows of a term, to be written by :meth:`commit`."""
-        place = _state(term).locate(_everything(term, rows.device))
+        place = _state(term).locate(torch.arange(term.num_rows))
         self._propose(term, place, rows, 1.0)
 
     def descend(self, surrogate: Surrogate) -> None:
@@ -452,9 +456,9 @@ class Engine:
         gradients = [*(p.grad for p in self.params if p.grad is not None), *self._gradients]
         values = [*self._surrogates, *(p.rows for p in self._proposals)]
         values += [] if self._row_step is None else [self._row_step.values]
-        if values and not all_finite(values):
+        usable = all_finite([*values, *gradients])
+        if not usable and not all_finite(values):
             self._refuse()
-        usable = not gradients or all_finite(gradients)
         if not usable and not self.backend.drops_overflows:
             self._refuse_gradient()
         self._write()
@@ -581,15 +585,11 @@ def _state(term: Term) -> DualState:
     return term.state
 
 
-def _everything(term: Term, device: torch.device) -> Tensor:
-    return torch.arange(term.num_rows, device=device)
-
-
 def _overlay(rows: Tensor, seen: Tensor | None, index: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
     """``rows`` with those replaced for which there is a proposal."""
     order = proposal.place.index.argsort()
     known = proposal.place.index[order]
     at = torch.searchsorted(known, index).clamp(max=len(known) - 1)
-    proposed = known[at] == index
-    rows = torch.where(proposed.unsqueeze(1), proposal.rows[order][at].to(rows.dtype), rows)
+    proposed, chosen = send(known[at] == index, rows), send(order[at], rows)
+    rows = torch.where(proposed.unsqueeze(1), proposal.rows.index_select(0, chosen).to(rows.dtype), rows)
     return rows, None if seen is None else seen | proposed

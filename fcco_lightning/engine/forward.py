@@ -15,6 +15,7 @@ from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine.micro_batches import recomputed
 from fcco_lightning.engine.parts import outputs_of, part_name
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.hosted import each_column
 from fcco_lightning.objectives import Objective
 from fcco_lightning.records import Batch, Inner
 
@@ -56,7 +57,7 @@ class Samples(NamedTuple):
                 )
             half = slice(0, size // 2) if first else slice(size // 2, None)
             outputs[name] = pytree.tree_map(lambda leaf, half=half: leaf[half], self.outputs[name])
-            batch[name] = {column: values[half] for column, values in columns.items()}
+            batch[name] = each_column(columns, lambda column, half=half: column[half])  # type: ignore[misc]
         return Samples(outputs, batch)
 
     def part(self, name: str) -> "Samples":

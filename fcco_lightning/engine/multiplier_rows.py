@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.constraints import Constraint, Multipliers
 from fcco_lightning.distributed import Processes
+from fcco_lightning.numerics import send
 from fcco_lightning.outer import Multiplied, OuterFunction, excess
 from fcco_lightning.state import DualState, Place
 
@@ -51,19 +52,19 @@ class MultiplierRows(nn.Module):
 
     def outer(self, index: Tensor | None = None) -> OuterFunction:
         """L_i of the rows ``index`` (b,), or of all, at the present multipliers."""
-        constraint = self.constraint if index is None else self.constraint.take(index)
+        constraint = self._of_rows(index)
         return constraint.signed(self._of_sides(self._memory(self._all() if index is None else index), constraint))
 
     def moved(self, index: Tensor, values: Tensor, pace: float) -> tuple[Place, Tensor]:
         """Where the rows ``index`` (b,) lie, and what they hold next.
 
         Args:
-            index: rows, all different.
+            index: rows, all different, on the host.
             values: their inner values u_i, shape (b, k).
             pace: learning rate of the weights as a share of its first value.
         """
         place = self.state.locate(index)
-        exceeded = excess(self._signed(values, index), self.constraint.take(index).limit, self._sides)
+        exceeded = excess(self._signed(values, index), self._of_rows(index).limit, self._sides)
         rows = self.rule.moved(self._memory(place), exceeded, pace)
         return place, rows.flatten(1)
 
@@ -85,7 +86,10 @@ class MultiplierRows(nn.Module):
         return self.constraint.sides
 
     def _all(self) -> Tensor:
-        return torch.arange(self.state.num_rows, device=self.state.rows.device)
+        return torch.arange(self.state.num_rows)
+
+    def _of_rows(self, index: Tensor | None) -> Constraint:
+        return self.constraint if index is None else self.constraint.take(send(index, self.state.rows))
 
     def _memory(self, index: Tensor | Place) -> Tensor:
         """What is remembered of b rows, shape (b, values, sides)."""
@@ -97,6 +101,6 @@ class MultiplierRows(nn.Module):
 
     def _signed(self, values: Tensor, index: Tensor | None = None) -> Tensor:
         """``h + kappa``, or s of two sides, of the rows ``index`` (b,) or of all, shape (b, 1)."""
-        constraint = self.constraint if index is None else self.constraint.take(index)
+        constraint = self._of_rows(index)
         values = values.to(self.state.rows.dtype)
         return constraint.number(values).value(values).unsqueeze(1)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.hosted import to_device
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import TARGET, Batch, Columns
 
@@ -70,3 +71,10 @@ def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
     """All columns that objectives, constraints and metrics may name: those that are not the network's input."""
     inputs = network.inputs if isinstance(network, BatchNetwork) else ("x",)
     return {name: c for name, c in columns.items() if isinstance(c, Tensor) and name not in inputs}
+
+
+def received(batch: Batch, network: nn.Module, device: torch.device) -> Batch:
+    """The batch on the network's device, where the host keeps the columns that it has."""
+    if device.type == "cpu":
+        return batch
+    return {name: to_device(part, device, other_columns(network, part)) for name, part in batch.items()}

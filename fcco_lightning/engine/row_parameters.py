@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.distributed import Processes
+from fcco_lightning.hosted import on_host, with_column
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives import SampleParameters
 from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState, Layout
@@ -48,11 +50,12 @@ class RowParameters(nn.Module):
     def attach(self, batch: Batch) -> Batch:
         """The batch with the samples' parameters as one more column of its first part."""
         name, columns = next(iter(batch.items()))
-        rows, seen = self.state.read(columns["index"])
+        index = on_host(columns)["index"]
+        rows, seen = self.state.read(index)
         if seen is not None:
             rows = torch.where(seen.unsqueeze(1), rows, self.spec.start)
-        self._leaf = columns["index"], rows.requires_grad_()
-        return {**batch, name: {**columns, self.spec.name: rows}}
+        self._leaf = index, rows.requires_grad_()
+        return {**batch, name: with_column(columns, self.spec.name, rows)}
 
     def step(self, surrogate: Tensor) -> RowStep | None:
         """What the parameters attached last become; the graph of ``surrogate`` is kept."""
@@ -64,6 +67,7 @@ class RowParameters(nn.Module):
             surrogate, values, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         index, at = torch.unique(positions, return_inverse=True)
+        at = send(at, values)
         start = values.new_empty(len(index), values.shape[1]).index_copy_(0, at, values.detach())
         # the surrogate is a mean over the sampled i, a repeated one counting once
         slope = len(index) * torch.zeros_like(start).index_add_(0, at, gradient)
@@ -72,4 +76,4 @@ class RowParameters(nn.Module):
     def commit(self, step: RowStep | None) -> None:
         """Write the rows of ``step``."""
         if step is not None:
-            self.state.write(*step)
+            self.state.write(*step, checked=True)

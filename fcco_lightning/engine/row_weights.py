@@ -46,7 +46,7 @@ class Drawn(Protocol):
 
 
 class Arrival(NamedTuple):
-    """The rows of a term of which a batch speaks.
+    """The rows of a term of which a batch speaks; all tensors are on the host.
 
     Attributes:
         index: rows, shape (b,), all different.
@@ -65,14 +65,10 @@ class Arrival(NamedTuple):
 
 
 class RowWeights(nn.Module, ABC):
-    """Weights of the rows of a batch in the mean over all rows of a term."""
+    """Weights of the rows of a batch in the mean over all rows of a term; computed on the host."""
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        kept = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in kept.items():  # probabilities need their digits, whatever the module's precision
-            setattr(self, name, buffer.to(self.get_buffer(name).device))
-        return self
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002
+        return self  # probabilities need their digits, whatever the module's precision, and stay on the host
 
     @abstractmethod
     def forward(self, arrival: Arrival) -> Tensor | float:
@@ -118,7 +114,7 @@ class SampleWeights(RowWeights):
         weight = self._alone(arrival)
         if self.partner_presence is not None:
             return weight / self.partner_presence.index_select(0, arrival.index)
-        return weight / self._same_for_all
+        return weight if self._same_for_all == 1 else weight / self._same_for_all
 
     def _alone(self, arrival: Arrival) -> Tensor | float:
         """The weights where a batch speaks of every row whose owner it holds."""

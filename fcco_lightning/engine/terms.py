@@ -12,6 +12,8 @@ from fcco_lightning.engine.row_weights import Arrival, EstimatedWeights, RowWeig
 from fcco_lightning.engine.union import KnownRows
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Columns, Inner
 from fcco_lightning.state import DualState, Layout, Place, RowMap, repeats
@@ -22,7 +24,7 @@ class Reading(NamedTuple):
 
     Attributes:
         term: the term.
-        index: rows, shape (b,), all different.
+        index: rows, shape (b,), all different, on the host.
         values: g_i(w; batch), shape (b, k), with graph.
         previous: the same at the other weights, or None; with graph only if that was asked for.
         outer: f with its known parameters at their present values, not smoothed.
@@ -150,7 +152,7 @@ class Term(nn.Module):
         if self.multipliers is None:
             return torch.empty(0, dtype=torch.float64)
         held = self.multipliers.state.rows
-        index = torch.arange(self.num_rows, device=held.device)
+        index = torch.arange(self.num_rows)
         unknown = held.new_full((self.num_rows, self.width), torch.nan)
         values = unknown if self.state is None else self.state.read(index).values
         return self.multipliers.at(values).cpu().double()
@@ -171,12 +173,15 @@ class Term(nn.Module):
         if not inner.index.numel():
             return None
         self._check_width(inner.values)
-        samples = inner.index
+        host = on_host(columns)
+        # a custom objective may return the column of the device itself, which the host has
+        samples = host["index"] if inner.index is columns.get("index") else inner.index.cpu()
+        values, relevance = inner.values, inner.relevance
         rows = samples if self.row_map is None else self.row_map.rows(samples)
-        values, relevance, outer = inner.values, inner.relevance, inner.outer or self._outer_of(rows)
+        outer = inner.outer or self._outer_of(rows, values)
         before = None if previous is None else previous.values
         old_outer = None if previous is None else previous.outer or outer
-        owners, copies = inner.owners, None
+        owners, copies = None if inner.owners is None else inner.owners.cpu(), None
         again = None if self.distinct else repeats(rows)
         if again is not None:
             if self.state is not None:
@@ -185,11 +190,14 @@ class Term(nn.Module):
             rows, samples, values = again.index, samples[first], again.mean(values)
             before = None if before is None else again.mean(before)
             relevance = None if relevance is None else again.mean(relevance)
-            outer, old_outer = outer.take(first), None if old_outer is None else old_outer.take(first)
             owners, copies = None if owners is None else owners[first], again.count
-        weight = self.weights(Arrival(rows, samples, columns, owners, copies))
+            first = send(first, values)
+            outer, old_outer = outer.take(first), None if old_outer is None else old_outer.take(first)
+        weight = self.weights(Arrival(rows, samples, host, owners, copies))
+        weight = send(weight, values) if isinstance(weight, Tensor) else weight
         inverse = self.num_rows * (weight.unsqueeze(1) if isinstance(weight, Tensor) else weight)
         if relevance is not None:
+            relevance = send(relevance, values)
             weight = weight * relevance
         place = None if self.state is None else self.state.locate(rows, checked=self.row_map is not None)
         return Reading(
@@ -212,8 +220,8 @@ class Term(nn.Module):
         if isinstance(self.weights, EstimatedWeights):
             self.weights.count(index)
 
-    def _outer_of(self, rows: Tensor) -> OuterFunction:
-        return self.outer.take(rows) if self.multipliers is None else self.multipliers.outer(rows)
+    def _outer_of(self, rows: Tensor, values: Tensor) -> OuterFunction:
+        return self.outer.take(send(rows, values)) if self.multipliers is None else self.multipliers.outer(rows)
 
     def _check_width(self, values: Tensor) -> None:
         if values.dim() != 2 or values.shape[1] != self.width:

@@ -10,6 +10,8 @@ from torch.utils import _pytree as pytree
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.parts import other_columns
 from fcco_lightning.errors import DataError
+from fcco_lightning.hosted import on_host, to_device
+from fcco_lightning.numerics import send
 from fcco_lightning.records import HERE, Batch, Columns
 from fcco_lightning.state import DualState
 
@@ -21,20 +23,22 @@ class KnownRows:
     """Rows of a sharded state that came along with the batches of the processes that hold them.
 
     Args:
-        index: the rows, shape (b,); those of repeated samples may repeat.
+        index: the rows, on the host, shape (b,); those of repeated samples may repeat.
         values: what they hold, shape (b, k).
     """
 
     def __init__(self, index: Tensor, values: Tensor) -> None:
-        order = index.argsort()
-        self._index, self._values = index[order], values[order]
+        self._order = index.argsort()
+        self._index, self._values = index[self._order], values
 
     def select(self, index: Tensor) -> Tensor | None:
-        """Values (b, k) of rows ``index`` (b,), or None if one of them did not come along."""
+        """Values (b, k) of rows ``index`` (b,), on the host, or None if one of them did not come along."""
         if not len(self._index):
             return None
         at = torch.searchsorted(self._index, index).clamp(max=len(self._index) - 1)
-        return self._values.index_select(0, at) if bool((self._index[at] == index).all()) else None
+        if not bool((self._index[at] == index).all()):
+            return None
+        return self._values.index_select(0, send(self._order[at], self._values))
 
 
 class Union(NamedTuple):
@@ -105,7 +109,7 @@ def _unite_part(
     with processes.guard():
         leaves, structure = pytree.tree_flatten(outputs)
         divided = [s for s in states if s.divided and "index" in columns]
-        places = [s.locate(columns["index"]) for s in divided]
+        places = [s.locate(on_host(columns)["index"]) for s in divided]
         scattered = any(place.positions is not None for place in places)
         rows = [
             s.rows.new_zeros(len(columns["index"]), s.width) if scattered else s.rows.index_select(0, place.local)
@@ -117,10 +121,11 @@ def _unite_part(
     united = pytree.tree_unflatten([next(whole) for _ in leaves], structure)
     together = {name: next(whole) for name in columns}
     together[HERE] = torch.arange(len(union.sizes)).repeat_interleave(torch.tensor(union.sizes)) == processes.rank
+    gathered = to_device(together, leaves[0].device, together)
     known: dict[DualState, KnownRows] = {}
     if not union.any_mark(SCATTERED):
-        known = {s: KnownRows(together["index"], values) for s, values in zip(divided, whole, strict=True)}
-    return Union([{"part": o} for o in united], {"part": together}, known, union.any_mark(STOP))
+        known = {s: KnownRows(on_host(gathered)["index"], rows) for s, rows in zip(divided, whole, strict=True)}
+    return Union([{"part": o} for o in united], {"part": gathered}, known, union.any_mark(STOP))
 
 
 def _require_same_end(last: Sequence[bool]) -> None:

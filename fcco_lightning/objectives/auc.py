@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
+from fcco_lightning.hosted import on_host
+from fcco_lightning.objectives.base import BinaryObjective, by_class, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
 from fcco_lightning.records import Columns
@@ -37,9 +38,8 @@ class AUC(BinaryObjective):
         warn_of_ratios(batch, self)
 
     def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
-        scores = self.scores(outputs)
-        is_positive = required_column(batch, "y", self) == 1
-        positives, negatives = is_positive.nonzero().squeeze(1), (~is_positive).nonzero().squeeze(1)
+        scores, batch = self.scores(outputs), on_host(batch)
+        positives, negatives = by_class(required_column(batch, "y", self))
         if not len(positives) or not len(negatives):
             return nothing(scores)
         return self.loss.mean(scores, positives, negatives, batch.get("weight"))

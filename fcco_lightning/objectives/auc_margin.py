@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, RowDomain, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
@@ -75,12 +77,13 @@ class AUCMargin(BinaryObjective):
         shares = self._shares(scores, batch)
         if shares is None:
             return None
-        return Inner(torch.zeros(1, dtype=torch.int64, device=scores.device), (shares @ scores).unsqueeze(0))
+        return Inner(torch.zeros(1, dtype=torch.int64), (shares @ scores).unsqueeze(0))
 
     def _shares(self, scores: Tensor, batch: Columns) -> Tensor | None:
         """Weights of the samples in the means over negatives and positives, shape (2, B); None if a class is absent."""
+        batch = on_host(batch)
         is_positive = required_column(batch, "y", self) == 1
-        weight = batch["weight"].to(scores.dtype) if "weight" in batch else torch.ones_like(scores)
+        weight = batch.get("weight", torch.ones(len(scores))).to(scores.dtype)
         weights = torch.stack([~is_positive, is_positive]) * weight
         totals = weights.sum(1, keepdim=True)
-        return None if bool((totals == 0).any()) else weights / totals
+        return None if bool((totals == 0).any()) else send(weights / totals, scores)

@@ -8,7 +8,9 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
+from fcco_lightning.objectives.base import Objective, RowDomain, by_class, required_column
 from fcco_lightning.objectives.pair_sums import label_pair_sums, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
@@ -66,9 +68,9 @@ class AveragePrecision(RankingObjective):
         Raises:
             DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
         """
-        scores = self.scores(outputs)
-        positive = required_column(batch, "y", self) == 1
-        owners = positive.nonzero().squeeze(1)
+        scores, batch = self.scores(outputs), on_host(batch)
+        y = required_column(batch, "y", self)
+        positive, (owners, _) = y == 1, by_class(y)
         return Inner(batch["index"][owners], self._ranks(scores, owners, positive, batch), owners=owners)
 
     def _ranks(self, scores: Tensor, owners: Tensor, positive: Tensor, batch: Columns) -> Tensor:
@@ -78,17 +80,17 @@ class AveragePrecision(RankingObjective):
         n, dtype = self.num_samples, scores.dtype
         of_negatives, of_positives = self._changes()
         changes = None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
-        common = common_weights(positive, owners, batch, n, dtype)
+        common, place = common_weights(positive, owners, batch, n, dtype), send(owners, scores)
         if common is None:
-            losses = self.loss(scores[owners].unsqueeze(1) - scores)
             shares = comparison_weights("dataset", owners, batch, n, dtype)
-            weighted = losses * (shares if changes is None else shares * changes)
-            return torch.stack([weighted[:, owners].sum(1), weighted.sum(1)], dim=1)
+            shares = send(shares if changes is None else shares * changes, scores)
+            weighted = self.loss(scores.index_select(0, place).unsqueeze(1) - scores) * shares
+            return torch.stack([weighted.index_select(1, place).sum(1), weighted.sum(1)], dim=1)
         shares, excess = common
         shares = shares if changes is None else shares * changes
-        weights = torch.stack([shares * positive, shares], dim=1)
+        weights = send(torch.stack([shares * positive, shares], dim=1), scores)
         # the positive itself, whose loss is l(0), has a weight of its own
-        return pair_sums(self.loss, scores, owners, None, weights, offset=excess * (of_positives * self.own))
+        return pair_sums(self.loss, scores, place, None, weights, offset=excess * of_positives * self.own)
 
     def _changes(self) -> tuple[float, float]:
         """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""
@@ -127,9 +129,6 @@ class MeanAveragePrecision(Objective):
     width = 2
     outer = Ratio()
 
-    known: Tensor
-    positives: Tensor
-
     def __init__(self, loss: PairLoss | None = None, missing: float | None = None) -> None:
         super().__init__()
         self.loss = loss or SquaredHingePair()
@@ -137,8 +136,8 @@ class MeanAveragePrecision(Objective):
         self.missing = missing
         self.num_samples: int | None = None
         self.one_label_each = False
-        for name in ("known", "positives"):  # numbers of samples of which a label is known, and has the value 1: (T,)
-            self.register_buffer(name, torch.zeros(0, dtype=torch.int64), persistent=False)
+        # numbers of samples of which a label is known, and has the value 1: (T,), on the host
+        self.known = self.positives = torch.zeros(0, dtype=torch.int64)
 
     def prepare(self, num_samples: int) -> None:
         """Take n."""
@@ -182,6 +181,7 @@ class MeanAveragePrecision(Objective):
             DataError: if ``y`` or ``task`` is missing or does not fit the outputs, or if a batch has fewer than two
                 samples, or of a label with a positive no negative, or one positive where two are needed.
         """
+        batch = on_host(batch)
         y, labels = required_column(batch, "y", self), len(self.known)
         wanted = y.shape[:1] if self.one_label_each else y.shape
         if outputs.dim() != 2 or outputs.shape[1] != labels or outputs.shape[: len(wanted)] != wanted:
@@ -199,22 +199,23 @@ class MeanAveragePrecision(Objective):
         offset = 0.0
         # weights of a mean over all n samples, and from them those over the samples of which the label is known
         if by_strata(batch):
-            every = torch.arange(size, device=y.device)
-            shares = comparison_weights("dataset", every, batch, n, outputs.dtype)[owner]
+            shares = comparison_weights("dataset", torch.arange(size), batch, n, outputs.dtype)[owner]
         else:
             own, others = self_and_others("dataset", size, n)
-            shares, offset = outputs.new_full((1, 1), others), (own - others) * self.own
+            shares, offset = torch.full((1, 1), others, dtype=outputs.dtype), (own - others) * self.own
         scale = None
         if self.missing is not None:
             scale = (n / self.known[label]).unsqueeze(1).to(outputs.dtype)
             shares = shares * (y != self.missing).T[label] * scale
-        values = label_pair_sums(self.loss, outputs, owner, label, (y == 1).T.index_select(0, label), shares)
-        values = values if not offset else values + (offset if scale is None else offset * scale)
+        positive, shares = send((y == 1).T.index_select(0, label), outputs), send(shares, outputs)
+        values = label_pair_sums(self.loss, outputs, send(owner, outputs), send(label, outputs), positive, shares)
+        values = values if not offset else values + (offset if scale is None else send(offset * scale, values))
         return self._inner(batch["index"][owner] * labels + label, owner, label, values)
 
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
         task = required_column(batch, "task", self)
-        scores, positive, negative = outputs.gather(1, task.unsqueeze(1)).squeeze(1), y == 1, y == 0
+        scores = outputs.gather(1, send(task, outputs).unsqueeze(1)).squeeze(1)
+        positive, negative = y == 1, y == 0
         owner = positive.nonzero().squeeze(1)
         label, known, positives = task[owner], self.known[task], self.positives[task]
         of_negatives, of_positives = (self._held(task[one])[task] for one in (negative, positive))
@@ -231,8 +232,9 @@ class MeanAveragePrecision(Objective):
         against = negative * (known - positives) / (known * of_negatives.clamp(min=1))
         shares = torch.where(positive, others, against) * (label.unsqueeze(1) == task)
         shares.scatter_(1, owner.unsqueeze(1), (1 / known[owner]).unsqueeze(1))
-        losses = shares.to(scores.dtype) * self.loss(scores[owner].unsqueeze(1) - scores)
-        values = torch.stack([losses @ positive.to(losses.dtype), losses.sum(1)], dim=1)
+        mine = scores.index_select(0, send(owner, scores))
+        losses = send(shares.to(scores.dtype), scores) * self.loss(mine.unsqueeze(1) - scores)
+        values = torch.stack([losses @ send(positive.to(losses.dtype), losses), losses.sum(1)], dim=1)
         return self._inner(batch["index"][owner], owner, label, values)
 
     def _held(self, task: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from abc import ABC
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -270,6 +271,12 @@ def one_label_each(batch: Columns, needed_by: object, column: str = "y") -> Tens
             f"Return {column}.squeeze(1) where there is a second dimension of 1, and numbers in the place of texts."
         )
     return y
+
+
+def by_class(y: Tensor, label: int = 1) -> tuple[Tensor, Tensor]:
+    """Positions of the samples with a label and of the others, int64; all on the host."""
+    has = y.numpy() == label
+    return torch.from_numpy(np.flatnonzero(has)), torch.from_numpy(np.flatnonzero(~has))
 
 
 def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") -> None:

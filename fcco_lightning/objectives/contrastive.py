@@ -13,6 +13,8 @@ from fcco_lightning.checks import positive as above_zero
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters
 from fcco_lightning.objectives.log_means import Shared, Weigh, log_means
 from fcco_lightning.objectives.self_weights import (
@@ -61,9 +63,10 @@ class PairObjective(Objective, ABC):
 
     def shared(self, size: int, batch: Columns, weigh: Weigh) -> Shared:
         """Who computes what of a batch of ``size`` pairs; all here where it is this process's alone (evaluation)."""
-        if HERE not in batch:
+        host = on_host(batch)
+        if HERE not in host:
             return Shared(slice(0, size), Processes(alone=True), weigh)
-        own = batch[HERE].nonzero().flatten().tolist() or [0, -1]
+        own = host[HERE].nonzero().flatten().tolist() or [0, -1]
         return Shared(slice(own[0], own[-1] + 1), self._processes, weigh)
 
 
@@ -193,23 +196,24 @@ class GlobalContrastive(PairObjective):
             tau = self.temperature()
         logs = self._logs(outputs, batch, tau)
         outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
-        return Inner(batch["index"], logs.double().exp(), outer)
+        return Inner(on_host(batch)["index"], logs.double().exp(), outer)
 
     def _logs(self, outputs: Any, batch: Columns, tau: Tensor | float) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
         image, text = embeddings(outputs)
-        return log_means(image, text, _as_tensor(tau, image), self.shared(len(image), batch, self._weigh(image, batch)))
+        return log_means(image, text, as_tensor(tau, image), self.shared(len(image), batch, self._weigh(image, batch)))
 
     def _weigh(self, like: Tensor, batch: Columns) -> Weigh:
         """The weight of every negative; in uniform batches it depends on their size only."""
-        kind, size, n = self.positive, len(like), self._num_samples
+        kind, size, n, batch = self.positive, len(like), self._num_samples, on_host(batch)
         if not by_strata(batch):
             own, others = (math.log(w) if w else -math.inf for w in self_and_others(kind, size, n))
             return EqualNegatives(own, others)
-        every = torch.arange(size, device=like.device)
+        every = torch.arange(size)
 
         def weigh(logits: Tensor, anchors: slice, others: slice) -> float:
-            logits += comparison_weights(kind, every[anchors], batch, n, like.dtype, others=others).log()
+            weights = comparison_weights(kind, every[anchors], batch, n, like.dtype, others=others)
+            logits += send(weights, logits).log()
             return 0.0
 
         return weigh
@@ -235,7 +239,7 @@ class InfoNCE(PairObjective):
 
     def direct(self, outputs: Any, batch: Columns) -> Tensor:
         image, text = embeddings(outputs)
-        tau = _as_tensor(self.tau if self.temperature is None else self.temperature(), image)
+        tau = as_tensor(self.tau if self.temperature is None else self.temperature(), image)
         logs = log_means(image, text, tau, self.shared(len(image), batch, EqualNegatives(0.0, 0.0)))
         both = logs.mean(0).sum()  # the two cross-entropies: log sum_j exp(s_ij / tau) - s_ii / tau
         return both / 2 if self.temperature is not None else self.tau * both
@@ -279,5 +283,6 @@ class EqualNegatives(NamedTuple):
         return self.others
 
 
-def _as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:
-    return torch.as_tensor(tau, dtype=like.dtype, device=like.device)
+def as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:
+    """A temperature on the device and in the dtype of some embeddings."""
+    return tau.to(like.dtype) if isinstance(tau, Tensor) else torch.full((), tau, dtype=like.dtype, device=like.device)

@@ -8,7 +8,8 @@ from torch import Tensor
 from fcco_lightning.checks import one_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.numerics import exp_with_tangent
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import exp_with_tangent, send
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
 from fcco_lightning.objectives.self_weights import stands_for
 from fcco_lightning.outer import Log
@@ -52,8 +53,7 @@ class CoxPartialLikelihood(Objective):
         super().__init__()
         self.ties = one_of("ties", ties, ("efron", "breslow"))
         self._num_samples: int | None = None
-        self._tied: Tensor | None
-        self.register_buffer("_tied", None, persistent=False)  # l_i/d of every sample, (n,)
+        self._tied: Tensor | None = None  # l_i/d of every sample, (n,), on the host
 
     def prepare(self, num_samples: int) -> None:
         self._num_samples = num_samples
@@ -76,7 +76,8 @@ class CoxPartialLikelihood(Objective):
                 f"CoxPartialLikelihood needs events, but `event` is 0 for all {len(event)} training samples. Check "
                 "which value means that the event was observed."
             )
-        self._tied = tie_shares(time, event) if self.ties == "efron" else torch.zeros(len(time), dtype=torch.float64)
+        shares = tie_shares(time, event) if self.ties == "efron" else torch.zeros(len(time), dtype=torch.float64)
+        self._tied = shares.cpu()
         return RowDomain(0, per_sample=True, owners=event, range=Range(least=1 - float(self._tied.max())))
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
@@ -85,11 +86,12 @@ class CoxPartialLikelihood(Objective):
         Raises:
             DataError: if the outputs are not one score per sample, or times or events are missing or wrong.
         """
-        scores = binary_scores(outputs).double()
+        scores, batch = binary_scores(outputs).double(), on_host(batch)
         time, event = survival(batch, self)
         anchors = event.nonzero().squeeze(1)
         others, tied = self._others(batch, anchors, time, event)
-        values = 1 - tied + (others * exp_with_tangent(scores - scores[anchors].unsqueeze(1))).sum(1)
+        mine = scores.index_select(0, send(anchors, scores)).unsqueeze(1)
+        values = send(1 - tied, scores) + (send(others, scores) * exp_with_tangent(scores - mine)).sum(1)
         return Inner(batch["index"][anchors], values.unsqueeze(1), owners=anchors)
 
     def _others(self, batch: Columns, anchors: Tensor, time: Tensor, event: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +99,7 @@ class CoxPartialLikelihood(Objective):
         own = time[anchors].unsqueeze(1)
         weights = stands_for(batch, anchors, self._num_samples) * (time >= own)
         if self.ties == "breslow" or self._tied is None:
-            return weights, torch.zeros(len(anchors), dtype=torch.float64, device=time.device)
+            return weights, torch.zeros(len(anchors), dtype=torch.float64)
         tied = self._tied[batch["index"][anchors]]
         return weights * (1 - tied.unsqueeze(1) * ((time == own) & event)), tied
 

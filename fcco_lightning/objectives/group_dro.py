@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
 from fcco_lightning.checks import at_least, finite, positive
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, Partition, RowDomain
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import (
@@ -97,12 +99,14 @@ class GroupObjective(Objective, ABC):
                 f"{type(self).__name__} needs one loss per sample, {type(self.loss).__name__} gave "
                 f"{tuple(losses.shape)}. MultiTaskGroupDRO takes several."
             )
+        batch = on_host(batch)
         present, position, counts = self._groups(batch)
         if "weight" in batch:
             weight = batch["weight"].to(losses.dtype)
-            losses, counts = weight * losses, weight.new_zeros(len(present)).index_add(0, position, weight)
-        sums = losses.new_zeros(len(present)).index_add(0, position, losses)
-        return Inner(present, (sums / counts.to(sums.dtype)).unsqueeze(1))
+            counts = weight.new_zeros(len(present)).index_add(0, position, weight)
+            losses = send(weight, losses) * losses
+        sums = losses.new_zeros(len(present)).index_add(0, send(position, losses), losses)
+        return Inner(present, (sums / send(counts.to(sums.dtype), sums)).unsqueeze(1))
 
     def _groups(self, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
         """The groups of a batch in increasing order, which of them each sample is in, and their sizes."""
@@ -372,22 +376,23 @@ class MultiTaskGroupDRO(GroupObjective):
         return [every if tasks is None else [m & (tasks == t) for m in every] for t in range(self.num_tasks)]
 
     def inner(self, outputs: Any, batch: Columns) -> Inner:
-        losses, groups = self.loss(outputs, batch), self.width
+        losses, groups, batch = self.loss(outputs, batch), self.width, on_host(batch)
         self._groups(batch)  # checks their labels
         if losses.dim() == 2:
             if losses.shape[1] != self.num_tasks:
                 raise DataError(f"num_tasks={self.num_tasks}, but {type(self.loss).__name__} gave {losses.shape[1]}.")
-            cell = batch["group"].unsqueeze(1) + groups * torch.arange(self.num_tasks, device=losses.device)
+            cell = batch["group"].unsqueeze(1) + groups * torch.arange(self.num_tasks)
         else:
             cell = batch["group"] + groups * self._task(batch)
-        weight = torch.ones_like(losses)
+        weight = torch.ones(losses.shape, dtype=losses.dtype)
         if "weight" in batch:
             weight = weight * batch["weight"].to(losses.dtype).view(-1, *[1] * (losses.dim() - 1))
-        zeros = losses.new_zeros(self.num_tasks * groups)
-        sums = zeros.index_add(0, cell.reshape(-1), (weight * losses).reshape(-1)).view(self.num_tasks, groups)
-        totals = zeros.index_add(0, cell.reshape(-1), weight.reshape(-1)).view(self.num_tasks, groups)
+        cell, shape = cell.reshape(-1), (self.num_tasks, groups)
+        totals = weight.new_zeros(self.num_tasks * groups).index_add(0, cell, weight.reshape(-1)).view(shape)
+        weighted, zeros = (send(weight, losses) * losses).reshape(-1), losses.new_zeros(self.num_tasks * groups)
+        sums = zeros.index_add(0, send(cell, losses), weighted).view(shape)
         complete = (totals > 0).all(1).nonzero().squeeze(1)
-        return Inner(complete, sums.index_select(0, complete) / totals.index_select(0, complete))
+        return Inner(complete, sums.index_select(0, send(complete, sums)) / send(totals[complete], sums))
 
     def _task(self, batch: Columns) -> Tensor:
         if "task" not in batch:

@@ -9,7 +9,8 @@ from torch.nn.functional import logsigmoid
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.numerics import bounded_exp
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import bounded_exp, send
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.robust_logistic import signs
 from fcco_lightning.outer import LogRatio
@@ -50,13 +51,14 @@ class LatentVariable(Objective):
 
     def inner(self, outputs: Any, batch: Mapping[str, Columns]) -> Inner:  # type: ignore[override]
         samples, latent = _vectors(outputs, "target"), _vectors(outputs, LATENT)
-        sign = signs(required_column(batch["target"], "y", self), self)
+        columns = on_host(batch["target"])
+        sign = send(signs(required_column(columns, "y", self), self), samples.response)
         wide = torch.promote_types(samples.affinity.dtype, torch.float32)
         prior = samples.affinity.to(wide) @ latent.affinity.to(wide).T
         response = sign.to(wide).unsqueeze(1) * (samples.response.to(wide) @ latent.response.to(wide).T)
         # each with its own logarithm of the number of values
         logs = torch.stack([(logsigmoid(response) + prior).logsumexp(1), prior.logsumexp(1)], 1)
-        return Inner(batch["target"]["index"], bounded_exp(logs - math.log(prior.shape[1])))
+        return Inner(columns["index"], bounded_exp(logs - math.log(prior.shape[1])))
 
 
 def _vectors(outputs: Any, part: str) -> LatentVectors:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
 from fcco_lightning.objectives.self_weights import stands_for
 from fcco_lightning.records import Columns, Inner
@@ -73,8 +75,7 @@ class ListObjective(Objective, ABC):
     def __init__(self) -> None:
         super().__init__()
         self._num_samples: int | None = None
-        self._relevance: Tensor | None
-        self.register_buffer("_relevance", None, persistent=False)  # (n_rows / Q) c_i of every sample, (n,)
+        self._relevance: Tensor | None = None  # (n_rows / Q) c_i of every sample, (n,), on the host
 
     @abstractmethod
     def importance(self, lists: Lists) -> Tensor:
@@ -117,7 +118,7 @@ class ListObjective(Objective, ABC):
                 "all grades are 0. Check the columns `query` and `y`."
             )
         number = len(torch.unique(of[owners]))
-        self._relevance = importance * int(owners.sum()) / number
+        self._relevance = (importance * int(owners.sum()) / number).cpu()
         return RowDomain(0, per_sample=True, owners=owners, range=Range(least=1.0))
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
@@ -127,15 +128,18 @@ class ListObjective(Objective, ABC):
             ConfigError: before the training split is known.
             DataError: if the outputs are not one score per item, or queries or grades are missing or wrong.
         """
-        scores, (query, grade) = binary_scores(outputs).double(), graded(batch, self)
+        batch, scores = on_host(batch), binary_scores(outputs).double()
+        query, grade = graded(batch, self)
         if self._relevance is None:
             raise ConfigError(f"{type(self).__name__} does not know the training split yet: pose the problem first.")
         relevance = self._relevance[batch["index"]]
         anchors = (relevance > 0).nonzero().squeeze(1)
         same_list = query[anchors].unsqueeze(1) == query
         weights = stands_for(batch, anchors, self._num_samples, within=same_list)
-        compared = self.compared(scores - scores[anchors].unsqueeze(1), grade[anchors].unsqueeze(1), grade)
-        values = 1 + (weights * compared).sum(1)
+        mine, grades = scores.index_select(0, send(anchors, scores)), send(grade, scores)
+        own = send(grade[anchors], scores).unsqueeze(1)
+        compared = self.compared(scores - mine.unsqueeze(1), own, grades)
+        values = 1 + (send(weights, scores) * compared).sum(1)
         return Inner(batch["index"][anchors], values.unsqueeze(1), relevance=relevance[anchors], owners=anchors)
 
 

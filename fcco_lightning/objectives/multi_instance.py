@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, Partition, RowDomain
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bags_of
@@ -48,17 +50,14 @@ class MultiInstanceAUC(Objective):
         self.pooling = pooling or SmoothMaxPooling()
         self.loss = loss or SigmoidPair()
         self.width = self.pooling.width
-        self._names: Tensor
-        self._positive: Tensor
-        self._each: Tensor
-        self.register_buffer("_names", torch.empty(0, dtype=torch.int64), persistent=False)  # of the bags, sorted
-        self.register_buffer("_positive", torch.empty(0, dtype=torch.bool), persistent=False)
-        self.register_buffer("_each", torch.empty(2, dtype=torch.float64), persistent=False)  # bags by those of a class
+        # on the host: of the bags, sorted by name; and the number of bags by those of a class
+        self._names, self._positive = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
+        self._each = torch.empty(2, dtype=torch.float64)
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
         """The losses of the pairs of all bags, once these are known from :meth:`row_domain`."""
-        return self._pairs(torch.arange(len(self._names), device=self._names.device))
+        return self._pairs(torch.arange(len(self._names)))
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every bag, by increasing name.
@@ -69,8 +68,8 @@ class MultiInstanceAUC(Objective):
         """
         both_classes(columns, self)
         assert columns is not None  # noqa: S101 - refused by both_classes
-        bags = bags_of(columns, self)
-        self._names, self._positive = bags.names, bags.labels(columns, self) == 1
+        bags = bags_of(on_host(columns), self)
+        self._names, self._positive = bags.names, bags.labels(on_host(columns), self) == 1
         sizes = torch.bincount(self._positive.long(), minlength=2).double()
         self._each = sizes.sum() / sizes
         return RowDomain(len(bags.names), range=self.pooling.range)
@@ -88,7 +87,7 @@ class MultiInstanceAUC(Objective):
         Raises:
             DataError: if batches never speak of a bag.
         """
-        for label, of_class in ((1, self._positive.cpu()), (0, ~self._positive.cpu())):
+        for label, of_class in ((1, self._positive), (0, ~self._positive)):
             least, most = (float(end) for end in probability[of_class].aminmax())
             if least < 1e-6:  # 0 up to rounding
                 raise DataError(
@@ -110,6 +109,7 @@ class MultiInstanceAUC(Objective):
         Raises:
             DataError: if the outputs do not fit the pooling, or bags are missing, wrong or not of the training split.
         """
+        batch = on_host(batch)
         terms, bags = self.pooling.terms(outputs), bags_of(batch, self)
         rows = self._rows(bags)
         positive = self._positive[rows]
@@ -117,7 +117,7 @@ class MultiInstanceAUC(Objective):
             return None
         means = bags.means(terms, batch.get("weight"))
         alike = torch.ones_like(means[:, 0])  # in F; estimates of it then count a bag the more the rarer it is drawn
-        return Inner(rows, means, self._pairs(rows), alike)
+        return Inner(rows, means, self._pairs(rows, means), alike)
 
     def _rows(self, bags: Bags) -> Tensor:
         """The rows of the bags of a batch."""
@@ -132,6 +132,7 @@ class MultiInstanceAUC(Objective):
             )
         return rows
 
-    def _pairs(self, rows: Tensor) -> PooledPairs:
+    def _pairs(self, rows: Tensor, like: Tensor | None = None) -> PooledPairs:
         positive = self._positive[rows]
-        return PooledPairs(self.pooling, self.loss, positive, self._each[positive.long()])
+        share, like = self._each[positive.long()], positive if like is None else like
+        return PooledPairs(self.pooling, self.loss, send(positive, like), send(share, like))

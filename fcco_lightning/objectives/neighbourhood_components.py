@@ -6,6 +6,8 @@ from torch import Tensor
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.self_weights import stands_for
 from fcco_lightning.outer import Ratio
@@ -95,10 +97,11 @@ class NeighbourhoodComponents(Objective):
                 f"NeighbourhoodComponents needs embeddings, shape (B, d), got {tuple(outputs.shape)}. Give the network "
                 "several outputs."
             )
+        batch = on_host(batch)
         y, distance = _classes(batch, self), _squared_distances(outputs.double())
-        every = torch.arange(len(y), device=y.device)
-        near = stands_for(batch, every, self._num_samples) * (-distance / self.temperature).exp()
-        sums = torch.stack([(near * (y.unsqueeze(1) == y)).sum(1), near.sum(1)], dim=1)
+        stands = send(stands_for(batch, torch.arange(len(y)), self._num_samples), distance)
+        near = stands * (-distance / self.temperature).exp()
+        sums = torch.stack([(near * send(y.unsqueeze(1) == y, near)).sum(1), near.sum(1)], dim=1)
         return Inner(batch["index"], sums / ((self._num_samples or len(y)) - 1))
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 
 from fcco_lightning.checks import greater, one_of
+from fcco_lightning.hosted import on_host
 from fcco_lightning.objectives.pairwise import ExponentialPair, PairLoss
 from fcco_lightning.objectives.ranking import RankingObjective
 from fcco_lightning.outer import OuterFunction, Power
@@ -52,4 +53,4 @@ class PNormPush(RankingObjective):
         if not pairs.complete:
             return None
         means = pairs.mean(self.loss, dtype=torch.float64)
-        return Inner(batch["index"][pairs.owners], means, owners=pairs.owners)
+        return Inner(on_host(batch)["index"][pairs.owners], means, owners=pairs.owners)

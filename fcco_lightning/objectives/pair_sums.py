@@ -32,7 +32,7 @@ def pair_sums(
     thresholds: Tensor | None = None,
     *,
     sign: float = 1.0,
-    offset: Tensor | None = None,
+    offset: float = 0.0,
 ) -> Tensor:
     r"""``v_ik = c + sum_j W_jk l(sign (s_i - s_j))`` for owners i and others j; with thresholds ``[l - t_i]_+`` for l.
 
@@ -48,7 +48,7 @@ def pair_sums(
         weights: W, shape (b, k), without graph; the sums have its dtype.
         thresholds: t, shape (m, 1); None for sums of l itself.
         sign: 1, or -1 where d is the score of the other less that of the owner.
-        offset: c, shape (1,), without graph; None for 0.
+        offset: c.
 
     Returns: shape (m, k).
     """
@@ -127,7 +127,7 @@ class _PairSums(torch.autograd.Function):
         weights: Tensor,
         thresholds: Tensor | None,
         sign: float,
-        offset: Tensor | None,
+        offset: float,
     ) -> Tensor:
         d = _differences(scores, owners, others, sign)
         losses, slopes = loss.with_slope(d) if ctx.needs_input_grad[1] else (loss(d), None)
@@ -138,7 +138,7 @@ class _PairSums(torch.autograd.Function):
         ctx.loss, ctx.sign = loss, sign
         ctx.save_for_backward(scores, owners, others, weights, thresholds, slopes, above)
         sums = losses.to(weights.dtype) @ weights
-        return sums if offset is None else sums.add_(offset)
+        return sums.add_(offset) if offset else sums
 
     @staticmethod
     @_exact

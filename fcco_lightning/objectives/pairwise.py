@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from fcco_lightning.checks import positive
-from fcco_lightning.numerics import exp_with_tangent
+from fcco_lightning.numerics import exp_with_tangent, send
 from fcco_lightning.objectives.pair_sums import mean_by_blocks, pair_mean
 
 _FEW = 2**16
@@ -42,11 +43,12 @@ class PairLoss(ABC):
 
         Args:
             scores: s, shape (B,).
-            positives: positions of the i, shape (a,), int64, a >= 1.
-            negatives: positions of the j, shape (b,), int64, b >= 1.
-            weight: of the samples, shape (B,); None where all are alike.
+            positives: positions of the i, shape (a,), int64, a >= 1, on the host.
+            negatives: positions of the j, shape (b,), int64, b >= 1, there too.
+            weight: of the samples, shape (B,), there too; None where all are alike.
         """
         v, w = _shares(weight, positives, scores), _shares(weight, negatives, scores)
+        positives, negatives = send(positives, scores), send(negatives, scores)
         if len(positives) * len(negatives) <= _FEW:
             return pair_mean(self, scores, positives, negatives, v, w)
         return self._mean_of_many(scores[positives], scores[negatives], v, w)
@@ -192,5 +194,5 @@ def _shares(weight: Tensor | None, positions: Tensor, scores: Tensor) -> Tensor:
     """Weights of the scores at some positions that add up to 1, shape (a,)."""
     if weight is None:
         return torch.full(positions.shape, 1 / len(positions), device=scores.device, dtype=scores.dtype)
-    weight = weight.index_select(0, positions).to(scores.dtype)
-    return weight / weight.sum()
+    chosen = weight.numpy()[positions.numpy()]
+    return send(torch.from_numpy(chosen / chosen.sum(dtype=np.float64)).to(scores.dtype), scores)

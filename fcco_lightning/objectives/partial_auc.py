@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from fcco_lightning.checks import finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import SampleParameters, nothing, required_column
 from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankedPairs, RankingObjective, both_classes
@@ -97,15 +99,15 @@ class CVaRPartialAUC(RankingObjective):
         """C, or without ``min_tpr`` the mean of the L_i at their present thresholds."""
         if self.min_tpr:
             return self.threshold
-        pairs = self._pairs(outputs, batch)
+        pairs, host = self._pairs(outputs, batch), on_host(batch)
         if not pairs.complete:
             return nothing(outputs)
         thresholds = self._thresholds(pairs, batch)
         each = (thresholds + self._excess(pairs, thresholds)).squeeze(1)
-        if "weight" not in batch:
+        if "weight" not in host:
             return each.mean()
-        weight = batch["weight"][pairs.owners].to(each.dtype)
-        mean: Tensor = weight @ each / weight.sum()
+        weight = host["weight"][pairs.owners].to(each.dtype)
+        mean: Tensor = send(weight / weight.sum(), each) @ each
         return mean
 
     def inner(self, outputs: Any, batch: Columns) -> Inner | None:
@@ -117,7 +119,8 @@ class CVaRPartialAUC(RankingObjective):
             return None
         thresholds = self._thresholds(pairs, batch) if self.max_fpr < 1 else None
         outer = self.outer if thresholds is None else self._outer(thresholds)
-        return Inner(batch["index"][pairs.owners], self._excess(pairs, thresholds), outer, owners=pairs.owners)
+        index = on_host(batch)["index"][pairs.owners]
+        return Inner(index, self._excess(pairs, thresholds), outer, owners=pairs.owners)
 
     def _excess(self, pairs: RankedPairs, thresholds: Tensor | None) -> Tensor:
         """``mean_j [l_ij - s_i]_+ / max_fpr``, or the mean loss where all negatives count, shape (a, 1)."""
@@ -129,19 +132,21 @@ class CVaRPartialAUC(RankingObjective):
 
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
-        given = required_column(batch, "threshold", self)[pairs.owners].to(pairs.scores.dtype)
+        every = required_column(batch, "threshold", self)
+        given = every.index_select(0, send(pairs.owners, every)).to(pairs.scores.dtype)
         if given.requires_grad:
             given.register_hook(lambda g: g * self._share_of_owners(pairs, batch))  # type: ignore[no-untyped-call]
         return given
 
     def _share_of_owners(self, pairs: RankedPairs, batch: Columns) -> Tensor | float:
         """n_+ / n, or that of the batches where samples are weighted, shape (a, 1)."""
+        host = on_host(batch)
         if self.class_sizes is None:  # only batches are known
-            return len(pairs.owners) / len(batch["index"])
+            return len(pairs.owners) / len(host["index"])
         share = self.class_sizes[1] / sum(self.class_sizes)
-        if "weight" not in batch:
+        if "weight" not in host:
             return share
-        return share / batch["weight"][pairs.owners].unsqueeze(1).to(pairs.scores.dtype)
+        return send(share / host["weight"][pairs.owners].unsqueeze(1).to(pairs.scores.dtype), pairs.scores)
 
 
 class KLPartialAUC(RankingObjective):
@@ -211,7 +216,7 @@ class KLPartialAUC(RankingObjective):
         if not pairs.complete:
             return None
         means = pairs.mean(ExponentialOf(self.loss, self.lam), dtype=torch.float64)
-        return Inner(batch["index"][pairs.owners], means, self.outer, owners=pairs.owners)
+        return Inner(on_host(batch)["index"][pairs.owners], means, self.outer, owners=pairs.owners)
 
     def _range(self) -> Range:
         """Losses are not negative."""

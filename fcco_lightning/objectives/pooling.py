@@ -11,7 +11,7 @@ from torch import Tensor
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.numerics import bounded_exp
+from fcco_lightning.numerics import bounded_exp, send
 from fcco_lightning.objectives.base import binary_scores, require_binary_labels, required_column
 from fcco_lightning.records import Columns
 
@@ -32,10 +32,10 @@ class Bags(NamedTuple):
 
     def means(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean over every bag, shape (m, k), of values (n, k) of its instances, weighted by ``weight`` (n,)."""
-        weight = torch.ones_like(values[:, 0]) if weight is None else weight.to(values.dtype)
+        weight = torch.ones(len(self.of), dtype=values.dtype) if weight is None else weight.to(values.dtype)
         totals = weight.new_zeros(len(self.names)).index_add(0, self.of, weight)
-        sums = values.new_zeros(len(self.names), values.shape[1]).index_add(0, self.of, weight.unsqueeze(1) * values)
-        return sums / totals.unsqueeze(1)
+        weighted, zeros = send(weight.unsqueeze(1), values) * values, values.new_zeros(len(self.names), values.shape[1])
+        return zeros.index_add(0, send(self.of, values), weighted) / send(totals.unsqueeze(1), values)
 
     def labels(self, columns: Columns, needed_by: object) -> Tensor:
         """The labels ``y`` of the bags, 0 or 1, shape (m,), int64.

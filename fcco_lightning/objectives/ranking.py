@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
+from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, by_class, required_column
 from fcco_lightning.objectives.pair_sums import pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss
 from fcco_lightning.records import Columns
@@ -20,9 +22,9 @@ class RankedPairs(NamedTuple):
 
     Attributes:
         scores: shape (B,), with graph.
-        owners: positions in the batch of the samples that own rows, shape (a,), int64.
-        others: positions of the samples of the other class, shape (b,), int64.
-        weight: of the samples of the batch, shape (B,); None where they weigh the same.
+        owners: positions in the batch of the samples that own rows, shape (a,), int64, on the host.
+        others: positions of the samples of the other class, shape (b,), int64, there too.
+        weight: of the samples of the batch, shape (B,), there too; None where they weigh the same.
         sign: 1 where the owners are the positives, -1 where they are the negatives.
     """
 
@@ -50,8 +52,9 @@ class RankedPairs(NamedTuple):
             share = torch.full((len(self.others), 1), 1 / len(self.others), dtype=dtype, device=self.scores.device)
         else:
             weight = self.weight.index_select(0, self.others).to(dtype).unsqueeze(1)
-            share = weight / weight.sum()
-        return pair_sums(loss, self.scores, self.owners, self.others, share, thresholds, sign=self.sign)
+            share = send(weight / weight.sum(), self.scores)
+        owners, others = send(self.owners, self.scores), send(self.others, self.scores)
+        return pair_sums(loss, self.scores, owners, others, share, thresholds, sign=self.sign)
 
 
 class RankingObjective(BinaryObjective, ABC):
@@ -103,8 +106,8 @@ class RankingObjective(BinaryObjective, ABC):
 
     def _pairs(self, outputs: Any, batch: Columns) -> RankedPairs:
         """All pairs of a batch."""
-        owns = required_column(batch, "y", self) == self.owner
-        owners, others = owns.nonzero().squeeze(1), (~owns).nonzero().squeeze(1)
+        batch = on_host(batch)
+        owners, others = by_class(required_column(batch, "y", self), self.owner)
         return RankedPairs(self.scores(outputs), owners, others, batch.get("weight"), 1.0 if self.owner == 1 else -1.0)
 
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import binary_scores, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective
@@ -65,10 +67,11 @@ class RecallAtK(RankingObjective):
         Raises:
             DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
         """
-        scores = binary_scores(outputs)
+        scores, batch = binary_scores(outputs), on_host(batch)
         owners = (required_column(batch, "y", self) == 1).nonzero().squeeze(1)
         shares = comparison_weights("dataset", owners, batch, self.num_samples, scores.dtype)
-        losses: Tensor = shares * self.loss(scores[owners].unsqueeze(1) - scores)
+        mine = scores.index_select(0, send(owners, scores))
+        losses: Tensor = send(shares, scores) * self.loss(mine.unsqueeze(1) - scores)
         return Inner(batch["index"][owners], losses.sum(1, keepdim=True), owners=owners)
 
     def _range(self) -> Range:

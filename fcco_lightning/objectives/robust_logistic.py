@@ -3,6 +3,8 @@
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, binary_scores, required_column
 from fcco_lightning.outer import Softplus
 from fcco_lightning.records import Columns, Inner
@@ -30,8 +32,8 @@ class RobustLogistic(Objective):
     outer = Softplus()
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        scores = binary_scores(outputs)
-        sign = signs(required_column(batch, "y", self), self).to(scores.dtype)
+        scores, batch = binary_scores(outputs), on_host(batch)
+        sign = send(signs(required_column(batch, "y", self), self), scores).to(scores.dtype)
         return Inner(batch["index"], (-sign * scores).unsqueeze(1))
 
 

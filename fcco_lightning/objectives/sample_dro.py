@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty, Simplex
+from fcco_lightning.hosted import on_host
 from fcco_lightning.objectives.base import Objective
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction, WorstCase
@@ -45,4 +46,4 @@ class SampleDRO(Objective):
         return self
 
     def inner(self, outputs: Any, batch: Columns) -> Inner:
-        return Inner(batch["index"], self.loss(outputs, batch).unsqueeze(1))
+        return Inner(on_host(batch)["index"], self.loss(outputs, batch).unsqueeze(1))

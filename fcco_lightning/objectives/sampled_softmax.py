@@ -10,7 +10,8 @@ from torch import Tensor
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.numerics import bounded_exp
+from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import bounded_exp, send
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.outer import Log
 from fcco_lightning.records import ClassVectors, Columns, Inner
@@ -66,19 +67,21 @@ class SampledSoftmax(Objective):
     def inner(self, outputs: Any, batch: Mapping[str, Columns]) -> Inner:  # type: ignore[override]
         samples, classes = _vectors(outputs, "target"), _vectors(outputs, CLASSES)
         count = self._classes()
-        own = _numbers(required_column(batch["target"], "y", self), count, "labels y")
-        drawn = _numbers(required_column(batch[CLASSES], "index", self), count, "classes")
+        columns = on_host(batch["target"])
+        own = _numbers(required_column(columns, "y", self), count, "labels y")
+        drawn = _numbers(required_column(on_host(batch[CLASSES]), "index", self), count, "classes")
         wide = torch.promote_types(samples.vector.dtype, torch.float32)
         features = samples.vector.to(wide)
         logits = features @ classes.vector.to(wide).T - (features * samples.own.to(wide)).sum(1, keepdim=True)
         other = own.unsqueeze(1) != drawn
         number = other.sum(1)
         known = (number > 0).nonzero().squeeze(1)  # of a sample whose own class alone was drawn a batch says nothing
-        logits, other, number = logits[known], other[known], number[known].to(logits.dtype)
+        logits = logits.index_select(0, send(known, logits))
+        other, number = send(other[known], logits), send(number[known].to(logits.dtype), logits)
         logits = logits.masked_fill(~other, -math.inf) + (math.log1p(-1 / count) - number.log()).unsqueeze(1)
         certain = logits.new_full((len(known), 1), -math.log(count))
         logs = torch.cat([certain, logits], 1).logsumexp(1, keepdim=True)
-        return Inner(batch["target"]["index"][known], bounded_exp(logs))
+        return Inner(columns["index"][known], bounded_exp(logs))
 
     def _classes(self) -> int:
         if self.num_classes is None:

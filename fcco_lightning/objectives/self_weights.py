@@ -2,6 +2,7 @@
 
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,33 +91,34 @@ def comparison_weights(
 
 def common_weights(
     mask: Tensor, anchors: Tensor, batch: Columns, num_samples: int | None, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, float] | None:
     """The weights "dataset" of :func:`comparison_weights` where they are known to be the same for all anchors.
 
     They are in uniform batches, and where the anchors are all samples of one class in batches that come with weights by
     class: instead of a table there is then one vector, and a weighted sum is a product of a matrix and a vector.
 
     Args:
-        mask: which samples of the batch are anchors, shape (B,), bool, at least one.
-        anchors: their positions, shape (m,), int64.
-        batch: see :func:`comparison_weights`.
+        mask: which samples of the batch are anchors, shape (B,), bool, at least one; on the host.
+        anchors: their positions, shape (m,), int64; there too.
+        batch: see :func:`comparison_weights`; there too.
         num_samples: n.
         dtype: of the result.
 
     Returns: the weights of all samples but the anchor itself, shape (B,), and by how much the weight 1/n of the anchor
-        exceeds the one that it has there, shape (1,); None where the weights differ between anchors, or may.
+        exceeds the one that it has there; None where the weights differ between anchors, or may.
     """
-    size, count, first, weight = len(mask), len(anchors), anchors[:1], batch.get("weight")
+    size, count = len(mask), len(anchors)
     if "stratum" in batch:
         return None
     own, others = self_and_others("dataset", size, num_samples)
-    if weight is None:
-        return mask.new_full((size,), others, dtype=dtype), mask.new_full((1,), own - others, dtype=dtype)
-    if count == 1 or not torch.equal(weight == weight.index_select(0, first), mask):
+    if "weight" not in batch:
+        return torch.full((size,), others, dtype=dtype), own - others
+    weight, within_class = batch["weight"].numpy(), mask.numpy()
+    of_anchor = weight[int(anchors[0])]
+    if count == 1 or not np.array_equal(weight == of_anchor, within_class):
         return None
-    share, rest = weight.to(dtype) / size, count - 1
-    within = (share.index_select(0, first) * (count / rest)).sub_(own / rest).clamp_(min=0)
-    return torch.where(mask, within, share), own - within
+    within = max((float(of_anchor) / size * count - own) / (count - 1), 0.0)
+    return torch.from_numpy(np.where(within_class, within, weight / np.float64(size))).to(dtype), own - within
 
 
 def by_strata(batch: Columns) -> bool:

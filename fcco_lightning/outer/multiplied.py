@@ -110,7 +110,7 @@ class Multiplied(OuterFunction):
 
     def _curvature(self, u: Tensor) -> Tensor:
         c = self.curvature
-        return known_at(c, u) if isinstance(c, Tensor) else u.new_tensor(c)
+        return known_at(c, u) if isinstance(c, Tensor) else u.new_full((), c)
 
     def _excess(self, u: Tensor) -> Tensor:
         return excess(u, self.kappa, self.multiplier.shape[1])

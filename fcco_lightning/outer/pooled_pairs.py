@@ -55,9 +55,7 @@ class PooledPairs(OuterFunction):
 
     def value(self, u: Tensor) -> Tensor:
         losses = self._losses(u)
-        totals = torch.empty_like(u[..., 0])
-        totals[self.positive], totals[~self.positive] = losses.sum(1), losses.sum(0)
-        return self._share_of_a_pair(u) / 2 * totals
+        return self._share_of_a_pair(u) / 2 * (losses.sum(1) + losses.sum(0))
 
     def subgradient(self, u: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -72,11 +70,16 @@ class PooledPairs(OuterFunction):
         return (self.share / partners.clamp(min=1)).to(u.dtype)
 
     def _losses(self, u: Tensor) -> Tensor:
-        """The losses of all pairs, a row for every positive and a column for every negative."""
+        """The losses of all pairs (b, b): l in the row of a positive and the column of a negative, 0 elsewhere.
+
+        How many there are of each would have to be read from the device.
+        """
         if len(u) != len(self.positive):
             raise ConfigError(
                 f"{self!r} was made for {len(self.positive)} bags, not for {len(u)}. Use take(positions) for some of "
                 "its rows."
             )
         h = self.pooling.score(u)
-        return self.loss(h[self.positive].unsqueeze(1) - h[~self.positive])
+        pairs = self.positive.unsqueeze(1) & ~self.positive
+        losses = self.loss(torch.where(pairs, h.unsqueeze(1) - h, 0.0))
+        return torch.where(pairs, losses, 0.0)

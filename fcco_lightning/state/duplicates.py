@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fcco_lightning.numerics import send
+
 _FEW = 1024
 
 
@@ -25,8 +27,9 @@ class Repeats(NamedTuple):
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of the values (b, k) of equal indices, shape (c, k); the gradient flows to every occurrence."""
-        total = values.new_zeros(len(self.index), *values.shape[1:]).index_add(0, self.position, values)
-        return total / self.count.to(values.dtype).view(-1, *[1] * (values.dim() - 1))
+        zeros = values.new_zeros(len(self.index), *values.shape[1:])
+        count = send(self.count, values).to(values.dtype)
+        return zeros.index_add(0, send(self.position, values), values) / count.view(-1, *[1] * (values.dim() - 1))
 
     @property
     def first(self) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fcco_lightning.checks import at_least
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError, StateIndexError
+from fcco_lightning.numerics import send
 
 STATE_VERSION = 2
 SHARDED_FROM = 1_000_000
@@ -36,9 +37,9 @@ class Place(NamedTuple):
     """Where rows lie, checked: ``rows[local]`` on this process are those of ``index[positions]``.
 
     Attributes:
-        index: the rows asked for, shape (b,), int64.
-        local: which of the rows held here these are.
-        positions: which entries of ``index`` are held here; None for all of them.
+        index: the rows asked for, shape (b,), int64, where they were asked for: best on the host.
+        local: which of the rows held here these are, on the device of the rows.
+        positions: which entries of ``index`` are held here, there too; None for all of them.
     """
 
     index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
@@ -130,7 +131,7 @@ class DualState(nn.Module):
             StateIndexError: if an index is not a whole number in [0, n).
         """
         if checked and not self.divided:
-            return Place(index, index, None)
+            return Place(index, send(index, self.rows), None)
         local, low, high = self._checked(index)
         index, positions, end = local, None, self.first + len(self.rows)
         if low < self.first or high >= end:
@@ -138,7 +139,7 @@ class DualState(nn.Module):
             local = local.index_select(0, positions)
         if self.first:
             local = local - self.first
-        return Place(index, local, positions)
+        return Place(index, send(local, self.rows), None if positions is None else send(positions, self.rows))
 
     def owns(self, index: Tensor) -> bool:
         """Whether all rows ``index`` (b,) are held here."""
@@ -224,7 +225,7 @@ class DualState(nn.Module):
             )
         if not index.numel():
             return index.long(), self.first, self.first - 1
-        low, high = (int(end) for end in index.aminmax())
+        low, high = _ends(index)
         if low < 0 or high >= self.num_rows:
             self._refuse(index, low if low < 0 else high)
         return index.long(), low, high
@@ -238,8 +239,9 @@ class DualState(nn.Module):
 
     def marked(self, values: Tensor) -> Rows:
         """Values (b, k) of rows with the mark of those that were ever written."""
-        # a finite sum says in one pass that there is no NaN
-        return Rows(values, None if math.isfinite(values.sum()) else ~torch.isnan(values[:, 0]))
+        # a finite sum says in one pass that there is no NaN; elsewhere than on the host it would be waited for
+        whole = values.device.type == "cpu" and math.isfinite(values.sum())
+        return Rows(values, None if whole else ~torch.isnan(values[:, 0]))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Version of the format, and which rows these are."""
@@ -272,6 +274,12 @@ class DualState(nn.Module):
         if f"{prefix}_extra_state" in state_dict:
             self._check_extra_state(prefix, state_dict[f"{prefix}_extra_state"])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _ends(index: Tensor) -> tuple[int, int]:
+    """The least and the largest of some whole numbers."""
+    numbers = index.cpu().numpy()  # on the few rows of a batch it takes half of torch's time
+    return int(numbers.min()), int(numbers.max())
 
 
 def _require_finite(index: Tensor, values: Tensor) -> None:

@@ -31,17 +31,17 @@ from fcco_lightning import (
 WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default")
 N = 256
 STEPS = {  # objective, algorithm, constraints; operators beyond a plain step, and numbers waited for
-    "AUC": (AUC, SGD, [], 38, 7),
-    "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 78, 12),
-    "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 78, 12),
-    "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 125, 12),
-    "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 169, 13),
+    "AUC": (AUC, SGD, [], 37, 5),
+    "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 65, 8),
+    "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 67, 7),
+    "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 112, 7),
+    "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 150, 7),
     "AUC, 200 caps, SOX": (
         AUC,
         lambda: SOX(0.1),
         [MeanAtMost(LogisticLoss(), 0.5, {"group": k}) for k in range(200)],
-        109,
-        12,
+        106,
+        8,
     ),
 }
 

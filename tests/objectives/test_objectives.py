@@ -187,7 +187,7 @@ def test_sums_over_pairs_have_two_derivatives(loss):
     all_weights = torch.randn(7, 2, generator=draw, dtype=torch.float64)
     functions = [
         (lambda s: pair_sums(loss, s, owners, others, weights, sign=-1.0), [scores]),
-        (lambda s: pair_sums(loss, s, owners, None, all_weights, offset=torch.ones(1)), [scores]),
+        (lambda s: pair_sums(loss, s, owners, None, all_weights, offset=1.0), [scores]),
         (lambda s, t: pair_sums(loss, s, owners, others, weights, t), [scores, thresholds]),
         (lambda s: pair_mean(loss, s, owners, others, v, w), [scores]),
         (lambda s: label_pair_sums(loss, s, owners, labels, positive, shares), [mine]),

@@ -1,0 +1,104 @@
+"""What a process of its own does for test_other_devices.py: steps on a device that is not there, and on the CPU."""
+
+import warnings
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from fcco_lightning import SOX, AveragePrecision, BalancedSampling, Engine, TensorDataModule
+from tests import far_device
+from tests.contracts.registry_algorithms import ALGORITHMS
+from tests.contracts.registry_constraints import CASES as CONSTRAINTS
+from tests.contracts.registry_objectives import CASES as OBJECTIVES
+from tests.contracts.sampled import WAYS, Bench, Case
+from tests.contracts.trainings import Training, make_batches
+
+BATCHES = ("a datamodule", "a hook", "another loader")
+PREFERRED = ("balanced", "events", "queries", "bags", "classes", "uniform", "groups", "some bags")
+
+
+class Steps(NamedTuple):
+    """What steps on the far device did.
+
+    Attributes:
+        waits: of the steps behind the first one, by operator, the most of any step.
+        error: largest difference of weights and rows from those of the CPU.
+    """
+
+    waits: dict[str, int]
+    error: float
+
+
+def all_steps() -> dict[str, Steps]:
+    """Of every objective and constraint with SOX or its like, and of every algorithm on a small problem."""
+    warnings.simplefilter("ignore")
+    far_device.register()
+    found = {name: _compared(_case_steps, case) for name, case in (OBJECTIVES | CONSTRAINTS).items()}
+    found |= {f"algorithm {name}": _compared(_algorithm_steps, member) for name, member in ALGORITHMS.items()}
+    return found | {f"batches of {kind}": _compared(_batch_steps, kind) for kind in BATCHES}
+
+
+def _compared(steps: Any, given: Any) -> Steps:
+    near, far = steps(given, "cpu"), steps(given, far_device.NAME)
+    errors = [(a.double() - b.double()).nan_to_num().abs().max() for a, b in zip(near[1], far[1], strict=True)]
+    most = max(far[0][1:], key=lambda waits: sum(waits.values()))
+    return Steps(most, float(torch.stack(errors).max()))
+
+
+def _case_steps(case: Case, device: str) -> Any:
+    torch.manual_seed(0)
+    way = WAYS[next(w for w in (*PREFERRED, *case.unbiased, "uniform") if w in case.unbiased or w == "uniform")]()
+    bench = Bench(case, way)
+    batches = [bench.batch(list(batch)) for batch, _ in islice(way.sampler.batches(), 0, 20, 10)]
+    with far_device.FarDevice() as far:
+        engine = _moved(bench.network, bench.engine.problem, bench.algorithm, device)
+        optimizer = torch.optim.SGD(engine.params, lr=0.01, momentum=0.9)
+        waits = [_waits(far, lambda batch=batch: engine.train_batch(batch, optimizer)) for batch in batches]
+        return waits, _result(engine)
+
+
+def _algorithm_steps(member: Any, device: str) -> Any:
+    torch.manual_seed(0)
+    training = Training(member)
+    with far_device.FarDevice() as far:
+        training.engine = engine = _moved(training.network, training.problem, training.algorithm, device)
+        training.optimizer = member.optimizer(engine.params, lr=0.05, beta=0.3)
+        waits = [_waits(far, lambda batch=batch: training.step(batch)) for batch in make_batches(4)]
+        return waits, _result(engine)
+
+
+def _batch_steps(kind: str, device: str) -> Any:
+    """Average precision on batches that are moved by a datamodule, changed by its hook, or come on the device."""
+    torch.manual_seed(0)
+    columns = {"x": torch.randn(32, 3), "y": torch.arange(32) % 3 // 2}
+    data = TensorDataModule({"train": columns, "test": columns}, batches=BalancedSampling(8))
+    data.setup()
+    data.trainer = SimpleNamespace(training=kind != "another loader", global_rank=0, world_size=1)
+    network, algorithm = torch.nn.Linear(3, 1), SOX(0.5)
+    problem = algorithm.pose(AveragePrecision(), num_samples=32, sampling=data.sampling())
+    with far_device.FarDevice() as far:
+        engine = _moved(network, problem, algorithm, device)
+        optimizer, waits = torch.optim.SGD(engine.params, lr=0.1), []
+        for given in data.train_dataloader():
+            batch = data.transfer_batch_to_device(given, torch.device(device), 0)
+            if kind == "a hook":
+                batch["weight"] = 2 * batch["weight"]
+            waits.append(_waits(far, lambda batch=batch: engine.train_batch(batch, optimizer)))
+        return waits, _result(engine)
+
+
+def _moved(network: Any, problem: Any, algorithm: Any, device: str) -> Engine:
+    network.to(device), problem.to(device), problem.objective.to(device)
+    return Engine(network, problem, algorithm)
+
+
+def _waits(far: far_device.FarDevice, step: Any) -> dict[str, int]:
+    far.waits.clear()
+    step()
+    return dict(far.waits)
+
+
+def _result(engine: Engine) -> list[torch.Tensor]:
+    return [p.detach().cpu() for p in engine.params] + [state.rows.cpu() for state in engine.problem.states]

@@ -1,0 +1,171 @@
+"""A device that is not there: its tensors compute on the CPU, refuse to meet tensors of the CPU, and count waits.
+
+To read a number from an accelerator, or to let the size of a tensor depend on one, is to wait until it has done all
+that was queued.  Tensors of the device "far" are numbers of the CPU in a wrapper, so results are exact, and every
+operation on them passes through one function, which counts what would wait::
+
+    register()
+    with FarDevice() as far:
+        network.to("far")
+        ...
+        far.waits  # by name of the operator
+
+It is for a process of its own: the name of the device stays known to torch.
+"""
+
+from collections import Counter
+from typing import Any, ClassVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+NAME = "far"
+READS = {  # a number, or a shape that depends on numbers
+    "aten._local_scalar_dense.default",
+    "aten.equal.default",
+    "aten.masked_select.default",
+    "aten.nonzero.default",
+    "aten.repeat_interleave.Tensor",
+    "aten.unique_consecutive.default",
+    "aten.unique_dim.default",
+    "aten._unique2.default",
+}
+INDEXING = {"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default"}
+
+
+class FarTensor(torch.Tensor):
+    """A tensor of the device; ``near`` holds its numbers."""
+
+    near: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, near: torch.Tensor) -> "FarTensor":
+        layout = {"strides": near.stride(), "storage_offset": near.storage_offset(), "dtype": near.dtype}
+        made = torch.Tensor._make_wrapper_subclass(cls, near.size(), **layout, device=torch.device(NAME, 0))
+        made.near = near
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return run(func, args, kwargs or {})
+
+    @property
+    def data(self) -> "FarTensor":
+        return FarTensor(self.near.detach())
+
+    @data.setter
+    def data(self, value: "FarTensor") -> None:
+        self.near = value.near
+
+
+class FarDevice(TorchDispatchMode):
+    """Lets tensors be made on the device, and counts its waits.
+
+    Attributes:
+        waits: by name of the operator.
+    """
+
+    current: ClassVar["FarDevice | None"] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self._constants = _Constants()
+
+    def __enter__(self) -> "FarDevice":
+        FarDevice.current = self
+        self._constants.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        self._constants.__exit__(*args)
+        FarDevice.current = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return run(func, args, kwargs or {})
+
+
+class _Constants(TorchFunctionMode):
+    """``torch.tensor(..., device="far")``, which is no operator, and copies from pageable memory."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor, torch.asarray) and _is_far(kwargs.get("device")):
+            device = kwargs.pop("device")
+            return func(*args, **kwargs).to(device)
+        return func(*args, **kwargs)
+
+
+class _Backend(_DummyBackendModule):
+    """What autocast asks for."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    def current_device(self) -> int:
+        return 0
+
+
+def register() -> None:
+    """Let torch know the name of the device."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+
+
+def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator on tensors of which some are far."""
+    name, (flat, _) = str(func), pytree.tree_flatten((args, kwargs))
+    tensors = [t for t in flat if isinstance(t, torch.Tensor)]
+    far, target, near_kwargs = [t for t in tensors if isinstance(t, FarTensor)], kwargs.get("device"), dict(kwargs)
+    if target is not None:
+        near_kwargs["device"] = torch.device("cpu")
+    if name == "aten._to_copy.default":
+        return _moved(func, args[0], near_kwargs, target)
+    if name == "aten.copy_.default" and isinstance(args[1], FarTensor) and not isinstance(args[0], FarTensor):
+        _wait("copy to the host")
+    elif far:
+        _refuse_strangers(name, tensors)
+        by_mask = name in INDEXING and any(isinstance(i, FarTensor) and i.dtype == torch.bool for i in args[1])
+        if by_mask or name in READS:
+            _wait(f"{name} by mask" if by_mask else name)
+    found = func(*_near(args), **_near(near_kwargs))
+    if name == "aten.copy_.default":
+        return args[0]
+    known = {id(t.near): t for t in far}  # operators in place return what they are given
+    if not far and not _is_far(target):
+        return found
+    return pytree.tree_map_only(torch.Tensor, lambda t: known[id(t)] if id(t) in known else FarTensor(t), found)
+
+
+def _moved(func: Any, given: torch.Tensor, kwargs: dict[str, Any], target: Any) -> torch.Tensor:
+    was_far = isinstance(given, FarTensor)
+    is_far = was_far if target is None else _is_far(target)
+    if was_far and not is_far:
+        _wait("to the host")
+    if is_far and not was_far and not kwargs.get("non_blocking"):
+        _wait("to the device, blocking")
+    found = func(_near(given), **kwargs)
+    return FarTensor(found) if is_far else found
+
+
+def _refuse_strangers(name: str, tensors: list[torch.Tensor]) -> None:
+    strangers = [tuple(t.shape) for t in tensors if not isinstance(t, FarTensor) and t.dim()]
+    if strangers:
+        raise RuntimeError(f"{name}: tensors of the device meet tensors of the CPU, of shapes {strangers}")
+
+
+def _wait(name: str) -> None:
+    if FarDevice.current is not None:
+        FarDevice.current.waits[name] += 1
+
+
+def _near(tree: Any) -> Any:
+    return pytree.tree_map_only(FarTensor, lambda t: t.near, tree)
+
+
+def _is_far(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
