@@ -44,7 +44,7 @@ CLIP = {
         "pair_corrupt:corrupt",
     ),
 }
-DIGITS = {"digits": (DigitImages, "num_train num_test data_seed:seed")}
+DIGITS = {"digits": (DigitImages, "num_train num_test data_seed:seed num_val")}
 BATCHES = {
     "batches": "batch_size drop_last positive_fraction groups_per_batch samples_per_group replacement num_batches",
     "task_batches": "tasks_per_batch:groups_per_batch samples_per_task:samples_per_group",

@@ -9,6 +9,12 @@ Each seed has a pretrained model of its own, from which all methods start.  ``--
 constraints the same number of runs and picks rho by the training split alone: the largest gain on the target among the
 runs whose worst protected task changes by at least -0.5 points (the least loss of it if there is none).  A row reports
 mean +- standard deviation over seeds, in points of accuracy; the picture shows every run.
+
+``--methods margin replay interpolation`` are for what is kept of images that nobody has seen: SONEX with margins from
+validation images (``--feasible.margin auto``); plain finetuning with all protected images among the pairs; and the
+weights between the old model's and the finetuned one's (WiSE-FT), those of the largest gain on the target for which no
+protected task loses more than half a point on the validation images.  All methods then have the same training images if
+``--val`` says so, which holds out images of other handwritings, from pretraining on.
 """
 
 import argparse
@@ -16,11 +22,22 @@ import json
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from runs import CONFIGS, Job, run_all, seconds, table, value
+from runs import CONFIGS, Job, run_all, seconds, table, train, value
 
-METHODS = ("finetune", "sox", "sonex", "sonx", "alexr2")
+MARGIN = {"feasible.enabled": "true", "feasible.margin": "auto", "trainer.check_val_every_n_epoch": 2}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # config and overrides
+    "finetune": ("digits_finetune", {}),
+    "sox": ("digits_sox", {}),
+    "sonex": ("digits_sonex", {}),
+    "sonx": ("digits_sonx", {}),
+    "alexr2": ("digits_alexr2", {}),
+    "margin": ("digits_sonex", MARGIN),
+    "replay": ("digits_finetune", {"data.general": 1.0, "data.batches.num_batches": 26}),  # as many steps as the others
+    "interpolation": ("digits_finetune", {}),
+}
 # around the least values of the grids of F.3 of the SONEX paper, above which little is learnt; as many for each
 GRIDS = {
     "sox": [1.0, 2.0, 5.0, 20.0],
@@ -33,9 +50,9 @@ KEPT = -0.005
 FIGURES = ("train.delta_target", "train.worst_change", "test.delta_target", "test.worst_change", "test.satisfied")
 
 
-def pretrain(given: tuple[int, Path]) -> Path:
-    """The weights from which the runs of a seed start; made once."""
-    seed, folder = given
+def pretrain(given: tuple[int, Path, int]) -> Path:
+    """The weights from which the runs of a seed start, with so many validation images held out; made once."""
+    seed, folder, val = given
     weights = folder / f"pretrained_{seed}" / "last.ckpt"
     if not weights.exists():
         import torch
@@ -46,11 +63,64 @@ def pretrain(given: tuple[int, Path]) -> Path:
         arguments = ["fit", "--config", str(CONFIGS / "continual_clip" / "digits_pretrain.yaml")]
         arguments += ["--seed_everything", str(seed), "--data.seed", str(seed), "--report.enabled", "false"]
         arguments += ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+        arguments += ["--data.digits.num_val", str(val)]
         part = weights.parent.with_suffix(".part")  # renamed once it is complete
         if run([*arguments, "--checkpoint.dirpath", str(part), "--trainer.limit_val_batches", "0"]):
             raise SystemExit(f"pretraining of seed {seed} failed")
         part.rename(weights.parent)
     return weights
+
+
+def carry_out(job: Job) -> Job:
+    """One run through the command line; of weights in between, also the choice among them."""
+    if job["label"] != "interpolation":
+        return train(job)
+    with TemporaryDirectory() as folder:
+        kept = {"checkpoint.save_last": "true", "checkpoint.dirpath": folder}
+        done = train({**job, "overrides": job["overrides"] | kept})
+        return {**done, **between(done, Path(folder) / "last.ckpt"), "overrides": job["overrides"]}
+
+
+def between(job: Job, finetuned: Path) -> dict[str, Any]:
+    """Figures of the weights ``(1 - alpha) old + alpha finetuned``, with alpha chosen on the validation split."""
+    import torch
+
+    from fcco_lightning import CLIPModel, ContinualEvaluation, DigitsCLIPDataModule
+    from fcco_lightning.data.datamodules.digits_clip import DigitImages
+
+    images = DigitImages(num_val=int(job["overrides"]["data.digits.num_val"]))
+    data = DigitsCLIPDataModule(target=[8], digits=images, seed=job["seed"])
+    data.setup()
+    old, new = (CLIPModel("tiny", str(path)) for path in (job["overrides"]["model.network.pretrained"], finetuned))
+    mixed, evaluation = CLIPModel("tiny"), ContinualEvaluation()
+    evaluation.group_names = data.task_names
+    for network in (old, mixed):
+        network.adapt(data)
+        network.eval()
+
+    @torch.no_grad()
+    def figures(network: CLIPModel, split: str, known: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+        batches = list(data.evaluation_loaders()[split])
+        columns = {name: torch.cat([batch[name] for batch in batches]) for name in ("y", "task")} | known
+        outputs = torch.cat([network({"x": batch["x"]}) for batch in batches])
+        return evaluation(outputs, columns), evaluation.reference(outputs, columns)
+
+    before = {split: figures(old, split, {})[1] for split in ("train", "val", "test")}
+    first, last = old.state_dict(), new.state_dict()
+    tried: dict[float, dict[str, float]] = {}
+
+    def blend(alpha: float) -> None:
+        mixed.load_state_dict(
+            {k: torch.lerp(v, last[k], alpha) if v.is_floating_point() else v for k, v in first.items()}
+        )
+
+    for alpha in (k / 10 for k in range(11)):
+        blend(alpha)
+        tried[alpha] = figures(mixed, "val", before["val"])[0]
+    kept = [alpha for alpha, found in tried.items() if found["worst_change"] >= KEPT]  # 0 is among them
+    chosen = max(kept, key=lambda alpha: tried[alpha]["delta_target"])
+    blend(chosen)
+    return {"alpha": chosen} | {split: figures(mixed, split, known)[0] for split, known in before.items()}
 
 
 def of(runs: Iterable[Job], name: str) -> float:
@@ -77,7 +147,7 @@ def picture(results: list[Job], path: Path) -> None:
 
     figure = Figure(figsize=(6.5, 4.5), layout="constrained")
     axes = figure.subplots()
-    for marker, label in zip("osD^v", dict.fromkeys(r["label"] for r in results), strict=False):
+    for marker, label in zip("osD^v<>P", dict.fromkeys(r["label"] for r in results), strict=False):
         runs = [r for r in results if r["label"] == label and "test" in r]
         lost = [100 * value(r, "test.worst_change") for r in runs]
         axes.plot(lost, [100 * value(r, "test.delta_target") for r in runs], marker, ls="", alpha=0.8, label=label)
@@ -92,7 +162,8 @@ def picture(results: list[Job], path: Path) -> None:
 def main() -> None:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS)[:5])
+    parser.add_argument("--val", type=int, default=0, help="validation images that are held out, such as 3000")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--tune", action="store_true", help=f"the grids, seeds {TUNING_SEEDS}")
@@ -104,13 +175,16 @@ def main() -> None:
     picks = json.loads(picks_file.read_text()) if picks_file.exists() else {}
     seeds = TUNING_SEEDS if given.tune else tuple(range(given.seeds))
     with ProcessPoolExecutor(given.jobs) as pool:
-        weights = dict(zip(seeds, pool.map(pretrain, [(s, given.out / "digits_clip") for s in seeds]), strict=True))
+        folder = given.out / ("digits_clip" if given.val == 0 else f"digits_clip_{given.val}")
+        weights = dict(zip(seeds, pool.map(pretrain, [(s, folder, given.val) for s in seeds]), strict=True))
 
     def job(method: str, seed: int, overrides: dict[str, Any]) -> Job:
-        chosen: dict[str, Any] = {"model.network.pretrained": str(weights[seed]), **overrides}
-        chosen["trainer.limit_val_batches"] = 0  # the report evaluates the end
+        config, own = METHODS[method]
+        chosen: dict[str, Any] = {"model.network.pretrained": str(weights[seed]), **own, **overrides}
+        chosen |= {"data.digits.num_val": given.val}
+        chosen |= {} if method == "margin" else {"trainer.limit_val_batches": 0}  # the report evaluates the end
         chosen |= dict(pair.split("=", 1) for pair in given.set)
-        return {"label": method, "config": f"continual_clip/digits_{method}", "seed": seed, "overrides": chosen}
+        return {"label": method, "config": f"continual_clip/{config}", "seed": seed, "overrides": chosen}
 
     if given.tune:
         methods = [m for m in given.methods if m in GRIDS]
@@ -123,7 +197,7 @@ def main() -> None:
         (given.out / "continual_clip_tuning.json").write_text(json.dumps(results, indent=1))
         return
     jobs = [job(m, s, picks.get(m, {})) for m in given.methods for s in seeds]
-    results = run_all(jobs, given.jobs, FIGURES)
+    results = run_all(jobs, given.jobs, FIGURES, carry_out)
     (given.out / "continual_clip.json").write_text(json.dumps(results, indent=1))
     print("\n" + table(results, FIGURES, {"seconds": seconds}, scale=100))
     picture(results, given.out / "continual_clip.png")

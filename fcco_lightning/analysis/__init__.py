@@ -5,7 +5,7 @@ and gradients are those of a whole split.  So is the certificate of a constraine
 every constraint.  w is everything that is trained, of the network and of the objective.
 """
 
-from fcco_lightning.analysis.certificate import Certificate, certificate, penalty_multipliers, require_one_data_set
+from fcco_lightning.analysis.certificate import Certificate, certificate, penalty_multipliers, require_certifiable
 from fcco_lightning.analysis.derivatives import jacobian
 from fcco_lightning.analysis.diagnosis import diagnose
 from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals
@@ -33,7 +33,7 @@ __all__ = [
     "outer_gradients",
     "penalty_multipliers",
     "remembered_duals",
-    "require_one_data_set",
+    "require_certifiable",
     "required_size",
     "spectrum",
     "stationarity",

@@ -1,13 +1,14 @@
 """How nearly a constrained solution meets the conditions of Karush, Kuhn and Tucker, exactly on a whole split."""
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.analysis.derivatives import undisturbed
 from fcco_lightning.analysis.dual_values import outer_gradients
@@ -16,11 +17,11 @@ from fcco_lightning.analysis.inner_jacobian import MAX_VALUES
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes
-from fcco_lightning.engine import InnerFunctions, outputs_of_columns
+from fcco_lightning.engine import InnerFunctions, Samples, outputs_of_columns
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import NoSmoothing, Smoothing, excess
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Batch, Columns, Inner
 
 
 class Certificate(NamedTuple):
@@ -66,55 +67,60 @@ class _Sides(NamedTuple):
 
 def certificate(
     functions: InnerFunctions,
-    outputs: Tensor,
-    columns: Columns,
-    batches: Iterable[Columns],
+    samples: Samples,
+    batches: Mapping[str, Iterable[Columns]],
     multipliers: Sequence[float] | None = None,
     processes: Processes | None = None,
     max_values: float = MAX_VALUES,
 ) -> Certificate:
     r"""Measure the residuals at the present weights, with all trained parameters, in evaluation mode.
 
-    F, the h_i and their derivatives by the network's outputs are those of the whole split at once; a second pass, batch
-    by batch, takes them on to the weights.  So the gradient is exact for every objective and every constraint, and no
-    more activations are held than those of one batch.  No ``.grad`` and no buffer changes.
+    F, the h_i and their derivatives by the network's outputs are those of whole data sets at once; a second pass, batch
+    by batch, takes them on to the weights.  So the gradient is exact for every objective, also where samples are
+    compared with all others, and for every constraint, and no more activations are held than those of one batch.  No
+    ``.grad`` and no buffer changes.
 
     Args:
         functions: the network, the objective and the constraints.
-        outputs: the network's outputs on the whole split, shape (n, ...), on the parameters' device.
-        columns: the columns of the split, among them ``index``, there too.
-        batches: the split again, or this process's part of it, with the network's input.
+        samples: the network's outputs on the whole data sets by part, nested tensors of first dimension n, and their
+            columns, among them ``index``, on the parameters' device.  The objective is measured on the first part,
+            every constraint on the part that it names (a split alone is the part "target").
+        batches: by part the same samples again, or this process's share of them, with the network's input.
         multipliers: nu_i, shape (m,), with a backward pass or two for every batch.  By default those that make the
             residuals small together, ``argmin over nu >= 0 of |grad F + sum_i nu_i grad h_i|^2 + sum_i (nu_i h_i)^2``,
-            with m + 1 backward passes for every batch.
+            with a backward pass for every batch and each of F and the s_i that depend on its part.
         processes: of the job, which share the batches; this one alone by default.
-        max_values: most values of the gradients of all constraints, and of an objective's comparisons of samples.
+        max_values: most values of the gradients of all constraints, and of an objective's comparisons of samples where
+            all of them are in memory at once.
 
     Raises:
-        ConfigError: if objective or constraints are measured on several data sets or parameters of single samples are
-            trained, nothing is trained, or there are too many values.
+        ConfigError: if objective or constraints are measured on parts that are not there, parameters of single samples
+            are trained, nothing is trained, or there are too many values.
         DataError: if the split has no sample of a constraint's subset.
         NonFiniteError: if a gradient is NaN or infinite.
     """
-    require_one_data_set(functions, max_values)
+    require_certifiable(functions, list(samples.batch), max_values)
     processes = processes or Processes()
     with undisturbed(functions):
-        wide = outputs.detach().clone().double().requires_grad_()
-        objective = _prepared(functions.objective, columns, max_values)
+        outputs = pytree.tree_map(lambda leaf: leaf.detach().clone().double().requires_grad_(), dict(samples.outputs))
+        wide = Samples(outputs, samples.batch)
+        leaves: dict[str, list[Tensor]] = {name: pytree.tree_leaves(found) for name, found in outputs.items()}
+        like = next(iter(leaves.values()))[0]
+        objective = _prepared(functions.objective, _of(wide, functions.objective)[1], max_values)
         parameters = [p for p in objective.parameters() if p.requires_grad]
-        surrogate = _surrogate(objective, wide, columns)
-        numbers, sides = _signed(functions.constraints, wide, columns)
-        values = torch.full((len(numbers),), -torch.inf, dtype=torch.float64, device=wide.device)
+        surrogate = _surrogate(objective, *_of(wide, objective))
+        numbers, sides = _signed(functions.constraints, wide, like)
+        values = torch.full((len(numbers),), -torch.inf, dtype=torch.float64, device=like.device)
         values = values.scatter_reduce(0, sides.row, sides.excess, "amax")
         pulled = [surrogate]
         if multipliers is None:
             pulled += list(numbers)
         elif len(numbers):
-            given = torch.as_tensor(multipliers, dtype=torch.float64, device=wide.device)
+            given = torch.as_tensor(multipliers, dtype=torch.float64, device=like.device)
             pulled.append((given * _pushing_sign(sides, values)) @ numbers)
-        slopes = [_grad(number, [wide]) for number in pulled]
-        own = _grad(surrogate, parameters).cpu()
-        rows = _by_weights(functions, [s.view_as(wide) for s in slopes], columns["index"], batches, processes)
+        slopes = [{name: _gradients(number, some) for name, some in leaves.items()} for number in pulled]
+        own = _flat(_gradients(surrogate, parameters), parameters)
+        rows = _by_weights(functions, slopes, samples.batch, batches, processes)
     objective_gradient = torch.cat([rows[0], own])
     others = torch.nn.functional.pad(rows[1:], (0, len(own)))
     if not bool(objective_gradient.isfinite().all() and others.isfinite().all()):
@@ -133,8 +139,7 @@ def certificate(
 def penalty_multipliers(
     penalty: Penalty,
     constraints: Sequence[Constraint],
-    outputs: Tensor,
-    columns: Columns,
+    samples: Samples,
     epoch: int = 0,
     smoothing: Smoothing | None = None,
 ) -> list[float]:
@@ -143,15 +148,14 @@ def penalty_multipliers(
     Args:
         penalty: how the constraints are enforced.
         constraints: all of them, with m rows together.
-        outputs: the network's outputs on the whole split.
-        columns: the columns of the split.
+        samples: the network's outputs on the whole data sets and their columns, by part.
         epoch: of which rho is taken.
         smoothing: of the algorithm, by which phi_rho is replaced; None for none.
     """
     total, slopes = sum(c.num_rows for c in constraints), list[float]()
     for c in constraints:
         phi = (smoothing or NoSmoothing())(penalty.outer(penalty.weight(epoch), c.kappa))
-        h = c.violation(_whole(c, outputs.double(), columns).values)
+        h = c.violation(_whole(c, samples).values)
         slopes += (phi.subgradient((h + c.tolerance).unsqueeze(1)).squeeze(1) / total).tolist()
     return slopes
 
@@ -159,22 +163,23 @@ def penalty_multipliers(
 # ------------------------------------------------------------------------------------------- by the network's outputs
 
 
-def require_one_data_set(functions: InnerFunctions, max_values: float = MAX_VALUES) -> None:
+def require_certifiable(functions: InnerFunctions, parts: Sequence[str], max_values: float = MAX_VALUES) -> None:
     """Find out before anything runs whether a certificate can be given.
 
     Args:
         functions: the network, the objective and the constraints.
+        parts: names of the data sets that are there, that of the objective first.
         max_values: most values of the gradients of objective and constraints, > 0.
 
     Raises:
         ConfigError: see :func:`certificate`.
     """
-    parts: list[Objective | Constraint] = [functions.objective, *functions.constraints]
-    several = [type(part).__name__ for part in parts if part.part is not None]
-    if several:
+    measured: list[Objective | Constraint] = [functions.objective, *functions.constraints]
+    elsewhere = [type(one).__name__ for one in measured if one.part is not None and one.part not in parts]
+    if elsewhere:
         raise ConfigError(
-            f"a certificate is of one data set, but {', '.join(several)} names the part of the batches that it is "
-            "measured on. Switch diagnostics off."
+            f"a certificate is of whole data sets, here {', '.join(parts)}, but {', '.join(elsewhere)} names another "
+            "part of the batches that it is measured on. Switch diagnostics off."
         )
     if functions.objective.sample_parameters is not None:
         raise ConfigError(
@@ -195,6 +200,12 @@ def _trained(functions: InnerFunctions) -> list[Tensor]:
     return list(functions.trainable().values())
 
 
+def _of(samples: Samples, part: Objective | Constraint) -> tuple[Any, Columns]:
+    """The outputs and the columns that an objective or a constraint is measured on."""
+    name = part.part if isinstance(part.part, str) else next(iter(samples.batch))
+    return samples.outputs[name], samples.batch[name]
+
+
 def _prepared(objective: Objective, columns: Columns, max_values: float) -> Objective:
     """A copy that belongs to this split and this process alone."""
     own, count = copy.deepcopy(objective), len(columns["index"])
@@ -203,7 +214,7 @@ def _prepared(objective: Objective, columns: Columns, max_values: float) -> Obje
     if own.outer is not None:
         domain = own.row_domain(count, columns)
         rows = domain.num_rows if domain.owners is None else int(domain.owners.sum())
-        if domain.per_sample and rows * count > max_values:
+        if domain.per_sample and not own.by_blocks and rows * count > max_values:
             raise ConfigError(
                 f"{type(own).__name__} may compare {rows:,} samples with {count:,} at once, max_values is "
                 f"{max_values:,.0f}. Raise max_values if the memory is there, or take a smaller split."
@@ -211,10 +222,10 @@ def _prepared(objective: Objective, columns: Columns, max_values: float) -> Obje
     return own
 
 
-def _surrogate(objective: Objective, outputs: Tensor, columns: Columns) -> Tensor:
+def _surrogate(objective: Objective, outputs: Any, columns: Columns) -> Tensor:
     """A scalar with the gradient of F: ``g_0 + (1/n) sum_i r_i <y_i, g_i>`` with y_i the slope of f_i at g_i."""
     direct, inner = objective.direct(outputs, columns), objective.inner(outputs, columns)
-    total = outputs.sum() * 0 if direct is None else direct
+    total = pytree.tree_leaves(outputs)[0].new_zeros(()) if direct is None else direct
     outer = None if inner is None else inner.outer or objective.outer
     if inner is None or outer is None:
         return total
@@ -231,30 +242,31 @@ def _surrogate(objective: Objective, outputs: Tensor, columns: Columns) -> Tenso
     return total + (rows if inner.relevance is None else inner.relevance[order] * rows).mean()
 
 
-def _signed(constraints: Sequence[Constraint], outputs: Tensor, columns: Columns) -> tuple[Tensor, _Sides]:
+def _signed(constraints: Sequence[Constraint], samples: Samples, like: Tensor) -> tuple[Tensor, _Sides]:
     """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
-    numbers, rows, signs, exceeded = [outputs.new_zeros(0)], list[Tensor](), list[Tensor](), list[Tensor]()
+    numbers, rows, signs, exceeded = [like.new_zeros(0)], list[Tensor](), list[Tensor](), list[Tensor]()
     first = 0
     for c in constraints:
-        values = _whole(c, outputs, columns).values
+        values = _whole(c, samples).values
         outer = c.number(values)
         s, slope = outer.value(values.detach()), outer.subgradient(values.detach())
         product = (slope * values).sum(1)
         numbers.append(s + product - product.detach())
         exceeded.append(excess(s.unsqueeze(1), c.kappa, c.sides).flatten())
-        index = torch.arange(first, first + c.num_rows, device=outputs.device)
+        index = torch.arange(first, first + c.num_rows, device=like.device)
         rows.append(index.repeat_interleave(c.sides))
         signs.append(s.new_tensor([1.0, -1.0][: c.sides]).repeat(c.num_rows))
         first += c.num_rows
-    nothing = outputs.new_zeros(0)
+    none = like.new_zeros(0)
     return torch.cat(numbers), _Sides(
-        torch.cat([nothing.long(), *rows]), torch.cat([nothing, *signs]), torch.cat([nothing, *exceeded])
+        torch.cat([none.long(), *rows]), torch.cat([none, *signs]), torch.cat([none, *exceeded])
     )
 
 
-def _whole(constraint: Constraint, outputs: Tensor, columns: Columns) -> Inner:
+def _whole(constraint: Constraint, samples: Samples) -> Inner:
     """The inner values of all rows, in their order."""
-    inner = constraint.inner(outputs, columns)
+    outputs, columns = _of(samples, constraint)
+    inner = constraint.inner(pytree.tree_map(Tensor.double, outputs), columns)
     missing = set(range(constraint.num_rows)) - set(inner.index.tolist())
     if missing:
         raise DataError(
@@ -274,32 +286,44 @@ def _pushing_sign(sides: _Sides, values: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- by weights
 
 
-def _grad(number: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """The gradient of a scalar, flat, float64, 0 where it does not depend on a tensor; its graph is kept."""
+def _gradients(number: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of a scalar, whose graph is kept; none if it does not depend on any of the tensors."""
     if not tensors or not number.requires_grad:
-        return torch.zeros(sum(t.numel() for t in tensors), dtype=torch.float64, device=number.device)
-    parts = torch.autograd.grad(number, list(tensors), retain_graph=True, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.reshape(-1).double() for part in parts])
+        return []
+    found = torch.autograd.grad(number, list(tensors), retain_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in found):
+        return []
+    return [torch.zeros_like(t) if gradient is None else gradient for t, gradient in zip(tensors, found, strict=True)]
+
+
+def _flat(gradients: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
+    """Gradients by some tensors as one vector, float64, on the CPU; zeros if there are none."""
+    if not gradients:
+        return torch.zeros(sum(t.numel() for t in tensors), dtype=torch.float64)
+    return torch.cat([gradient.reshape(-1).double() for gradient in gradients]).cpu()
 
 
 def _by_weights(
     functions: InnerFunctions,
-    slopes: Sequence[Tensor],
-    index: Tensor,
-    batches: Iterable[Columns],
+    slopes: Sequence[Mapping[str, Sequence[Tensor]]],
+    columns: Batch,
+    batches: Mapping[str, Iterable[Columns]],
     processes: Processes,
 ) -> Tensor:
-    """Carry derivatives by the outputs (n, ...) on to the network's weights, shape (numbers, d), on the CPU."""
+    """Carry derivatives by the outputs of every part on to the network's weights, shape (numbers, d), on the CPU."""
     weights = [p for p in functions.network.parameters() if p.requires_grad]
     total = torch.zeros(len(slopes), sum(w.numel() for w in weights), dtype=torch.float64)
-    ordered = index.argsort()
     with processes.together():
-        for batch in batches if weights else ():
-            found = outputs_of_columns(functions.network, batch)
-            at = ordered[torch.searchsorted(index[ordered], batch["index"])]
-            for number, slope in enumerate(slopes):
-                total[number] += _grad((slope[at].to(found.dtype) * found).sum(), weights).cpu()
-    device = slopes[0].device
+        for name, loader in batches.items() if weights else ():
+            index, depending = columns[name]["index"], [k for k, slope in enumerate(slopes) if slope[name]]
+            ordered = index.argsort()
+            for batch in loader if depending else ():
+                found = pytree.tree_leaves(outputs_of_columns(functions.network, batch))
+                at = ordered[torch.searchsorted(index[ordered], batch["index"])]
+                for k in depending:
+                    products = [(s[at].to(o.dtype) * o).sum() for s, o in zip(slopes[k][name], found, strict=True)]
+                    total[k] += _flat(_gradients(torch.stack(products).sum(), weights), weights)
+    device = next(iter(columns.values()))["index"].device
     for row in total if processes.size > 1 else ():
         row.copy_(processes.sum_(row.to(device)))
     return total

@@ -9,6 +9,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from fcco_lightning.analysis import (
@@ -19,17 +20,17 @@ from fcco_lightning.analysis import (
     jacobian,
     penalty_multipliers,
     remembered_duals,
-    require_one_data_set,
+    require_certifiable,
     required_size,
 )
 from fcco_lightning.callbacks.summary_table import render_records, write_report
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Penalty, unique_names
-from fcco_lightning.engine import InnerFunctions
+from fcco_lightning.engine import InnerFunctions, Samples
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import GroupObjective
 from fcco_lightning.outer import MoreauSmoothing
-from fcco_lightning.records import Columns
+from fcco_lightning.records import TARGET
 from fcco_lightning.training import FCCOModule
 
 _PRINTED_ROWS = 10
@@ -55,6 +56,10 @@ class Diagnostics(Callback):
     ``diagnostics.json``, prints a table, and logs ``diagnostics/...``.  A certificate costs two forward passes over the
     split and m + 1 backward passes for m constraints, that of a group objective a forward and a backward pass for every
     group in every evaluation batch: a large ``eval_batch_size`` is faster.
+
+    Where objective and constraints are measured on different data, as image-text pairs and labelled images are, the
+    certificate is of all that is trained on (``split`` "train"), for which the datamodule has ``part_loaders``: the
+    pairs with the first of their captions' draws and without augmentation.
 
     Args:
         enabled: whether to do so.
@@ -124,9 +129,12 @@ class Diagnostics(Callback):
     def _check(self, trainer: Trainer, module: LightningModule) -> None:
         if not self._applies(module):
             return
-        self._loader(trainer)
+        loaders = self._loaders(trainer)
         module.objective.adapt(getattr(trainer, "datamodule", None))
-        (required_size if self._of_groups(module) else require_one_data_set)(self._functions(module), self.max_values)
+        if self._of_groups(module):
+            required_size(self._functions(module), self.max_values)
+        else:
+            require_certifiable(self._functions(module), list(loaders), self.max_values)
 
     def _loader(self, trainer: Trainer) -> DataLoader[Any]:
         loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
@@ -139,6 +147,12 @@ class Diagnostics(Callback):
                 "images --data.eval_train true adds train."
             )
         return diagnosis[self.split]
+
+    def _loaders(self, trainer: Trainer) -> dict[str, DataLoader[Any]]:
+        """Of all data sets that objective and constraints are measured on, by the part of a training batch."""
+        loader = self._loader(trainer)
+        of_parts = getattr(trainer.datamodule, "part_loaders", None)  # type: ignore[attr-defined]
+        return {TARGET: loader} if of_parts is None else of_parts(self.split)
 
     def _functions(self, module: FCCOModule) -> InnerFunctions:
         return InnerFunctions(module.network, module.objective, module.constraints)
@@ -179,17 +193,15 @@ class Diagnostics(Callback):
 
     def _certificates(self, trainer: Trainer, module: FCCOModule, *, own_only: bool = False) -> dict[str, Any]:
         """The residuals with the run's own multipliers, if they are known, and with the best ones."""
-        loader = self._loader(trainer)
+        loaders = self._loaders(trainer)
         with torch.inference_mode(False):  # these tensors are going to be parts of graphs
-            outputs, columns = module.evaluate(loader)
-            outputs, columns = outputs.to(module.device), {k: v.to(module.device) for k, v in columns.items()}
-            own = _own_multipliers(module, outputs, columns)
+            samples = _samples(module, loaders)
+            own = _own_multipliers(module, samples)
             found = {
                 name: certificate(
                     self._functions(module),
-                    outputs,
-                    columns,
-                    _moved(module, loader),
+                    samples,
+                    {part: _moved(module, loader) for part, loader in loaders.items()},
                     multipliers,
                     module.processes,
                     self.max_values,
@@ -202,7 +214,14 @@ class Diagnostics(Callback):
         return residuals | {"constraints": _records(names, found)}
 
 
-def _own_multipliers(module: FCCOModule, outputs: Tensor, columns: Columns) -> list[float] | None:
+def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samples:
+    """The outputs and columns of whole data sets, on the module's device."""
+    found = {part: module.evaluate(loader) for part, loader in loaders.items()}
+    moved = pytree.tree_map(lambda leaf: leaf.to(module.device), found)
+    return Samples({part: o for part, (o, _) in moved.items()}, {part: c for part, (_, c) in moved.items()})
+
+
+def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None:
     """What the run multiplies the constraints' gradients with; None where it does not know."""
     if module.problem is None or module.pretraining or not module.algorithm.penalises:
         return None
@@ -212,7 +231,7 @@ def _own_multipliers(module: FCCOModule, outputs: Tensor, columns: Columns) -> l
     if not isinstance(penalty, Penalty):
         return list(module.problem.multipliers().values())
     smoothing = getattr(module.algorithm, "smoothing", None)
-    return penalty_multipliers(penalty, module.constraints, outputs, columns, module.current_epoch, smoothing)
+    return penalty_multipliers(penalty, module.constraints, samples, module.current_epoch, smoothing)
 
 
 def _records(names: Sequence[str], found: Mapping[str, Certificate]) -> list[dict[str, Any]]:

@@ -45,6 +45,11 @@ class Constraint(ABC):
         return self.kappa if self._tolerance is None else self._tolerance
 
     @property
+    def limit(self) -> Tensor | float:
+        """The kappa that is enforced: a number, or a tensor of shape (m, 1) where rows have their own."""
+        return self.kappa
+
+    @property
     def least_kappa(self) -> float:
         """No weights meet the constraint with a smaller kappa; -inf where nothing is known."""
         if self.sides == 2:

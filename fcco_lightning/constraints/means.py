@@ -1,9 +1,10 @@
 """Constraints on means of a per-sample quantity over subsets of the data."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity
-from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
+from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, OuterFunction, Shifted
+from fcco_lightning.outer.base import known_rows
 from fcco_lightning.records import Columns, Inner
 
 
@@ -121,7 +123,7 @@ class MeanAtMost(Constraint):
 
     def alike(self) -> Hashable:
         """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""
-        return _same_quantity(self, self.quantity) if type(self) is MeanAtMost else None
+        return _same_quantity(self, self.quantity) if type(self) in (MeanAtMost, MeanNear) else None
 
     @classmethod
     def join(cls, members: Sequence["MeanAtMost"]) -> Constraint:
@@ -188,9 +190,8 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         return [[self.where_a.of_split(columns), self.where_b.of_split(columns)]]
 
     def alike(self) -> Hashable:
-        """The quantity, its part and kappa; None of subclasses, which may measure something else."""
-        same = _same_quantity(self, self.quantity)
-        return (*same, self.tolerance) if type(self) is MeanDifferenceAtMost else None
+        """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""
+        return _same_quantity(self, self.quantity) if type(self) is MeanDifferenceAtMost else None
 
     @classmethod
     def join(cls, members: Sequence["MeanDifferenceAtMost"]) -> Constraint:
@@ -248,6 +249,10 @@ class MeanNear(MeanAtMost):
         self.target = finite("target", target)
         super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
 
+    @classmethod
+    def join(cls, members: Sequence["MeanNear"]) -> Constraint:  # type: ignore[override]
+        return _JointMeansNear(members)
+
     @property
     def allowed(self) -> tuple[float, float]:
         return self.target - self.tolerance, self.target + self.tolerance
@@ -262,30 +267,36 @@ class MeanNear(MeanAtMost):
         return (values[:, 0] - self.target).abs() - self.tolerance
 
 
-class _JointMeansAtMost(Constraint):
-    r"""Several constraints ``mean of q over a subset <= kappa_i``: all means of a batch are one product of matrices.
+class _Joint(Constraint):
+    r"""Several constraints of one kind on means of one quantity over subsets, each with a kappa of its own.
 
-    The rows' own kappa_i are taken off before the function of the constraint, whose kappa is 0.
+    All means of a batch are one product of matrices.  The penalty is given for kappa 0, and moved by the rows' own
+    kappas, which margins may change.
 
     Args:
         members: with one quantity and part.
+        wheres: the subsets whose means are measured.
     """
 
-    width = 1
     kappa = 0.0
     together = 1
 
-    def __init__(self, members: Sequence[MeanAtMost]) -> None:
+    def __init__(self, members: Sequence[MeanAtMost | MeanDifferenceAtMost], wheres: Sequence[Subset]) -> None:
         first = members[0]
         self.members, self.quantity = list(members), first.quantity
         self.part, self.range = first.part, first.range
         self.names = [name for member in members for name in member.names]
-        self._subsets, self._kappas = Subsets([member.where for member in members]), torch.empty(0, 1)
+        self._subsets = Subsets(wheres)
+        self._followed, self._kappas = list[float](), torch.empty(0)
         self._follow()
 
-    def take(self, rows: Tensor) -> Constraint:
+    @property
+    def limit(self) -> Tensor:
+        return self._kappas
+
+    def take(self, rows: Tensor) -> Self:
         taken = copy(self)
-        taken._kappas = self._kappas.to(rows.device)[rows]
+        taken._kappas = known_rows(self._kappas, rows)
         return taken
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
@@ -297,60 +308,77 @@ class _JointMeansAtMost(Constraint):
 
     def inner(self, outputs: Tensor, batch: Columns) -> Inner:
         self._follow()
-        q = self.quantity(outputs, batch)
-        means, known = _means(q, self._subsets, batch)
-        return _known_rows(means.unsqueeze(1), known)
+        means, known = _means(self.quantity(outputs, batch), self._subsets, batch)
+        if self.width == 1:
+            return _known_rows(means.unsqueeze(1), known)
+        return _known_rows(means.view(self.width, -1).T, known.view(self.width, -1).all(0))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         self._follow()
-        return Shifted(phi, self._kappas)
-
-    def signed(self, phi: OuterFunction) -> OuterFunction:
-        return Shifted(phi, self._kappas)
+        return self._of_distance(Shifted(phi, self._kappas))
 
     def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - values.new_tensor([member.tolerance for member in self.members])
+        s = self.number(values).value(values)
+        return (s if self.sides == 1 else s.abs()) - values.new_tensor([member.tolerance for member in self.members])
+
+    @abstractmethod
+    def _of_distance(self, phi: OuterFunction) -> OuterFunction:
+        """The function ``phi(h + kappa)`` of the inner values."""
 
     def _follow(self) -> None:
-        """Take the members' kappas, which margins may have changed."""
         kappas = [member.kappa for member in self.members]
-        if len(kappas) != len(self._kappas) or kappas != self._kappas[:, 0].tolist():
-            self._kappas = torch.tensor(kappas, dtype=torch.float64).unsqueeze(1)
+        if kappas != self._followed:
+            self._followed, self._kappas = kappas, _of_rows(kappas)
 
 
-class _JointMeanDifferences(DifferenceAtMost):
-    r"""Several constraints ``|mean of q over subset a - mean of q over subset b| <= kappa`` with one kappa.
+class _JointMeansAtMost(_Joint):
+    """Several constraints ``mean of q over a subset <= kappa_i``."""
 
-    Where margins have made the members' kappas differ, the smallest is enforced.
+    width = 1
 
-    Args:
-        members: with one quantity, part and kappa.
-    """
+    def __init__(self, members: Sequence[MeanAtMost]) -> None:
+        super().__init__(members, [member.where for member in members])
 
-    together = 1
+    def signed(self, phi: OuterFunction) -> OuterFunction:
+        return phi
+
+    def _of_distance(self, phi: OuterFunction) -> OuterFunction:
+        return phi
+
+
+class _JointMeansNear(_Joint):
+    """Several constraints ``|mean of q over a subset - target_i| <= kappa_i``."""
+
+    width = 1
+    sides = 2
+
+    def __init__(self, members: Sequence["MeanNear"]) -> None:
+        super().__init__(members, [member.where for member in members])
+        self._targets = _of_rows([member.target for member in members])
+
+    def take(self, rows: Tensor) -> Self:
+        taken = super().take(rows)
+        taken._targets = known_rows(self._targets, rows)
+        return taken
+
+    def signed(self, phi: OuterFunction) -> OuterFunction:
+        return Shifted(phi, self._targets)
+
+    def _of_distance(self, phi: OuterFunction) -> OuterFunction:
+        return Shifted(AbsoluteDistance(phi), self._targets)
+
+
+class _JointMeanDifferences(_Joint, DifferenceAtMost):
+    """Several constraints ``|mean of q over subset a - mean of q over subset b| <= kappa_i``."""
 
     def __init__(self, members: Sequence[MeanDifferenceAtMost]) -> None:
-        first = members[0]
-        self.members, self.quantity = list(members), first.quantity
-        self.part, self.range = first.part, first.range
-        self.names = [name for member in members for name in member.names]
-        self._subsets = Subsets([m.where_a for m in members] + [m.where_b for m in members])
+        super().__init__(members, [m.where_a for m in members] + [m.where_b for m in members])
 
-    @property
-    def kappa(self) -> float:  # type: ignore[override]
-        return min(member.kappa for member in self.members)
+    def _of_distance(self, phi: OuterFunction) -> OuterFunction:
+        return AbsoluteDifference(phi)
 
-    @property
-    def tolerance(self) -> float:
-        return self.members[0].tolerance
 
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        return [subsets for member in self.members for subsets in member.subsets(columns)]
-
-    def check(self, outputs: Tensor, batch: Columns) -> None:
-        for member in self.members:
-            member.check(outputs, batch)
-
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        means, known = _means(self.quantity(outputs, batch), self._subsets, batch)
-        return _known_rows(means.view(2, -1).T, known.view(2, -1).all(0))
+def _of_rows(numbers: Sequence[float]) -> Tensor:
+    """Known numbers of the rows, shape (m, 1); without dimensions where all are equal, so that nothing is looked up."""
+    alike = len(set(numbers)) == 1
+    return torch.tensor(numbers[0] if alike else [[number] for number in numbers], dtype=torch.float64)

@@ -50,12 +50,12 @@ class Multipliers(ABC):
         return (0.0,)
 
     @abstractmethod
-    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         """L_i as an outer function of ``t = h + kappa``, or of s for two sides.
 
         Args:
             memory: what is remembered of b rows, shape (b, values, sides).
-            kappa: tolerance of the constraint.
+            kappa: tolerance of the constraint, or of each of the rows, shape (b, 1).
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Lagrangian(Multipliers):
     def __init__(self, rate: float = 0.01) -> None:
         self.rate = positive("rate", rate)
 
-    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
@@ -114,7 +114,7 @@ class NuPI(Multipliers):
     def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
         return (0.0, 0.0)
 
-    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
@@ -139,7 +139,7 @@ class AugmentedLagrangian(Multipliers):
     def __init__(self, curvature: float = 1.0, rate: float = 0.01) -> None:
         self.curvature, self.rate = positive("curvature", curvature), fraction("rate", rate)
 
-    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa, self.curvature)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
@@ -176,7 +176,7 @@ class AdaptivePenalty(Multipliers):
     def begin(self, together: int) -> tuple[float, ...]:
         return (self.start / together,)
 
-    def outer(self, memory: Tensor, kappa: float) -> Multiplied:
+    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         nu = memory[:, 0]
         return Multiplied(nu, kappa, nu / self.width, 2 * nu)
 

@@ -19,7 +19,8 @@ TEMPLATES = [
     "a scan of a {}.",
 ]
 SIZE = 16
-_TEST_SHARE = 0.3
+_HELD_OUT = 0.3
+_NUMBERS = {"train": 0, "test": 1, "val": 2}  # of the random streams
 
 
 class Digits(NamedTuple):
@@ -34,20 +35,22 @@ class Digits(NamedTuple):
     labels: Tensor
 
 
-def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0) -> dict[str, Digits]:
+def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0, num_val: int = 0) -> dict[str, Digits]:
     """Make training and test images from the 1797 handwritten digits of 8 x 8 pixels that come with scikit-learn.
 
     Every image is one of the digits, enlarged to 16 x 16 pixels, turned by up to 15 degrees, scaled by 0.85 to 1.15,
     shifted by up to 1.5 pixels, changed in contrast (0.6 to 1) and covered with noise of standard deviation 0.06.  The
-    test images are made from 30 % of the digits of every class, the training images from the others.
+    test images are made from 30 % of the digits of every class, validation images, if any, from 30 % of the others, and
+    the training images from what is left, so that no handwriting is in two splits.
 
     Args:
         num_train: training images, split as evenly as can be among the ten classes.
         num_test: test images, the same.
         seed: equal seeds give equal images.
+        num_val: validation images, the same; 0 for none.
 
     Returns:
-        "train" and "test", the classes in turn.
+        "train", "val" if there are any, and "test", the classes in turn.
 
     Source:
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
@@ -62,12 +65,17 @@ def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0) -> dict[s
     bunch = load_digits()
     shapes = torch.from_numpy(bunch.images / 16.0).float()
     labels = torch.from_numpy(bunch.target.astype(np.int64))
-    parts = dict(zip(("train", "test"), stratified_split(labels, _TEST_SHARE, seed, "test share"), strict=True))
+    train, test = stratified_split(labels, _HELD_OUT, seed, "test share")
+    parts = {"train": train, "test": test}
+    if num_val:
+        ours, theirs = stratified_split(labels[train], _HELD_OUT, seed, "validation share")
+        parts = {"train": train[ours], "val": train[theirs], "test": test}
     sizes = {"train": at_least("num_train", num_train, 1), "test": at_least("num_test", num_test, 1)}
+    sizes |= {"val": at_least("num_val", num_val, 0)}
     made = {}
-    for number, (name, rows) in enumerate(parts.items()):
+    for name, rows in parts.items():
         # SeedSequence mixes the pair: seed + number would make the test images of seed 0 the training ones of seed 1.
-        mixed = np.random.SeedSequence([at_least("seed", seed, 0), number]).generate_state(1, np.uint64)[0]
+        mixed = np.random.SeedSequence([at_least("seed", seed, 0), _NUMBERS[name]]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(mixed))
         wanted = torch.arange(sizes[name]) % len(NAMES)
         chosen = torch.empty_like(wanted)

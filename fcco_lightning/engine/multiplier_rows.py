@@ -52,8 +52,8 @@ class MultiplierRows(nn.Module):
 
     def outer(self, index: Tensor | None = None) -> OuterFunction:
         """L_i of the rows ``index`` (b,), or of all, at the present multipliers."""
-        constraint = self.constraint if index is None else self.constraint.take(send(index, self.state.rows))
-        return constraint.signed(self._of_sides(self._memory(self._all() if index is None else index)))
+        constraint = self._of_rows(index)
+        return constraint.signed(self._of_sides(self._memory(self._all() if index is None else index), constraint))
 
     def moved(self, index: Tensor, values: Tensor, pace: float) -> tuple[Place, Tensor]:
         """Where the rows ``index`` (b,) lie, and what they hold next.
@@ -64,7 +64,7 @@ class MultiplierRows(nn.Module):
             pace: learning rate of the weights as a share of its first value.
         """
         place = self.state.locate(index)
-        exceeded = excess(self._signed(values, index), self.constraint.kappa, self._sides)
+        exceeded = excess(self._signed(values, index), self._of_rows(index).limit, self._sides)
         rows = self.rule.moved(self._memory(place), exceeded, pace)
         return place, rows.flatten(1)
 
@@ -76,7 +76,7 @@ class MultiplierRows(nn.Module):
             values: the inner values u_i of all rows, shape (n, k); where they are not known (NaN), the multiplier is
                 that at ``h_i = 0``.
         """
-        of_sides = self._of_sides(self._memory(self._all()))
+        of_sides = self._of_sides(self._memory(self._all()), self.constraint)
         pressure = of_sides.pressure(self._signed(values))
         pressure = torch.where(pressure.isnan(), of_sides.multiplier.to(pressure.dtype), pressure)
         return pressure[:, 0] if self._sides == 1 else (pressure[:, 0] - pressure[:, 1]).abs()
@@ -88,16 +88,19 @@ class MultiplierRows(nn.Module):
     def _all(self) -> Tensor:
         return torch.arange(self.state.num_rows)
 
+    def _of_rows(self, index: Tensor | None) -> Constraint:
+        return self.constraint if index is None else self.constraint.take(send(index, self.state.rows))
+
     def _memory(self, index: Tensor | Place) -> Tensor:
         """What is remembered of b rows, shape (b, values, sides)."""
         rows = self.state.read(index).values
         return rows.view(len(rows), -1, self._sides)
 
-    def _of_sides(self, memory: Tensor) -> Multiplied:
-        return self.rule.outer(memory, self.constraint.kappa).scaled(self.unit.nan_to_num(0.0))
+    def _of_sides(self, memory: Tensor, constraint: Constraint) -> Multiplied:
+        return self.rule.outer(memory, constraint.limit).scaled(self.unit.nan_to_num(0.0))
 
     def _signed(self, values: Tensor, index: Tensor | None = None) -> Tensor:
         """``h + kappa``, or s of two sides, of the rows ``index`` (b,) or of all, shape (b, 1)."""
-        constraint = self.constraint if index is None else self.constraint.take(send(index, self.state.rows))
+        constraint = self._of_rows(index)
         values = values.to(self.state.rows.dtype)
         return constraint.number(values).value(values).unsqueeze(1)

@@ -1,9 +1,11 @@
 """A whole split: its samples from all processes, and all of its figures."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.distributed import Processes
@@ -62,13 +64,11 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
     return values
 
 
-def concatenate(
-    parts: Sequence[tuple[Tensor, dict[str, Tensor]]], processes: Processes
-) -> tuple[Tensor, dict[str, Tensor]]:
+def concatenate(parts: Sequence[tuple[Any, dict[str, Tensor]]], processes: Processes) -> tuple[Any, dict[str, Tensor]]:
     """Join the outputs and the columns of all batches of all processes, with every sample once.
 
     Args:
-        parts: The outputs and the columns of each batch of this process.
+        parts: The outputs (nested tensors) and the columns of each batch of this process.
         processes: The processes of the job; all of them call this function.
 
     Returns:
@@ -80,15 +80,16 @@ def concatenate(
     with processes.guard():
         if not parts:
             raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
-        names = list(parts[0][1])
-        tensors = [torch.cat([o for o, _ in parts]), *(torch.cat([c[name] for _, c in parts]) for name in names)]
-    outputs, *columns = processes.gather(tensors).tensors
-    together = dict(zip(names, columns, strict=True))
-    if processes.size > 1 and "index" in together and torch.unique(together["index"]).numel() < len(outputs):
+        names, structure = list(parts[0][1]), pytree.tree_structure(parts[0][0])
+        leaves = [torch.cat(some) for some in zip(*(pytree.tree_leaves(o) for o, _ in parts), strict=True)]
+        columns = [torch.cat([c[name] for _, c in parts]) for name in names]
+    gathered = processes.gather([*leaves, *columns]).tensors
+    leaves, together = gathered[: len(leaves)], dict(zip(names, gathered[len(leaves) :], strict=True))
+    if processes.size > 1 and "index" in together and torch.unique(together["index"]).numel() < len(leaves[0]):
         # Lightning's own sampler repeats samples so that all processes have equally many.
         first = first_occurrences(together["index"])
-        outputs, together = outputs[first], {name: c[first] for name, c in together.items()}
-    return outputs, together
+        leaves, together = [leaf[first] for leaf in leaves], {name: c[first] for name, c in together.items()}
+    return pytree.tree_unflatten(leaves, structure), together
 
 
 def first_occurrences(index: Tensor) -> Tensor:

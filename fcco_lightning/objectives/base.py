@@ -110,6 +110,8 @@ class Objective(nn.Module, ABC):
         growth: how many times a remembered row an inner value may be for an outer gradient taken at the row, > 1; None
             for any.
         against_overflow: what to change where gradients overflow, a sentence.
+        by_blocks: whether samples are compared with each other block by block, in memory that grows with the number of
+            samples and not with its square.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -119,6 +121,7 @@ class Objective(nn.Module, ABC):
     part: str | tuple[str, ...] | None = None
     dtype: torch.dtype = torch.float32
     growth: float | None = None
+    by_blocks: bool = False
     sample_parameters: SampleParameters | None = None
 
     def adapt(self, datamodule: Any) -> None:

@@ -117,6 +117,7 @@ class GlobalContrastive(PairObjective):
     width = 2
     dtype = torch.float64
     growth = 1e4
+    by_blocks = True
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class Multiplied(OuterFunction):
     Args:
         multiplier: nu, shape (b, s) with one value per row and side, or (1, s) for all rows; s is 1 or 2; in units of f
             per unit of t.
-        kappa: tolerance, in units of t.
+        kappa: tolerance, in units of t, a number or a tensor without dimensions, or of shape (b, 1).
         curvature: c, >= 0, a number or as ``multiplier``.
         cap: rho, as ``multiplier``; None for no cap.
 
@@ -36,13 +36,14 @@ class Multiplied(OuterFunction):
     """
 
     multiplier: Tensor
-    kappa: float = 0.0
+    kappa: Tensor | float = 0.0
     curvature: Tensor | float = 0.0
     cap: Tensor | None = None
     smooth = True
 
     def __post_init__(self) -> None:
-        finite("kappa", self.kappa)
+        if not isinstance(self.kappa, Tensor):
+            finite("kappa", self.kappa)
         if not isinstance(self.curvature, Tensor):
             non_negative("curvature", self.curvature)
         if self.multiplier.dim() != 2 or self.multiplier.shape[1] not in (1, 2):
@@ -52,8 +53,8 @@ class Multiplied(OuterFunction):
             )
 
     def __repr__(self) -> str:
-        c = "of its own" if isinstance(self.curvature, Tensor) else repr(self.curvature)
-        return f"Multiplied(multiplier of shape {tuple(self.multiplier.shape)}, kappa={self.kappa!r}, curvature {c})"
+        kappa, c = ("of its own" if isinstance(n, Tensor) else repr(n) for n in (self.kappa, self.curvature))
+        return f"Multiplied(multiplier of shape {tuple(self.multiplier.shape)}, kappa {kappa}, curvature {c})"
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
@@ -70,9 +71,9 @@ class Multiplied(OuterFunction):
         return Multiplied(factor * self.multiplier, self.kappa, factor * self.curvature, cap)
 
     def take(self, positions: Tensor) -> OuterFunction:
-        nu, c = known_rows(self.multiplier, positions), self.curvature
+        kappa, c = (known_rows(n, positions) if isinstance(n, Tensor) else n for n in (self.kappa, self.curvature))
         cap = None if self.cap is None else known_rows(self.cap, positions)
-        return Multiplied(nu, self.kappa, known_rows(c, positions) if isinstance(c, Tensor) else c, cap)
+        return Multiplied(known_rows(self.multiplier, positions), kappa, c, cap)
 
     def value(self, u: Tensor) -> Tensor:
         y, away = self.pressure(u), self.pressure(u) - known_at(self.multiplier, u)
@@ -86,16 +87,17 @@ class Multiplied(OuterFunction):
         r"""``min over y_1 - y_2 = y, 0 <= y_s <= rho_s, of sum_s (y_s - nu_s)^2 / (2 c_s) + kappa y_s``."""
         nu, c = known_at(self.multiplier, y), self._curvature(y).clamp(min=TINY).expand(1, self.multiplier.shape[1])
         cap = torch.full_like(nu, torch.inf) if self.cap is None else known_at(self.cap, y)
+        kappa = known_at(self.kappa, y) if isinstance(self.kappa, Tensor) else self.kappa
         if self.monotone:
             sides, inside = y, (y >= 0) & (y <= cap)
         else:
             low, high = (-y).clamp(min=0), torch.minimum(cap[:, 1:], cap[:, :1] - y)
             weight = c[:, :1] / c.sum(1, keepdim=True)  # of the second side where both give way
-            middle = (1 - weight) * (nu[:, :1] - y) + weight * nu[:, 1:] - 2 * self.kappa * weight * c[:, 1:]
+            middle = (1 - weight) * (nu[:, :1] - y) + weight * nu[:, 1:] - 2 * kappa * weight * c[:, 1:]
             second, inside = torch.maximum(torch.minimum(middle, high), low), low <= high
             sides = torch.cat([y + second, second], dim=-1)
         away = (sides - nu).square() / (2 * c)
-        return infinite_outside((away + self.kappa * sides).sum(-1), inside.all(-1))
+        return infinite_outside((away + kappa * sides).sum(-1), inside.all(-1))
 
     def pressure(self, u: Tensor) -> Tensor:
         """The multipliers ``y = clamp(nu + c x, 0, rho)`` of every side, which multiply its gradient: (b, 1) -> (b, s).
@@ -114,6 +116,7 @@ class Multiplied(OuterFunction):
         return excess(u, self.kappa, self.multiplier.shape[1])
 
 
-def excess(t: Tensor, kappa: float, sides: int) -> Tensor:
+def excess(t: Tensor, kappa: Tensor | float, sides: int) -> Tensor:
     """``t - kappa``, and of two sides also ``-t - kappa``, which are to be <= 0: (b, 1) -> (b, sides)."""
+    kappa = known_at(kappa, t) if isinstance(kappa, Tensor) else kappa
     return t - kappa if sides == 1 else torch.cat([t - kappa, -t - kappa], dim=-1)

@@ -1,11 +1,13 @@
 """How a LightningModule evaluates a split: outputs are collected, and figures are made of all of them together."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.distributed import Processes
@@ -72,8 +74,8 @@ class EvaluatingModule(LightningModule):
     @torch.no_grad()
     def evaluate(
         self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs and columns of a whole split on the CPU, for which every process evaluates its part.
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Outputs (nested tensors) and columns of a whole split on the CPU, of which every process evaluates its part.
 
         Args:
             loader: of this process's part of the split.
@@ -86,7 +88,8 @@ class EvaluatingModule(LightningModule):
         with self.trainer.precision_plugin.val_step_context():
             for batch in loader:
                 moved = self.transfer_batch_to_device(batch, self.device, 0)
-                parts.append((outputs_of_columns(network, moved).cpu(), other_columns(network, batch)))
+                outputs = pytree.tree_map(Tensor.cpu, outputs_of_columns(network, moved))
+                parts.append((outputs, other_columns(network, batch)))
         self.train(was_training)
         return concatenate(parts, self.processes)
 

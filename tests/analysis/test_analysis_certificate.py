@@ -29,6 +29,7 @@ from fcco_lightning import (
     SquaredHingePenalty,
 )
 from fcco_lightning.analysis import certificate, penalty_multipliers
+from fcco_lightning.engine import Samples
 from tests.analysis.problems import cut
 
 N = 120
@@ -70,7 +71,8 @@ def certified(measured, multipliers=None, size=50, batch=BATCH, **kwargs):
         outputs = measured.network(batch["x"])
     order = torch.randperm(len(outputs), generator=torch.Generator().manual_seed(0))
     shuffled = {name: column[order] for name, column in batch.items()}
-    return certificate(measured, outputs, batch, cut(shuffled, size), multipliers, **kwargs)
+    samples, batches = Samples({"target": outputs}, {"target": batch}), {"target": cut(shuffled, size)}
+    return certificate(measured, samples, batches, multipliers, **kwargs)
 
 
 def logistic(w, chosen):
@@ -180,7 +182,8 @@ def test_multipliers_of_a_fixed_penalty_are_its_slopes(penalty):
     h = torch.tensor(certified(measured).values)
     slopes = 2.0 * (h > 0) if isinstance(penalty, HingePenalty) else 3.0 * h.clamp(min=0)
     assert 0 < int((h > 0).sum()) < 3
-    assert penalty_multipliers(penalty, constraints, outputs, BATCH) == pytest.approx((slopes / 3).tolist())
+    samples = Samples({"target": outputs}, {"target": BATCH})
+    assert penalty_multipliers(penalty, constraints, samples) == pytest.approx((slopes / 3).tolist())
 
 
 class Distance(Objective):
@@ -232,7 +235,11 @@ def test_a_biased_estimator_is_flagged():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"constraints": [MeanAtMost(SoftRate(), 0.1, part="protected")]}, ConfigError, "MeanAtMost names the part"),
+        (
+            {"constraints": [MeanAtMost(SoftRate(), 0.1, part="protected")]},
+            ConfigError,
+            "MeanAtMost names another part",
+        ),
         ({"constraints": [MeanAtMost(SoftRate(), 0.1, {"group": 3}, "rare")]}, DataError, "'rare' is about"),
         ({"max_values": 5}, ConfigError, "max_values is 5"),
         ({"objective": AveragePrecision(), "max_values": 100}, ConfigError, "AveragePrecision may compare"),

@@ -208,6 +208,21 @@ def test_only_pairs_are_augmented(make, folder):
     assert all(torch.equal(a["target"]["x"], b["target"]["x"]) for a, b in zip(crops, again, strict=True))
 
 
+def test_loaders_of_whole_parts(make):
+    """All pairs in order, the same in every epoch, and all labelled training images; other splits have no pairs."""
+    module = make(pairs=None, caption_templates=["{}", "a {}", "the {}"], augment=True)
+    parts = module.part_loaders("train")
+    assert list(parts) == ["target", "protected"]
+    pairs = list(parts["target"])
+    assert torch.cat([batch["index"] for batch in pairs]).tolist() == list(range(module.num_train))
+    module.tables["pairs"].set_epoch(3)
+    again = list(module.part_loaders("train")["target"])
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(pairs, again, strict=True) for name in ("x", "text"))
+    assert sum(len(batch["y"]) for batch in parts["protected"]) == 32
+    with pytest.raises(ConfigError, match="'test' split has labelled images only"):
+        module.part_loaders("test")
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:Row")
 def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, workers):
@@ -471,6 +486,14 @@ def test_both_stages_see_the_same_images():
         assert torch.equal(first.tables[name][5]["x"], second.tables[name][5]["x"])
     assert not torch.equal(first.tables["test"][5]["x"], digits("pretrain", data_seed=1).tables["test"][5]["x"])
     assert digits("pretrain", data_seed=1).references() != first.references()
+
+
+def test_digits_to_be_validated_on():
+    held, plain = digits("continual", num_val=50), digits("continual")
+    assert held.val_names == ["train", "val"]
+    assert len(held.tables["val"]) == 50
+    assert torch.equal(held.tables["test"][5]["x"], plain.tables["test"][5]["x"])
+    assert list(held.part_loaders("train")) == ["target", "protected"]
 
 
 def test_captions_fit_the_tiny_model():

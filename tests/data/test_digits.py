@@ -28,20 +28,23 @@ def test_equal_seeds_give_equal_images():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_training_and_test_images_come_from_different_digits(monkeypatch):
+@pytest.mark.parametrize(("num_val", "sizes"), [(0, (1257, 0, 540)), (4000, (880, 377, 540))])
+def test_images_of_different_splits_come_from_different_digits(num_val, sizes, monkeypatch):
     monkeypatch.setattr("fcco_lightning.data.digits._varied", lambda shapes, generator: shapes)
-    made, bunch = digits(4000, 4000), load_digits()
+    made, bunch = digits(4000, 4000, num_val=num_val), load_digits()
+    assert torch.equal(made["test"].images, digits(10, 4000)["test"].images)
     known = {
         image.tobytes(): (row, label) for row, (image, label) in enumerate(zip(bunch.images, bunch.target, strict=True))
     }
-    rows = {}
+    rows = {"val": set()}
     for name, part in made.items():
         found = [known[(image.double() * 16).numpy().tobytes()] for image in part.images]
         assert [label for _, label in found] == part.labels.tolist()
         rows[name] = {row for row, _ in found}
     assert not rows["train"] & rows["test"]
-    assert 1000 < len(rows["train"]) < 1300
-    assert 450 < len(rows["test"]) < 600
+    assert not rows["val"] & (rows["train"] | rows["test"])
+    for name, most in zip(("train", "val", "test"), sizes, strict=True):  # nearly all are drawn
+        assert 0.95 * most <= len(rows[name]) <= most + 10
 
 
 def test_labels_are_those_of_the_digits():

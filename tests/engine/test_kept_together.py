@@ -1,5 +1,7 @@
 """Neighbouring constraints of one kind are measured together, with the numbers that each has alone."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -35,10 +37,15 @@ CAPS = [
 ]
 DIFFERENCES = [
     MeanDifferenceAtMost(RATE, 0.05, {"group": 0}, {"group": [1, 2]}),
-    MeanDifferenceAtMost(RATE, 0.05, {"y": 1, "group": 1}, {"y": 1}, name="positives"),
+    MeanDifferenceAtMost(RATE, 0.1, {"y": 1, "group": 1}, {"y": 1}, name="positives"),
     MeanDifferenceAtMost(RATE, 0.05, {"age": "<0.5"}, {"age": ">=0.5"}, name="young"),
 ]
-KINDS = {"caps": CAPS, "differences": DIFFERENCES}
+NEAR = [
+    MeanNear(RATE, 0.3, 0.02, {"group": 0}),
+    MeanNear(RATE, 0.5, 0.05, {"group": [1, 2], "y": 1}),
+    MeanNear(RATE, 0.4, 0.0, {"age": "<0.5"}, name="young"),
+]
+KINDS = {"caps": CAPS, "differences": DIFFERENCES, "near": NEAR}
 ALGORITHMS = {
     "SOX": (lambda: SOX(0.3), lambda: SquaredHingePenalty(20.0)),
     "SONEX": (lambda: SONEX(0.3, 0.2, lam=0.1), lambda: HingePenalty(5.0)),
@@ -96,8 +103,8 @@ def test_only_neighbours_that_are_alike_are_kept_together_and_the_order_of_the_r
     mixed = [*CAPS, other, CAPS[0], Own(RATE, 0.1), Own(RATE, 0.2), MeanNear(RATE, 0.5, 0.3), *CAPS[2:]]
     together = kept_together(mixed)
     assert [c.num_rows for c in together] == [4, 1, 1, 1, 1, 1, 2]
-    wider = MeanDifferenceAtMost(RATE, 0.1, {"group": 0}, {"group": 1})
-    assert [c.num_rows for c in kept_together([*DIFFERENCES, wider, *DIFFERENCES[1:]])] == [3, 1, 2]
+    wider = MeanDifferenceAtMost(LogisticLoss(), 0.1, {"group": 0}, {"group": 1})
+    assert [c.num_rows for c in kept_together([*DIFFERENCES, wider, *DIFFERENCES[1:], *NEAR])] == [3, 1, 2, 3]
     assert [name for c in together for name in c.names] == [name for c in mixed for name in c.names]
 
 
@@ -115,6 +122,18 @@ def test_a_joint_constraint_measures_what_its_members_do(kind):
     torch.testing.assert_close(joint.violation(full), torch.cat(expected))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["SONEX", "multipliers"])
+def test_margins_of_constraints_kept_together_are_each_its_own(name, kind, monkeypatch):
+    """They train as they do apart with one margin for each, the first of which is 0."""
+    for k, member in enumerate(members := deepcopy(KINDS[kind])):
+        member.tighten(0.01 * k)
+    together = trained(members, name)
+    monkeypatch.setattr(problem, "kept_together", list)
+    for one, other in zip(together, trained(members, name), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
 def test_a_joint_constraint_follows_its_members_margins():
     members = [MeanAtMost(RATE, 0.3, {"group": 0}), MeanAtMost(RATE, 0.4, {"group": 1})]
     (joint,) = kept_together(members)
@@ -122,14 +141,6 @@ def test_a_joint_constraint_follows_its_members_margins():
     values = torch.tensor([[0.5], [0.5]], dtype=torch.float64)
     torch.testing.assert_close(joint.outer(Hinge()).value(values), torch.tensor([0.2, 0.2], dtype=torch.float64))
     torch.testing.assert_close(joint.violation(values), torch.tensor([0.2, 0.1], dtype=torch.float64))
-
-
-def test_of_differences_the_smallest_kappa_is_enforced():
-    members = [MeanDifferenceAtMost(RATE, 0.2, {"group": 0}, {"group": k}) for k in (1, 2)]
-    (joint,) = kept_together(members)
-    members[1].tighten(0.05)
-    assert joint.kappa == pytest.approx(0.15)
-    torch.testing.assert_close(joint.violation(torch.tensor([[0.5, 0.2]])), torch.tensor([0.1]))
 
 
 def test_a_missing_column_is_named():

@@ -538,3 +538,18 @@ def test_the_command_trains_and_reports(command):
     report = json.loads(next(Path.cwd().rglob("report.json")).read_text())
     assert {row["name"] for row in report["test"]["tasks"]} == {"target", *TASKS}
     assert list(Path.cwd().rglob("continual.png"))
+
+
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_the_certificate_is_of_pairs_and_of_protected_images_together(command):
+    """Of a run and, to rounding, of its checkpoint."""
+    on = ["--diagnostics.enabled=true", "--trainer.log_every_n_steps=1", "--checkpoint.dirpath=kept"]
+    assert command(*on, "--report.enabled=false", "--diagnostics.folder=a")[0] == 0
+    found = json.loads(Path("a/diagnostics.json").read_text())
+    assert found["best"]["gradient"] > 0
+    assert found["best"]["stationarity"] <= found["best"]["gradient"]
+    assert {row["constraint"] for row in found["constraints"]} == set(TASKS)
+    again = ["test", "--config", "config.yaml", "--ckpt_path", "kept/last.ckpt", "--diagnostics.enabled=true"]
+    assert cli.run([*again, "--diagnostics.folder=b"]) == 0
+    assert json.loads(Path("b/diagnostics.json").read_text())["best"] == pytest.approx(found["best"])

@@ -180,6 +180,25 @@ class ContinualCLIPDataModule(SplitDataModule):
         """Return an ordered loader of this process's part of every split of labelled images."""
         return {name: self._ordered(name) for name in self._labelled()}
 
+    def part_loaders(self, split: str) -> dict[str, DataLoader[Any]]:
+        """Return ordered loaders of what objective and constraints are measured on, by the part of a training batch.
+
+        Pairs come without augmentation, with the captions of epoch 0: the same from a run and from its checkpoint.
+
+        Args:
+            split: "train", the only one that has pairs.
+
+        Raises:
+            ConfigError: if it is another one.
+        """
+        if split != "train":
+            raise ConfigError(
+                f"the {split!r} split has labelled images only: pairs, on which the objective is measured, are in "
+                "'train'. Take --diagnostics.split train."
+            )
+        labelled = {"protected": self._ordered("train")} if self.task_names else {}
+        return {"target": self._ordered(_PAIRS)} | labelled
+
     def add_columns(self, split: str, columns: Mapping[str, Tensor]) -> None:
         """Let every batch of a split carry further columns, such as what another model made of its images.
 
@@ -400,6 +419,10 @@ class ContinualCLIPDataModule(SplitDataModule):
         """Return the names of the splits of labelled images, those for training first."""
         self._table("train")
         return [name for name in self.tables if name != _PAIRS]
+
+    def _evaluation_table(self, name: str) -> TensorTable:
+        table = self._table(name)
+        return table.plain(self._plain) if isinstance(table, PairTable) else table
 
     def _transform(self, *, augment: bool | dict[str, Any]) -> Any:
         random = augment if augment is False else _AUGMENT | (augment if isinstance(augment, dict) else {})

@@ -25,6 +25,8 @@ class DigitImages:
         num_train: number of training images, at least 10.
         num_test: number of test images, at least 10.
         seed: seed of the images.
+        num_val: number of validation images, of handwritings that are in no other split, 0 or at least 10.  The
+            training images are then of other handwritings than without: pretrain with the same number.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -33,11 +35,13 @@ class DigitImages:
     num_train: int = 6000
     num_test: int = 3000
     seed: int = 0
+    num_val: int = 0
 
     def __post_init__(self) -> None:
         at_least("digits.num_train", self.num_train, 10)
         at_least("digits.num_test", self.num_test, 10)
         at_least("digits.seed", self.seed, 0)
+        at_least("digits.num_val", self.num_val, 10 if self.num_val else 0)
 
 
 class DigitsCLIPDataModule(ContinualCLIPDataModule):
@@ -109,7 +113,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         self.stage, self.rare, self.general, self.digits = stage, rare, general, digits
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
-        made = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed)
+        made = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed, self.digits.num_val)
         frames = [
             pd.DataFrame({self.classes.label: [digit_images.NAMES[i] for i in part.labels], "split": split})
             for split, part in made.items()

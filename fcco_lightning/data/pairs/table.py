@@ -75,6 +75,19 @@ class PairTable(ImageTable):
         self.captions, self.tokenizer = captions, tokenizer
         self.caption_seed = at_least("caption_seed", caption_seed, 0)
 
+    def plain(self, transform: Callable[[Any], Tensor]) -> "PairTable":
+        """Return the same pairs as in epoch 0, always, with a transform that draws nothing."""
+        return PairTable(
+            self.images,
+            self.captions,
+            transform,
+            self.tokenizer,
+            caption_seed=self.caption_seed,
+            corrupt=self.corrupt,
+            root=self.root,
+            most_pixels=self.most_pixels,
+        )
+
     def caption(self, i: int) -> str:
         """Return the text of sample ``i`` in this epoch."""
         caption = self.captions[i]

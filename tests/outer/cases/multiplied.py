@@ -21,6 +21,7 @@ CASES = [
     case(Multiplied(rows(0.75), 2.0, 0.5), 0.5, dual=(0.0, np.inf)),
     case(Multiplied(rows(0.75), 2.0, rows(0.5), rows(1.0)), 0.5, 2.5, dual=(0.0, 1.0)),
     case(BOTH, 0.25, 1.5, dual=(-np.inf, np.inf)),
+    case(Multiplied(rows(0.25, 2.0), rows(0.5), 1.0), 0.25, 1.5, dual=(-np.inf, np.inf)),  # a kappa of its own
     case(BOTH.scaled(torch.tensor(3.0)), 0.25, 1.5, dual=(-np.inf, np.inf)),
     case(Multiplied(rows(0.5, 2.0), 0.5, rows(0.0, 1.0)), 1.5, dual=(-np.inf, 0.5)),
 ]
@@ -32,7 +33,7 @@ class MultipliedReference(Reference):
             part = torch.as_tensor(part, dtype=torch.float64).expand(1, f.multiplier.shape[1])
             return [mpf(v) for v in part[0].tolist()]
 
-        self.kappa, self.nu, self.c = mpf(f.kappa), sides(f.multiplier), sides(f.curvature)
+        self.kappa, self.nu, self.c = mpf(float(f.kappa)), sides(f.multiplier), sides(f.curvature)
         self.cap = sides(float("inf") if f.cap is None else f.cap)
 
     def slopes(self, u: Row) -> Row:

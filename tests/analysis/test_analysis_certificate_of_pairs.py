@@ -1,0 +1,110 @@
+"""The certificate where samples are compared with all others and constraints are on other data: against autograd."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import nnls
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+
+from fcco_lightning import BatchNetwork, ConfigError, GlobalContrastive, InnerFunctions, NonForgetting
+from fcco_lightning.analysis import certificate
+from fcco_lightning.engine import Samples
+from fcco_lightning.objectives import log_means
+from fcco_lightning.records import Embeddings
+from tests.analysis.problems import cut
+
+N, M, TAU, RHO, TASKS = 41, 30, 0.3, 2.0, 3
+
+
+class Towers(BatchNetwork):
+    """Embeddings of pairs, and class logits of what comes without a text; with layers that training disturbs."""
+
+    inputs = ("x", "text")
+
+    def __init__(self):
+        super().__init__()
+        self.image = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3))
+        self.text = nn.Linear(2, 3)
+
+    def forward(self, batch):
+        return {name: self._of(part) for name, part in batch.items()}
+
+    def _of(self, part):
+        image = normalize(self.image(part["x"]), dim=1)
+        if "text" not in part:
+            return 5 * image
+        return Embeddings(image, normalize(self.text(part["text"]), dim=1))
+
+
+@pytest.fixture
+def problem():
+    """Network, columns of the pairs and of the protected samples, in an order that is not that of ``index``."""
+    torch.manual_seed(0)
+    network = Towers().double()
+    pairs = {"x": torch.randn(N, 4).double(), "text": torch.randn(N, 2).double(), "index": torch.randperm(N)}
+    kept = {"x": torch.randn(M, 4).double(), "y": torch.arange(M) % 3, "index": torch.randperm(M)}
+    kept |= {"task": torch.arange(M) % 4 - 1, "protected_loss": torch.rand(M).double()}
+    network({"target": pairs})  # statistics of BatchNorm
+    return network.eval(), pairs, kept
+
+
+def found(network, objective, pairs, kept, multipliers=None, size=7, **kwargs):
+    functions = InnerFunctions(network, objective, [NonForgetting(names=["a", "b", "c"])])
+    data = {"target": pairs, "protected": kept}
+    with torch.no_grad():
+        outputs = {name: network({name: part})[name] for name, part in data.items()}
+    batches = {name: cut({k: c.flip(0) for k, c in part.items()}, size) for name, part in data.items()}
+    return certificate(functions, Samples(outputs, data), batches, multipliers, **kwargs)
+
+
+def exact(network, objective, pairs, kept):
+    """Gradients of F and of h_1 .. h_3 and the values of h, by autograd of the whole similarity matrix at once."""
+    image, text = network({"target": pairs})["target"]
+    tau = TAU if objective.temperature is None else objective.temperature()
+    gaps = image @ text.T
+    own = gaps.diagonal()
+    g = torch.stack([((s - own[:, None]) / tau).exp().mean(1) for s in (gaps, gaps.T)])
+    value = tau * (g.log() + (0 if objective.temperature is None else RHO)).sum(0).mean()
+    change = cross_entropy(network({"p": kept})["p"], kept["y"], reduction="none") - kept["protected_loss"]
+    h = [change[kept["task"] == k].mean() for k in range(TASKS)]
+    weights = [*network.parameters(), *objective.parameters()]
+    rows = [
+        torch.cat([
+            (torch.zeros_like(w) if d is None else d).flatten()
+            for w, d in zip(weights, torch.autograd.grad(v, weights, retain_graph=True, allow_unused=True), strict=True)
+        ]).numpy()
+        for v in (value, *h)
+    ]  # fmt: skip
+    return rows[0], np.stack(rows[1:]), np.array([float(v.detach()) for v in h])
+
+
+@pytest.mark.parametrize("block", [2**22, 64], ids=["at once", "by blocks"])
+@pytest.mark.parametrize("learn", ["no", "global"])
+def test_against_autograd_of_the_whole_similarity_matrix(problem, learn, block, monkeypatch):
+    monkeypatch.setattr(log_means, "BLOCK", block)
+    network, pairs, kept = problem
+    objective = GlobalContrastive(TAU, learn, rho=RHO).double()
+    if learn == "global":
+        with torch.no_grad():
+            objective.temperature.theta.fill_(0.1)
+    gradient, rows, h = exact(*problem[:1], objective, pairs, kept)
+    nu = np.array([0.4, 0.0, 1.3])
+    own = found(network, objective, pairs, kept, nu, max_values=500)  # fewer than N^2: blocks are not counted
+    assert own.gradient == pytest.approx(np.linalg.norm(gradient), rel=1e-10)
+    assert own.stationarity == pytest.approx(np.linalg.norm(gradient + nu @ rows), rel=1e-10)
+    assert own.complementarity == pytest.approx(np.abs(nu * h).max(), rel=1e-10)
+    assert own.values == pytest.approx(h, rel=1e-10)
+    best = found(network, objective, pairs, kept, size=N)
+    expected, _ = nnls(np.vstack([rows.T, np.diag(h)]), np.concatenate([-gradient, np.zeros(TASKS)]))
+    assert best.multipliers == pytest.approx(expected, abs=1e-8)
+    assert best.stationarity == pytest.approx(np.linalg.norm(gradient + expected @ rows), rel=1e-8)
+
+
+def test_data_that_a_constraint_names_must_be_there(problem):
+    network, pairs, _ = problem
+    functions = InnerFunctions(network, GlobalContrastive(TAU), [NonForgetting(names=["a"])])
+    with torch.no_grad():
+        samples = Samples(network({"target": pairs}), {"target": pairs})
+    with pytest.raises(ConfigError, match="here target, but NonForgetting names another part"):
+        certificate(functions, samples, {"target": [pairs]})
