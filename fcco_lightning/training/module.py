@@ -351,7 +351,8 @@ class FCCOModule(EvaluatingModule):
     def _take_over_accumulation(self) -> None:
         """One update of w per K batches is what Lightning knows as accumulation; its counters then agree."""
         algorithm = self._phase.algorithm
-        self.trainer.accumulate_grad_batches = algorithm.K if isinstance(algorithm, DoubleLoop) else 1
+        if self._trainer is not None:
+            self.trainer.accumulate_grad_batches = algorithm.K if isinstance(algorithm, DoubleLoop) else 1
 
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""

@@ -56,7 +56,7 @@ class WorstSamples(Objective):
         return Inner(batch["index"], ((outputs[:, 0] - batch["y"]).square() / 2).unsqueeze(1))
 
 
-class DRAGO(Algorithm):
+class BlockwiseDual(Algorithm):
     r"""``min_w max_q <q, l(w)> - nu KL(q, 1/n) + mu/2 |w|^2`` by blocks (DRAGO paper, Alg. 1; errata DRAGO-6 to 10).
 
     Rows are l-hat.  A batch has the part ``K``, the block whose tables are renewed, and the blocks ``J`` and ``I``,
@@ -130,7 +130,7 @@ class DRAGO(Algorithm):
 
 
 def train_drago(steps, spoil=None):
-    algorithm, network = DRAGO(0.1), linear_model()
+    algorithm, network = BlockwiseDual(0.1), linear_model()
     problem = algorithm.pose(WorstSamples(), num_samples=N, dtype=torch.float64)
     engine = Engine(network, problem, algorithm)
     optimizer = torch.optim.SGD(engine.params, lr=1.0)
