@@ -4,7 +4,7 @@ import io
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -117,10 +117,11 @@ class ImageTable(TensorTable):
         Raises:
             DataError: if the image is missing or unreadable and not to be replaced, naming its row and file.
         """
-        sample = self._sample(range(len(self))[i])
-        if sample is None:
+        i = range(len(self))[i]
+        batch = self._batch([i])
+        if batch is None:
             raise DataError(f"Row {i}: its image cannot be read, and corrupt='skip' leaves it out of batches only.")
-        return sample
+        return {name: column[0] for name, column in batch.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """Return the batch of the B rows ``indices``: ``x`` (B, 3, H, W) and every column with first dimension B.
@@ -128,25 +129,37 @@ class ImageTable(TensorTable):
         Raises:
             DataError: if an image is missing or unreadable and ``corrupt`` is "error", or none is left with "skip".
         """
-        samples = [sample for sample in map(self._sample, indices) if sample is not None]
-        if not samples:
+        batch = self._batch(indices)
+        if batch is None:
             raise DataError(
                 f"None of the {len(indices)} images of a batch can be read (first: row {next(iter(indices), None)}): "
                 "the images are missing rather than damaged. Check where they are expected to lie."
             )
-        batch: dict[str, Tensor] = default_collate(samples)
         return batch
 
-    def _sample(self, i: int) -> dict[str, Tensor] | None:
-        """Return sample ``i``, or None if it is to be left out."""
+    def _batch(self, indices: Sequence[int]) -> dict[str, Tensor] | None:
+        """Return the batch of the rows that are not left out, or None if none is left."""
+        with nullcontext() if self.seed is None else _random_states_kept():
+            found = [(i, views) for i, views in ((i, self._views(i)) for i in indices) if views is not None]
+        if not found:
+            return None
+        rows, pixels = zip(*found, strict=True)
+        # in a worker torch's own function stacks into shared memory, from where no copy is made
+        stacked = zip(("x", "x2"), zip(*pixels, strict=True), strict=False)
+        return {name: default_collate(list(view)) for name, view in stacked} | self._columns_of(rows)
+
+    def _columns_of(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Return all columns but the images of some rows, each with first dimension B."""
+        return super().__getitems__(rows)
+
+    def _views(self, i: int) -> list[Tensor] | None:
+        """Return the views of image ``i``, or None if it is to be left out."""
         image = self._image(i)
         if image is None:
             return None
-        names = ("x", "x2")[: self.views]
-        if self.seed is None:
-            return {name: self.transform(image) for name in names} | super().__getitem__(i)
-        with _drawing_from(self.seed, self.epoch, i):
-            return {name: self.transform(image) for name in names} | super().__getitem__(i)
+        if self.seed is not None:
+            _seed_from(self.seed, self.epoch, i)
+        return [self.transform(image) for _ in range(self.views)]
 
     def _image(self, i: int) -> "Image | None":
         stored = self.images[i]
@@ -389,17 +402,21 @@ def _name_of(stored: Any, root: Path) -> str:
 
 
 @contextmanager
-def _drawing_from(*key: int) -> Iterator[None]:
-    """Seed every global generator that a transform may draw from, and give them their states back."""
+def _random_states_kept() -> Iterator[None]:
+    """Give every global generator that a transform may draw from its state back."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-    # The CPU's generator only: torch.manual_seed would reach for the GPUs too, and workers must not touch them.
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
     try:
         yield
     finally:
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])  # noqa: NPY002
+
+
+def _seed_from(*key: int) -> None:
+    """Seed all of these generators."""
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    # The CPU's generator only: torch.manual_seed would reach for the GPUs too, and workers must not touch them.
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002

@@ -75,7 +75,8 @@ def _batch_steps(kind: str, device: str) -> Any:
     columns = {"x": torch.randn(32, 3), "y": torch.arange(32) % 3 // 2}
     data = TensorDataModule({"train": columns, "test": columns}, batches=BalancedSampling(8))
     data.setup()
-    data.trainer = SimpleNamespace(training=kind != "another loader", global_rank=0, world_size=1)
+    place = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(training=kind != "another loader", global_rank=0, world_size=1, strategy=place)
     network, algorithm = torch.nn.Linear(3, 1), SOX(0.5)
     problem = algorithm.pose(AveragePrecision(), num_samples=32, sampling=data.sampling())
     with far_device.FarDevice() as far:

@@ -1,6 +1,7 @@
 import io
 import json
 import tarfile
+from types import SimpleNamespace
 
 import datasets
 import pandas as pd
@@ -245,6 +246,7 @@ def test_shares_of_processes_are_the_union_batch(make):
 
     class Place:
         limit_train_batches, world_size = 1.0, 2
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
 
         def __init__(self, rank):
             self.global_rank = rank

@@ -1,6 +1,7 @@
 import logging
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -73,6 +74,7 @@ class Plain(LightningModule):
 
 class Processes:
     limit_train_batches = 1.0
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
 
     def __init__(self, rank, world_size):
         self.global_rank, self.world_size = rank, world_size

@@ -1,5 +1,7 @@
 """How training batches are drawn, as datamodules and configurations say it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -53,6 +55,7 @@ def batches_of(module):
 
 class Processes:
     limit_train_batches = 1.0
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
 
     def __init__(self, rank, world_size):
         self.global_rank, self.world_size = rank, world_size

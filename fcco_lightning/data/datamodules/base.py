@@ -227,10 +227,15 @@ class SplitDataModule(LightningDataModule):
         rank, world_size = self._place()
         columns = plan.columns()
         rows = AnnotatedTable(table, columns) if columns else table
-        return ResumableLoader(rows, plan, rank=rank, world_size=world_size, num_workers=self.num_workers)
+        workers, pinned = self.num_workers, self._pinned()
+        return ResumableLoader(rows, plan, rank=rank, world_size=world_size, num_workers=workers, pin_memory=pinned)
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _pinned(self) -> bool:
+        """Return whether batches lie where a GPU fetches them while it computes."""
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _ordered(self, name: str) -> DataLoader[Any]:
         table = self._evaluation_table(name)
@@ -242,6 +247,7 @@ class SplitDataModule(LightningDataModule):
             # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
             generator=torch.Generator(),
             num_workers=self.eval_workers,
+            pin_memory=self._pinned(),
         )
 
     def _evaluation_table(self, name: str) -> TensorTable:

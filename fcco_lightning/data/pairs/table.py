@@ -97,9 +97,8 @@ class PairTable(ImageTable):
         drawn = np.random.SeedSequence([self.caption_seed, self.epoch, i, 1]).generate_state(1)[0]
         return str(caption[int(drawn) % len(caption)])
 
-    def _sample(self, i: int) -> dict[str, Tensor] | None:
-        sample = super()._sample(i)
-        return sample and {**sample, "text": self.tokenizer([self.caption(i)])[0]}
+    def _columns_of(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return {**super()._columns_of(rows), "text": self.tokenizer([self.caption(i) for i in rows])}
 
 
 class Joined:

@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -137,11 +138,23 @@ def test_training_batches_follow_seed_and_share():
         assert batch["y"].sum() == 2
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batches_for_a_gpu_are_pinned(device):
+    module = make()
+    assert not module.train_dataloader().pin_memory
+    module.trainer = SimpleNamespace(
+        global_rank=0, world_size=1, limit_train_batches=1.0, strategy=SimpleNamespace(root_device=torch.device(device))
+    )
+    loaders = [module.train_dataloader(), module.test_dataloader()]
+    assert all(loader.pin_memory == (device == "cuda") for loader in loaders)
+
+
 def test_processes_share_the_union_batch():
     module, whole = make(), make(batch_size=16)
 
     class TwoProcesses:
         world_size, limit_train_batches = 2, 1.0
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
 
         def __init__(self, rank):
             self.global_rank = rank
