@@ -320,8 +320,8 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
     resume = "resume with --ckpt_path auto, or name a checkpoint of the run."
     cause: BaseException | None = None if os.environ.get("FCCO_DEBUG") else error
     while cause is not None:
-        if isinstance(cause, FCCOError):
-            return 1, f"{type(cause).__name__}: {cause}"
+        if (said := _said_by_a_part(cause)) is not None:
+            return 1, said
         if isinstance(cause, SIGTERMException):
             return 128 + signal.SIGTERM, "told to end, saved; continue with --ckpt_path auto."
         if isinstance(cause, KeyboardInterrupt):
@@ -335,6 +335,22 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
             return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
         cause = cause.__cause__ or cause.__context__
     return 1, None
+
+
+def _said_by_a_part(error: BaseException) -> str | None:
+    """The message of one of our own errors; None for another error.
+
+    Where an option may be of several kinds, as a penalty or a rule of multipliers, jsonargparse tries every kind and
+    lists what all of them say: the class that was named speaks of its arguments, the others of the name.
+    """
+    if isinstance(error, FCCOError):
+        return f"{type(error).__name__}: {error}"
+    head, _, said = str(error).partition("\nErrors:\n")
+    if not isinstance(error, ValueError) or not head.startswith("Does not validate against any of the Union"):
+        return None
+    lines = said.partition("\nGiven value type:")[0].removeprefix("  - ").split("\n  - ")
+    meant = [line for line in lines if not line.startswith(("Expected a ", "Import path "))]
+    return f"{ConfigError.__name__}: {meant[0]}" if len(meant) == 1 else None
 
 
 def _raised_in_library(error: BaseException) -> bool:

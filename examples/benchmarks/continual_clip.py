@@ -10,11 +10,13 @@ constraints the same number of runs and picks rho by the training split alone: t
 runs whose worst protected task changes by at least -0.5 points (the least loss of it if there is none).  A row reports
 mean +- standard deviation over seeds, in points of accuracy; the picture shows every run.
 
-``--methods margin replay interpolation`` are for what is kept of images that nobody has seen: SONEX with margins from
-validation images (``--feasible.margin auto``); plain finetuning with all protected images among the pairs; and the
+``--methods margin replay interpolation lwf`` are for what is kept of images that nobody has seen: SONEX with margins
+from validation images (``--feasible.margin auto``); plain finetuning with all protected images among the pairs; the
 weights between the old model's and the finetuned one's (WiSE-FT), those of the largest gain on the target for which no
-protected task loses more than half a point on the validation images.  All methods then have the same training images if
-``--val`` says so, which holds out images of other handwritings, from pretraining on.
+protected task loses more than half a point on the validation images; and learning without forgetting (LwF), which is
+plain finetuning with the old model distilled on the protected images, by a weight that is picked like rho.  All methods
+then have the same training images if ``--val`` says so, which holds out images of other handwritings, from pretraining
+on.
 """
 
 import argparse
@@ -37,6 +39,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # config and overrides
     "margin": ("digits_sonex", MARGIN),
     "replay": ("digits_finetune", {"data.general": 1.0, "data.batches.num_batches": 26}),  # as many steps as the others
     "interpolation": ("digits_finetune", {}),
+    "lwf": ("digits_lwf", {}),
 }
 # around the least values of the grids of F.3 of the SONEX paper, above which little is learnt; as many for each
 GRIDS = {
@@ -44,6 +47,7 @@ GRIDS = {
     "sonex": [0.1, 0.25, 0.5, 1.0],
     "sonx": [0.1, 0.25, 0.5, 1.0],
     "alexr2": [0.1, 0.25, 0.5, 1.0],
+    "lwf": [0.25, 1.0, 4.0, 16.0],  # around the weight 1 of its paper
 }
 TUNING_SEEDS = (100, 101)
 KEPT = -0.005

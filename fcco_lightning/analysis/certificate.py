@@ -19,6 +19,7 @@ from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import InnerFunctions, Samples, outputs_of_columns
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+from fcco_lightning.models import TwoViews
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import NoSmoothing, Smoothing, excess
 from fcco_lightning.records import Batch, Columns, Inner
@@ -80,11 +81,15 @@ def certificate(
     compared with all others, and for every constraint, and no more activations are held than those of one batch.  No
     ``.grad`` and no buffer changes.
 
+    Parameters of single samples lie in an interval.  Where one is at an end of it, a derivative that points out of it
+    counts as 0, as the multiplier of that bound takes it up.
+
     Args:
         functions: the network, the objective and the constraints.
         samples: the network's outputs on the whole data sets by part, nested tensors of first dimension n, and their
             columns, among them ``index``, on the parameters' device.  The objective is measured on the first part,
-            every constraint on the part that it names (a split alone is the part "target").
+            every constraint on the part that it names (a split alone is the part "target").  Where every sample has
+            parameters of its own, as the temperatures of pairs, they are the column that the objective names.
         batches: by part the same samples again, or this process's share of them, with the network's input.
         multipliers: nu_i, shape (m,), with a backward pass or two for every batch.  By default those that make the
             residuals small together, ``argmin over nu >= 0 of |grad F + sum_i nu_i grad h_i|^2 + sum_i (nu_i h_i)^2``,
@@ -95,7 +100,8 @@ def certificate(
 
     Raises:
         ConfigError: if objective or constraints are measured on parts that are not there, parameters of single samples
-            are trained, nothing is trained, or there are too many values.
+            are trained and their column is missing, the network makes random views of the samples, nothing is trained,
+            or there are too many values.
         DataError: if the split has no sample of a constraint's subset.
         NonFiniteError: if a gradient is NaN or infinite.
     """
@@ -107,8 +113,9 @@ def certificate(
         leaves: dict[str, list[Tensor]] = {name: pytree.tree_leaves(found) for name, found in outputs.items()}
         like = next(iter(leaves.values()))[0]
         objective = _prepared(functions.objective, _of(wide, functions.objective)[1], max_values)
-        parameters = [p for p in objective.parameters() if p.requires_grad]
-        surrogate = _surrogate(objective, *_of(wide, objective))
+        target, known = _of(wide, objective)
+        own_rows = _sample_parameters(objective, known)
+        surrogate = _surrogate(objective, target, {**known, **own_rows})
         numbers, sides = _signed(functions.constraints, wide, like)
         values = torch.full((len(numbers),), -torch.inf, dtype=torch.float64, device=like.device)
         values = values.scatter_reduce(0, sides.row, sides.excess, "amax")
@@ -119,7 +126,7 @@ def certificate(
             given = torch.as_tensor(multipliers, dtype=torch.float64, device=like.device)
             pulled.append((given * _pushing_sign(sides, values)) @ numbers)
         slopes = [{name: _gradients(number, some) for name, some in leaves.items()} for number in pulled]
-        own = _flat(_gradients(surrogate, parameters), parameters)
+        own = _own_gradient(surrogate, objective, own_rows)
         rows = _by_weights(functions, slopes, samples.batch, batches, processes)
     objective_gradient = torch.cat([rows[0], own])
     others = torch.nn.functional.pad(rows[1:], (0, len(own)))
@@ -181,10 +188,11 @@ def require_certifiable(functions: InnerFunctions, parts: Sequence[str], max_val
             f"a certificate is of whole data sets, here {', '.join(parts)}, but {', '.join(elsewhere)} names another "
             "part of the batches that it is measured on. Switch diagnostics off."
         )
-    if functions.objective.sample_parameters is not None:
+    if isinstance(functions.network, TwoViews):
         raise ConfigError(
-            f"{type(functions.objective).__name__} trains parameters of single samples, which a certificate leaves "
-            "out. Switch diagnostics off."
+            f"{type(functions.objective).__name__} is an expectation over random views of the samples, of which a "
+            "network TwoViews makes none in evaluation: it has no exact gradient on a split, which a certificate is "
+            "made of. Switch diagnostics off."
         )
     number, size = 1 + sum(c.num_rows for c in functions.constraints), sum(p.numel() for p in _trained(functions))
     if size == 0:
@@ -204,6 +212,23 @@ def _of(samples: Samples, part: Objective | Constraint) -> tuple[Any, Columns]:
     """The outputs and the columns that an objective or a constraint is measured on."""
     name = part.part if isinstance(part.part, str) else next(iter(samples.batch))
     return samples.outputs[name], samples.batch[name]
+
+
+def _sample_parameters(objective: Objective, columns: Columns) -> dict[str, Tensor]:
+    """The column of the parameters that every sample has of its own, as the start of a graph; empty without any.
+
+    Raises:
+        ConfigError: if the column is missing.
+    """
+    spec = objective.sample_parameters
+    if spec is None:
+        return {}
+    if spec.name not in columns:
+        raise ConfigError(
+            f"{type(objective).__name__} trains parameters of single samples, which a certificate needs as the column "
+            f"{spec.name!r} of the samples. Take them from the problem of the fit that trains them."
+        )
+    return {spec.name: columns[spec.name].detach().double().requires_grad_()}
 
 
 def _prepared(objective: Objective, columns: Columns, max_values: float) -> Objective:
@@ -240,6 +265,19 @@ def _surrogate(objective: Objective, outputs: Any, columns: Columns) -> Tensor:
     if any(parameter.requires_grad for parameter in outer.parameters()):
         rows = rows + outer.value(values.detach())
     return total + (rows if inner.relevance is None else inner.relevance[order] * rows).mean()
+
+
+def _own_gradient(surrogate: Tensor, objective: Objective, own_rows: Mapping[str, Tensor]) -> Tensor:
+    """The gradient of F by the objective's own parameters and then by those of single samples, on the CPU."""
+    parameters, rows = [p for p in objective.parameters() if p.requires_grad], list(own_rows.values())
+    found = _flat(_gradients(surrogate, [*parameters, *rows]), [*parameters, *rows])
+    if objective.sample_parameters is None:
+        return found
+    least, most = objective.sample_parameters.least, objective.sample_parameters.most
+    values = _flat(rows, rows).detach()
+    slope = found[len(found) - len(values) :]
+    slope[(values <= least) & (slope > 0) | (values >= most) & (slope < 0)] = 0
+    return found
 
 
 def _signed(constraints: Sequence[Constraint], samples: Samples, like: Tensor) -> tuple[Tensor, _Sides]:

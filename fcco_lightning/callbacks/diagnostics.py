@@ -30,7 +30,7 @@ from fcco_lightning.engine import InnerFunctions, Samples
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import GroupObjective
 from fcco_lightning.outer import MoreauSmoothing
-from fcco_lightning.records import TARGET
+from fcco_lightning.records import TARGET, Batch
 from fcco_lightning.training import FCCOModule
 
 _PRINTED_ROWS = 10
@@ -60,6 +60,9 @@ class Diagnostics(Callback):
     Where objective and constraints are measured on different data, as image-text pairs and labelled images are, the
     certificate is of all that is trained on (``split`` "train"), for which the datamodule has ``part_loaders``: the
     pairs with the first of their captions' draws and without augmentation.
+
+    Temperatures of single samples are what they are at the end of a fit; a checkpoint is continued for that, as
+    ``fcco test`` does not load them.
 
     Args:
         enabled: whether to do so.
@@ -131,6 +134,13 @@ class Diagnostics(Callback):
             return
         loaders = self._loaders(trainer)
         module.objective.adapt(getattr(trainer, "datamodule", None))
+        own = module.objective.sample_parameters
+        if own is not None and (trainer.state.fn != "fit" or self.split != "train"):
+            raise ConfigError(
+                f"a certificate of {type(module.objective).__name__} takes the {own.name} of every training sample, "
+                "which the algorithm keeps while it trains. Take --diagnostics.split train with fcco fit; for a "
+                "checkpoint, fcco fit --ckpt_path with as many epochs as it has."
+            )
         if self._of_groups(module):
             required_size(self._functions(module), self.max_values)
         else:
@@ -215,10 +225,12 @@ class Diagnostics(Callback):
 
 
 def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samples:
-    """The outputs and columns of whole data sets, on the module's device."""
+    """The outputs and columns of whole data sets, on the module's device, with parameters of samples as a column."""
     found = {part: module.evaluate(loader) for part, loader in loaders.items()}
     moved = pytree.tree_map(lambda leaf: leaf.to(module.device), found)
-    return Samples({part: o for part, (o, _) in moved.items()}, {part: c for part, (_, c) in moved.items()})
+    columns: Batch = {part: c for part, (_, c) in moved.items()}
+    own = None if module.problem is None else module.problem.row_parameters
+    return Samples({part: o for part, (o, _) in moved.items()}, columns if own is None else own.attach(columns))
 
 
 def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None:

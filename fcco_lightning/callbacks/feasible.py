@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fcco_lightning.analysis import Interval, intervals
 from fcco_lightning.checks import fraction, one_of
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import direction
 from fcco_lightning.training import FCCOModule
@@ -144,9 +144,12 @@ class BestFeasible(Callback):
         outputs, columns = module.evaluate(loader)
         found = list(intervals(module.constraints, outputs, columns, level).items())
         if len(found) < number:
+            names = unique_names([name for c in module.constraints for name in c.names])
+            lacking = next(name for name in names if name not in dict(found))
             raise DataError(
                 f"feasible.margin='auto': the validation split has samples of {len(found)} of the {number} rows of the "
-                "constraints only, so nothing can be said of the others. Use a larger validation split."
+                f"constraints only, not of {lacking!r}, so nothing can be said of the others. Use a larger validation "
+                "split, or merge small groups."
             )
         rows, self._margins = iter(found), []
         for constraint in module.constraints:

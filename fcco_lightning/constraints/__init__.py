@@ -2,7 +2,8 @@
 
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, kept_together, unique_names
 from fcco_lightning.constraints.comparisons import GroupComparisons
-from fcco_lightning.constraints.forgetting import NonForgetting
+from fcco_lightning.constraints.distillation import Distillation
+from fcco_lightning.constraints.forgetting import NonForgetting, ProtectedTasks
 from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost, MeanNear
 from fcco_lightning.constraints.multipliers import (
     AdaptivePenalty,
@@ -46,6 +47,7 @@ __all__ = [
     "Constraint",
     "DemographicParity",
     "DifferenceAtMost",
+    "Distillation",
     "EqualOpportunity",
     "EqualizedOdds",
     "FourFifthsRule",
@@ -62,6 +64,7 @@ __all__ = [
     "NuPI",
     "Penalty",
     "PredictiveParity",
+    "ProtectedTasks",
     "QuantileScores",
     "ROCFairness",
     "RawScores",

@@ -1,7 +1,8 @@
 """Constraints of continual learning: what the old model could do, the new one still does."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,73 +17,80 @@ from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Columns, Inner
 
 
-class NonForgetting(Constraint):
-    r"""``h_k(w) = L_k(w; D_k) - L_k(w_old; D_k) <= 0`` for every protected task k (SONEX paper, F.3).
+class ProtectedTasks(Constraint, ABC):
+    r"""``h_k(w) <= 0`` for every protected task k, with ``h_k + kappa`` the mean over its samples of what has changed.
 
-    L_k is the mean of a loss over the samples of task k, w_old the weights from which training starts.  The old model's
-    loss of every sample is measured once, before the first step, and kept with the checkpoint; a batch estimates h_k by
-    the mean of ``loss(w) - loss(w_old)`` over its samples of task k, which is 0 at w = w_old whatever the batch (for
-    networks that treat a sample in training as in evaluation: no dropout, no batch statistics).  Where samples are not
-    drawn uniformly the mean is weighted by the column ``weight``.
+    What has changed is a number of each sample that compares the weights w with those from which training starts.  What
+    the old model made of every sample is measured once, before the first step, and kept with the checkpoint.  A batch
+    estimates a mean from its samples of task k; where samples are not drawn uniformly the mean is weighted by the
+    column ``weight``.
 
-    Samples come from the part "protected" of a batch, with the columns ``task`` (k >= 0; other samples count nowhere)
-    and ``protected_loss``, the old model's.  A task that a batch lacks leaves its row untouched.
+    Samples come from the part "protected" of a batch, with the column ``task`` (k >= 0; other samples count nowhere)
+    and the column ``remembered`` of the old model.  A task that a batch lacks leaves its row untouched.
 
     Args:
-        loss: of a sample; cross-entropy over the classes by default (SONEX paper, F.3: the logistic loss).
-        kappa: how much worse than the old model a task may become, in units of the loss; 0 for not at all, < 0 for a
-            margin.
+        kappa: what the mean may be, in its units.
         names: of the tasks; None takes them from the datamodule.
+
+    Attributes:
+        remembered: name of the column with what the old model made of a sample, (B,) or (B, C); NaN where that is not
+            known, as of an image that could not be read: such samples count nowhere.
     """
 
     width = 1
     part = "protected"
+    remembered: ClassVar[str]
 
-    def __init__(self, loss: Quantity | None = None, kappa: float = 0.0, names: Sequence[str] | None = None) -> None:
-        self.loss, self.kappa = loss or CrossEntropyLoss(), finite("kappa", kappa)
-        self.names = list(names or ())
+    def __init__(self, kappa: float, names: Sequence[str] | None) -> None:
+        self.kappa, self.names = kappa, list(names or ())
+
+    @abstractmethod
+    def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:
+        """What has changed of every sample, shape (B,), with graph.
+
+        Args:
+            outputs: of the network for the samples.
+            batch: their columns.
+            old: the column ``remembered`` on the host, 0 in the place of NaN.
+        """
 
     def adapt(self, datamodule: Any) -> None:
-        known = list(getattr(datamodule, "task_names", None) or ())
+        known, own = list(getattr(datamodule, "task_names", None) or ()), type(self).__name__
         if self.names and known and self.names != known:
-            raise ConfigError(f"names={self.names} of NonForgetting, but the data protects {known}. Leave names out.")
+            raise ConfigError(f"names={self.names} of {own}, but the data protects {known}. Leave names out.")
         self.names = self.names or known
         if not self.names:
             raise ConfigError(
-                "NonForgetting has no task to protect: name them in the data (classes.protected), or leave the "
-                "constraint out."
+                f"{own} has no task to protect: name them in the data (classes.protected), or leave the constraint out."
             )
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
-        """A batch speaks of a task if it holds a sample of it whose old loss is known."""
+        """A batch speaks of a task if it holds a sample of it of which the old model's part is known."""
         if "task" not in columns:
             return None
-        task, old = columns["task"], columns.get("protected_loss")
-        known = torch.ones_like(task, dtype=torch.bool) if old is None else old.isfinite()
+        task, old = columns["task"], columns.get(self.remembered)
+        known = task >= 0 if old is None else _known(old)
         return [[(task == k) & known] for k in range(len(self.names))]
-
-    def reference(self, outputs: Any, batch: Columns) -> dict[str, Tensor]:
-        """``protected_loss``, shape (n,), float64."""
-        return {"protected_loss": self.loss(outputs.double(), batch).detach()}
 
     def inner(self, outputs: Any, batch: Columns) -> Inner:
         columns, batch = batch, on_host(batch)
-        for name in ("task", "protected_loss"):
+        for name in ("task", self.remembered):
             if name not in batch:
+                own = type(self).__name__
                 raise DataError(
-                    f"NonForgetting needs the column {name!r}, the batch has {sorted(batch)}. Use a datamodule of "
-                    "protected tasks, such as ContinualCLIPDataModule; to evaluate, a checkpoint of a fit with "
-                    "NonForgetting, which remembers the old model."
+                    f"{own} needs the column {name!r}, the batch has {sorted(batch)}. Use a datamodule of protected "
+                    f"tasks, such as ContinualCLIPDataModule; to evaluate, a checkpoint of a fit with {own}, which "
+                    "remembers the old model."
                 )
-        task = batch["task"]
-        change = self.loss(outputs, columns)
-        size = len(self.names)
+        task, old, size = batch["task"], batch[self.remembered], len(self.names)
+        change = self.change(outputs, columns, old.nan_to_num())
         if bool((task >= size).any()):
             raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")
-        kept = (task >= 0) & batch["protected_loss"].isfinite()  # an image may have been unreadable back then
-        before, task = batch["protected_loss"][kept].to(change.dtype), task[kept]
-        change = change.index_select(0, send(kept.nonzero().squeeze(1), change)) - send(before, change)
-        weight = batch["weight"][kept].to(change.dtype) if "weight" in batch else torch.ones_like(before)
+        kept = (task >= 0) & _known(old)
+        task, change = task[kept], change.index_select(0, send(kept.nonzero().squeeze(1), change))
+        weight = (
+            batch["weight"][kept].to(change.dtype) if "weight" in batch else torch.ones(len(task), dtype=change.dtype)
+        )
         totals = weight.new_zeros(size).index_add(0, task, weight)
         sums = change.new_zeros(size).index_add(0, send(task, change), send(weight, change) * change)
         present = totals.nonzero().squeeze(1)
@@ -94,3 +102,38 @@ class NonForgetting(Constraint):
 
     def violation(self, values: Tensor) -> Tensor:
         return values[:, 0] - self.tolerance
+
+
+class NonForgetting(ProtectedTasks):
+    r"""``h_k(w) = L_k(w; D_k) - L_k(w_old; D_k) - kappa <= 0`` for every protected task k (SONEX paper, F.3).
+
+    L_k is the mean of a loss over the samples of task k, w_old the weights from which training starts.  The mean over a
+    batch of ``loss(w) - loss(w_old)`` is 0 at w = w_old whatever the batch (for networks that treat a sample in
+    training as in evaluation: no dropout, no batch statistics).  The old model's loss is the column ``protected_loss``.
+
+    Args:
+        loss: of a sample; cross-entropy over the classes by default (SONEX paper, F.3: the logistic loss).
+        kappa: how much worse than the old model a task may become, in units of the loss; 0 for not at all, < 0 for a
+            margin.
+        names: of the tasks; None takes them from the datamodule.
+    """
+
+    remembered = "protected_loss"
+
+    def __init__(self, loss: Quantity | None = None, kappa: float = 0.0, names: Sequence[str] | None = None) -> None:
+        super().__init__(finite("kappa", kappa), names)
+        self.loss = loss or CrossEntropyLoss()
+
+    def reference(self, outputs: Any, batch: Columns) -> dict[str, Tensor]:
+        """``protected_loss``, shape (n,), float64."""
+        return {self.remembered: self.loss(outputs.double(), batch).detach()}
+
+    def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:
+        """``loss(w) - loss(w_old)``."""
+        loss = self.loss(outputs, batch)
+        return loss - send(old.to(loss.dtype), loss)
+
+
+def _known(old: Tensor) -> Tensor:
+    """Of which samples the old model's part is known, shape (n,), bool."""
+    return old.isfinite().unsqueeze(1).flatten(1).all(1)

@@ -36,7 +36,7 @@ def summarise(
     reason = None
     if constraints:
         reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
-        reason = "; ".join(reasons) or None
+        reason = "; ".join(dict.fromkeys(reasons)) or None
         summary["worst_violation"] = max(values.values(), default=float("nan"))
         summary["vacuous"] = float(bool(reasons))
     return summary | values, reason

@@ -1,5 +1,6 @@
 """A trained network with what a checkpoint knows of its inputs and outputs."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ class Predictor(nn.Module):
             name: text_of(frame[name]) for name in self.group_columns if name in frame.columns and name != id_column
         }
         x = self.encoder.transform(frame)
+        for name, count in self.encoder.unknown_counts.items():
+            warnings.warn(
+                f"{count} of {len(frame)} rows have a value of the column {name!r} that the training split does not "
+                "have: they count as of none of its categories. Give both tables the same words.",
+                stacklevel=3,  # torch's decorator is in between
+            )
         parts = [self(part) for part in torch.split(x, at_least("batch_size", batch_size, 1))]
         return prediction_table(torch.cat(parts), ids, kind=self.kind, names=self.names, threshold=threshold)
 

@@ -48,6 +48,8 @@ class ViewContrastive(GlobalContrastive):
         ConfigError: if an argument is out of range.
     """
 
+    by_blocks = False  # a single process holds all similarities
+
     def prepare(self, num_samples: int) -> None:
         """Take n: where a view's partner is among what it is compared with, g_i >= 1/m."""
         super().prepare(num_samples)

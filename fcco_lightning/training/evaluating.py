@@ -122,10 +122,11 @@ class EvaluatingModule(LightningModule):
             )
         summary, reason = summarise(self.evaluation, self.constraints, outputs, columns)
         if reason and not self._was_vacuous.get(split, False):
+            gap = f" (hard ROC gap {summary['roc_gap']:.3f})" if "roc_gap" in summary else ""
             rank_zero_warn(
-                f"the constraints say nothing any more about the {split} split: {reason}. They can hold while the "
-                f"groups' ROC curves differ (hard gap {summary.get('roc_gap', float('nan')):.3f}). Use "
-                "`scale: QuantileScores` in ROCFairness; see configs/roc_fairness/adult_ungameable.yaml."
+                f"the constraints say nothing any more about the {split} split: {reason}. They can hold while hard "
+                f"decisions differ{gap}. Smooth less (a lower temperature), or let no map of the scores "
+                "game them: `rate: TopShare`, in ROCFairness `scale: QuantileScores`."
             )
         self._was_vacuous[split] = reason is not None
         return summary

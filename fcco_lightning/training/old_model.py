@@ -16,8 +16,8 @@ class Remembers(Protocol):
 
 
 def in_order(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """Values (b,) of the samples ``index`` as a column (size,); samples without one (skipped images) get NaN or 0."""
-    column = values.new_full((size,), float("nan")) if values.is_floating_point() else values.new_zeros(size)
+    """Values (b, ...) of the samples ``index`` as a column (size, ...); skipped images get NaN or 0."""
+    column = values.new_full((size, *values.shape[1:]), float("nan") if values.is_floating_point() else 0)
     column[index] = values
     return column
 
@@ -28,7 +28,7 @@ class References(NamedTuple):
     Attributes:
         of: split -> what identifies its samples and tasks, as the datamodule's ``references()`` says; and "loss": how
             they were measured.
-        columns: split -> name -> tensor (n,) in the order of the split.
+        columns: split -> name -> tensor (n, ...) in the order of the split.
     """
 
     of: Mapping[str, str]

@@ -7,7 +7,15 @@ from scipy.optimize import nnls
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fcco_lightning import BatchNetwork, ConfigError, GlobalContrastive, InnerFunctions, NonForgetting
+from fcco_lightning import (
+    BatchNetwork,
+    ConfigError,
+    GlobalContrastive,
+    InnerFunctions,
+    NonForgetting,
+    TwoViews,
+    ViewContrastive,
+)
 from fcco_lightning.analysis import certificate
 from fcco_lightning.engine import Samples
 from fcco_lightning.objectives import log_means
@@ -58,17 +66,21 @@ def found(network, objective, pairs, kept, multipliers=None, size=7, **kwargs):
     return certificate(functions, Samples(outputs, data), batches, multipliers, **kwargs)
 
 
-def exact(network, objective, pairs, kept):
+def exact(network, objective, pairs, kept, own_tau=()):
     """Gradients of F and of h_1 .. h_3 and the values of h, by autograd of the whole similarity matrix at once."""
     image, text = network({"target": pairs})["target"]
     tau = TAU if objective.temperature is None else objective.temperature()
     gaps = image @ text.T
     own = gaps.diagonal()
-    g = torch.stack([((s - own[:, None]) / tau).exp().mean(1) for s in (gaps, gaps.T)])
-    value = tau * (g.log() + (0 if objective.temperature is None else RHO)).sum(0).mean()
+    taus = own_tau[0].unbind(1) if own_tau else (tau, tau)
+    terms = []
+    for s, t in zip((gaps, gaps.T), taus, strict=True):
+        each = t[:, None] if own_tau else t
+        terms.append(t * (((s - own[:, None]) / each).exp().mean(1).log() + (RHO if objective.learnt else 0)))
+    value = sum(terms).mean()
     change = cross_entropy(network({"p": kept})["p"], kept["y"], reduction="none") - kept["protected_loss"]
     h = [change[kept["task"] == k].mean() for k in range(TASKS)]
-    weights = [*network.parameters(), *objective.parameters()]
+    weights = [*network.parameters(), *objective.parameters(), *own_tau]
     rows = [
         torch.cat([
             (torch.zeros_like(w) if d is None else d).flatten()
@@ -99,6 +111,56 @@ def test_against_autograd_of_the_whole_similarity_matrix(problem, learn, block, 
     expected, _ = nnls(np.vstack([rows.T, np.diag(h)]), np.concatenate([-gradient, np.zeros(TASKS)]))
     assert best.multipliers == pytest.approx(expected, abs=1e-8)
     assert best.stationarity == pytest.approx(np.linalg.norm(gradient + expected @ rows), rel=1e-8)
+
+
+def test_temperatures_of_single_pairs_are_trained_parameters_in_an_interval(problem):
+    """At an end of it only what points inwards counts: rows 0 to 9 are at the upper one, .9, the next at the lower."""
+    network, pairs, kept = problem
+    objective = GlobalContrastive(TAU, "per_sample", rho=RHO, tau_min=0.1, tau_max=0.9).double()
+    with pytest.raises(ConfigError, match="needs as the column 'tau' of the samples"):
+        found(network, objective, pairs, kept)
+    tau = 0.2 + 0.6 * torch.rand(N, 2, dtype=torch.float64)
+    tau[:10], tau[10:20] = 0.9, 0.1
+    gradient, rows, _ = exact(network, objective, pairs, kept, [tau.clone().requires_grad_()])
+    slope, flat = gradient[-2 * N :], tau.flatten().numpy()
+    outwards = ((flat == 0.9) & (slope < 0)) | ((flat == 0.1) & (slope > 0))
+    assert 0 < outwards.sum() < 40
+    slope[outwards] = 0
+    nu = np.array([0.4, 0.0, 1.3])
+    own = found(network, objective, pairs | {"tau": tau}, kept, nu)
+    assert own.gradient == pytest.approx(np.linalg.norm(gradient), rel=1e-10)
+    assert own.stationarity == pytest.approx(np.linalg.norm(gradient + nu @ rows), rel=1e-10)
+
+
+class Views(BatchNetwork):
+    """Embeddings of two given views, in evaluation, too."""
+
+    inputs = ("x", "x2")
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(4, 3)
+
+    def forward(self, batch):
+        return {k: Embeddings(*(normalize(self.one(part[x]), dim=1) for x in self.inputs)) for k, part in batch.items()}
+
+
+def test_views_that_stay_have_a_certificate_and_random_ones_do_not(problem):
+    _, pairs, _ = problem
+    network = Views().double()
+    columns = {"x": pairs["x"], "x2": pairs["x"].roll(1, 1), "index": pairs["index"]}
+    functions = InnerFunctions(network, ViewContrastive(TAU), [])
+    with torch.no_grad():
+        samples = Samples(network({"target": columns}), {"target": columns})
+    one = certificate(functions, samples, {"target": cut(columns, 7)})
+    views = torch.cat(network({"target": columns})["target"])
+    gaps = (views @ views.T - (views * views.roll(N, 0)).sum(1, keepdim=True)) / TAU
+    value = 2 * TAU * gaps.masked_fill(torch.eye(2 * N, dtype=torch.bool), -torch.inf).logsumexp(1).mean()
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(network.parameters()))])
+    assert one.stationarity == pytest.approx(expected.norm().item(), rel=1e-10)
+    random = InnerFunctions(TwoViews(network.one, std=0.1), ViewContrastive(TAU), [])
+    with pytest.raises(ConfigError, match="ViewContrastive is an expectation over random views"):
+        certificate(random, samples, {"target": [columns]})
 
 
 def test_data_that_a_constraint_names_must_be_there(problem):

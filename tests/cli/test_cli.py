@@ -210,6 +210,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.algorithm.nu=0"], "nu must be", 1),
         (["--model.algorithm.K=0"], "K must be a whole number >= 1, got 0", 1),
         (["--model.penalty.rho=-1"], "rho must be a finite number >= 0, got -1", 1),
+        (["--model.penalty=Lagrangian", "--model.penalty.rate=0"], "fcco: ConfigError: rate must be a finite", 1),
         (["--model.optimizer.beta=0"], "beta must lie in (0, 1]", 1),
         (["--data.batches.batch_size=401"], "401", 1),
         (["--trainer.overfit_batches=2"], "--trainer.limit_train_batches", 1),

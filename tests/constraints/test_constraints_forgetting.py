@@ -1,13 +1,15 @@
-"""Protected tasks: h_k is the mean change of the loss over the samples of task k."""
+"""Protected tasks: h_k is the mean over the samples of task k of what changed since the old model."""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from scipy.special import rel_entr, softmax
 from sklearn.metrics import log_loss
 from torch.nn.functional import log_softmax
 
-from fcco_lightning import Hinge, NonForgetting, SquaredLoss
+from fcco_lightning import Distillation, Hinge, NonForgetting, SquaredLoss
 from fcco_lightning.errors import ConfigError, DataError
 
 LOGITS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -87,3 +89,39 @@ def test_samples_that_the_old_model_could_not_see_count_nowhere():
     _, expected, *_ = of_tasks("a", "b").inner(LOGITS[[0, 1, 3, 4, 5]], alone)
     assert index.tolist() == [0, 1]
     assert torch.equal(values, expected)
+
+
+# ---- distillation
+
+
+def test_a_hinge_is_learning_without_forgetting():
+    """``(rho/m) sum_k KL_k`` and its gradient, by scipy's relative entropies and the formula ``(p - p_old) / T``."""
+    limit, logits = Distillation(temperature=2.0, names=["a", "b"]), LOGITS.clone().requires_grad_()
+    old = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = limit.inner(logits, BATCH | {"old_logits": old}).values
+    total = limit.outer(Hinge(0.7, limit.kappa)).value(values).mean()
+    p, before = (softmax(z.detach().numpy() / 2, axis=1) for z in (logits, old))
+    weight = np.where(BATCH["task"] >= 0, 1 / 4, 0)  # two of four in each of two tasks
+    assert total.item() == pytest.approx(0.7 * weight @ rel_entr(before, p).sum(1), rel=1e-12)
+    total.backward()
+    np.testing.assert_allclose(logits.grad, 0.7 * weight[:, None] * (p - before) / 2, atol=1e-14)
+
+
+def test_the_old_model_is_where_nothing_is_distilled_and_unseen_samples_count_nowhere():
+    limit, logits = Distillation(names=["a", "b"]), LOGITS.clone().requires_grad_()
+    old = limit.reference(LOGITS, BATCH)["old_logits"].double()
+    assert limit.inner(LOGITS, BATCH | {"old_logits": old}).values.abs().max() < 1e-12
+    old[2], old[0] = torch.nan, -1.0
+    values = limit.inner(logits, BATCH | {"old_logits": old}).values
+    alone = {name: column[[0, 4, 5]] for name, column in (BATCH | {"old_logits": old}).items()}
+    assert torch.equal(values, limit.inner(LOGITS[[0, 4, 5]], alone).values)
+    values.sum().backward()
+    assert logits.grad.isfinite().all()
+    assert limit.subsets(BATCH | {"old_logits": old})[0][0].tolist() == [False] * 5 + [True]
+
+
+def test_what_cannot_be_distilled_is_refused():
+    with pytest.raises(ConfigError, match="kappa must be"):
+        Distillation(kappa=-0.1)
+    with pytest.raises(DataError, match=r"needs class logits, shape \(B, C\), got shape \(6,\)"):
+        Distillation(names=["a", "b"]).inner(LOGITS[:, 0], BATCH | {"old_logits": LOGITS})

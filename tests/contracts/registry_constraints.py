@@ -5,6 +5,7 @@ import torch
 from fcco_lightning.constraints import (
     AUCParity,
     DemographicParity,
+    Distillation,
     EqualizedOdds,
     EqualOpportunity,
     FourFifthsRule,
@@ -85,6 +86,21 @@ def forgetting(kappa):
         for row, y, old in zip(s, columns["y"], columns["protected_loss"], strict=True):
             change.append(torch.log(sum(torch.exp(v) for v in row)) - row[y] - old)
         return [subset_mean(change, columns, {"task": task}) - kappa for task in range(2)]
+
+    return formula
+
+
+def distillation(temperature, kappa):
+    def formula(s, columns):
+        def probabilities(row):
+            powers = [torch.exp(torch.as_tensor(v, dtype=torch.float64) / temperature) for v in row]
+            return [p / sum(powers) for p in powers]
+
+        lost = []
+        for row, old in zip(s, columns["old_logits"], strict=True):
+            pairs = zip(probabilities(old), probabilities(row), strict=True)
+            lost.append(sum(p * torch.log(p / q) for p, q in pairs))
+        return [subset_mean(lost, columns, {"task": task}) - kappa for task in range(2)]
 
     return formula
 
@@ -193,6 +209,7 @@ _PROTECTED = {
     "y": torch.tensor(GROUP),
     "task": torch.tensor([0, 0, -1, 1, 0, 0, -1, 0, 1]),
     "protected_loss": torch.linspace(0.2, 1.0, N, dtype=torch.float64),
+    "old_logits": scores(N, 3, seed=4),
 }
 _TWO = table_columns(group=TWO_GROUPS)
 
@@ -311,5 +328,13 @@ CASES = {
         forgetting(0.1),
         unbiased=("uniform",),
         missing="task",
+    ),
+    "distillation": Case(
+        lambda: Distillation(temperature=2.0, kappa=0.1, names=["a", "b"]),
+        scores(N, 3),
+        _PROTECTED,
+        distillation(2.0, 0.1),
+        unbiased=("uniform",),
+        missing="old_logits",
     ),
 }

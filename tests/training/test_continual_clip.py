@@ -553,3 +553,20 @@ def test_the_certificate_is_of_pairs_and_of_protected_images_together(command):
     again = ["test", "--config", "config.yaml", "--ckpt_path", "kept/last.ckpt", "--diagnostics.enabled=true"]
     assert cli.run([*again, "--diagnostics.folder=b"]) == 0
     assert json.loads(Path("b/diagnostics.json").read_text())["best"] == pytest.approx(found["best"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_the_certificate_takes_temperatures_of_single_pairs_where_they_are_kept(command, capsys):
+    """At the end of a fit, and of its checkpoint once it is continued; a test does not load them."""
+    on = ["--diagnostics.enabled=true", "--checkpoint.dirpath=kept", "--report.enabled=false"]
+    on += ["--model.objective.init_args.learn=per_sample", "--trainer.log_every_n_steps=1"]
+    assert command(*on, "--diagnostics.folder=a")[0] == 0
+    again = ["--config", "config.yaml", "--ckpt_path", "kept/last.ckpt", *on, "--diagnostics.folder=b"]
+    assert cli.run(["test", *again]) == 1
+    assert "a certificate of GlobalContrastive takes the tau of every training sample" in capsys.readouterr().err
+    assert cli.run(["fit", *again]) == 0
+    first, second = (json.loads(Path(folder, "diagnostics.json").read_text()) for folder in "ab")
+    assert second["own"] == pytest.approx(first["own"])
+    assert first["own"]["gradient"] > 0
