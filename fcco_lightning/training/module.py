@@ -30,7 +30,7 @@ from fcco_lightning.models import BatchNetwork, head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
-from fcco_lightning.training.averaging import WeightAverage, exchange, require_wide
+from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
 from fcco_lightning.training.evaluating import EvaluatingModule
@@ -39,6 +39,7 @@ from fcco_lightning.training.hyperparameters import Hyperparameters, apply_chang
 from fcco_lightning.training.loaders import training_loader
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
+from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
@@ -174,6 +175,7 @@ class FCCOModule(EvaluatingModule):
             _Announce(),
             LoopProgress(),
             OneLine(),
+            WholeColumns(),
             *(self._take_over(trainer) if trainer.state.fn == "fit" else []),
         ]
 

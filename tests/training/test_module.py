@@ -527,6 +527,7 @@ def test_layers_unfrozen_in_training_are_trained_by_the_rule(make_module, make_t
     assert len(module.algorithm.state_dict()["previous"]["copy"]) == 4
 
 
+@pytest.mark.filterwarnings("ignore:precision=.* keeps the weights")
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 def test_other_precisions_of_the_weights(precision, make_module, make_trainer, small_data):
     module = make_module()
