@@ -183,7 +183,8 @@ class FCCOModule(EvaluatingModule):
         """Accumulation and clipping of a fit; nothing is changed if one of the Trainer's settings is refused."""
         require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
         require_batches(trainer)
-        own, self.backend.clip_val, self.backend.clip_algorithm = OwnSettings(trainer), *self._clipping
+        own = OwnSettings(trainer, self)
+        self.backend.clip_val, self.backend.clip_algorithm = self._clipping
         if trainer.gradient_clip_val:
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")
