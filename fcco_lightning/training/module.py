@@ -618,6 +618,7 @@ class FCCOModule(EvaluatingModule):
             "trained": [name for name, p in self.network.named_parameters() if p.requires_grad],
             "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": own["typed"]},
             "schedule": own["schedule"],
+            "of_steps": sorted(self.backend.of_steps),
             "random": own["random"],
             "skipped_batches": self.skipped_batches,
             "average": None if self.average is None else self.average.state(checkpoint["state_dict"]),
@@ -665,6 +666,7 @@ class FCCOModule(EvaluatingModule):
         if stored.get("average") is not None:
             exchange(checkpoint["state_dict"], stored["average"])
         self.skipped_batches = stored["skipped_batches"]
+        self.backend.of_steps |= set(stored.get("of_steps", ()))  # the epoch may end without another step
         self._restored = {**stored, "lr_schedulers": checkpoint["lr_schedulers"]}
 
     def _continue_phase(self, stored: Mapping[str, Any]) -> None:
