@@ -43,7 +43,12 @@ from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
-from fcco_lightning.training.random_streams import random_streams, set_random_streams
+from fcco_lightning.training.random_streams import (
+    loader_streams,
+    random_streams,
+    set_loader_streams,
+    set_random_streams,
+)
 from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
@@ -420,7 +425,12 @@ class FCCOModule(EvaluatingModule):
         if "old_schedule" in self._restored:
             self._continue_schedule(self._restored["old_schedule"])
         set_random_streams(self._restored["random"])
+        set_loader_streams(self._training_loaders(), self._restored["random"].get("loaders", ()))
         self._restored = None
+
+    def _training_loaders(self) -> Sequence[Any]:
+        combined = self.trainer.fit_loop._combined_loader
+        return () if combined is None else combined.flattened
 
     def _continue_schedule(self, state: Mapping[str, Any]) -> None:
         """Let a schedule whose arguments were changed go on from where a checkpoint left it."""
@@ -599,7 +609,8 @@ class FCCOModule(EvaluatingModule):
         self._share_statistics()
         if self.average is not None:
             self.processes.average_(self.average.statistics)
-        own = {"typed": self._typed, "schedule": self._schedule, "random": random_streams()}
+        streams = random_streams() | {"loaders": loader_streams(self._training_loaders())}
+        own = {"typed": self._typed, "schedule": self._schedule, "random": streams}
         if self._restored is not None:  # nothing was trained since it was loaded
             own = {"typed": self._restored["optimizer"]["typed"], "random": self._restored["random"]}
             own["schedule"] = self._restored.get("schedule", self._schedule)
