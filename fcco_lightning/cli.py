@@ -11,11 +11,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import yaml
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningDataModule, Trainer
@@ -83,10 +85,46 @@ class ArgumentParser(LightningArgumentParser):
             near = get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75)
             message += f".{did_you_mean([_whole(name) for name in near if not name.endswith('.help')])}"
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
-        if nested is not None and ex is not None:
-            message = f"{message.strip()}.{_near(nested[1], _accepted_options(ex))}"
+        if nested is not None:
+            message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()
+            message += f".{_near(nested[1], _accepted_options(ex, self))}"
         sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option, fcco list every class)\n")
         sys.exit(2)
+
+    def parse_string(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the text of a configuration, of which no key may be lost for being empty."""
+        with suppress(yaml.YAMLError):  # the parser says what is wrong with it
+            self._require_known(yaml.safe_load(_first(args, kwargs)))
+        return super().parse_string(*args, **kwargs)
+
+    def parse_object(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the arguments of a class, likewise."""
+        self._require_known(_first(args, kwargs))
+        return super().parse_object(*args, **kwargs)
+
+    def _require_known(self, config: Any, parent: str = "") -> None:
+        """Refuse unknown keys without a value below them, which jsonargparse would pass over in silence."""
+        values = config.as_dict() if isinstance(config, Namespace) else config
+        if not isinstance(values, dict) or "class_path" in values or self._subcommands_action is not None:
+            return
+        known = {action.dest for action in self._actions}
+        for name, value in values.items():
+            key = f"{parent}{name}"
+            group = any(other.startswith(f"{key}.") for other in known)
+            if not (key in known or group) and _is_empty(value):
+                self.error(f"Option '{key}' is not accepted")
+            if group:
+                self._require_known(value, f"{key}.")
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether it is a mapping of nothing, or of such mappings only."""
+    return isinstance(value, dict) and all(map(_is_empty, value.values()))
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The first argument, whose name depends on the version of jsonargparse."""
+    return next(iter([*args, *kwargs.values()]))
 
 
 def _whole(option: str) -> str:
@@ -102,18 +140,31 @@ def _near(option: str, accepted: Sequence[str]) -> str:
     return f"{question} It takes: {', '.join(accepted)}." if of_class else question
 
 
-def _accepted_options(error: BaseException) -> list[str]:
-    """The options of the innermost parser that has refused one: of the class whose argument it is."""
-    cause: BaseException | None = error
-    parser: Any = None
+def _below_classes(option: str) -> str:
+    """The whole path of an option that was refused by the parser of a class, which knows only its end.
+
+    The actions at work name the options whose values they read, each below that of the one before.
+    """
+    frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "_check_type_"]
+    actions = [frame.f_locals.get("self") for frame in frames[::-1]]
+    return ".".join([*(action.dest for action in actions if isinstance(action, argparse.Action)), option])
+
+
+def _accepted_options(error: BaseException | None, parser: Any) -> list[str]:
+    """The options of the innermost parser that has refused one: of the class whose argument it is.
+
+    Args:
+        error: that led to the refusal, if there is one.
+        parser: that reports it.
+    """
+    cause = error
     while cause is not None:
         for frame, _ in traceback.walk_tb(cause.__traceback__):
             own = frame.f_locals.get("self")
             parser = own if isinstance(own, argparse.ArgumentParser) else parser
         parser = getattr(cause, "subcommand_parser", parser)
         cause = cause.__cause__ or cause.__context__
-    known = [] if parser is None else parser._option_string_actions
-    names = [o.removeprefix("--").removesuffix("+") for o in known if o.startswith("--")]
+    names = [o.removeprefix("--").removesuffix("+") for o in parser._option_string_actions if o.startswith("--")]
     return [name for name in dict.fromkeys(names) if name not in ("help", "print_shtab") and not name.endswith(".help")]
 
 

@@ -24,7 +24,9 @@ class Preemption(Callback):
     """Saves ``interrupted.ckpt`` and stops after the step in which the job is told to end.
 
     A signal only sets a flag.  It travels with the step's own exchange, so all processes save in the same step
-    whichever of them got it, and none waits for another in the middle of a step.  Under SLURM
+    whichever of them got it, and none waits for another in the middle of a step.  One that comes too late for the last
+    step, or while the weights of the end are validated, stops the run before what ends it: a recovery step, the report.
+    Continuing does only that.  Under SLURM
     (``#SBATCH --signal=USR1@120``) the job is put back into the queue; elsewhere whoever starts it again uses
     ``--ckpt_path auto``.
 
@@ -81,8 +83,20 @@ class Preemption(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save and stop, if any process was asked to."""
-        if not self._before or not isinstance(pl_module, FCCOModule) or not pl_module.engine.stop_agreed:
-            return
+        if self._before and isinstance(pl_module, FCCOModule) and pl_module.engine.stop_agreed:
+            self._end(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop listening; save and stop, if any process was asked to after the exchange of the last step."""
+        listening = bool(self._before)
+        self._restore(trainer)
+        if listening and isinstance(pl_module, FCCOModule):
+            asked = pl_module.processes.everyone((pl_module.engine.stop_asked, self._interrupted))
+            self._interrupted = any(interrupted for _, interrupted in asked)
+            if any(stop for stop, _ in asked):
+                self._end(trainer)
+
+    def _end(self, trainer: Trainer) -> None:
         saver = trainer.checkpoint_callback
         usual = saver.dirpath if isinstance(saver, ModelCheckpoint) else None
         path = Path(self.folder or usual or trainer.default_root_dir) / INTERRUPTED
@@ -106,10 +120,6 @@ class Preemption(Callback):
             subprocess.run(["scontrol", "requeue", f"{job}_{task}" if task else job], check=True)  # noqa: S603, S607
         except (OSError, subprocess.CalledProcessError) as error:
             rank_zero_warn(f"SLURM could not be asked to queue the job again: {error}. Submit it by hand.")
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Stop listening."""
-        self._restore(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
         """Stop listening."""

@@ -1,10 +1,18 @@
 """Parts assembled into one problem, and the verbs with which any loop trains on it."""
 
 from fcco_lightning.engine.backend import Backend, PlainBackend
+from fcco_lightning.engine.causes import named_samples, narrow_weights
 from fcco_lightning.engine.engine import Engine, Evaluated, Measured
 from fcco_lightning.engine.estimates import Estimates, Surrogate
 from fcco_lightning.engine.forward import InnerFunctions, Samples
-from fcco_lightning.engine.parts import as_batch, other_columns, outputs_of, outputs_of_columns, part_name
+from fcco_lightning.engine.parts import (
+    as_batch,
+    columns_of,
+    other_columns,
+    outputs_of,
+    outputs_of_columns,
+    part_name,
+)
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import BatchDraws, Drawn
 from fcco_lightning.engine.terms import Reading, Term
@@ -25,6 +33,9 @@ __all__ = [
     "Surrogate",
     "Term",
     "as_batch",
+    "columns_of",
+    "named_samples",
+    "narrow_weights",
     "other_columns",
     "outputs_of",
     "outputs_of_columns",

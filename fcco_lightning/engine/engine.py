@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.engine.backend import Backend, PlainBackend
+from fcco_lightning.engine.causes import causes
 from fcco_lightning.engine.estimates import Estimates, Surrogate
 from fcco_lightning.engine.forward import Elsewhere, Estimated, InnerFunctions, RandomState, Samples
 from fcco_lightning.engine.parts import as_batch, part_name, received
@@ -15,7 +16,7 @@ from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_parameters import RowStep
 from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import KnownRows, unite
-from fcco_lightning.errors import ConfigError, NonFiniteError
+from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.objectives.base import nothing
 from fcco_lightning.records import Batch
@@ -186,8 +187,13 @@ class Engine:
             raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
         self.optimizer, self.last_batch = optimizer, last_batch
         self.clear_gradient()  # before the forwards: their activations then have that memory
+        with self.processes.guard():
+            columns = self.received(batch)
         try:
-            self.algorithm.iteration(self, self.received(batch))
+            self.algorithm.iteration(self, columns)
+        except NonFiniteError as error:
+            error.args = (f"{error}{causes(columns, self.functions.network)}",)
+            raise
         finally:
             self._clear()
         return self._estimates
@@ -208,8 +214,19 @@ class Engine:
         return self.algorithm.finish(self, (self.received(batch) for batch in batches))
 
     def received(self, batch: Mapping[str, Any]) -> Batch:
-        """A batch as the loaders gave it, as parts by name, on the device of the weights."""
-        return received(as_batch(batch), self.functions.network, self.params[0].device)
+        """A batch as the loaders gave it, as parts by name, on the device of the weights.
+
+        Raises:
+            DataError: naming the column that is missing or cannot be read.
+        """
+        parts = received(as_batch(batch), self.functions.network, self.params[0].device)
+        first = next(iter(parts.values()))
+        if self._followers and "index" not in first:
+            raise DataError(
+                f"a batch has no column `index`, by which single samples find their rows; it has {sorted(first)}. Wrap "
+                "the data set: DataLoader(IndexedDataset(dataset), ...)."
+            )
+        return parts
 
     def follow_parameters(self) -> bool:
         """Take up a change of what is trained (layers frozen or unfrozen): memories of the old set start afresh.

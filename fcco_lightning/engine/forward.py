@@ -1,7 +1,7 @@
 """Evaluating all inner functions at the present and at other weights."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from fcco_lightning.records import Batch, Columns, Inner
 
 DUAL = "dual"
 """Name of the part with the independent draw of samples that dual steps can take (``dual_PART`` for another part)."""
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class Estimated(NamedTuple):
@@ -161,8 +163,9 @@ class InnerFunctions(nn.Module):
         """Estimates from the network's outputs.
 
         The objective is measured on the first part of the batch and every constraint on its own, unless they name the
-        parts they read.  Mixed precision ends with the network: its outputs are taken at least to float32, and autocast
-        is off, because rows and outer functions would magnify whatever is rounded away here.
+        parts they read.  Reduced precision ends with the network: its outputs are taken at least to float32, autocast
+        is off, and new tensors are float32, because rows and outer functions would magnify whatever is rounded away
+        here.
 
         Args:
             samples: outputs and columns.
@@ -173,9 +176,8 @@ class InnerFunctions(nn.Module):
         measurable: list[Objective | Constraint] = [] if self.objective.outer is None else [self.objective]
         measurable += self.constraints
         chosen = measurable if terms is None else [measurable[i] for i in terms]
-        device = next(iter(next(iter(samples.batch.values())).values())).device.type
-        autocast = torch.is_autocast_enabled(device)
-        with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        device = next(c for c in next(iter(samples.batch.values())).values() if isinstance(c, Tensor)).device.type
+        with _in_full(device):
             values = [part.inner(*_read(samples, part.part)) for part in chosen]
             return Estimated(self.objective.direct(*_read(samples, self.objective.part)) if direct else None, values)
 
@@ -211,6 +213,20 @@ class InnerFunctions(nn.Module):
         self._names = None
 
 
+@contextmanager
+def _in_full(device: str) -> Iterator[None]:
+    """Without autocast, and with no narrower type than float32 for new tensors."""
+    default = torch.get_default_dtype()
+    if default in _HALF:
+        torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+            yield
+    finally:
+        if default in _HALF:
+            torch.set_default_dtype(default)
+
+
 def _read(samples: Samples, part: str | tuple[str, ...] | None) -> tuple[Any, Any]:
     """Outputs, at least in float32, and columns of a part, or by name of several."""
     if isinstance(part, tuple):
@@ -227,7 +243,7 @@ def _wide(outputs: Any) -> Any:
 
 
 def _at_least_float32(leaf: Tensor) -> Tensor:
-    return leaf.float() if leaf.dtype in (torch.bfloat16, torch.float16) else leaf
+    return leaf.float() if leaf.dtype in _HALF else leaf
 
 
 class RandomState:

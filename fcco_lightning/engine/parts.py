@@ -7,26 +7,33 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fcco_lightning.engine.loader_columns import as_columns, described, fields_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.hosted import to_device
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import TARGET, Batch, Columns
 
 
-def as_batch(given: Mapping[str, Any]) -> Batch:
+def as_batch(given: Any) -> Batch:
     """A batch as the loaders gave it, as parts by name: the columns of a single loader are the part "target".
 
+    Args:
+        given: a mapping, a named tuple or a dataclass of columns, or of parts with columns of their own.
+
     Raises:
-        DataError: if it has no columns by name.
+        DataError: if it has no columns by name, or one of them cannot be read.
     """
+    given = fields_of(given)
     if not isinstance(given, Mapping):
         raise DataError(
             f"a batch must be a mapping of columns with the samples' `index`, got a {type(given).__name__}. Wrap the "
             "data set of (x, y) samples: DataLoader(IndexedDataset(dataset), ...)."
         )
-    if given and all(isinstance(part, Mapping) for part in given.values()):
-        return given
-    return {TARGET: given}
+    parts = {name: fields_of(part) for name, part in given.items()}
+    if given and all(isinstance(part, Mapping) for part in parts.values()):
+        columns = {name: as_columns(part) for name, part in parts.items()}
+        return given if all(columns[name] is part for name, part in given.items()) else columns
+    return {TARGET: as_columns(given)}
 
 
 def part_name(batch: Mapping[str, Any], name: str | None) -> str:
@@ -55,16 +62,63 @@ def outputs_of(network: nn.Module, batch: Batch, call: Callable[..., Any] | None
         return dict(run(batch))
     if len(batch) == 1:
         ((name, columns),) = batch.items()
-        return {name: run(columns["x"])}
-    sizes = [len(columns["x"]) for columns in batch.values()]
-    leaves, structure = pytree.tree_flatten(run(torch.cat([columns["x"] for columns in batch.values()])))
+        return {name: _call(run, _input(columns, network), network)}
+    inputs = [_input(columns, network) for columns in batch.values()]
+    sizes = [len(x) for x in inputs]
+    leaves, structure = pytree.tree_flatten(_call(run, torch.cat(inputs), network))
     pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
     return {name: pytree.tree_unflatten(list(one), structure) for name, one in zip(batch, pieces, strict=True)}
+
+
+def _input(columns: Columns, network: nn.Module) -> Any:
+    """The column ``x``, in the type of the weights where that is wider, or where it is float64.
+
+    Raises:
+        DataError: if there is no such column.
+    """
+    if "x" not in columns:
+        raise DataError(f"a batch has no column `x`, the network's input; it has {sorted(columns)}.")
+    x, dtype = columns["x"], _type_of_weights(network)
+    if not isinstance(x, Tensor) or dtype is None or not x.is_floating_point() or x.dtype == dtype:
+        return x
+    return x.to(dtype) if x.dtype == torch.float64 or dtype.itemsize > x.dtype.itemsize else x
+
+
+def _type_of_weights(network: nn.Module) -> torch.dtype | None:
+    return next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
+
+
+def _call(run: Callable[[Any], Any], x: Any, network: nn.Module) -> Any:
+    """The network's outputs.
+
+    Raises:
+        DataError: if it does not take an input of this type.
+    """
+    dtype = x.dtype if isinstance(x, Tensor) else None
+    try:
+        return run(x)
+    except (TypeError, RuntimeError) as error:
+        known = dtype is not None and dtype == _type_of_weights(network)
+        if known or not (isinstance(error, TypeError | NotImplementedError) or "type" in str(error)):
+            raise
+        raise DataError(
+            f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
+            "numbers, with a row for every sample: torch.stack, or .float()."
+        ) from error
 
 
 def outputs_of_columns(network: nn.Module, columns: Columns) -> Any:
     """The network's outputs for the columns of one loader, as in evaluation."""
     return next(iter(outputs_of(network, as_batch(columns)).values()))
+
+
+def columns_of(given: Any) -> Columns:
+    """The columns of one loader as it gave them, as in evaluation; of several, those of the first.
+
+    Raises:
+        DataError: as of :func:`as_batch`.
+    """
+    return next(iter(as_batch(given).values()))
 
 
 def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
@@ -74,7 +128,21 @@ def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
 
 
 def received(batch: Batch, network: nn.Module, device: torch.device) -> Batch:
-    """The batch on the network's device, where the host keeps the columns that it has."""
+    """The batch on the network's device, where the host keeps the columns that it has.
+
+    What is neither a tensor nor an input of the network is left out, and the input ``x`` is given the type of the
+    weights once, for all passes.
+    """
+    batch = {name: _usable(part, network) for name, part in batch.items()}
     if device.type == "cpu":
         return batch
     return {name: to_device(part, device, other_columns(network, part)) for name, part in batch.items()}
+
+
+def _usable(columns: Columns, network: nn.Module) -> Columns:
+    if isinstance(network, BatchNetwork):
+        return columns
+    x = _input(columns, network)
+    if x is columns["x"] and all(isinstance(column, Tensor) for column in columns.values()):
+        return columns
+    return {"x": x, **other_columns(network, columns)}

@@ -116,16 +116,3 @@ def exchange(weights: dict[str, Any], state: dict[str, Any]) -> None:
     """Exchange the network's tensors between a checkpoint's ``state_dict`` and what is stored of an average."""
     for name, value in state["weights"].items():
         state["weights"][name], weights[name] = weights[name], value
-
-
-def require_wide(precision: str) -> None:
-    """Refuse weights of 16 bits, in which a small step towards them is lost.
-
-    Raises:
-        ConfigError: naming the precision.
-    """
-    if precision in ("bf16-true", "16-true"):
-        raise ConfigError(
-            f"precision={precision!r} cannot hold an average of weights: its small steps are rounded away. Use "
-            f"--trainer.precision {precision.replace('true', 'mixed')}, or leave out --model.average."
-        )

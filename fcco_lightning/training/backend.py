@@ -117,7 +117,15 @@ class LightningBackend:
         """Whether this epoch has a value of the monitored metric: one of validation comes with a validation only."""
         trainer = self.module.trainer
         every = trainer.check_val_every_n_epoch
-        return every is None or (trainer.current_epoch + 1) % every == 0 or self.scheduler_monitor in self.of_steps
+        if self.scheduler_monitor in self.of_steps:
+            return True
+        if every is not None:
+            return (trainer.current_epoch + 1) % every == 0
+        batches, interval = trainer.fit_loop.epoch_loop.batch_progress, trainer.val_check_batch
+        if not isinstance(interval, int):  # by time
+            return True
+        before = batches.total.ready - batches.current.ready
+        return batches.total.ready // interval > before // interval
 
     def _monitored(self) -> Tensor:
         logged = self.module.trainer.callback_metrics

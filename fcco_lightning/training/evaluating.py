@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.distributed import Processes
-from fcco_lightning.engine import other_columns, outputs_of_columns
+from fcco_lightning.engine import columns_of, named_samples, narrow_weights, other_columns, outputs_of_columns
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.evaluation import Evaluation, concatenate, summarise
 
@@ -65,10 +65,12 @@ class EvaluatingModule(LightningModule):
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Outputs with the samples' index."""
-        return {"index": batch["index"], "output": outputs_of_columns(self.network, batch)}
+        columns = columns_of(batch)
+        return {"index": columns["index"], "output": outputs_of_columns(self.network, columns)}
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
-        found = outputs_of_columns(self.network, batch), other_columns(self.network, batch)
+        columns = columns_of(batch)
+        found = outputs_of_columns(self.network, columns), other_columns(self.network, columns)
         self._collected.setdefault(loader, []).append(found)
 
     @torch.no_grad()
@@ -87,9 +89,10 @@ class EvaluatingModule(LightningModule):
         parts = []
         with self.trainer.precision_plugin.val_step_context():
             for batch in loader:
-                moved = self.transfer_batch_to_device(batch, self.device, 0)
+                columns = columns_of(batch)
+                moved = self.transfer_batch_to_device(columns, self.device, 0)
                 outputs = pytree.tree_map(Tensor.cpu, outputs_of_columns(network, moved))
-                parts.append((outputs, other_columns(network, batch)))
+                parts.append((outputs, other_columns(network, columns)))
         self.train(was_training)
         return concatenate(parts, self.processes)
 
@@ -115,10 +118,12 @@ class EvaluatingModule(LightningModule):
         Raises:
             NonFiniteError: if an output is NaN or infinite.
         """
-        if not bool(torch.isfinite(outputs).all()):
+        bad = ~torch.isfinite(outputs).reshape(len(outputs), -1).all(1)
+        if bool(bad.any()):
             raise NonFiniteError(
-                f"the network's outputs on the {split} split are not finite: the weights diverged or the features hold "
-                "NaN. Lower the learning rate, or clip with --model.gradient_clip_val."
+                f"the network's outputs on the {split} split are not finite for {named_samples(bad, columns)}: the "
+                "weights diverged or the features hold NaN. Lower the learning rate, or clip with "
+                f"--model.gradient_clip_val.{narrow_weights(self.network)}"
             )
         summary, reason = summarise(self.evaluation, self.constraints, outputs, columns)
         if reason and not self._was_vacuous.get(split, False):

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from fcco_lightning.engine import narrow_weights
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.numerics import all_finite
 
@@ -30,5 +31,5 @@ def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
         raise NonFiniteError(
             f"`{bad[0]}` holds NaN or infinity: the weights have diverged in a step whose gradient was finite. No "
             "checkpoint is written of them, earlier ones are as they were. Lower the learning rate, or clip with "
-            "--model.gradient_clip_val, and continue from an earlier checkpoint."
+            f"--model.gradient_clip_val, and continue from an earlier checkpoint.{narrow_weights(network)}"
         )

@@ -30,7 +30,7 @@ from fcco_lightning.models import BatchNetwork, head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.steps import AdamType
-from fcco_lightning.training.averaging import WeightAverage, exchange, require_wide
+from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
 from fcco_lightning.training.evaluating import EvaluatingModule
@@ -39,10 +39,16 @@ from fcco_lightning.training.hyperparameters import Hyperparameters, apply_chang
 from fcco_lightning.training.loaders import training_loader
 from fcco_lightning.training.old_model import References, Remembers
 from fcco_lightning.training.optimizers import build_optimizer
+from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import MAIN, PRETRAINING, Phase, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
-from fcco_lightning.training.random_streams import random_streams, set_random_streams
+from fcco_lightning.training.random_streams import (
+    loader_streams,
+    random_streams,
+    set_loader_streams,
+    set_random_streams,
+)
 from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
@@ -174,6 +180,7 @@ class FCCOModule(EvaluatingModule):
             _Announce(),
             LoopProgress(),
             OneLine(),
+            WholeColumns(),
             *(self._take_over(trainer) if trainer.state.fn == "fit" else []),
         ]
 
@@ -181,7 +188,8 @@ class FCCOModule(EvaluatingModule):
         """Accumulation and clipping of a fit; nothing is changed if one of the Trainer's settings is refused."""
         require_usable(trainer.callbacks, self)  # type: ignore[attr-defined]
         require_batches(trainer)
-        own, self.backend.clip_val, self.backend.clip_algorithm = OwnSettings(trainer), *self._clipping
+        own = OwnSettings(trainer, self)
+        self.backend.clip_val, self.backend.clip_algorithm = self._clipping
         if trainer.gradient_clip_val:
             self.backend.clip_val = positive("gradient_clip_val", float(trainer.gradient_clip_val))
             self.backend.clip_algorithm = str(trainer.gradient_clip_algorithm or "norm")
@@ -417,7 +425,12 @@ class FCCOModule(EvaluatingModule):
         if "old_schedule" in self._restored:
             self._continue_schedule(self._restored["old_schedule"])
         set_random_streams(self._restored["random"])
+        set_loader_streams(self._training_loaders(), self._restored["random"].get("loaders", ()))
         self._restored = None
+
+    def _training_loaders(self) -> Sequence[Any]:
+        combined = self.trainer.fit_loop._combined_loader
+        return () if combined is None else combined.flattened
 
     def _continue_schedule(self, state: Mapping[str, Any]) -> None:
         """Let a schedule whose arguments were changed go on from where a checkpoint left it."""
@@ -596,7 +609,8 @@ class FCCOModule(EvaluatingModule):
         self._share_statistics()
         if self.average is not None:
             self.processes.average_(self.average.statistics)
-        own = {"typed": self._typed, "schedule": self._schedule, "random": random_streams()}
+        streams = random_streams() | {"loaders": loader_streams(self._training_loaders())}
+        own = {"typed": self._typed, "schedule": self._schedule, "random": streams}
         if self._restored is not None:  # nothing was trained since it was loaded
             own = {"typed": self._restored["optimizer"]["typed"], "random": self._restored["random"]}
             own["schedule"] = self._restored.get("schedule", self._schedule)
@@ -615,6 +629,7 @@ class FCCOModule(EvaluatingModule):
             "trained": [name for name, p in self.network.named_parameters() if p.requires_grad],
             "optimizer": {"class": type(self._raw_optimizer).__name__, "typed": own["typed"]},
             "schedule": own["schedule"],
+            "of_steps": sorted(self.backend.of_steps),
             "random": own["random"],
             "skipped_batches": self.skipped_batches,
             "average": None if self.average is None else self.average.state(checkpoint["state_dict"]),
@@ -662,6 +677,7 @@ class FCCOModule(EvaluatingModule):
         if stored.get("average") is not None:
             exchange(checkpoint["state_dict"], stored["average"])
         self.skipped_batches = stored["skipped_batches"]
+        self.backend.of_steps |= set(stored.get("of_steps", ()))  # the epoch may end without another step
         self._restored = {**stored, "lr_schedulers": checkpoint["lr_schedulers"]}
 
     def _continue_phase(self, stored: Mapping[str, Any]) -> None:

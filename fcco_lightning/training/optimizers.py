@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models import BatchNetwork, ParameterGroup
 from fcco_lightning.objectives import Objective
+from fcco_lightning.training.precisions import require_room
 
 _DECAYS = ("weight_decay", "mu")  # what optimizers call it: torch's, and ProximalSGD
 
@@ -25,7 +26,8 @@ def build_optimizer(
         objective_lr: their step size; None for the network's.
 
     Raises:
-        ConfigError: if it is an optimizer that evaluates a batch several times.
+        ConfigError: if it is an optimizer that evaluates a batch several times, or whose ``eps`` weights of type
+            float16 do not hold.
     """
     if isinstance(network, BatchNetwork):
         groups = network.parameter_groups()
@@ -42,4 +44,5 @@ def build_optimizer(
         group.update({name: 0.0 for name in _DECAYS if name in group and not wanted.decay})
     if of_objective and objective_lr is not None:
         optimizer.param_groups[-1]["lr"] = objective_lr
+    require_room(optimizer)
     return optimizer

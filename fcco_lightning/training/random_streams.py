@@ -1,10 +1,12 @@
-"""The global random streams, for checkpoints."""
+"""The random streams that training draws from, for checkpoints."""
 
 import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 
 def random_streams() -> dict[str, Any]:
@@ -30,3 +32,58 @@ def set_random_streams(state: dict[str, Any]) -> None:
     np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
     if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+
+
+def loader_streams(loaders: Iterable[Any]) -> list[Any]:
+    """State of the generators that loaders, their samplers and their data sets have of their own, in a fixed order."""
+    return [_state(generator) for generator in _generators(loaders)]
+
+
+def set_loader_streams(loaders: Iterable[Any], states: Sequence[Any]) -> None:
+    """Continue the streams of :func:`loader_streams`, if these loaders have as many."""
+    generators = _generators(loaders)
+    if len(generators) == len(states):
+        for generator, state in zip(generators, states, strict=True):
+            _set_state(generator, state)
+
+
+_Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+
+def _generators(loaders: Iterable[Any]) -> list[_Generator]:
+    """Those that are attributes of a loader, of its samplers or of its data sets, each once."""
+    todo, seen, found = list(loaders), set[int](), []
+    while todo:
+        owner = todo.pop(0)
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        if isinstance(owner, _Generator):
+            found.append(owner)
+            continue
+        inside = vars(owner) if hasattr(owner, "__dict__") else {}
+        todo += [inside[name] for name in ("batch_sampler", "sampler", "dataset") if name in inside]
+        todo += [value for value in inside.values() if isinstance(value, _Generator)]
+    return found
+
+
+def _state(generator: _Generator) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    state = generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state(False)
+    return pytree.tree_map_only(np.ndarray, lambda a: torch.from_numpy(a.astype(np.int64)), state)
+
+
+def _set_state(generator: _Generator, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state.cpu())
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        plain = pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy(), state)
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = plain
+        else:
+            generator.set_state(plain)

@@ -92,24 +92,30 @@ def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
 
 
 class OwnSettings(Callback):
-    """Gives a Trainer its own settings back when a fit for which they were changed is over, however it ends.
+    """Gives a Trainer and a module their own settings back when a fit for which they were changed is over.
 
-    Another module, or the same one, can then be fitted by the same Trainer.
+    However it ends: another module, or the same one, can then be fitted by the same Trainer.
 
     Args:
         trainer: with the settings that its user gave it.
+        module: likewise, with its ``micro_batch``, which accumulation makes smaller.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._settings = {name: getattr(trainer, name) for name in ("accumulate_grad_batches", "gradient_clip_val")}
+    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
+        changed = ((trainer, "accumulate_grad_batches"), (trainer, "gradient_clip_val"), (module, "micro_batch"))
+        self._settings = [(owner, name, getattr(owner, name)) for owner, name in changed]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Give them back after a fit."""
-        vars(trainer).update(self._settings)
+        self._give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
         """Give them back after a fit that failed or was interrupted."""
-        vars(trainer).update(self._settings)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for owner, name, value in self._settings:
+            setattr(owner, name, value)
 
 
 def require_rows(trainer: Trainer | None) -> None:

@@ -25,14 +25,18 @@ pytestmark = [
 ]
 
 
+UPDATES = 3
+
+
 class Press(Callback):
-    """Ctrl-C, so many times after update 1."""
+    """Ctrl-C, so many times in a hook after so many updates."""
 
-    def __init__(self, times):
-        self.times = times
+    def __init__(self, times, hook="on_train_batch_end", updates=1):
+        self.times, self.updates = times, updates
+        setattr(self, hook, self.press)
 
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 1:
+    def press(self, trainer, *_):
+        if trainer.global_step == self.updates:
             for _ in range(self.times):
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -77,11 +81,21 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         run.load()
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(caplog):
+@pytest.mark.parametrize(
+    "press",
+    [
+        Press(1),
+        Press(1, "on_before_optimizer_step", UPDATES - 1),  # in the last batch, behind its exchange
+        pytest.param(Press(1, "on_validation_end", UPDATES), marks=pytest.mark.slow),
+    ],
+    ids=["after an update", "in the last update", "in the last validation"],
+)
+def test_an_interrupted_run_goes_on_bit_for_bit(press, caplog):
     module, _ = fit()
+    assert module.trainer.global_step == UPDATES
     handler = signal.getsignal(signal.SIGINT)
     with caplog.at_level(logging.INFO), pytest.raises(SystemExit):
-        fit(Press(1))
+        fit(press)
     assert signal.getsignal(signal.SIGINT) is handler
     run = load_run("runs/version_1")
     assert run.checkpoint.name == "interrupted.ckpt"

@@ -200,7 +200,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
     ("arguments", "expected", "status"),
     [
         (["--model.algorithm=ALEXR3"], "ALEXR3", 2),
-        (["--model.algorithm.lamm=0.1"], "Did you mean lam", 2),
+        (["--model.algorithm.lamm=0.1"], "'model.algorithm.lamm' is not accepted. Did you mean lam", 2),
         (["--model.objectiv=AUC"], "objectiv", 2),
         (["--trainer.max_epoch=3"], "max_epoch", 2),
         (["--model.algorithm.lam=0"], "lam must be a finite number > 0, got 0", 1),
@@ -237,6 +237,30 @@ def test_the_last_checkpoint_holds_the_reported_weights():
 )
 def test_mistakes(capsys, arguments, expected, status):
     assert expected in fails(capsys, *arguments, status=status)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"modl": {}}, "Option 'modl' is not accepted. Did you mean model?"),
+        ({"model": {"algoritm": {}}}, "'model.algoritm' is not accepted. Did you mean model.algorithm"),
+        (
+            {"model": {"constraints": [{"class_path": "ROCFairness", "init_args": {
+                "thresholds": [1.0], "scale": {"class_path": "QuantileScores", "init_args": {"knot": 3}}}}]}},
+            "'model.constraints.scale.knot' is not accepted. Did you mean knots?",
+        ),
+        (
+            {"data": {"class_path": "SyntheticDataModule", "init_args": {
+                "batches": {"class_path": "UniformSampling", "init_args": {"batchsize": {}}}}}},
+            "'data.batches.batchsize' is not accepted. Did you mean batch_size",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value.split("'")[1],
+)  # fmt: skip
+def test_a_misspelt_key_is_named_by_its_whole_path(capsys, config, expected, tmp_path):
+    path = tmp_path / "misspelt.yaml"
+    path.write_text(yaml.safe_dump(config))
+    assert expected in fails(capsys, "--config", str(path), status=2)
 
 
 def test_missing_file_and_column(capsys, tmp_path):

@@ -130,7 +130,7 @@ def accumulated(make_module, make_trainer, parts, batches, **changes):
 def test_accumulated_batches_are_one_batch(small, large, algorithm, make_module, make_trainer):
     found, steps = accumulated(make_module, make_trainer, 3, small, algorithm=algorithm())
     expected, wanted = accumulated(make_module, make_trainer, 1, large, algorithm=algorithm())
-    assert (steps, found.micro_batch) == (wanted, small.batch_size)
+    assert (steps, found.engine.functions.micro_batch) == (wanted, small.batch_size)
     torch.testing.assert_close(found.network.state_dict(), expected.network.state_dict(), rtol=1e-4, atol=1e-6)
 
 
@@ -208,12 +208,12 @@ def test_a_barebones_trainer_logs_no_step(make_module, small_data, tmp_path):
 
 def test_batches_have_their_own_size_again_after_an_accumulating_fit(make_module, make_trainer):
     data = make_data(train=make_frame(90, 0), batches=UniformSampling(10))
-    trainer = make_trainer(max_epochs=1, accumulate_grad_batches=3)
-    trainer.fit(make_module(), data)
+    trainer, module = make_trainer(max_epochs=1, accumulate_grad_batches=3), make_module()
+    trainer.fit(module, data)
     assert (trainer.accumulate_grad_batches, trainer.global_step) == (3, 3)
     trainer = make_trainer(max_epochs=1)
-    trainer.fit(make_module(), data)
-    assert trainer.global_step == 9
+    trainer.fit(module, data)
+    assert (trainer.global_step, module.micro_batch, module.engine.functions.micro_batch) == (9, None, None)
 
 
 def test_schedules_per_epoch_and_per_step(make_module, make_trainer, small_data):
@@ -527,6 +527,7 @@ def test_layers_unfrozen_in_training_are_trained_by_the_rule(make_module, make_t
     assert len(module.algorithm.state_dict()["previous"]["copy"]) == 4
 
 
+@pytest.mark.filterwarnings("ignore:precision=.* keeps the weights")
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 def test_other_precisions_of_the_weights(precision, make_module, make_trainer, small_data):
     module = make_module()

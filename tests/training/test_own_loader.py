@@ -1,10 +1,12 @@
 """Loaders of a user's own: a run is continued exactly, or one warning says what does so."""
 
+import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from fcco_lightning import ResumableLoader, TabularMLP
 from fcco_lightning.data import TensorTable
@@ -24,6 +26,29 @@ def table():
 def plain(workers=0, **options):
     options |= {"num_workers": workers, "persistent_workers": workers > 0, "collate_fn": collate}
     return DataLoader(table(), ROWS // BATCHES, shuffle=True, **options)
+
+
+def with_generator():
+    return plain(generator=torch.Generator().manual_seed(5))
+
+
+class Permuted(Sampler):
+    """Draws from a stream of its own."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __len__(self):
+        return ROWS
+
+    def __iter__(self):
+        order = list(range(ROWS))
+        self.stream.shuffle(order)
+        return iter(order)
+
+
+def with_sampler(stream):
+    return DataLoader(table(), ROWS // BATCHES, sampler=Permuted(stream), collate_fn=collate)
 
 
 def stateful(workers=0):
@@ -59,10 +84,24 @@ def stopped_and_whole(make_module, make_trainer, make_loader, batch, path):
         (resumable, 2),
         (plain, BATCHES - 1),
         pytest.param(lambda: plain(2), BATCHES - 1, marks=pytest.mark.slow),
+        (with_generator, BATCHES - 1),
+        (lambda: with_sampler(np.random.default_rng(5)), BATCHES - 1),
+        (lambda: with_sampler(np.random.RandomState(5)), BATCHES - 1),
+        (lambda: with_sampler(random.Random(5)), BATCHES - 1),  # noqa: S311
         (stateful, 2),
         (lambda: stateful(2), 2),
     ],
-    ids=["ours", "at the end of an epoch", "with workers that stay", "torchdata's", "torchdata's, workers that stay"],
+    ids=[
+        "ours",
+        "at the end of an epoch",
+        "with workers that stay",
+        "a generator",
+        "a sampler with NumPy's generator",
+        "a sampler with NumPy's old generator",
+        "a sampler with Python's generator",
+        "torchdata's",
+        "torchdata's, workers that stay",
+    ],
 )
 def test_continued_exactly_without_a_warning(make_loader, batch, make_module, make_trainer, tmp_path):
     different, said = stopped_and_whole(make_module, make_trainer, make_loader, batch, tmp_path / "at.ckpt")

@@ -90,6 +90,7 @@ def test_resume_equals_uninterrupted(algorithm, batch, make_module, make_trainer
     assert resumed.global_step == whole.global_step
 
 
+@pytest.mark.filterwarnings("ignore:precision=.* keeps the weights")
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"])
 def test_resume_in_every_precision(precision, make_module, make_trainer, tmp_path):
     path, data = tmp_path / "at.ckpt", {"train": make_frame(60, 0), "test": make_frame(20, 1)}

@@ -150,26 +150,41 @@ def test_what_cannot_be_continued_is_refused(parts, error, message, make_module,
         rates(make_module, make_trainer, epochs=EPOCHS, ckpt_path=path, **(once | parts))
 
 
-def test_after_the_last_batch_of_an_epoch_its_validation_is_still_to_come(make_module, make_trainer, tmp_path):
+@pytest.mark.parametrize(
+    ("monitor", "epoch", "flags"),
+    [("train_auc", 1, {}), ("train_objective", 0, {"check_val_every_n_epoch": 2, "log_every_n_steps": 1})],
+    ids=["validated", "not validated"],
+)
+def test_after_the_last_batch_of_an_epoch_its_end_is_still_to_come(
+    monitor, epoch, flags, make_module, make_trainer, tmp_path
+):
     """Else the plateau would see one figure less than in the uninterrupted run."""
 
     def run(*callbacks, ckpt_path=None):
         torch.manual_seed(0)
         module = make_module(
             scheduler=lambda o: schedules.ReduceLROnPlateau(o, "max", patience=0, threshold=0.03),
-            scheduler_monitor="train_auc",
+            scheduler_monitor=monitor,
         )
-        trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
+        trainer = make_trainer(max_epochs=3, callbacks=list(callbacks), **flags)
         trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
         return trainer.lr_scheduler_configs[0].scheduler.state_dict()
 
-    whole = run(SaveAt(tmp_path / "at.ckpt", 1, 1))
+    whole = run(SaveAt(tmp_path / "at.ckpt", epoch, 1))
     assert run(ckpt_path=tmp_path / "at.ckpt") == whole
     assert whole["last_epoch"] == 3
 
 
-@pytest.mark.parametrize(("monitor", "steps"), [("train_auc", 2), ("train_objective", 6)])
-def test_a_plateau_is_looked_at_when_there_is_a_new_value(monitor, steps, make_module, make_trainer):
+@pytest.mark.parametrize(
+    ("monitor", "flags", "steps"),
+    [
+        ("train_auc", {"check_val_every_n_epoch": 3}, 2),
+        ("train_objective", {"check_val_every_n_epoch": 3}, 6),
+        ("train_auc", {"check_val_every_n_epoch": None, "val_check_interval": 5}, 2),  # in the epochs 2 and 4
+    ],
+    ids=["of validation", "of steps", "of validation by batches"],
+)
+def test_a_plateau_is_looked_at_when_there_is_a_new_value(monitor, flags, steps, make_module, make_trainer):
     made = []
 
     class Counted(schedules.ReduceLROnPlateau):
@@ -178,5 +193,5 @@ def test_a_plateau_is_looked_at_when_there_is_a_new_value(monitor, steps, make_m
             super().step(metrics)
 
     module = make_module(algorithm=SGD(), constraints=(), scheduler=Counted, scheduler_monitor=monitor)
-    make_trainer(max_epochs=6, check_val_every_n_epoch=3).fit(module, make_data(**DATA))
+    make_trainer(max_epochs=6, **flags).fit(module, make_data(**DATA))
     assert len(made) == steps

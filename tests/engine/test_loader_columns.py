@@ -1,0 +1,117 @@
+"""Batches of loaders that know nothing of this package: the same step as with tensors, or a word on the column."""
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from fcco_lightning import SOX, Engine
+from fcco_lightning.errors import DataError, NonFiniteError
+from tests.contracts.trainings import Margins
+
+N, WIDTH = 12, 3
+X = torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1] * (N // 2))
+PLAIN = {"x": X, "y": Y, "index": torch.arange(N)}
+Fields = namedtuple("Fields", PLAIN)
+
+
+@dataclass
+class Record:
+    x: object
+    y: object
+    index: object
+
+
+def trained(batch):
+    """Weights and rows after a step."""
+    torch.manual_seed(0)
+    network, algorithm = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0)), SOX()
+    problem = algorithm.pose(Margins(), num_samples=N)
+    engine = Engine(network, problem, algorithm)
+    engine.train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.1))
+    return torch.cat([*(p.detach().flatten() for p in network.parameters()), problem.terms[0].state.rows.flatten()])
+
+
+SAME = {
+    "x of NumPy": {"x": X.numpy()},
+    "x of NumPy, read-only": {"x": np.broadcast_to(X.numpy(), X.shape)},
+    "x of NumPy, backwards": {"x": X.numpy()[:, ::-1].copy()[:, ::-1]},
+    "x of NumPy, other byte order": {"x": X.numpy().astype(">f4")},
+    "x of a table": {"x": pd.DataFrame(X.numpy())},
+    "x of lists": {"x": X.tolist()},
+    "x of arrays": {"x": list(X.numpy())},
+    "x float64": {"x": X.double()},
+    "x transposed in memory": {"x": X.t().contiguous().t()},
+    "x sparse": {"x": X.to_sparse()},
+    "y bool": {"y": Y.bool()},
+    "y float64": {"y": Y.double()},
+    "y int8": {"y": Y.to(torch.int8)},
+    "y uint8, of which 2 y - 1 would be 255": {"y": Y.to(torch.uint8)},
+    "y of a list": {"y": Y.tolist()},
+    "y of NumPy": {"y": Y.numpy()},
+    "y of single tensors": {"y": list(Y)},
+    "index int32": {"index": torch.arange(N, dtype=torch.int32)},
+    "index of a list": {"index": list(range(N))},
+    "index of NumPy": {"index": np.arange(N)},
+    "texts first": {"path": ["a"] * N, **PLAIN},
+    "nothing under a name": {"meta": None},
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_column_of_another_type_changes_nothing(name):
+    batch = SAME[name] | {other: column for other, column in PLAIN.items() if other not in SAME[name]}
+    torch.testing.assert_close(trained(batch), trained(PLAIN))
+
+
+@pytest.mark.parametrize("batch", [Fields(**PLAIN), Record(**PLAIN), UserDict(PLAIN), {"target": Fields(**PLAIN)}])
+def test_a_batch_of_another_type_changes_nothing(batch):
+    assert torch.equal(trained(batch), trained(PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": list(X)}, r"does not take the column `x` of a batch, a list of Tensor: .* torch\.stack"),
+        ({"x": [[1.0] * i for i in range(N)]}, "column `x` of a batch, a list of list"),
+        ({"x": (10 * X).long()}, r"column `x` of a batch, a tensor of torch\.int64 and shape \(12, 3\): .*\.float\(\)"),
+        ({"x": X + 1j * X}, r"column `x` of a batch, a tensor of torch\.complex64"),
+        ({"x": ["a"] * N}, "column `x` of a batch, a list of str"),
+        ({"x": X[1:]}, r"one first dimension.*'x': \(11, 3\)"),
+        ({"epoch": torch.tensor(3)}, r"'epoch': \(\)"),
+        ({"y": ["yes", "no"] * (N // 2)}, "column `y` of a batch is a list of str.* 0 and 1"),
+        ({"y": Y + 0j}, r"column `y` of a batch is a tensor of torch\.complex64"),
+        ({"index": [f"id{i}" for i in range(N)]}, "column `index` of a batch is a list of str.* IndexedDataset"),
+        ({"index": torch.arange(N)[:, None]}, r"column `index` of a batch is a .* shape \(12, 1\)"),
+    ],
+)
+def test_a_column_that_cannot_be_read_is_named(changed, message):
+    with pytest.raises(DataError, match=message):
+        trained(PLAIN | changed)
+
+
+@pytest.mark.parametrize("missing", ["x", "index"])
+def test_a_column_that_is_missing_is_named(missing):
+    with pytest.raises(DataError, match=f"no column `{missing}`"):
+        trained({name: column for name, column in PLAIN.items() if name != missing})
+
+
+def test_samples_whose_input_is_not_finite_are_named():
+    x = X.clone()
+    x[3, 1], x[7, 0] = float("nan"), float("inf")
+    with pytest.raises(NonFiniteError, match=r"`x` of the samples with index 4, 8 is NaN or infinite"):
+        trained(PLAIN | {"x": x, "index": (torch.arange(N) + 1) % N})
+
+
+def test_weights_of_float16_are_named():
+    network, algorithm = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0)).half(), SOX()
+    engine = Engine(network, algorithm.pose(Margins(), num_samples=N), algorithm)
+    batch = PLAIN | {"x": torch.full_like(X, 6e4).half()}
+    network[0].weight.data.fill_(6e4)
+    with pytest.raises(NonFiniteError, match=r"float16 \(precision 16-true\).* bf16-mixed or 32-true"):
+        engine.train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.1))
