@@ -238,6 +238,12 @@ def test_mistakes(capsys, arguments, expected, status):
     assert expected in fails(capsys, *arguments, status=status)
 
 
+def test_a_misspelt_command_is_told_all_of_them(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["fti"])
+    assert "choose from 'fit', 'validate', 'test', 'predict'" in capsys.readouterr().err
+
+
 def test_missing_file_and_column(capsys, tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("a,sex,label\n" + "".join(f"{i},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
