@@ -42,6 +42,15 @@ def test_auc_dispatches_few_operators():
     assert 5 <= script("step_cost").operators() <= 30
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_fits_take_turns_against_plain_lightning():
+    table = script("step_cost").under_trainer(2, steps=8)
+    assert len(table) == 8
+    assert table["plain Lightning, own loader"]["ratio"] == 1
+    assert all(row["ms"] > 0 for row in table.values())
+
+
 def test_the_written_out_step_is_the_engine_step():
     """The benchmark compares like with like: same weights after five steps."""
     import copy

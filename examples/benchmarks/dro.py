@@ -14,6 +14,7 @@ round.  The transcription is in ``dro_transcription.py``; it has the same step s
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -140,10 +141,11 @@ def draw(histories: dict[str, Any], n: int, title: str, path: Path) -> Path:
 
 def curves(histories: dict[str, Any], n: int, axes: Any, title: str) -> None:
     """Gap against passes over the data and against seconds."""
-    for colour, (name, history) in zip(COLOURS, histories.items(), strict=False):
-        gaps = [max(record["gap"], 1e-16) for record in history]
-        axes[0].plot([record["oracle_calls"] / n for record in history], gaps, color=colour, label=name)
-        axes[1].plot([record["seconds"] for record in history], gaps, color=colour)
+    kinds = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS))
+    for (name, history), (line, colour) in zip(histories.items(), kinds, strict=False):
+        gaps, drawn = [max(record["gap"], 1e-16) for record in history], {"color": colour, "linestyle": line}
+        axes[0].plot([record["oracle_calls"] / n for record in history], gaps, label=name, **drawn)
+        axes[1].plot([record["seconds"] for record in history], gaps, **drawn)
     for one, label in zip(axes, ("passes over the data", "seconds of the processor"), strict=True):
         one.set(xscale="log", yscale="log", xlabel=label, ylabel="duality gap")
         quiet_frame(one)

@@ -7,27 +7,33 @@ over rounds and the ratio is the median of the ratios within a round::
     uv run python examples/benchmarks/step_cost.py --device cuda --rounds 200
     uv run python examples/benchmarks/step_cost.py --groups              # group DRO, resnet18 at 64x64
     uv run python examples/benchmarks/step_cost.py --constraints         # 1 to 1000 constraints of two kinds
+    uv run python examples/benchmarks/step_cost.py --trainer --rounds 9  # Trainer.fit against plain Lightning
 
 - resnet18 (timm) at 32x32, batch 64: a plain step (logistic loss) against SGD, SOX, SONEX and ALEXR2 on AUC with 14
   ROC-fairness constraints.
-- MLP 100-64-64-1, batch 128: the engine and a whole batch under ``Trainer.fit`` (loader, hooks and logging included)
-  against the same arithmetic written out.
+- MLP 100-64-64-1, batch 128: the engine against the same arithmetic written out.
 - operators that the AUC objective's forward dispatches at batch 128.
 """
 
 import argparse
 import copy
 import itertools
+import logging
+import statistics
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import Step, interleaved, report
+from lightning.pytorch import Callback, LightningModule, Trainer
+from timing import Step, Table, interleaved, report
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, Dataset
 
 from fcco_lightning import (
     ALEXR,
@@ -45,6 +51,7 @@ from fcco_lightning import (
     Constraint,
     CVaRGroupDRO,
     Engine,
+    FCCOModule,
     HeavyBall,
     HingePenalty,
     LogisticLoss,
@@ -54,6 +61,8 @@ from fcco_lightning import (
     ROCFairness,
     SquaredHingePenalty,
     TabularMLP,
+    TensorDataModule,
+    UniformSampling,
 )
 
 SOX_PARTS = (lambda: SOX(0.8), SquaredHingePenalty(100.0))
@@ -229,46 +238,105 @@ def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
         "written out": written_out(copy.deepcopy(model), sonex=sonex),
         "engine": ours(network, algorithm(), penalty, AdamType(network.parameters(), lr=1e-4)),
     }
-    result = interleaved(variants, batches(8, (128, 100), "cpu"), rounds, "cpu")
-    per_batch = under_trainer(rounds, model, algorithm(), penalty)
-    result["Trainer.fit, everything included"] = {"ms": per_batch, "ratio": per_batch / result["written out"]["ms"]}
+    return interleaved(variants, batches(8, (128, 100), "cpu"), rounds, "cpu")
+
+
+class Plain(LightningModule):
+    """Cross-entropy by automatic optimization, as anyone would write it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def training_step(self, batch: dict[str, Tensor], _: int) -> Tensor:
+        """The loss."""
+        return binary_cross_entropy_with_logits(self.network(batch["x"]), batch["y"].float())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """As for the others."""
+        return torch.optim.SGD(self.parameters(), lr=1e-4, momentum=0.9)
+
+
+class Clock(Callback):
+    """Seconds of the processor at the end of every batch."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Look at it."""
+        self.ends.append(time.process_time())
+
+
+def fitted(module: LightningModule, data: Any, steps: int) -> float:
+    """Median milliseconds of the processor per step of ``Trainer.fit``, its loader included."""
+    clock, first = Clock(), steps // 4
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    flags = {
+        "max_steps": steps,
+        "max_epochs": -1,
+        "limit_val_batches": 0,
+        "logger": False,
+        "accelerator": "cpu",
+    } | quiet
+    Trainer(callbacks=[clock], **flags).fit(module, data)
+    ends = clock.ends[first:]
+    return 1e3 * statistics.median(b - a for a, b in itertools.pairwise(ends))
+
+
+def under_trainer(rounds: int, steps: int = 160) -> Table:
+    """MLP 122-256-256-1, batch 128: fits that take turns, against plain Lightning with the same loader."""
+    torch.manual_seed(0)
+    model, rows = TabularMLP([256, 256], 1, 122), 128 * (steps + 1)
+    columns = {"x": torch.randn(rows, 122), "y": (torch.rand(rows) < 0.25).long(), "group": torch.arange(rows) % 2}
+
+    def module(algorithm: Algorithm, constraints: list[Constraint], penalty: Any) -> FCCOModule:
+        return FCCOModule(
+            copy.deepcopy(model),
+            AUC(),
+            constraints=constraints,
+            penalty=penalty,
+            algorithm=algorithm,
+            num_samples=rows,
+            optimizer=lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
+        )
+
+    modules: dict[str, Callable[[], LightningModule]] = {
+        "plain Lightning": lambda: Plain(copy.deepcopy(model)),
+        "AUC": lambda: module(SGD(), [], None),
+        "AUC, 14 constraints, SOX": lambda: module(SOX_PARTS[0](), [ROCFairness()], SOX_PARTS[1]),
+        "AUC, 14 constraints, SONEX": lambda: module(SONEX_PARTS[0](), [ROCFairness()], SONEX_PARTS[1]),
+    }
+    table = {name: column[:256] for name, column in columns.items()}
+    loaders: dict[str, Callable[[], Any]] = {
+        "torch's loader": lambda: DataLoader(Samples(columns), batch_size=128, shuffle=True, drop_last=True),
+        "own loader": lambda: TensorDataModule({"train": columns, "test": table}, batches=UniformSampling(128)),
+    }
+    result: Table = {}
+    for loader, data in loaders.items():
+        times: dict[str, list[float]] = {name: [] for name in modules}
+        for _ in range(rounds):
+            for name, make in modules.items():
+                times[name].append(fitted(make(), data(), steps))
+        for name, own in times.items():
+            ratios = [a / b for a, b in zip(own, times["plain Lightning"], strict=True)]
+            low, _, high = statistics.quantiles(ratios, n=4)
+            row = {"ms": statistics.median(own), "ratio": statistics.median(ratios), "25%": low, "75%": high}
+            result[f"{name}, {loader}"] = row
     return result
 
 
-def under_trainer(rounds: int, model: nn.Module, algorithm: Algorithm, penalty: Any) -> float:
-    """Milliseconds per batch of ``Trainer.fit`` on a table, best of three epochs of ``rounds`` batches."""
-    import pandas as pd
-    from lightning.pytorch import Callback, Trainer
+class Samples(Dataset[dict[str, Tensor]]):
+    """A table sample by sample, as a data set for torch's loader gives it."""
 
-    from fcco_lightning import Columns, FCCOModule, TabularDataModule
+    def __init__(self, columns: dict[str, Tensor]) -> None:
+        self.columns = columns
 
-    class Clock(Callback):
-        def __init__(self) -> None:
-            self.seconds: list[float] = []
+    def __len__(self) -> int:
+        return len(self.columns["y"])
 
-        def on_train_epoch_start(self, *_: Any) -> None:
-            self.start = time.perf_counter()
-
-        def on_train_epoch_end(self, *_: Any) -> None:
-            self.seconds.append(time.perf_counter() - self.start)
-
-    rows = 128 * rounds
-    table = pd.DataFrame(torch.randn(rows, 99).numpy(), columns=[f"x{k}" for k in range(99)])
-    table["sex"], table["y"] = [k % 3 % 2 for k in range(rows)], [k % 4 // 3 for k in range(rows)]
-    columns = Columns("y", positive=1, sensitive="sex", favoured=1)
-    data = TabularDataModule(table, columns=columns, test=table[:240])
-    clock = Clock()
-    module = FCCOModule(
-        copy.deepcopy(model),
-        constraints=[ROCFairness()],
-        penalty=penalty,
-        algorithm=algorithm,
-        optimizer=lambda p: AdamType(p, lr=1e-4),
-    )
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    flags = {"max_epochs": 3, "limit_val_batches": 0, "logger": False, "accelerator": "cpu"} | quiet
-    Trainer(callbacks=[clock], **flags).fit(module, data)
-    return 1e3 * min(clock.seconds) / rounds
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index} | {name: column[index] for name, column in self.columns.items()}
 
 
 class Counter(TorchDispatchMode):
@@ -298,6 +366,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="rounds for resnet18; the MLP takes 20 times as many")
     parser.add_argument("--groups", action="store_true", help="group DRO, resnet18 at 64x64")
     parser.add_argument("--constraints", action="store_true", help="1 to 1000 caps, and differences, perceptron")
+    parser.add_argument("--trainer", action="store_true", help="Trainer.fit against plain Lightning, fits of 160 steps")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
@@ -309,6 +378,11 @@ def main() -> None:
     if given.constraints:
         results = {"MLP 122-256-256-1, batch 128": constrained(5 * given.rounds)}
         report(results, given.out / "step_cost_constraints.json")
+        return
+    if given.trainer:
+        warnings.simplefilter("ignore")  # Lightning's, of loaders and of what is not logged
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        report({"Trainer.fit, MLP 122-256-256-1": under_trainer(given.rounds)}, given.out / "step_cost_trainer.json")
         return
     results = {
         f"resnet18 32x32 batch 64 ({given.device})": resnet(given.rounds, given.device),

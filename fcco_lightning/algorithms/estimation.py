@@ -100,11 +100,10 @@ class Estimation(Algorithm, ABC):
 
     def recall(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
-        term, estimator, outer = reading.term, self.estimator_of(reading.term), self.smoothing(reading.outer)
+        estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
         rows, seen = engine.rows(reading)
         inner = reading.values.detach().to(rows.dtype)
-        sampling = Sampling(reading.inverse, seen, term.range, term.growth)
-        rows = sampling.plausible(fill(rows, seen, estimator.first(inner)), inner)
+        rows = fill(rows, seen, estimator.first(inner))
         return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def _held(results: Mapping[str, Any], split: str) -> str:
             f"{len(broken)} of {count} {verb} not hold on the {split} split (largest h {broken[worst]:+.3f}, {worst})"
         )
     subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
-    emptily = ", but they say nothing there" if results.get("vacuous") else ""
+    emptily = f", but {'it says' if len(values) == 1 else 'they say'} nothing there" if results.get("vacuous") else ""
     return f"{subject} on the {split} split (largest h {max(values.values()):+.3f}){emptily}"
 
 

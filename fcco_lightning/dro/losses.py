@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy.special import xlog1py, xlogy
 
 Array = NDArray[np.float64]
+_ROUNDING = 1e-12  # by which probabilities may miss the sum 1
 
 
 class Loss(Protocol):
@@ -25,13 +26,13 @@ class Loss(Protocol):
 
 @runtime_checkable
 class ConjugateLoss(Loss, Protocol):
-    """A loss of one score without kinks, whose conjugate is known: what a proof for mu = 0 needs."""
+    """A loss without kinks, whose conjugate is known: what a proof for mu = 0 needs."""
 
     def conjugate(self, slopes: Array, y: Array) -> Array:
-        """``phi*(s) = max_z s z - phi(z)``, (n,); infinite where s is no slope of the loss."""
+        """``phi*(s) = max_z <s, z> - phi(z)``, (n,); infinite where s is no slope of the loss."""
 
-    def curvatures(self, slopes: Array) -> Array:
-        """Second derivatives in z where the slopes are these, (n,)."""
+    def curvatures(self, slopes: Array, y: Array) -> Array:
+        """Second derivatives in z where the slopes are these: (n,), or (n, k, k) for slopes (n, k)."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Squared:
         """``s^2/2 + s y``."""
         return slopes * slopes / 2 + slopes * y
 
-    def curvatures(self, slopes: Array) -> Array:
+    def curvatures(self, slopes: Array, y: Array) -> Array:  # noqa: ARG002
         """1."""
         return np.ones_like(slopes)
 
@@ -72,7 +73,7 @@ class Logistic:
         p = np.where(inside, p, 0.0)
         return np.asarray(np.where(inside, xlogy(p, p) + xlog1py(1 - p, -p), np.inf))
 
-    def curvatures(self, slopes: Array) -> Array:
+    def curvatures(self, slopes: Array, y: Array) -> Array:  # noqa: ARG002
         """``p (1 - p)`` for ``p = |s|``."""
         return np.abs(slopes) * (1.0 - np.abs(slopes))
 
@@ -90,6 +91,17 @@ class Multinomial:
         total = shares @ ones
         losses = np.log(total) + top - (z * y) @ ones
         return losses, shares / total[:, None] - y
+
+    def conjugate(self, slopes: Array, y: Array) -> Array:
+        """``sum_k p_k log p_k`` for probabilities ``p = s + y``, else infinite."""
+        p = slopes + y
+        inside = (p >= 0).all(axis=1) & (abs(p.sum(axis=1) - 1) <= _ROUNDING)
+        return np.where(inside, xlogy(p, np.maximum(p, 0)).sum(axis=1), np.inf)
+
+    def curvatures(self, slopes: Array, y: Array) -> Array:
+        """``diag(p) - p p^T`` for ``p = s + y``."""
+        p = slopes + y
+        return np.asarray(p[:, :, None] * (np.eye(p.shape[1]) - p[:, None, :]))
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,10 @@ class LinearProblem:
         loss: phi.
         ambiguity: Q.
         penalty: nu D.
-        mu: >= 0; 0 needs a loss with a conjugate, the squared or the logistic one.
+        mu: >= 0; 0 needs a loss with a conjugate, which the hinge has not.
 
     Raises:
-        ConfigError: if mu is 0 and the loss is another.
+        ConfigError: if mu is 0 and the loss has none.
     Source: DRAGO paper, eq. (2).
     """
 
@@ -62,8 +62,8 @@ class LinearProblem:
     def __post_init__(self) -> None:
         if self.mu == 0 and not isinstance(self.loss, ConjugateLoss):
             raise ConfigError(
-                f"mu=0 has a proof for the squared and the logistic loss only, got {type(self.loss).__name__}. Use a "
-                "mu > 0, such as 1e-6."
+                f"mu=0 has a proof for the squared, the logistic and the multinomial loss only, got "
+                f"{type(self.loss).__name__}. Use a mu > 0, such as 1e-6."
             )
         self.dual = DualSteps(self.ambiguity, self.penalty, self.n)
 
@@ -106,23 +106,39 @@ class LinearProblem:
         gradient is zero, ``s = slopes - h (x delta)`` with ``sum_i q_i h_i x_i x_i^T delta = gradient`` and h the
         curvatures of the losses, and the bound is ``-sum_i q_i phi*(s_i) - nu D(q, 1/n)``.  For the squared loss this
         is the exact minimum over w at these q.  It is -inf while a moved slope is none of the loss.  The system has d
-        unknowns: about ``n d^2 + d^3`` operations.
+        unknowns, k d for k classes: about ``n d^2 + d^3`` operations, or ``k^2 n d^2 + k^3 d^3``.
         """
         if self.mu > 0:
             return self.bound(level - inner(gradient, w), gradient)
         assert isinstance(self.loss, ConjugateLoss)  # noqa: S101 - tells mypy
-        h = self.loss.curvatures(slopes)
-        rows = self.x.multiply((q * h)[:, None]).tocsr() if hasattr(self.x, "multiply") else (q * h)[:, None] * self.x
-        normal = self.x.T @ rows
-        normal = normal.toarray() if hasattr(normal, "toarray") else normal
+        h = self.loss.curvatures(slopes, self.y)
+        normal = self._normal(q, h)
         unit = np.sqrt(normal.diagonal())  # of each feature, as they may differ by many orders of magnitude
         unit[unit == 0] = 1.0
-        delta = np.linalg.lstsq(normal / np.outer(unit, unit), gradient / unit, rcond=None)[0] / unit
-        moved = slopes - h * (self.x @ delta)
-        if (abs(self.x.T @ (q * moved)) > _BALANCED * (abs(self.x).T @ (q * abs(slopes)))).any():
+        by_class = gradient.reshape(len(gradient), -1).T
+        solution = np.linalg.lstsq(normal / np.outer(unit, unit), by_class.ravel() / unit, rcond=None)[0] / unit
+        z = self.x @ solution.reshape(by_class.shape).T.reshape(gradient.shape)
+        moved = slopes - (h * z if z.ndim == 1 else np.einsum("iab,ib->ia", h, z))
+        unbalanced = abs(self.x.T @ weigh(q, moved)) > _BALANCED * (abs(self.x).T @ weigh(q, abs(slopes)))
+        if unbalanced.any():
             return -np.inf
         conjugates = np.where(q > 0, self.loss.conjugate(moved, self.y), 0.0)
         return -float(q @ conjugates) - float(self.penalty.value(torch.from_numpy(q)))
+
+    def _normal(self, q: Array, h: Array) -> Array:
+        """``sum_i q_i h_i x_i x_i^T``, (d, d); for curvatures (n, k, k) the (k d, k d) blocks of it, class by class."""
+
+        def block(weights: Array) -> Array:
+            rows = (
+                self.x.multiply(weights[:, None]).tocsr() if hasattr(self.x, "multiply") else weights[:, None] * self.x
+            )
+            product = self.x.T @ rows
+            return np.asarray(product.toarray() if hasattr(product, "toarray") else product)
+
+        if h.ndim == 1:
+            return block(q * h)
+        classes = range(h.shape[1])
+        return np.block([[block(q * h[:, a, b]) for b in classes] for a in classes])
 
     def bound(self, level: float, slope: Array) -> float:
         """``min_w level + <slope, w> + (mu/2)|w|^2``."""

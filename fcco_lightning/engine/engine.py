@@ -16,10 +16,10 @@ from fcco_lightning.engine.row_parameters import RowStep
 from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import KnownRows, unite
 from fcco_lightning.errors import ConfigError, NonFiniteError
-from fcco_lightning.numerics import all_finite, send
+from fcco_lightning.numerics import all_finite
 from fcco_lightning.objectives.base import nothing
 from fcco_lightning.records import Batch
-from fcco_lightning.state import DualState, Place
+from fcco_lightning.state import DualState, Place, replaced
 
 _OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
 
@@ -587,9 +587,5 @@ def _state(term: Term) -> DualState:
 
 def _overlay(rows: Tensor, seen: Tensor | None, index: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
     """``rows`` with those replaced for which there is a proposal."""
-    order = proposal.place.index.argsort()
-    known = proposal.place.index[order]
-    at = torch.searchsorted(known, index).clamp(max=len(known) - 1)
-    proposed, chosen = send(known[at] == index, rows), send(order[at], rows)
-    rows = torch.where(proposed.unsqueeze(1), proposal.rows.index_select(0, chosen).to(rows.dtype), rows)
+    rows, proposed = replaced(rows, index, proposal.place.index, proposal.rows)
     return rows, None if seen is None else seen | proposed

@@ -48,16 +48,6 @@ class Sampling(NamedTuple):
         """
         return rows if self.growth is None else torch.maximum(rows, (inner / self.growth).to(rows.dtype))
 
-    def plausible(self, rows: Tensor, inner: Tensor) -> Tensor:
-        """The rows, and ``inner`` in the place of those that are less than ``inner / growth``.
-
-        For a gradient that is subtracted from one at moved rows, as MSVR's at the previous weights is: a row that is
-        wrong by more than a factor of ``growth`` counts as unknown.  By :meth:`trusted` it would have ``growth`` times
-        its share at ``u = g``, to which nothing corresponds in the other gradient, and the difference would point
-        anywhere.
-        """
-        return rows if self.growth is None else torch.where(rows * self.growth < inner, inner, rows)
-
 
 class Estimator(ABC):
     r"""Follows inner values from mini-batches and says how much every inner function matters.

@@ -1,6 +1,6 @@
 """The dual state and what keeps it right."""
 
-from fcco_lightning.state.duplicates import Repeats, merge_duplicates, repeats
+from fcco_lightning.state.duplicates import Repeats, merge_duplicates, repeats, replaced
 from fcco_lightning.state.row_map import RowMap
 from fcco_lightning.state.rows import SHARDED_FROM, DualState, Layout, Place, Rows, shard_of
 
@@ -14,5 +14,6 @@ __all__ = [
     "Rows",
     "merge_duplicates",
     "repeats",
+    "replaced",
     "shard_of",
 ]

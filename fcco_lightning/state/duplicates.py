@@ -62,6 +62,24 @@ def merge_duplicates(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return (index, values) if repeated is None else (repeated.index, repeated.mean(values))
 
 
+def replaced(rows: Tensor, index: Tensor, at: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with those of some indices replaced.
+
+    Args:
+        rows: of the indices ``index``, shape (b, k).
+        index: shape (b,), int64, on the host.
+        at: indices, all different, whose rows are other ones, shape (c,), c >= 1, int64, on the host.
+        by: these rows, shape (c, k).
+
+    Returns: the rows (b, k), and which of them are replaced, shape (b,), bool, on their device.
+    """
+    order = at.argsort()
+    known = at[order]
+    place = torch.searchsorted(known, index).clamp(max=len(known) - 1)
+    found, chosen = send(known[place] == index, rows), send(order[place], rows)
+    return torch.where(found.unsqueeze(1), by.index_select(0, chosen).to(rows.dtype), rows), found
+
+
 def _all_different(index: Tensor) -> bool:
     if index.device.type != "cpu":
         index = index.sort().values

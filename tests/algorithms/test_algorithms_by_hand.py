@@ -56,7 +56,7 @@ def test_single_loop(name):
 
 @pytest.mark.parametrize("gamma_prime", [0.2, "theory"])
 def test_msvr(gamma_prime):
-    hand = hand_storm(Average(0.4, gamma_prime, fresh=True), 0.3, BATCHES)
+    hand = hand_storm(Average(0.4, gamma_prime), 0.3, BATCHES)
     assert_same(train(MSVR(0.4, gamma_prime, b=0.3), BATCHES), hand)
 
 

@@ -215,12 +215,9 @@ class Average:
                 self.rows[term][i] = new
         return out
 
-    def old_weights(self, now: Values) -> Values:
-        """Outer gradients at the rows from before the step."""
-        return [
-            {i: slope(t, self.rows[t].get(i, g.detach()), self.lam) for i, g in values.items()}
-            for t, values in enumerate(now)
-        ]
+    def held(self, now: Values) -> Values:
+        """The rows of a batch from before its step."""
+        return [{i: self.rows[t].get(i, g.detach()) for i, g in values.items()} for t, values in enumerate(now)]
 
 
 class Scaled(Average):
@@ -276,11 +273,17 @@ def hand_single_loop(tracker, batches, *, lr=0.05, beta=0.3):
 
 def hand_storm(tracker, b, batches, *, lr=0.05, beta=0.3):
     w = flat(make_network().parameters())
-    previous, z, v = None, None, None
+    previous, changed, z, v = None, [{}, {}, {}], None, None
     for batch in batches:
         now = measure(w, batch)[1]
         before = None if previous is None else measure(previous, batch)[1]
-        old = tracker.old_weights(now if before is None else before)
+        # rows from before the previous step: where it has changed them, what they were
+        two_steps_ago = [
+            held | {i: u for i, u in c.items() if i in held}
+            for held, c in zip(tracker.held(now if before is None else before), changed, strict=True)
+        ]
+        old = [{i: slope(t, u, tracker.lam) for i, u in rows.items()} for t, rows in enumerate(two_steps_ago)]
+        changed = tracker.held(now)
         g = gradient(w, batch, tracker.weights(now, before))
         z = g if previous is None else g + (1 - b) * (z - gradient(previous, batch, old))
         v = z if v is None else (1 - beta) * v + beta * z

@@ -35,6 +35,7 @@ def test_whether_they_hold(values, expected):
 def test_vacuous_constraints_are_not_praised():
     line = verdict(report(-1, -1, -1, vacuous=True), [])
     assert line == "All 3 constraints hold on the training split (largest h -1.000), but they say nothing there."
+    assert verdict(report(-1, vacuous=True), []).endswith(", but it says nothing there.")
 
 
 def test_without_a_model_to_compare_with():

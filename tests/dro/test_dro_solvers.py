@@ -294,7 +294,7 @@ def test_bad_arguments_of_solvers():
 
 
 @pytest.mark.parametrize(("mu", "nu"), [(0.0, 0.5), (0.3, 0.0), (0.0, 0.0)])
-@pytest.mark.parametrize(("loss", "size"), [(Squared, 7), (Squared, N), (Logistic, 14)])
+@pytest.mark.parametrize(("loss", "size"), [(Squared, 7), (Squared, N), (Logistic, 14), (Multinomial, N)])
 def test_drago_without_a_penalty_reaches_the_optimum_of_slsqp(mu, nu, loss, size):
     posed = problem(loss, CappedSimplex(0.6), ChiSquarePenalty(nu), mu)
     found = solve(DRAGO(size), posed, 1e-5, 3000)
@@ -309,36 +309,52 @@ def epigraph(posed):
     With a penalty ``max_q`` is over 0 <= q <= cap once sum q = 1 has its multiplier t, and known sample by sample.
     """
     n, cap, curvature = posed.n, 1 / (0.6 * posed.n), posed.dual.curvature
+    size = posed.zeros().size
+
+    def ridge(v):
+        return posed.mu / 2 * v[:size] @ v[:size]
 
     def ahead(v):
-        return posed.loss(posed.x @ v[:D], posed.y)[0] - v[D]
+        return posed.loss(posed.x @ v[:size].reshape(posed.zeros().shape), posed.y)[0] - v[size]
 
     def value(v):
         q = np.clip(ahead(v) / curvature + 1 / n, 0, cap)
-        return v[D] + q @ ahead(v) - curvature / 2 * ((q - 1 / n) ** 2).sum() + posed.mu / 2 * v[:D] @ v[:D]
+        return v[size] + q @ ahead(v) - curvature / 2 * ((q - 1 / n) ** 2).sum() + ridge(v)
 
     if curvature > 0:
-        return minimize(value, np.zeros(D + 1), method="BFGS", options={"gtol": 1e-9}).fun
-    room = {"type": "ineq", "fun": lambda v: v[D + 1 :] - ahead(v)}
+        return minimize(value, np.zeros(size + 1), method="BFGS", options={"gtol": 1e-9}).fun
+    room = {"type": "ineq", "fun": lambda v: v[size + 1 :] - ahead(v)}
     found = minimize(
-        lambda v: v[D] + cap * v[D + 1 :].sum() + posed.mu / 2 * v[:D] @ v[:D],
-        np.concatenate([np.zeros(D + 1), np.full(n, 5.0)]),
+        lambda v: v[size] + cap * v[size + 1 :].sum() + ridge(v),
+        np.concatenate([np.zeros(size + 1), np.full(n, 5.0)]),
         method="SLSQP",
-        bounds=[(None, None)] * (D + 1) + [(0, None)] * n,
+        bounds=[(None, None)] * (size + 1) + [(0, None)] * n,
         constraints=room,
         options={"maxiter": 500, "ftol": 1e-13},
     )
     return found.fun
 
 
+@pytest.mark.parametrize("loss", [Squared, Multinomial])
 @pytest.mark.parametrize("solver", [LBFGS(), LSVRG(4)])
-def test_other_solvers_without_a_ridge_have_a_gap(solver):
-    """Which is exact for the squared loss: at one w only the weights q are not the best ones."""
-    posed = problem(mu=0.0)
-    assert solve(solver, posed, 1e-7, 1000).gap <= 1e-7
-    q = np.full(N, 1 / N)
+def test_other_solvers_without_a_ridge_have_a_gap(solver, loss):
+    assert solve(solver, problem(loss, mu=0.0), 1e-7, 1000).gap <= 1e-7
+
+
+def test_the_bound_without_a_ridge():
+    """It is exact for the squared loss, and for others it is below the minimum over w and near it at its place."""
+    posed, q = problem(mu=0.0), np.full(N, 1 / N)
     w = np.linalg.lstsq(X, Y, rcond=None)[0]
     assert posed.point(np.ones(D), proof=q).lower == pytest.approx(((X @ w - Y) ** 2).mean() / 2, rel=1e-12)
+    for loss in (Logistic, Multinomial):
+        posed = problem(loss, mu=0.0)
+        shape = posed.zeros().shape
+        best = minimize(lambda v, of=loss, k=shape: slow_losses(of, v.reshape(k)).mean(), np.zeros(np.prod(shape)))
+        aside = np.random.default_rng(1).normal(size=shape)
+        for step in (0.1, 1e-3):
+            lower = posed.point(best.x.reshape(shape) + step * aside, proof=q).lower
+            assert best.fun - step**2 < lower < best.fun + 1e-9
+        assert posed.point(50 * aside, proof=q).lower == -np.inf
 
 
 def test_without_a_ridge_what_has_no_minimum_has_no_proof():

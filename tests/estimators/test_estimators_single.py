@@ -147,9 +147,3 @@ def test_outer_gradients_are_taken_at_no_less_than_a_share_of_the_fresh_value(es
     tracked = estimator.update(rows, inner, None, Log(), Sampling(1.0, growth=10.0))
     torch.testing.assert_close(tracked.weights * inner, torch.tensor([[10.0], [2.0]]))
     torch.testing.assert_close(tracked.rows, torch.tensor([[0.5], [0.75]]))
-
-
-def test_a_row_far_below_the_value_counts_as_unknown_in_a_gradient_that_is_subtracted():
-    rows, inner = torch.tensor([[1e-12], [0.5]]), torch.tensor([[1.0], [1.0]])
-    assert torch.equal(Sampling(1.0, growth=10.0).plausible(rows, inner), torch.tensor([[1.0], [0.5]]))
-    assert torch.equal(Sampling(1.0).plausible(rows, inner), rows)

@@ -224,24 +224,33 @@ class SONEX(SONX):
 
 
 class MSVR(SONX):
-    """Rows as SONX; ``z_t = G(w_t) + (1 - b) (z_{t-1} - G(w_{t-1}))`` with the same batch, ``z_0 = G(w_0)``.
+    """Rows as SONX; ``z_t = G_t(w_t) + (1 - b) (z_{t-1} - G_{t-1}(w_{t-1}))`` with the same batch, ``z_0 = G_0(w_0)``.
 
-    ``G(w_t)`` uses the new rows, ``G(w_{t-1})`` the rows from before this step, s and Jacobians at w_{t-1} (a row never
-    seen: the value at w_{t-1}).  ``gradient`` is z_t.
+    G_t uses the rows from before step t, all of which are copied here; a row that was not seen then stands for the
+    value on the batch at the weights of G.  ``gradient`` is z_t.
     """
 
     def __init__(
         self, problem: Problem, w: Array, optimizer: Optimizer, gamma: float, correction: float | str, b: float
     ) -> None:
-        super().__init__(problem, w, optimizer, gamma, correction, fresh=True)
+        super().__init__(problem, w, optimizer, gamma, correction)
         self.b = b
         self.z: Array | None = None
         self.earlier: Array | None = None
+        self.filled: list[Array] = []  # before the previous step, with the values that stood for rows not yet seen
+        self.known: list[Array] = []
 
     def step(self, batch: Batch) -> None:
         batch = np.asarray(batch)
         self.earlier = None if self.z is None else self._gradient_before(batch)
+        filled, known = [rows.copy() for rows in self.rows], [seen.copy() for seen in self.seen]
+        point = self.problem.at(self.w)
+        for k, part in enumerate(self.problem.parts):
+            inner = part.term.measure(point, batch)
+            filled[k][inner.rows] = self._before(k, inner)
+            known[k][inner.rows] = True
         super().step(batch)
+        self.filled, self.known = filled, known
 
     def _move(self) -> None:
         if self.z is not None and self.earlier is not None:
@@ -250,13 +259,13 @@ class MSVR(SONX):
         super()._move()
 
     def _gradient_before(self, batch: Indices) -> Array:
-        """``G(w_{t-1})`` with rows from before."""
+        """``G_{t-1}(w_{t-1})`` on a batch."""
         point = self.problem.at(self.w_previous)
         total = self.problem.direct_gradient(point, batch)
         for k, part in enumerate(self.problem.parts):
             inner = part.term.measure(point, batch)
-            y = part.term.slopes(self.w_previous, self._before(k, inner))
-            total = total + part.gradient(self.w_previous, inner, y)
+            rows = np.where(self.known[k][inner.rows][:, None], self.filled[k][inner.rows], inner.values)
+            total = total + part.gradient(self.w_previous, inner, part.term.slopes(self.w_previous, rows))
         return total
 
 

@@ -27,12 +27,12 @@ def same(first: Method, second: Method, case: Case, steps: int = 25) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_identities(name):
-    """BSGD is SOAP at gamma 1, SONEX without correction SOX, MSVR at b = 1 SONX with new rows, and so on."""
+    """BSGD is SOAP at gamma 1, SONEX without correction SOX, MSVR at b = 1 SONX, and so on."""
     case = make_case(name)
     problem, w, sgd = case.problem, case.w, PlainSGD(0.05)
     same(BSGD(problem, w, sgd), SOAP(problem, w, sgd, 1.0), case)
     same(SONEX(problem, w, HeavyBall(0.05), 0.3, 0.0), SOX(problem, w, HeavyBall(0.05), 0.3), case)
-    same(MSVR(problem, w, sgd, 0.3, 0.2, 1.0), SONX(problem, w, sgd, 0.3, 0.2, fresh=True), case)
+    same(MSVR(problem, w, sgd, 0.3, 0.2, 1.0), SONX(problem, w, sgd, 0.3, 0.2), case)
     same(ALEXR(problem, w, sgd, gamma=0.3, pair="reuse"), SOAP(problem, w, sgd, 0.3), case)
     same(ALEXR(problem, w, sgd, gamma=0.3, pair="old"), SOX(problem, w, sgd, 0.3), case)
     same(ALEXR(problem, w, sgd, gamma=0.3, theta=0.5, pair="old"), SONX(problem, w, sgd, 0.3, 0.15), case)
@@ -116,22 +116,26 @@ def test_first_visits_corrections_and_shrinking_by_hand():
 
 
 def test_storm_gradient_by_hand():
-    """The second step of MSVR: ``z_1 = G(w_1; new rows) + (1 - b)(z_0 - G(w_0; old rows))``."""
+    """The third step of MSVR: ``z_2 = G(w_2; rows before it) + (1 - b)(z_1 - G(w_1; rows before the second))``."""
     case = make_case("groups", lam=2.0)
     problem, (part,) = case.problem, case.problem.parts
     method = MSVR(problem, case.w, PlainSGD(0.1), 0.3, 0.2, 0.4)
-    first, second = case.batches(2)
+    first, second, third = case.batches(3)
     method.step(first)
-    z0, w1, rows = method.gradient, method.w, method.rows[0].copy()
-    seen = method.seen[0].copy()
+    w1, rows1, seen1 = method.w, method.rows[0].copy(), method.seen[0].copy()
+    at_w1 = part.term.measure(problem.at(w1), second)
     method.step(second)
-    now, before = part.term.measure(problem.at(w1), second), part.term.measure(problem.at(case.w), second)
-    old = np.where(seen[before.rows][:, None], rows[before.rows], before.values)
-    slopes = part.term.slopes(case.w, old)
-    assert np.abs(slopes - part.term.slopes(case.w, before.values)).max() > 1e-3  # rows and fresh values differ
-    g_now = part.gradient(w1, now, part.term.slopes(w1, method.rows[0][now.rows]))
-    g_before = part.gradient(case.w, before, slopes)
-    np.testing.assert_allclose(method.gradient, g_now + 0.6 * (z0 - g_before), rtol=1e-12)
+    z1, w2, rows2 = method.gradient, method.w, method.rows[0].copy()
+    assert method.seen[0].all()
+    assert not seen1[at_w1.rows].all()  # for one that the second step has first seen stands what was seen then
+    two_steps_ago = rows2.copy()
+    two_steps_ago[at_w1.rows] = np.where(seen1[at_w1.rows][:, None], rows1[at_w1.rows], at_w1.values)
+    assert np.abs(two_steps_ago - rows2).max() > 1e-3
+    method.step(third)
+    now, before = part.term.measure(problem.at(w2), third), part.term.measure(problem.at(w1), third)
+    g_now = part.gradient(w2, now, part.term.slopes(w2, rows2[now.rows]))
+    g_before = part.gradient(w1, before, part.term.slopes(w1, two_steps_ago[before.rows]))
+    np.testing.assert_allclose(method.gradient, g_now + 0.6 * (z1 - g_before), rtol=1e-12)
 
 
 def full(case: Case) -> Case:
