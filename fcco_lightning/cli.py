@@ -45,7 +45,7 @@ _NOISE = (  # of libraries, about nothing a user can do
     ".*LeafSpec.*",
     "Using ModelCheckpoint with manual optimization",
     r"\s*By default only one JsonargparseDeprecationWarning",
-    r"\s*skip_none parameter was deprecated",  # its successor is younger than the oldest jsonargparse that is allowed
+    r"\s*skip_(none|check) parameter was deprecated",  # the new names are younger than the oldest jsonargparse allowed
 )
 
 
@@ -169,7 +169,24 @@ def _accepted_options(error: BaseException | None, parser: Any) -> list[str]:
 
 
 class FCCOCLI(LightningCLI):
-    """LightningCLI whose explicit arguments beat a checkpoint's hyperparameters."""
+    """LightningCLI whose explicit arguments beat a checkpoint's hyperparameters.
+
+    Args:
+        args: as typed, without the program's name; None for the command line.
+        **settings: the other arguments of LightningCLI.
+    """
+
+    def __init__(self, args: list[str] | None, **settings: Any) -> None:
+        self._first = (sys.argv[1:] if args is None else args)[:1]
+        super().__init__(args=args, **settings)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The command that was typed, with the arguments to skip, since each has a parser that takes time to make.
+
+        All of them where something else was typed first, which may be a misspelt one.
+        """
+        every = super().subcommands()
+        return {name: every[name] for name in self._first if name in every} or every
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Report and checkpoints as sections of their own, and a name for the job."""
@@ -223,7 +240,7 @@ class FCCOCLI(LightningCLI):
         """
         command = self.config["subcommand"]
         folders = checkpoint_folders(self.config[command])
-        found = find_own(folders, self._job())
+        found = find_own(folders, _job_of(self._typed()))
         if found.path is None and (which == "last" or command != "fit"):
             looked = " or ".join(str(folder.resolve()) for folder in folders)
             others = f" (passed over {found.passed_over[0]}, of another job)" if found.passed_over else ""
@@ -234,14 +251,9 @@ class FCCOCLI(LightningCLI):
         rank_zero_info(f"--ckpt_path {which}: {found}")
         return None if found.path is None else str(found.path)
 
-    def _job(self) -> str:
-        """The job's name, or what identifies it."""
-        typed = self._typed()
-        return typed.get("name") or job_identity(typed)
-
     def _typed(self) -> dict[str, Any]:
-        """The configuration of the command as plain values."""
-        text = self.parser.dump(copy.deepcopy(self.config), skip_none=True, format="yaml")
+        """The configuration of the command as plain values; it was checked when it was parsed."""
+        text = self.parser.dump(copy.deepcopy(self.config), skip_none=True, skip_check=True, format="yaml")
         typed: dict[str, Any] = yaml.safe_load(text).get(self.config["subcommand"], {})
         return typed
 
@@ -262,10 +274,16 @@ class FCCOCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Hand the configuration to the report and the checkpoints, and to these also what identifies the job."""
-        self.model.job, self.model.config = self._job(), self._typed()
+        typed = self._typed()
+        self.model.job, self.model.config = _job_of(typed), typed
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, callbacks.Report):
                 callback.config = self.model.config
+
+
+def _job_of(typed: Mapping[str, Any]) -> str:
+    """The job's name, or what identifies it."""
+    return typed.get("name") or job_identity(typed)
 
 
 def _loggers(root: str | Path, further: str | None, name: str | None) -> list[Logger]:
@@ -329,8 +347,8 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
             warnings.filterwarnings("ignore", message)
         import_families()  # what is imported can be named without its module
         FCCOCLI(
-            FCCOModule,
-            LightningDataModule,
+            model_class=FCCOModule,
+            datamodule_class=LightningDataModule,
             subclass_mode_data=True,
             seed_everything_default=0,
             auto_configure_optimizers=False,

@@ -1,5 +1,6 @@
 """Shared by all tests: own folders, one thread, no global random state left behind, a small table, real data."""
 
+import itertools
 import os
 import random
 from collections.abc import Iterator
@@ -61,6 +62,24 @@ def _repository_is_left_alone(tmp_path_factory: pytest.TempPathFactory) -> Itera
     assert not changed, f"tests must write below tmp_path only, but these files came, went or changed: {changed}"
 
 
+def _empty_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    for number in itertools.count():
+        folder = tmp_path_factory.mktemp(f"test{number}", numbered=False)
+        while folder.is_dir() and not any(folder.iterdir()):
+            yield folder
+
+
+@pytest.fixture(scope="session")
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    return _empty_folders(tmp_path_factory)
+
+
+@pytest.fixture
+def tmp_path(_folders: Iterator[Path]) -> Path:
+    """An empty folder: that of the test before, if it has left nothing there, as most do."""
+    return next(_folders)
+
+
 @pytest.fixture(autouse=True)
 def _in_own_folder(_repository_is_left_alone: None, tmp_path: Path) -> Iterator[None]:
     """Every test runs in its empty ``tmp_path``, so that relative paths neither find nor leave anything elsewhere."""
@@ -75,7 +94,9 @@ def _same_random_state() -> Iterator[None]:
     """Every test starts from the same global random state and one thread, whatever ran before it."""
     torch.set_num_threads(1)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(
+        0
+    )  # torch.manual_seed asks for all kinds of devices, and takes ten times as long
     yield
     torch.set_rng_state(states[0])
     random.setstate(states[1])

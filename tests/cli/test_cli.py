@@ -30,6 +30,7 @@ SYNTHETIC = CONFIGS / "roc_fairness/synthetic_alexr2.yaml"
 SMALL = [
     "--data.num_train=400", "--data.num_test=400", "--data.batches.batch_size=50", "--trainer.max_epochs=2",
     "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--report.pictures=false",
+    "--monitor.picture=false",
 ]  # fmt: skip
 
 pytestmark = [
@@ -52,7 +53,7 @@ def fitted(tmp_path_factory):
     try:
         with warnings.catch_warnings(), redirect_stdout(printed):
             warnings.simplefilter("ignore")
-            assert fit("--report.pictures=true") == 0
+            assert fit("--report.pictures=true", "--monitor.picture=true") == 0
     finally:
         os.chdir(here)
     (folder,) = (root / "runs").iterdir()
@@ -263,6 +264,12 @@ def test_a_misspelt_key_is_named_by_its_whole_path(capsys, config, expected, tmp
     assert expected in fails(capsys, "--config", str(path), status=2)
 
 
+def test_a_misspelt_command_is_told_all_of_them(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["fti"])
+    assert "choose from 'fit', 'validate', 'test', 'predict'" in capsys.readouterr().err
+
+
 def test_missing_file_and_column(capsys, tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("a,sex,label\n" + "".join(f"{i},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
@@ -346,7 +353,7 @@ CSV = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--traine
     ids=["root", "logger", "no logger", "dirpath"],
 )
 def test_a_run_lies_below_the_root_that_was_typed(arguments, root, checkpoints):
-    assert fit(*arguments, "--trainer.max_epochs=1") == 0
+    assert fit(*arguments, "--trainer.max_epochs=1", "--monitor.picture=true") == 0
     assert {p.name for p in Path.cwd().iterdir()} == {root, checkpoints}
     assert {"report.json", "config.yaml", "dual_state.png"} <= {p.name for p in Path(root).rglob("*")}
     (first,) = Path(checkpoints).rglob("last.ckpt")

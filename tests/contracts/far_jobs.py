@@ -1,6 +1,7 @@
 """What a process of its own does for test_other_devices.py: steps on a device that is not there, and on the CPU."""
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ def _case_steps(case: Case, device: str) -> Any:
     way = WAYS[next(w for w in (*PREFERRED, *case.unbiased, "uniform") if w in case.unbiased or w == "uniform")]()
     bench = Bench(case, way)
     batches = [bench.batch(list(batch)) for batch, _ in islice(way.sampler.batches(), 0, 20, 10)]
-    with far_device.FarDevice() as far:
+    with _watched(device) as far:
         engine = _moved(bench.network, bench.engine.problem, bench.algorithm, device)
         optimizer = torch.optim.SGD(engine.params, lr=0.01, momentum=0.9)
         waits = [_waits(far, lambda batch=batch: engine.train_batch(batch, optimizer)) for batch in batches]
@@ -62,7 +63,7 @@ def _case_steps(case: Case, device: str) -> Any:
 def _algorithm_steps(member: Any, device: str) -> Any:
     torch.manual_seed(0)
     training = Training(member)
-    with far_device.FarDevice() as far:
+    with _watched(device) as far:
         training.engine = engine = _moved(training.network, training.problem, training.algorithm, device)
         training.optimizer = member.optimizer(engine.params, lr=0.05, beta=0.3)
         waits = [_waits(far, lambda batch=batch: training.step(batch)) for batch in make_batches(4)]
@@ -79,7 +80,7 @@ def _batch_steps(kind: str, device: str) -> Any:
     data.trainer = SimpleNamespace(training=kind != "another loader", global_rank=0, world_size=1, strategy=place)
     network, algorithm = torch.nn.Linear(3, 1), SOX(0.5)
     problem = algorithm.pose(AveragePrecision(), num_samples=32, sampling=data.sampling())
-    with far_device.FarDevice() as far:
+    with _watched(device) as far:
         engine = _moved(network, problem, algorithm, device)
         optimizer, waits = torch.optim.SGD(engine.params, lr=0.1), []
         for given in data.train_dataloader():
@@ -88,6 +89,12 @@ def _batch_steps(kind: str, device: str) -> Any:
                 batch["weight"] = 2 * batch["weight"]
             waits.append(_waits(far, lambda batch=batch: engine.train_batch(batch, optimizer)))
         return waits, _result(engine)
+
+
+def _watched(device: str) -> AbstractContextManager[far_device.FarDevice]:
+    """The far device; on the CPU, one that sees nothing."""
+    far = far_device.FarDevice()
+    return far if device == far_device.NAME else nullcontext(far)
 
 
 def _moved(network: Any, problem: Any, algorithm: Any, device: str) -> Engine:

@@ -8,6 +8,7 @@ from fcco_lightning.data.plans import BalancedBatches, UniformBatches
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training.progress import LoopProgress
+from tests.combinations import every_pair
 
 ROWS, BATCH, EPOCHS = 23, 4, 3  # 5 batches an epoch, 3 rows left over
 
@@ -81,13 +82,17 @@ def expected(epochs=EPOCHS):
     return [batch.tolist() for epoch in range(epochs) for batch in plan.batches(epoch)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("limits", [{}, {"max_epochs": -1, "max_steps": 15}], ids=["epochs", "steps"])
-@pytest.mark.parametrize(
-    ("step", "hook"),
-    [(2, "batch"), (7, "batch"), (5, "batch"), (10, "batch"), (5, "epoch"), (10, "epoch"), (10, "validation")],
+STOPS = [(2, "batch"), (7, "batch"), (5, "batch"), (10, "batch"), (5, "epoch"), (10, "epoch"), (10, "validation")]
+
+
+@every_pair(
+    "workers, limits, stop",
+    {"0 workers": 0, "2 workers": 2},
+    {"epochs": {}, "steps": {"max_epochs": -1, "max_steps": 15}},
+    {f"{step}-{hook}": (step, hook) for step, hook in STOPS},
 )
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, workers, step, hook, limits):
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, workers, limits, stop):
+    step, hook = stop
     path = tmp_path / "last.ckpt"
     before = fit(workers, tmp_path, [SaveAfter(step, path, hook)], **limits)
     after = fit(workers, tmp_path, ckpt=path, **limits)

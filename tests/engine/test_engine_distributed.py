@@ -29,6 +29,7 @@ from fcco_lightning.data.plans import OwnerBatches, UniformBatches
 from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import RowDomain
 from fcco_lightning.records import Inner
+from tests.combinations import every_pair
 from tests.distributed import pool as pools
 from tests.distributed.pool import Failure, attempt
 
@@ -243,15 +244,18 @@ def assert_same_training(results, expected, tolerance=1e-12):
         assert divided[0] or all(same(held[:1], [copy]) for copy in held)
 
 
-@pytest.mark.parametrize("algorithm", [SOX, SONEX, MSVR, partial(ALEXR2, K=2)], ids=name_of)
-@pytest.mark.parametrize("layout", ["replicated", "sharded"])
-@pytest.mark.parametrize("problem", ["temperature", "pairs", "groups", "AUC and constraints"])
-def test_other_objectives(pool, algorithm, problem, layout):
+@every_pair(
+    "problem, layout, algorithm, size",
+    {problem: problem for problem in ("temperature", "pairs", "groups", "AUC and constraints")},
+    {layout: layout for layout in ("replicated", "sharded")},
+    {"SOX": SOX, "SONEX": SONEX, "MSVR": MSVR, "ALEXR2": partial(ALEXR2, K=2)},
+    {"2 processes": 2, "3 processes": 3},
+)
+def test_other_objectives(pool, problem, layout, algorithm, size):
     """A parameter of the objective gets its full gradient; outputs may be nested; rows need not be samples."""
-    for size in (2, 3):
-        batches, options = make_epoch(size), (problem, algorithm, layout)
-        results = pool.values(train, size, batches, *options)
-        assert_same_training(results, train_alone(batches, *options))
+    batches, options = make_epoch(size), (problem, algorithm, layout)
+    results = pool.values(train, size, batches, *options)
+    assert_same_training(results, train_alone(batches, *options))
 
 
 @pytest.mark.parametrize("problem", ["AUC and constraints", "margins"])

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from fcco_lightning.engine.union import KnownRows
 from fcco_lightning.state import SHARDED_FROM, DualState, merge_duplicates, shard_of
+from tests.combinations import every_pair
 from tests.distributed import pool as pools
 from tests.distributed.pool import Failure, attempt
 
@@ -376,16 +377,23 @@ def walk_by_hand(shape, steps, seed, size):
     return log, look_up(range(num_rows)), len(table)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("layout", ["replicated", "sharded"])
-@pytest.mark.parametrize(
-    ("shape", "steps"),
-    [((13, 2, torch.float64), 240), ((97, 1, torch.float32), 240), ((3, 3, torch.float32), 80)],
-    ids=["13 float64", "97 float32", "3 float32"],
+TABLES = {
+    "13 float64": ((13, 2, torch.float64), 240),
+    "97 float32": ((97, 1, torch.float32), 240),
+    "3 float32": ((3, 3, torch.float32), 80),
+}
+
+
+@every_pair(
+    "size, layout, table",
+    {str(size): size for size in (1, 2, 3, 4)},
+    {layout: layout for layout in ("replicated", "sharded")},
+    TABLES,
 )
-def test_random_steps_equal_those_of_a_dictionary(pool, size, layout, shape, steps):
+def test_random_steps_equal_those_of_a_dictionary(pool, size, layout, table):
+    shape, steps = table
     seed = 10 * size + (layout == "sharded")
-    expected, table, visited = walk_by_hand(shape, steps, seed, size)
+    expected, whole, visited = walk_by_hand(shape, steps, seed, size)
     assert visited > shape[0] / 2
     assert {"NonFiniteError", "StateIndexError"} <= {e for e in expected if isinstance(e, str)}
     held = []
@@ -396,4 +404,4 @@ def test_random_steps_equal_those_of_a_dictionary(pool, size, layout, shape, ste
         assert own_sums == 0
         held.append(rows)
     for rows in [torch.cat(held)] if layout == "sharded" else held:
-        assert same_bits(rows, table)
+        assert same_bits(rows, whole)

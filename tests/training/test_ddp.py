@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -103,20 +103,31 @@ def test_pretraining_and_what_follows_on_two_processes():
 SHARDED = {"objective": "rank", "rows": 203, "module": {"state_layout": "sharded"}}
 
 
+@pytest.fixture(scope="module")
+def wrote(tmp_path_factory):
+    """Uninterrupted runs, each made once: what came of it, and its checkpoint in the middle of an epoch."""
+
+    @cache
+    def of(objective, algorithm, size):
+        path = str(tmp_path_factory.mktemp("wrote") / "at.ckpt")
+        job = SHARDED if objective == "rank" else {"algorithm": algorithm}
+        return run({**job, "save": (1, 2, path)}, size), path
+
+    return lambda job, size: of(job.get("objective"), job.get("algorithm"), size)
+
+
 @pytest.mark.parametrize("job", [SHARDED, {"algorithm": "ALEXR2"}, {"algorithm": "SOXBoost"}], ids=str)
-def test_resume_is_bit_for_bit(job, tmp_path):
+def test_resume_is_bit_for_bit(job, wrote):
     """Mid-epoch, for ALEXR2 in the middle of an inner loop."""
-    path = str(tmp_path / "at.ckpt")
-    whole = run({**job, "save": (1, 2, path)}, 2)
+    whole, path = wrote(job, 2)
     assert_same(run({**job, "resume": path, "seed": 7}, 2), whole)
 
 
-@pytest.mark.parametrize(("wrote", "reads"), [(1, 2), (2, 1), (2, 3), (4, 2)])
+@pytest.mark.parametrize(("size", "reads"), [(1, 2), (2, 1), (2, 3), (4, 2)])
 @pytest.mark.parametrize("job", [SHARDED, {"algorithm": "ALEXR2"}], ids=["sharded", "replicated"])
-def test_resume_with_another_number_of_processes(job, wrote, reads, tmp_path):
-    path = str(tmp_path / "at.ckpt")
-    whole = run({**job, "save": (1, 2, path)}, wrote)
-    assert len(jobs.rows_files(path)) == (wrote if job is SHARDED else 0)
+def test_resume_with_another_number_of_processes(job, size, reads, wrote):
+    whole, path = wrote(job, size)
+    assert len(jobs.rows_files(path)) == (size if job is SHARDED else 0)
     assert_same(run({**job, "resume": path}, reads), whole, **CLOSE)
 
 
@@ -220,26 +231,30 @@ def test_a_bad_batch_on_one_process_is_skipped_by_all():
     assert_same([first, second], [first])
 
 
-def kill_one(which, pids):
-    time.sleep(4)
+def kill_one(which, path, pids):
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
     os.kill(pids[which], signal.SIGKILL)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_killed_process_ends_the_job(which):
-    results = launch(jobs.fit, 2, {"epochs": 100_000}, limit=60, during=partial(kill_one, which))
+def test_a_killed_process_ends_the_job(which, tmp_path):
+    path = tmp_path / "in_the_middle.ckpt"
+    job = {"epochs": 100_000, "save": (1, 2, str(path))}
+    results = launch(jobs.fit, 2, job, limit=60, during=partial(kill_one, which, path))
     assert results[which].error == "-9"
     assert results[1 - which].error == "RuntimeError"
 
 
 @pytest.mark.parametrize("told", [0, 1])
 @pytest.mark.parametrize("job", [SHARDED, {"algorithm": "ALEXR2"}], ids=["sharded", "replicated"])
-def test_sigterm_saves_and_the_next_run_continues(told, job, tmp_path):
+def test_sigterm_saves_and_the_next_run_continues(told, job, wrote, tmp_path):
+    whole, _ = wrote(job, 2)
     job = {**job, "folder": str(tmp_path)}
     results = launch(jobs.fit_and_be_told_to_end, 2, job, told, 1, 2, limit=60)
     assert [r.error for r in results] == ["SIGTERMException"] * 2, results
-    resumed = run({**job, "resume": str(tmp_path / INTERRUPTED)}, 2)
-    assert_same(resumed, run(job, 2))
+    assert_same(run({**job, "resume": str(tmp_path / INTERRUPTED)}, 2), whole)
 
 
 def test_a_disk_that_is_full_leaves_the_earlier_checkpoint(saved, tmp_path):

@@ -85,7 +85,7 @@ def same(outcomes, expected, **tolerance):
 
 @pytest.mark.parametrize("wanted", KILLS)
 def test_killed_while_training_and_continued_is_uninterrupted(wanted, tmp_path):
-    steps = 400
+    steps = 80 + 6 * wanted  # a killed run has come some steps further than the one before
     uninterrupted = values(launch(fault_jobs.train, 2, str(tmp_path / "whole.ckpt"), steps))
     kills, chance, run = 0, random.Random(1), 0  # noqa: S311
     while kills < wanted:

@@ -1,0 +1,25 @@
+"""Combinations of arguments, of which the quick suite has half and the slow one the rest."""
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def every_pair(names: str, *axes: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """All combinations of the values of three or more axes; every second one is slow.
+
+    The others, in which the places of the values sum to an even number, hold every pair of values of two axes.
+
+    Args:
+        names: of the arguments, separated by commas.
+        *axes: the values of each argument by name.
+    """
+    cases = []
+    for combination in product(*(enumerate(axis.items()) for axis in axes)):
+        places, items = zip(*combination, strict=True)
+        marks = [pytest.mark.slow] if sum(places) % 2 else []
+        ids, values = zip(*items, strict=True)
+        cases.append(pytest.param(*values, id="-".join(ids), marks=marks))
+    return pytest.mark.parametrize(names, cases)
