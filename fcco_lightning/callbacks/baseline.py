@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
-from fcco_lightning.engine import InnerFunctions, Samples, as_batch, outputs_of
+from fcco_lightning.engine import InnerFunctions, Samples, as_batch, outputs_of, usable
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import summarise
 from fcco_lightning.objectives import Objective
@@ -200,7 +200,8 @@ def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[
     Returns:
         None if the batch says nothing.
     """
-    samples = Samples(outputs_of(network, as_batch(batch)), as_batch(batch))
+    given = usable(as_batch(batch), network)
+    samples = Samples(outputs_of(network, given), given)
     loss, terms = InnerFunctions(network, objective, [])(samples)
     inner = terms[0] if terms else None
     if inner is None or objective.outer is None or len(inner.values) == 0:

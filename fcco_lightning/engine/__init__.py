@@ -12,6 +12,7 @@ from fcco_lightning.engine.parts import (
     outputs_of,
     outputs_of_columns,
     part_name,
+    usable,
 )
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import BatchDraws, Drawn
@@ -40,4 +41,5 @@ __all__ = [
     "outputs_of",
     "outputs_of_columns",
     "part_name",
+    "usable",
 ]

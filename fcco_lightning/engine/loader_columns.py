@@ -17,6 +17,7 @@ _REMEDIES = {
     "it.",
     "y": "Number the labels: 0 and 1, or 0..C-1 for C classes.",
 }
+_PLAIN = frozenset((torch.float32, torch.int64, torch.float64))
 _LABELS = ("y", "group")  # reckoned with, as in 2 y - 1, which small integers do not hold
 
 
@@ -43,6 +44,8 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
         DataError: if ``index`` or ``y`` are complex or texts, ``index`` has not one dimension, or tensors differ in
             length.
     """
+    if _is_plain(given):
+        return given
     columns = given
     if not all(isinstance(column, Tensor) for column in given.values()):
         columns = {name: _as_tensor(column) for name, column in given.items()}
@@ -52,6 +55,14 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
     _require_real(columns)
     _require_one_length(columns)
     return columns
+
+
+def _is_plain(given: Mapping[str, Any]) -> bool:
+    """Whether there is nothing to do, as with most loaders: seen at little cost, as every step asks."""
+    columns = given.values()
+    if not all(isinstance(column, Tensor) and column.dtype in _PLAIN and column.ndim for column in columns):
+        return False
+    return len({column.size(0) for column in columns}) == 1 and ("index" not in given or given["index"].ndim == 1)
 
 
 def described(column: Any) -> str:

@@ -29,6 +29,8 @@ def as_batch(given: Any) -> Batch:
             f"a batch must be a mapping of columns with the samples' `index`, got a {type(given).__name__}. Wrap the "
             "data set of (x, y) samples: DataLoader(IndexedDataset(dataset), ...)."
         )
+    if isinstance(next(iter(given.values()), None), Tensor):
+        return {TARGET: as_columns(given)}
     parts = {name: fields_of(part) for name, part in given.items()}
     if given and all(isinstance(part, Mapping) for part in parts.values()):
         columns = {name: as_columns(part) for name, part in parts.items()}
@@ -54,7 +56,7 @@ def outputs_of(network: nn.Module, batch: Batch, call: Callable[..., Any] | None
 
     Args:
         network: a :class:`BatchNetwork` is given the batch, any other module the columns ``x`` of all parts at once.
-        batch: parts by name.
+        batch: parts by name, see :func:`usable`.
         call: takes the place of the network.
     """
     run = call or network
@@ -62,8 +64,8 @@ def outputs_of(network: nn.Module, batch: Batch, call: Callable[..., Any] | None
         return dict(run(batch))
     if len(batch) == 1:
         ((name, columns),) = batch.items()
-        return {name: _call(run, _input(columns, network), network)}
-    inputs = [_input(columns, network) for columns in batch.values()]
+        return {name: _call(run, columns["x"], network)}
+    inputs = [columns["x"] for columns in batch.values()]
     sizes = [len(x) for x in inputs]
     leaves, structure = pytree.tree_flatten(_call(run, torch.cat(inputs), network))
     pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
@@ -85,7 +87,9 @@ def _input(columns: Columns, network: nn.Module) -> Any:
 
 
 def _type_of_weights(network: nn.Module) -> torch.dtype | None:
-    return next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
+    # the first module with weights is near: `parameters()` would walk over all names
+    held = (p for module in network.modules() for p in module._parameters.values())
+    return next((p.dtype for p in held if p is not None and p.is_floating_point()), None)
 
 
 def _call(run: Callable[[Any], Any], x: Any, network: nn.Module) -> Any:
@@ -109,7 +113,7 @@ def _call(run: Callable[[Any], Any], x: Any, network: nn.Module) -> Any:
 
 def outputs_of_columns(network: nn.Module, columns: Columns) -> Any:
     """The network's outputs for the columns of one loader, as in evaluation."""
-    return next(iter(outputs_of(network, as_batch(columns)).values()))
+    return next(iter(outputs_of(network, usable(as_batch(columns), network)).values()))
 
 
 def columns_of(given: Any) -> Columns:
@@ -128,20 +132,25 @@ def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
 
 
 def received(batch: Batch, network: nn.Module, device: torch.device) -> Batch:
-    """The batch on the network's device, where the host keeps the columns that it has.
-
-    What is neither a tensor nor an input of the network is left out, and the input ``x`` is given the type of the
-    weights once, for all passes.
-    """
-    batch = {name: _usable(part, network) for name, part in batch.items()}
+    """The batch as the network takes it and on its device, where the host keeps the columns that it has."""
+    batch = usable(batch, network)
     if device.type == "cpu":
         return batch
     return {name: to_device(part, device, other_columns(network, part)) for name, part in batch.items()}
 
 
-def _usable(columns: Columns, network: nn.Module) -> Columns:
+def usable(batch: Batch, network: nn.Module) -> Batch:
+    """The batch without what is neither a tensor nor an input of the network, and with ``x`` in the type of its weights.
+
+    Raises:
+        DataError: if a part has no column ``x``.
+    """
     if isinstance(network, BatchNetwork):
-        return columns
+        return batch
+    return {name: _usable(part, network) for name, part in batch.items()}
+
+
+def _usable(columns: Columns, network: nn.Module) -> Columns:
     x = _input(columns, network)
     if x is columns["x"] and all(isinstance(column, Tensor) for column in columns.values()):
         return columns
