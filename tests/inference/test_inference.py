@@ -71,6 +71,17 @@ def test_unlabelled_rows_are_predicted(trained, tmp_path):
     assert found["decision"].tolist() == ["yes" if p >= 0.6 else "no" for p in found["probability"]]
 
 
+def test_categories_that_training_lacks_are_said(trained):
+    """They count as none of the known ones, so that the scores are those of all zeros."""
+    new = table(4, seed=9)
+    new.loc[[0, 2], "job"] = "astronaut"
+    with pytest.warns(
+        UserWarning, match=r"2 of 4 rows have a value of the column 'job' that the training split does not"
+    ):
+        found = load(trained).predict(new)
+    np.testing.assert_allclose(found["score"], by_hand(trained, new), atol=1e-5)
+
+
 def by_hand(checkpoint, new):
     content = torch.load(checkpoint, weights_only=True)
     sex, job, skill = content["TabularDataModule"]["encoder"]["columns"]
