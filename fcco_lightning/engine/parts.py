@@ -140,7 +140,7 @@ def received(batch: Batch, network: nn.Module, device: torch.device) -> Batch:
 
 
 def usable(batch: Batch, network: nn.Module) -> Batch:
-    """The batch without what is neither a tensor nor an input of the network, and with ``x`` in the type of its weights.
+    """The batch without what is no tensor and no input of the network, and with ``x`` in the type of its weights.
 
     Raises:
         DataError: if a part has no column ``x``.
