@@ -1,6 +1,7 @@
 """Constraints on means of a per-sample quantity over subsets of the data."""
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from copy import copy
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
-from fcco_lightning.conditions import Where
+from fcco_lightning.conditions import Where, described
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
 from fcco_lightning.constraints.subsets import Subset, Subsets
 from fcco_lightning.constraints.vacuity import constant_decision
@@ -61,6 +62,12 @@ def _known_rows(values: Tensor, known: Tensor) -> Inner:
     return Inner(index, values if len(index) == len(known) else values.index_select(0, send(index, values)))
 
 
+def _named(quantity: Quantity, where: Where | None) -> str:
+    """Name of a mean by what it is of: ``soft rate, race=Black``."""
+    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(quantity).__name__).lower()
+    return f"{kind}, {described(where)}" if where else kind
+
+
 def _same_quantity(constraint: Constraint, quantity: Quantity) -> tuple[Hashable, ...]:
     """What constraints on a quantity must have equal so that it is computed once for all of them."""
     return type(constraint), quantity if isinstance(quantity, Hashable) else id(quantity), constraint.part
@@ -81,7 +88,7 @@ class MeanAtMost(Constraint):
         kappa: the cap.
         where: the subset, as column -> value, list of values or comparison, of any column of the table
             (``{race: Black, age: "<25"}``, see :class:`Subset`); all samples if empty.
-        name: in logs and pictures.
+        name: in logs and pictures; None for the quantity and the subset, such as "soft rate, race=Black".
         part: which loader's samples, where several contribute to a batch; None for the objective's.
 
     Raises:
@@ -95,11 +102,11 @@ class MeanAtMost(Constraint):
         quantity: Quantity,
         kappa: float,
         where: Where | None = None,
-        name: str = "mean",
+        name: str | None = None,
         part: str | None = None,
     ) -> None:
         self.quantity, self.where, self.kappa = quantity, Subset(where), finite("kappa", kappa)
-        self.names, self.part, self.range = [name], part, quantity.range
+        self.names, self.part, self.range = [name or _named(quantity, where)], part, quantity.range
         self._require_reachable()
 
     @property
@@ -165,7 +172,7 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         kappa: tolerance, >= 0.
         where_a: first subset, as column -> value, list of values or comparison (see :class:`Subset`).
         where_b: second subset.
-        name: in logs and pictures.
+        name: in logs and pictures; None for the quantity and the subsets, "soft rate, group=1 against group=0".
         part: which loader's samples, where several contribute to a batch; None for the objective's.
     """
 
@@ -175,7 +182,7 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         kappa: float,
         where_a: Where,
         where_b: Where,
-        name: str = "difference",
+        name: str | None = None,
         part: str | None = None,
     ) -> None:
         if where_a == where_b:
@@ -183,7 +190,8 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         self.quantity = quantity
         self.where_a, self.where_b = Subset(where_a, "where_a"), Subset(where_b, "where_b")
         self.kappa = non_negative("kappa", kappa)
-        self.names, self.part, self.range = [name], part, quantity.range
+        self.names = [name or f"{_named(quantity, where_a)} against {described(where_b)}"]
+        self.part, self.range = part, quantity.range
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of the difference if it holds a sample of both subsets."""
@@ -228,7 +236,7 @@ class MeanNear(MeanAtMost):
         target: what the mean is to be.
         kappa: tolerance, >= 0.
         where: the subset, as column -> value, list of values or comparison (see :class:`Subset`); all samples if empty.
-        name: in logs and pictures.
+        name: in logs and pictures; None for the quantity and the subset.
         part: which loader's samples, where several contribute to a batch; None for the objective's.
 
     Raises:
@@ -243,7 +251,7 @@ class MeanNear(MeanAtMost):
         target: float,
         kappa: float = 0.01,
         where: Where | None = None,
-        name: str = "mean",
+        name: str | None = None,
         part: str | None = None,
     ) -> None:
         self.target = finite("target", target)

@@ -137,7 +137,7 @@ def test_a_subset_without_samples_has_no_interval_and_names_stay_apart():
     scores, columns = split(50, 0)
     columns["group"] = torch.zeros_like(columns["group"])
     limits = [MeanAtMost(SoftRate(), 0.1, {"group": 1}), MeanAtMost(SoftRate(), 0.1), MeanAtMost(SoftRate(), 0.2)]
-    assert list(intervals(limits, scores, columns)) == ["mean'", "mean''"]
+    assert list(intervals(limits, scores, columns)) == ["soft rate", "soft rate'"]
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 1.5])

@@ -94,7 +94,7 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
     for split in ("train", "val", "test"):
         (one,) = report.report[split]["intervals"].values()
         assert one["low"] < one["h"] < one["high"]
-        assert one["h"] == pytest.approx(report.report[split]["constraints"]["mean"])
+        assert one["h"] == pytest.approx(report.report[split]["constraints"]["soft rate"])
     saved = torch.load(next(tmp_path.rglob("feasible.ckpt")), weights_only=True)
     assert torch.equal(saved["state_dict"]["network.weight"], seen[best])
 
@@ -217,7 +217,7 @@ def called_feasible(seed, epochs, alike, monkeypatch):
     )  # fmt: skip
     for trainer.current_epoch in range(epochs):
         h = float(noise[trainer.current_epoch].mean())
-        module.last_summaries = {"val": {"worst_violation": h, "auc": 0.5, "h/mean": h}}
+        module.last_summaries = {"val": {"worst_violation": h, "auc": 0.5, "h/boundary": h}}
         monkeypatch.setattr(module, "evaluate", lambda _: (noise[trainer.current_epoch], {"index": torch.arange(60)}))
         choice.on_validation_end(trainer, module)
     return choice.chosen["feasible"]

@@ -48,7 +48,7 @@ def test_weights_and_multipliers_are_those_of_the_checkpoint(first):
 
 def test_another_rule_begins_with_multipliers_of_its_own(first):
     module, _ = fit(0, penalty=NuPI(), ckpt="first.ckpt")
-    assert module.multipliers() == {"mean": 0.0}
+    assert module.multipliers() == {"soft rate": 0.0}
 
 
 def test_a_run_that_is_continued_keeps_its_weights(first):

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning.constraints import MeanAtMost, MeanDifferenceAtMost
+from fcco_lightning.constraints import MeanAtMost, MeanDifferenceAtMost, MeanNear
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives import SoftRate
+from fcco_lightning.objectives import LogisticLoss, SoftRate
 from fcco_lightning.outer import AbsoluteDifference, Hinge
 
 EXACT = 1e-12  # means of at most 50 numbers of order one, float64
@@ -99,3 +99,13 @@ def test_bad_arguments_are_refused(make, message):
     MeanDifferenceAtMost(SoftRate(temperature=0.1), 0.0, {"y": 1}, {"y": 0})
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_constraints_are_named_by_what_they_are_of():
+    assert MeanAtMost(LogisticLoss(), 0.1, {"race": "Black", "age": "<25"}).names == [
+        "logistic loss, race=Black, age<25"
+    ]
+    assert MeanNear(SoftRate(), 0.5).names == ["soft rate"]
+    difference = MeanDifferenceAtMost(SoftRate(), 0.1, {"group": 1}, {"group": 0})
+    assert difference.names == ["soft rate, group=1 against group=0"]
+    assert MeanAtMost(SoftRate(), 0.1, name="ours").names == ["ours"]
