@@ -16,8 +16,11 @@ from fcco_lightning.metrics.ranking import (
     precision_recall_at,
     precision_recall_curve,
 )
+from fcco_lightning.metrics.streaming import Bounded, ScoreCounts
 
 __all__ = [
+    "Bounded",
+    "ScoreCounts",
     "auc",
     "average_precision",
     "cvar",

@@ -17,7 +17,7 @@ def same_rows(**columns: Tensor) -> None:
 def checked_pair(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return finite ``scores`` (n,) as float64 without graph and ``labels == 1`` (n,) as bool, or raise."""
     same_rows(scores=scores, labels=labels)
-    scores, positive = _finite(scores), _binary("labels", labels)
+    scores, positive = finite_scores(scores), binary_labels("labels", labels)
     if positive.all() or not positive.any():
         present, missing = (1, 0) if positive.all() else (0, 1)
         raise DataError(
@@ -31,7 +31,7 @@ def checked_groups(scores: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tens
     """Return what :func:`checked_pair` returns and ``groups == 1`` (n,) as bool; each group must hold both labels."""
     same_rows(scores=scores, labels=labels, groups=groups)
     scores, positive = checked_pair(scores, labels)
-    favoured = _binary("groups", groups)
+    favoured = binary_labels("groups", groups)
     for group, members in enumerate((~favoured, favoured)):
         for label, of_class in enumerate((~positive, positive)):
             if not (members & of_class).any():
@@ -42,7 +42,8 @@ def checked_groups(scores: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tens
     return scores, positive, favoured
 
 
-def _finite(scores: Tensor) -> Tensor:
+def finite_scores(scores: Tensor) -> Tensor:
+    """Return finite ``scores`` (n,) as float64 without graph, or raise."""
     if not scores.is_floating_point():
         raise DataError(f"scores must be floating point (raw model outputs), got {scores.dtype}.")
     if scores.numel() == 0:
@@ -55,7 +56,8 @@ def _finite(scores: Tensor) -> Tensor:
     return scores.detach().double()
 
 
-def _binary(name: str, values: Tensor) -> Tensor:
+def binary_labels(name: str, values: Tensor) -> Tensor:
+    """Return ``values == 1`` (n,) as bool, or raise if a value is not 0 or 1."""
     one = values == 1
     bad = ~(one | (values == 0))
     if bad.any():
