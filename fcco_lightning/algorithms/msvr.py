@@ -107,8 +107,8 @@ class _ChangedRows:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""
-        return {str(number): {"index": i.clone(), "rows": r.clone()} for number, (i, r) in self._before.items()}
+        return {str(number): {"index": i.clone(), "before": r.clone()} for number, (i, r) in self._before.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore, with rows on a device."""
-        self._before = {int(n): (one["index"].cpu(), one["rows"].to(device)) for n, one in state.items()}
+        self._before = {int(n): (one["index"].cpu(), one["before"].to(device)) for n, one in state.items()}

@@ -63,7 +63,7 @@ def test_first_occurrences():
 def test_values_of_constraints():
     constraints = [MeanAtMost(Output(), 1.5), MeanAtMost(Output(), 3.0), MeanAtMost(Output(), -1.0)]
     values = constraint_values(constraints, OUTPUTS, BATCH)
-    assert values == {"h/mean": 0.5, "h/mean'": -1.0, "h/mean''": 3.0}
+    assert values == {"h/output": 0.5, "h/output'": -1.0, "h/output''": 3.0}
     figures, reason = summarise(Size(), constraints, OUTPUTS, BATCH)
     assert figures == {"size": 2.0, "worst_violation": 3.0, "vacuous": 0.0, **values}
     assert reason is None
