@@ -13,6 +13,8 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from fcco_lightning.training.random_streams import generators_of
+
 Counters = dict[str, Any]
 
 RESULTS = "logged_results"  # key of a checkpoint
@@ -164,11 +166,11 @@ class LoopProgress(Callback):
     def _warn_of_loaders(self, trainer: Trainer, position: Position) -> None:
         """Say once that a loader cannot continue an epoch whose first batches were trained."""
         loaders = trainer.fit_loop._combined_loader
-        forgetful = [] if loaders is None else [x for x in loaders.flattened if not hasattr(x, "load_state_dict")]
+        forgetful = [] if loaders is None else [name for name in map(_forgetful, loaders.flattened) if name]
         if forgetful and position.batches > 0 and not position.last and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"the training loader {type(forgetful[0]).__name__} does not know its place in an epoch: a run that is "
+                f"the training loader {forgetful[0]} does not know its place in an epoch: a run that is "
                 "continued from a checkpoint in the middle of one, like the present one, sees other samples than "
                 "without the stop. Use fcco_lightning.ResumableLoader with a plan, such as UniformBatches, "
                 "or torchdata's StatefulDataLoader, or save at the ends of epochs only."
@@ -219,3 +221,16 @@ def _whatever_was_asked(trainer: Trainer, due: Callable[[Any], bool]) -> Callabl
             trainer.should_stop = asked
 
     return decide
+
+
+def _forgetful(loader: Any) -> str | None:
+    """The name of a loader that cannot continue an epoch, or not draw the rest of it; None if it can."""
+    name = type(loader).__name__
+    if not hasattr(loader, "load_state_dict"):
+        return name
+    for part in ("batch_sampler", "sampler"):
+        sampler = getattr(loader, part, None)
+        known = hasattr(sampler, "load_state_dict") or type(sampler).__module__.startswith(("torch.", "torchdata."))
+        if not known and generators_of([sampler]):
+            return f"{name}, whose {part} {type(sampler).__name__} has no load_state_dict,"
+    return None

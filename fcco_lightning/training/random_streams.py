@@ -36,12 +36,12 @@ def set_random_streams(state: dict[str, Any]) -> None:
 
 def loader_streams(loaders: Iterable[Any]) -> list[Any]:
     """State of the generators that loaders, their samplers and their data sets have of their own, in a fixed order."""
-    return [_state(generator) for generator in _generators(loaders)]
+    return [_state(generator) for generator in generators_of(loaders)]
 
 
 def set_loader_streams(loaders: Iterable[Any], states: Sequence[Any]) -> None:
     """Continue the streams of :func:`loader_streams`, if these loaders have as many."""
-    generators = _generators(loaders)
+    generators = generators_of(loaders)
     if len(generators) == len(states):
         for generator, state in zip(generators, states, strict=True):
             _set_state(generator, state)
@@ -50,8 +50,8 @@ def set_loader_streams(loaders: Iterable[Any], states: Sequence[Any]) -> None:
 _Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
-def _generators(loaders: Iterable[Any]) -> list[_Generator]:
-    """Those that are attributes of a loader, of its samplers or of its data sets, each once."""
+def generators_of(loaders: Iterable[Any]) -> list[_Generator]:
+    """Generators that are attributes of a loader, of its samplers or of its data sets, each once."""
     todo, seen, found = list(loaders), set[int](), []
     while todo:
         owner = todo.pop(0)

@@ -51,10 +51,20 @@ def with_sampler(stream):
     return DataLoader(table(), ROWS // BATCHES, sampler=Permuted(stream), collate_fn=collate)
 
 
-def stateful(workers=0):
+def stateful(workers=0, sampler=None):
     library = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-    options = {"num_workers": workers, "persistent_workers": workers > 0, "collate_fn": collate}
-    return library.StatefulDataLoader(table(), ROWS // BATCHES, shuffle=True, **options)
+    options = {"num_workers": workers, "persistent_workers": workers > 0, "collate_fn": collate, "sampler": sampler}
+    return library.StatefulDataLoader(table(), ROWS // BATCHES, shuffle=sampler is None, **options)
+
+
+class Remembering(DataLoader):
+    """Claims to know its place, as torchdata's loader does with any sampler."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        """Nothing to do."""
 
 
 def resumable():
@@ -114,6 +124,20 @@ def test_in_the_middle_of_an_epoch_one_warning_of_each_run(make_module, make_tra
     assert different
     assert len(said) == 2
     assert all("DataLoader does not know" in text and "torchdata's StatefulDataLoader" in text for text in said)
+
+
+@pytest.mark.parametrize("library", ["torchdata", "its like"])
+def test_a_sampler_that_draws_and_remembers_nothing_is_named(library, make_module, make_trainer, tmp_path):
+    def loader():
+        sampler = Permuted(np.random.default_rng(5))
+        if library == "torchdata":
+            return stateful(sampler=sampler)
+        return Remembering(table(), ROWS // BATCHES, sampler=sampler, collate_fn=collate)
+
+    different, said = stopped_and_whole(make_module, make_trainer, loader, 2, tmp_path / "at.ckpt")
+    assert different
+    assert len(said) == 2
+    assert all("whose sampler Permuted has no load_state_dict, does not know" in text for text in said)
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
