@@ -96,7 +96,7 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
         return None
     title = f"Constraint values ({records[0]['split']})"
     if len(lines) > _MOST_LINES:
-        return save(_heat_map(lines, title), path)
+        return save(_heat_map(lines, title, _MEANING), path)
     figure, axes = _drawn(lines)
     _mark_feasible(axes, label="_unlisted")  # an odd entry would push the legend's two columns out of step
     label_epochs(axes, _MEANING, title)
@@ -107,6 +107,8 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
 def plot_multipliers(history: History, path: str | Path) -> Path | None:
     """Draw every multiplier nu_i against the epoch, in the colours of :func:`plot_constraints`.
 
+    More than 14 become a heat map, the darker the larger.
+
     Args:
         history: records with keys ``nu/<name>``.
         path: PNG file to write; its folder is created.
@@ -116,8 +118,12 @@ def plot_multipliers(history: History, path: str | Path) -> Path | None:
     """
     if not (lines := _lines(MULTIPLIER_PREFIX, _records_with(MULTIPLIER_PREFIX, history, None))):
         return None
+    title, meaning = "Multipliers of the constraints", "multiplier $\\nu_i$"
+    if len(lines) > _MOST_LINES:
+        signed = any(nu < 0 for line in lines.values() for nu in line.values)  # as those of equalities may be
+        return save(_heat_map(lines, title, meaning, signed=signed), path)
     figure, axes = _drawn(lines)
-    label_epochs(axes, "multiplier $\\nu_i$", "Multipliers of the constraints")
+    label_epochs(axes, meaning, title)
     _legend(axes, len(lines))
     return save(figure, path)
 
@@ -145,7 +151,7 @@ def _ordered(keys: Iterable[str]) -> list[_Constraint]:
     return sorted(map(_parse, keys), key=lambda c: (c.rate != "tpr", c.rate, c.threshold or 0.0))
 
 
-def _heat_map(lines: Mapping[str, Line], title: str) -> "Figure":
+def _heat_map(lines: Mapping[str, Line], title: str, meaning: str, *, signed: bool = True) -> "Figure":
     from matplotlib.colors import SymLogNorm  # noqa: PLC0415 (slow to import, and only needed here)
 
     at_end = {key: math.inf if math.isnan(line.values[-1]) else line.values[-1] for key, line in lines.items()}
@@ -158,13 +164,14 @@ def _heat_map(lines: Mapping[str, Line], title: str) -> "Figure":
     figure = new_figure(8.4, 1.4 + 0.22 * len(shown))
     axes = figure.add_subplot()
     axes.set_facecolor("0.85")  # where nothing is known
-    norm = SymLogNorm(_LINEAR * bound, vmin=-bound, vmax=bound)
-    mesh = axes.pcolormesh(_edges(epochs), range(len(shown) + 1), rows, cmap="PuOr_r", norm=norm)
+    norm = SymLogNorm(_LINEAR * bound, vmin=-bound if signed else 0.0, vmax=bound)
+    colours = "PuOr_r" if signed else "Purples"
+    mesh = axes.pcolormesh(_edges(epochs), range(len(shown) + 1), rows, cmap=colours, norm=norm)
     axes.set_yticks([i + 0.5 for i in range(len(shown))], [c.label for c in shown], fontsize=8)
     axes.invert_yaxis()
     label_epochs(axes, "", title if len(shown) == len(lines) else f"{title}: the {len(shown)} largest of {len(lines)}")
     axes.grid(visible=False)
-    figure.colorbar(mesh, ax=axes, label=_MEANING)
+    figure.colorbar(mesh, ax=axes, label=meaning)
     return figure
 
 

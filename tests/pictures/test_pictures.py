@@ -122,6 +122,17 @@ def test_many_constraints_are_a_heat_map(drawn, tmp_path, epochs, edges):
     assert "feasible: at most 0" in scale.get_ylabel()
 
 
+@pytest.mark.parametrize(("least", "range_"), [(0.0, (0, 1.9)), (-2.0, (-2, 2))])
+def test_many_multipliers_are_a_heat_map(drawn, tmp_path, least, range_):
+    nu = {f"nu/group {i}": 0.1 * i for i in range(20)} | {"nu/group 0": least}
+    pictures.plot_multipliers([record(e, **nu) for e in range(2)], tmp_path / "fig.png")
+    axes, scale = drawn[0].axes
+    (mesh,) = axes.collections
+    assert mesh.get_array().tolist() == [[value] * 2 for value in nu.values()]
+    assert mesh.get_clim() == pytest.approx(range_)
+    assert "multiplier" in scale.get_ylabel()
+
+
 def test_multipliers_are_drawn_as_the_constraints_are(drawn, tmp_path):
     history = [record(e, **{"h/tpr@0": 0.1, "nu/tpr@0": 0.5 * e, "nu/tpr@1": 0.25}) for e in range(3)]
     assert pictures.plot_multipliers(history, tmp_path / "fig.png") == tmp_path / "fig.png"
