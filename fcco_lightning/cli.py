@@ -52,6 +52,7 @@ _NOISE = (  # of libraries, about nothing a user can do
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
 
 
+_OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _MOST_LISTED = 25  # options of a class that a message names
 
 _ANY = re.DOTALL | re.MULTILINE
@@ -110,11 +111,19 @@ class ArgumentParser(LightningArgumentParser):
         known = {action.dest for action in self._actions}
         for name, value in values.items():
             key = f"{parent}{name}"
+            for one in value if isinstance(value, list) else [value]:
+                self._require_arguments_below(one, key)
             group = any(other.startswith(f"{key}.") for other in known)
             if not (key in known or group) and _is_empty(value):
                 self.error(f"Option '{key}' is not accepted")
             if group:
                 self._require_known(value, f"{key}.")
+
+    def _require_arguments_below(self, value: Any, key: str) -> None:
+        """Refuse what stands beside the name of a class."""
+        wrong = set(value) - _OF_CLASSES if isinstance(value, dict) and "class_path" in value else set()
+        if wrong:
+            self.error(f"--{key}: {value['class_path']} takes its arguments below init_args, got {sorted(wrong)}.")
 
 
 def _is_empty(value: Any) -> bool:

@@ -255,6 +255,14 @@ def test_mistakes(capsys, arguments, expected, status):
                 "batches": {"class_path": "UniformSampling", "init_args": {"batchsize": {}}}}}},
             "'data.batches.batchsize' is not accepted. Did you mean batch_size",
         ),
+        (
+            {"model": {"constraints": [{"class_path": "ROCFairness", "kappa": 0.1}]}},
+            "--model.constraints: ROCFairness takes its arguments below init_args, got ['kappa']",
+        ),
+        (
+            {"data": {"class_path": "SyntheticDataModule", "init_arg": {}}},
+            "--data: SyntheticDataModule takes its arguments below init_args, got ['init_arg']",
+        ),
     ],
     ids=lambda value: None if isinstance(value, dict) else value.split("'")[1],
 )  # fmt: skip
