@@ -13,6 +13,8 @@ from fcco_lightning.hosted import to_device
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import TARGET, Batch, Columns
 
+_OF_SHAPES = ("shape", "size", "channels", "dimension")  # words of torch's errors about them
+
 
 def as_batch(given: Any) -> Batch:
     """A batch as the loaders gave it, as parts by name: the columns of a single loader are the part "target".
@@ -102,12 +104,13 @@ def _call(run: Callable[[Any], Any], x: Any, network: nn.Module) -> Any:
     try:
         return run(x)
     except (TypeError, RuntimeError) as error:
-        known = dtype is not None and dtype == _type_of_weights(network)
-        if known or not (isinstance(error, TypeError | NotImplementedError) or "type" in str(error)):
+        known, text = dtype is not None and dtype == _type_of_weights(network), str(error)
+        misshapen = isinstance(error, RuntimeError) and any(word in text for word in _OF_SHAPES)
+        if not misshapen and (known or not (isinstance(error, TypeError | NotImplementedError) or "type" in text)):
             raise
         raise DataError(
             f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
-            "numbers, with a row for every sample: torch.stack, or .float()."
+            "numbers, with a row for every sample and as many columns as the network has inputs: torch.stack, .float()."
         ) from error
 
 
