@@ -121,9 +121,11 @@ class ArgumentParser(LightningArgumentParser):
 
     def _require_arguments_below(self, value: Any, key: str) -> None:
         """Refuse what stands beside the name of a class."""
-        wrong = set(value) - _OF_CLASSES if isinstance(value, dict) and "class_path" in value else set()
+        if not isinstance(value, dict) or "class_path" not in value:
+            return
+        wrong = [name for name in value if name not in _OF_CLASSES and not name.startswith("__")]  # jsonargparse's own
         if wrong:
-            self.error(f"--{key}: {value['class_path']} takes its arguments below init_args, got {sorted(wrong)}.")
+            self.error(f"--{key}: {value['class_path']} takes its arguments below init_args, got {wrong}.")
 
 
 def _is_empty(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """What the README and the guides show runs as shown, and what they name is there."""
 
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -88,17 +89,21 @@ class Parsed(Exception):  # noqa: N818 - how the parser gets out
 
 
 @pytest.fixture(scope="module")
-def parser():
-    """The parser of ``fcco fit``, made once; nothing that it parses is made or run."""
+def parser_of():
+    """The parser of ``fcco fit`` or another command, made once; nothing that it parses is made or run."""
 
-    def stop(self, parser, args):
-        raise Parsed(parser)
+    @functools.cache
+    def made(command):
+        def stop(self, parser, args):
+            raise Parsed(parser)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli.FCCOCLI, "parse_arguments", stop)
-        with pytest.raises(Parsed) as stopped:
-            run(["fit"])
-    return stopped.value.args[0]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cli.FCCOCLI, "parse_arguments", stop)
+            with pytest.raises(Parsed) as stopped:
+                run([command])
+        return stopped.value.args[0]
+
+    return made
 
 
 def commands(page):
@@ -111,7 +116,7 @@ def commands(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if "```bash" in PAGES[page] and "benchmarks" not in page])
-def test_commands_are_understood(page, parser, tmp_path, monkeypatch):
+def test_commands_are_understood(page, parser_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(__main__, "_status", lambda work: 0)  # parsed, not carried out
     own = re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S)
@@ -125,7 +130,7 @@ def test_commands_are_understood(page, parser, tmp_path, monkeypatch):
         elif given[0] in ("fit", "test"):
             asks = given[-1] == "--print_config" or ".help" in given[-2]
             with pytest.raises(SystemExit, match="0") if asks else contextlib.nullcontext():
-                parser.parse_args(with_files(given))
+                parser_of(given[0]).parse_args(with_files(given))
         else:
             with pytest.raises(SystemExit) as ended:
                 __main__.main(given)
@@ -134,11 +139,11 @@ def test_commands_are_understood(page, parser, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if "```yaml" in PAGES[page]])
-def test_configurations_are_understood(page, parser, tmp_path, monkeypatch):
+def test_configurations_are_understood(page, parser_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text in re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S):
         Path("own.yaml").write_text(text)
-        parser.parse_args(with_files(["fit", "--config", "roc_fairness/adult_sonex", "--config", "own.yaml"]))
+        parser_of("fit").parse_args(with_files(["fit", "--config", "roc_fairness/adult_sonex", "--config", "own.yaml"]))
 
 
 def test_all_blocks_are_of_a_kind_that_is_tested():
