@@ -94,9 +94,8 @@ def _same_random_state() -> Iterator[None]:
     """Every test starts from the same global random state and one thread, whatever ran before it."""
     torch.set_num_threads(1)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    torch.default_generator.manual_seed(
-        0
-    )  # torch.manual_seed asks for all kinds of devices, and takes ten times as long
+    # torch.manual_seed asks for all kinds of devices, and takes ten times as long
+    torch.default_generator.manual_seed(0)
     yield
     torch.set_rng_state(states[0])
     random.setstate(states[1])

@@ -87,12 +87,10 @@ class Estimation(Algorithm, ABC):
 
     def track(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """Move the rows of a reading; the outer gradients, and f as the algorithm smooths it."""
-        term, estimator, outer = reading.term, self.estimator_of(reading.term), self.smoothing(reading.outer)
-        rows, seen = engine.rows(reading)
-        inner = reading.values.detach().to(rows.dtype)
+        estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
+        rows, inner, sampling = self.held(engine, reading)
         previous = None if reading.previous is None else reading.previous.detach().to(rows.dtype)
-        sampling = Sampling(reading.inverse, seen, term.range, term.growth)
-        tracked = estimator.update(fill(rows, seen, estimator.first(inner)), inner, previous, outer, sampling)
+        tracked = estimator.update(rows, inner, previous, outer, sampling)
         if estimator.remembers:
             engine.propose(reading, tracked.rows, estimator.decay())
         engine.propose_multipliers(reading, estimator.values(tracked.rows, inner))
@@ -101,10 +99,18 @@ class Estimation(Algorithm, ABC):
     def recall(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
+        rows, inner, _ = self.held(engine, reading)
+        return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
+
+    def held(self, engine: Engine, reading: Reading) -> tuple[Tensor, Tensor, Sampling]:
+        """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.
+
+        A row never visited is the one that the estimator begins with.
+        """
         rows, seen = engine.rows(reading)
         inner = reading.values.detach().to(rows.dtype)
-        rows = fill(rows, seen, estimator.first(inner))
-        return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
+        sampling = Sampling(reading.inverse, seen, reading.term.range, reading.term.growth)
+        return fill(rows, seen, self.estimator_of(reading.term).first(inner)), inner, sampling
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         return self.estimator_of(term).weights(rows, self.smoothing(term.present_outer))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.engine import Engine, Reading, Surrogate
-from fcco_lightning.estimators import CorrectedEMA, Sampling, fill
+from fcco_lightning.estimators import CorrectedEMA
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Batch, Tracked
 from fcco_lightning.state import replaced
@@ -51,8 +51,7 @@ class MSVR(Estimation):
         surrogate, previous, changed = Surrogate(now.direct), Surrogate(now.previous_direct), _ChangedRows()
         for reading in now.readings:
             number = engine.problem.all_terms.index(reading.term)
-            rows, _, _ = self._held(engine, reading)
-            changed.note(number, reading.index, rows)
+            changed.note(number, reading.index, self.held(engine, reading)[0])
             if reading.previous is not None:
                 earlier = reading.at_previous()
                 self.add(previous, earlier, *self._recalled(engine, earlier, number))
@@ -74,17 +73,10 @@ class MSVR(Estimation):
         self._storm.v = like_parameters(state["v"], self._params)
         self._changed.load_state_dict(state["changed"], self._params[0].device)
 
-    def _held(self, engine: Engine, reading: Reading) -> tuple[Tensor, Tensor, Sampling]:
-        """The rows from before the step, the fresh value where there is none; this value; what is known of the rows."""
-        rows, seen = engine.rows(reading)
-        inner = reading.values.detach().to(rows.dtype)
-        sampling = Sampling(reading.inverse, seen, reading.term.range, reading.term.growth)
-        return fill(rows, seen, inner), inner, sampling
-
     def _recalled(self, engine: Engine, reading: Reading, number: int) -> tuple[Tracked, OuterFunction]:
         """The outer gradients at the rows from before the previous step."""
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
-        rows, inner, sampling = self._held(engine, reading)
+        rows, inner, sampling = self.held(engine, reading)
         rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
         return Tracked(rows, estimator.weights(rows, outer), rows), outer
 
