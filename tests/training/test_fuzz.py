@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR
 
 from fcco_lightning import (
@@ -33,10 +34,13 @@ from fcco_lightning import (
     SampleDRO,
     SmoothedHingePenalty,
     SoftRate,
+    Splits,
     TabularMLP,
     TwoDraws,
     UniformSampling,
+    WeightAverage,
 )
+from fcco_lightning.callbacks import BestFeasible
 from fcco_lightning.errors import FCCOError
 from tests.conftest import make_data, make_frame
 from tests.contracts.registry_algorithms import ALGORITHMS
@@ -44,7 +48,7 @@ from tests.evidence import count
 from tests.training.test_resume import everything
 
 SEED, EPOCHS, BATCHES = 7, 4, 5
-TABLES = {"train": make_frame(60, 0), "test": make_frame(20, 1)}
+TABLES = {"train": make_frame(75, 0), "test": make_frame(20, 1), "splits": Splits(val_fraction=0.2)}
 OBJECTIVES = [
     AUC, AUCMargin, AveragePrecision, CrossEntropy, KLPartialAUC, PNormPush, SampleDRO,
     partial(CVaRPartialAUC, 0.5), partial(CVaRGroupDRO, 0.5, num_groups=2), partial(KLGroupDRO, num_groups=2),
@@ -65,6 +69,14 @@ SCHEDULES = [
     None, partial(ExponentialLR, gamma=0.7), partial(CosineAnnealingLR, T_max=7),
     partial(LambdaLR, lr_lambda=lambda k: 1 / (1 + k)),
 ]  # fmt: skip
+CALLBACKS = {
+    "none": lambda _: [],
+    "EarlyStopping": lambda _: [EarlyStopping("train_objective", patience=1, check_on_train_epoch_end=True)],
+    "ModelCheckpoint": lambda path: [ModelCheckpoint(path, monitor="train_objective", save_top_k=2)],
+    "BestFeasible": lambda _: [BestFeasible(enabled=True)],
+    "Timer": lambda _: [Timer(duration="00:01:00:00")],
+}
+AVERAGES = [None, None, WeightAverage(0.8), WeightAverage(None, start=3)]
 PRECISIONS = ["32-true", "32-true", "64-true", "bf16-mixed"]
 
 
@@ -109,15 +121,17 @@ class Composition:
         self.dropout, self.workers = chance.choice([0.0, 0.2]), chance.choice([0] * 9 + [1])
         self.validation, self.clip = chance.choice([0, 0, 1.0]), chance.choice([None, 1.0])
         self.draws = TwoDraws if member.jacobian == "part" else (lambda batches: batches)
+        self.callbacks, self.average = chance.choice(list(CALLBACKS)), chance.choice(AVERAGES)
         self.stops = sorted(chance.sample(range(1, EPOCHS * BATCHES), chance.randint(1, 4)))
         self.at_ends = [chance.random() < 0.4 for _ in self.stops]
 
     def __str__(self):
         parts = [self.objective, *self.constraints, self.penalty, self.optimizer, self.schedule]
         names = [getattr(getattr(part, "func", part), "__name__", "none") for part in parts]
-        return f"{self.member}, {names}, {self.interval}, {self.precision}, stops {self.stops} {self.at_ends}"
+        more = f"{self.interval}, {self.precision}, {self.callbacks}, {self.average}"
+        return f"{self.member}, {names}, {more}, stops {self.stops} {self.at_ends}"
 
-    def fit(self, make_trainer, seed, path=None, callbacks=()):
+    def fit(self, make_trainer, folder, seed, path=None, callbacks=()):
         """Train on, from a checkpoint if there is one; the trainer."""
         torch.manual_seed(seed)
         module = FCCOModule(
@@ -130,10 +144,14 @@ class Composition:
             scheduler=self.schedule,
             scheduler_interval=self.interval,
             gradient_clip_val=self.clip,
+            average=self.average,
         )
         data = make_data(**TABLES, batches=self.draws(UniformSampling(12)), num_workers=self.workers)
         trainer = make_trainer(
-            max_epochs=EPOCHS, precision=self.precision, limit_val_batches=self.validation, callbacks=list(callbacks)
+            max_epochs=EPOCHS,
+            precision=self.precision,
+            limit_val_batches=self.validation,
+            callbacks=[*CALLBACKS[self.callbacks](folder), *callbacks],
         )
         with suppress(StopError):
             trainer.fit(module, data, ckpt_path=path)
@@ -144,9 +162,21 @@ class Composition:
         path = None
         for number, (batches, at_end) in enumerate(zip(self.stops, self.at_ends, strict=True)):
             stop = StopAt(folder / f"{number}.ckpt", batches, at_end)
-            self.fit(make_trainer, 100 + number if number else SEED, path, [stop])
+            self.fit(make_trainer, folder, 100 + number if number else SEED, path, [stop])
             path = stop.path if stop.path.exists() else path  # an end of the last epoch may have come before
-        return self.fit(make_trainer, 200, path)
+        return self.fit(make_trainer, folder, 200, path)
+
+
+def final(trainer):
+    """All tensors that training has moved, and what Lightning's callbacks have remembered, by name."""
+    figures = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+    for callback in trainer.callbacks:
+        if isinstance(callback, EarlyStopping | ModelCheckpoint):
+            remembered = callback.state_dict()
+            names = ("wait_count", "stopped_epoch", "best_score", "best_model_score", "current_score")
+            figures |= {name: remembered[name] for name in names if remembered.get(name) is not None}
+            figures |= {f"kept {k}": v for k, v in enumerate(sorted(remembered.get("best_k_models", {}).values()))}
+    return everything(trainer) | {name: torch.as_tensor(value) for name, value in figures.items()}
 
 
 def same(one, other):
@@ -158,14 +188,15 @@ def fuzz(make_trainer, folder, first, wanted):
     seen, seed = Counter(), first
     while seen["compared"] < wanted:
         composition = Composition(seed)
-        (own := folder / str(seed)).mkdir()
+        for name in ("whole", "chain"):
+            (own := folder / str(seed)).joinpath(name).mkdir(parents=True)
         seed += 1
         try:
-            whole = composition.fit(make_trainer, SEED)
+            whole = composition.fit(make_trainer, own / "whole", SEED)
         except FCCOError:  # parts that do not go together
             seen["refused"] += 1
             continue
-        expected, found = everything(whole), everything(composition.chain(make_trainer, own))
+        expected, found = final(whole), final(composition.chain(make_trainer, own / "chain"))
         assert found.keys() == expected.keys(), f"seed {seed - 1}: {composition}"
         different = [name for name, value in expected.items() if not same(found[name], value)]
         assert not different, f"seed {seed - 1}: {composition}: {different}"
