@@ -42,6 +42,7 @@ class WeightAverage:
             raise ConfigError(f"average.decay must lie in (0, 1), or be None for the mean, got {self.decay!r}.")
         at_least("average.start", self.start, 0)
         self._other: AveragedModel | None = None  # the average; while that is shown, the last weights
+        self._network: nn.Module | None = None  # whose average it is
         self._shown = False
 
     def begin(self, network: nn.Module, stored: dict[str, Any] | None = None) -> None:
@@ -51,7 +52,7 @@ class WeightAverage:
             network: with its last weights, on its device.
             stored: of :meth:`state`, from the checkpoint that training continues.
         """
-        if stored is None and self._other is not None:  # a second fit
+        if stored is None and self._other is not None and self._network is network:  # a second fit
             self.show(network, averaged=False)
             return
         if self.decay is None:  # torch's mean of many tensors at once cannot count the batches of BatchNorm
@@ -59,7 +60,7 @@ class WeightAverage:
         else:
             moving = get_ema_multi_avg_fn(self.decay)  # type: ignore[no-untyped-call]
             self._other = AveragedModel(network, multi_avg_fn=moving, use_buffers=True)
-        self._shown = False
+        self._network, self._shown = network, False
         if stored is not None:
             self._other.n_averaged.fill_(stored["count"])
             self._other.module.load_state_dict({k.removeprefix(_PREFIX): v for k, v in stored["weights"].items()})
@@ -92,7 +93,7 @@ class WeightAverage:
 
     def forget(self) -> None:
         """Begin anew with the next :meth:`begin`."""
-        self._other = None
+        self._other = self._network = None
 
     def state(self, weights: dict[str, Any]) -> dict[str, Any] | None:
         """What a checkpoint holds of it; puts the averaged weights into the checkpoint's ``state_dict``.

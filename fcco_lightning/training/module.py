@@ -524,19 +524,23 @@ class FCCOModule(EvaluatingModule):
         if self.average is not None and self.global_step > updates:
             self.average.update(self.network, self.global_step)
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
-        if self.global_step > updates and every and (last or self.global_step % every == 0):
-            self._log_step(estimates)
+        updated = self.global_step > updates
+        if every and (last or (updated and self.global_step % every == 0)):
+            self._log_step(estimates, updated=updated)
 
     def _count_updates(self) -> None:
         # Lightning's loggers count batches here; the x-axis is to be updates of w
         loop = self.trainer.fit_loop.epoch_loop
         loop._batches_that_stepped = max(0, self.global_step - (not loop._should_accumulate()))
 
-    def _log_step(self, estimates: Mapping[str, Tensor]) -> None:
+    def _log_step(self, estimates: Mapping[str, Tensor], *, updated: bool) -> None:
+        # callbacks have figures after every epoch; loggers one for an update of w, of which some epochs may have none
         # straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so
         values = {f"{self._phase.prefix}_{name}": value.item() for name, value in estimates.items()}
         self.backend.of_steps |= values.keys()
         self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
+        if not updated:
+            return
         values |= {f"nu/{name}": value for name, value in self.multipliers().items()}
         if self.skip_nonfinite:
             values["algo/skipped_batches"] = float(self.skipped_batches)

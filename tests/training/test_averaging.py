@@ -97,6 +97,13 @@ def test_resumed_bit_for_bit_and_tested_as_validated(batch, make_module, make_tr
     assert tested["train_auc"] == pytest.approx(float(saver.best_k_models[str(last)]))
 
 
+def test_one_object_averages_the_networks_of_two_modules_apart(make_module, make_trainer):
+    average = WeightAverage(0.8)
+    first, second = (fit(make_module, make_trainer, average) for _ in range(2))
+    expected, found = everything(first), everything(second)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
 def test_the_best_weights_are_chosen_among_averages(make_trainer):
     best, diary = BestFeasible(enabled=True), Diary()
     module = FCCOModule(

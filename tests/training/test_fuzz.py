@@ -72,11 +72,13 @@ SCHEDULES = [
 CALLBACKS = {
     "none": lambda _: [],
     "EarlyStopping": lambda _: [EarlyStopping("train_objective", patience=1, check_on_train_epoch_end=True)],
-    "ModelCheckpoint": lambda path: [ModelCheckpoint(path, monitor="train_objective", save_top_k=2)],
+    "ModelCheckpoint": lambda path: [
+        ModelCheckpoint(path, "{epoch}", "train_objective", save_top_k=2, save_on_train_epoch_end=True)
+    ],
     "BestFeasible": lambda _: [BestFeasible(enabled=True)],
     "Timer": lambda _: [Timer(duration="00:01:00:00")],
 }
-AVERAGES = [None, None, WeightAverage(0.8), WeightAverage(None, start=3)]
+AVERAGES = [lambda: None, lambda: None, partial(WeightAverage, 0.8), partial(WeightAverage, None, start=3)]
 PRECISIONS = ["32-true", "32-true", "64-true", "bf16-mixed"]
 
 
@@ -144,13 +146,14 @@ class Composition:
             scheduler=self.schedule,
             scheduler_interval=self.interval,
             gradient_clip_val=self.clip,
-            average=self.average,
+            average=self.average(),
         )
         data = make_data(**TABLES, batches=self.draws(UniformSampling(12)), num_workers=self.workers)
         trainer = make_trainer(
             max_epochs=EPOCHS,
             precision=self.precision,
             limit_val_batches=self.validation,
+            enable_checkpointing=self.callbacks == "ModelCheckpoint",
             callbacks=[*CALLBACKS[self.callbacks](folder), *callbacks],
         )
         with suppress(StopError):
@@ -162,8 +165,10 @@ class Composition:
         path = None
         for number, (batches, at_end) in enumerate(zip(self.stops, self.at_ends, strict=True)):
             stop = StopAt(folder / f"{number}.ckpt", batches, at_end)
-            self.fit(make_trainer, folder, 100 + number if number else SEED, path, [stop])
-            path = stop.path if stop.path.exists() else path  # an end of the last epoch may have come before
+            trainer = self.fit(make_trainer, folder, 100 + number if number else SEED, path, [stop])
+            if not stop.path.exists():  # the run has ended before
+                return trainer
+            path = stop.path
         return self.fit(make_trainer, folder, 200, path)
 
 
@@ -173,7 +178,7 @@ def final(trainer):
     for callback in trainer.callbacks:
         if isinstance(callback, EarlyStopping | ModelCheckpoint):
             remembered = callback.state_dict()
-            names = ("wait_count", "stopped_epoch", "best_score", "best_model_score", "current_score")
+            names = ("wait_count", "stopped_epoch", "best_score", "best_model_score")
             figures |= {name: remembered[name] for name in names if remembered.get(name) is not None}
             figures |= {f"kept {k}": v for k, v in enumerate(sorted(remembered.get("best_k_models", {}).values()))}
     return everything(trainer) | {name: torch.as_tensor(value) for name, value in figures.items()}

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from fcco_lightning import (
     ALEXR2,
     MSVR,
+    PGSMD,
     SGD,
     SONEX,
     SOX,
@@ -28,11 +29,13 @@ from fcco_lightning import (
     HingePenalty,
     NonFiniteError,
     ROCFairness,
+    SampleDRO,
     SOXBoost,
     SquaredHingePenalty,
     TabularMLP,
     UniformSampling,
 )
+from fcco_lightning.algorithms import EqualStages
 from fcco_lightning.callbacks import Checkpoints
 from fcco_lightning.data import TensorTable
 from fcco_lightning.training import StepAtFractions
@@ -500,6 +503,20 @@ def test_logged_rows_are_of_the_update_they_name(algorithm, make_module, make_tr
     assert rows["step"].tolist() == expected
     for step, value in zip(rows["step"], rows["train_objective"], strict=True):
         assert value == pytest.approx(truth[step], abs=1e-3)
+
+
+def test_an_epoch_without_an_update_has_figures_for_callbacks(make_module, make_trainer, small_data, tmp_path):
+    """PG-SMD moves w at the ends of its stages; loggers count updates, and have no row where there was none."""
+    import pandas as pd
+
+    logger = CSVLogger(tmp_path, name="log")
+    patience = EarlyStopping("train_objective", patience=1, check_on_train_epoch_end=True)
+    trainer = make_trainer(logger=logger, callbacks=[patience], max_epochs=3)
+    stages = EqualStages(2 * BATCHES, 0.2, 0.3)
+    trainer.fit(make_module(objective=SampleDRO(), algorithm=PGSMD(0.4, stages)), small_data)
+    assert torch.isfinite(patience.best_score)
+    rows = pd.read_csv(f"{logger.log_dir}/metrics.csv").dropna(subset=["train_objective"])
+    assert rows["step"].tolist() == [*range(trainer.global_step)]
 
 
 def test_layers_unfrozen_in_training_are_trained_by_the_rule(make_module, make_trainer, small_data):
