@@ -511,7 +511,7 @@ def test_an_epoch_without_an_update_has_figures_for_callbacks(make_module, make_
 
     logger = CSVLogger(tmp_path, name="log")
     patience = EarlyStopping("train_objective", patience=1, check_on_train_epoch_end=True)
-    trainer = make_trainer(logger=logger, callbacks=[patience], max_epochs=3)
+    trainer = make_trainer(logger=logger, log_every_n_steps=1, callbacks=[patience], max_epochs=3)
     stages = EqualStages(2 * BATCHES, 0.2, 0.3)
     trainer.fit(make_module(objective=SampleDRO(), algorithm=PGSMD(0.4, stages)), small_data)
     assert torch.isfinite(patience.best_score)
