@@ -7,14 +7,15 @@ Every run goes through ``fcco fit`` and a config of ``configs/continual_clip``::
 
 Each seed has a pretrained model of its own, from which all methods start.  ``--tune`` gives every method that has
 constraints the same number of runs and picks rho by the training split alone: the largest gain on the target among the
-runs whose worst protected task changes by at least -0.5 points (the least loss of it if there is none).  A row reports
+runs whose worst protected task changes by at least -0.5 points (if there is none, the least loss of it among those that
+learn at least half as much as the most).  A row reports
 mean +- standard deviation over seeds, in points of accuracy; the picture shows every run.
 
 Of what is kept of images that nobody has seen, ``--val`` images of other handwritings tell, which are held out from
 pretraining on, for all methods alike.  By them SONEX has margins (``margin``: ``--feasible.margin auto``), and
 ``interpolation`` chooses among the weights between the old model's and the finetuned one's (WiSE-FT) those of the
-largest gain on the target for which no protected task loses more than half a point.  ``replay`` is plain finetuning with
-all protected images among the pairs, and ``lwf`` learning without forgetting: plain finetuning with the old model
+largest gain on the target for which no protected task loses more than half a point.  ``replay`` is plain finetuning
+with all protected images among the pairs, and ``lwf`` learning without forgetting: plain finetuning with the old model
 distilled on the protected images, by a weight that is picked like rho.
 """
 
@@ -172,7 +173,8 @@ def pick(runs: list[Job]) -> dict[str, Any]:
     for r in runs:
         by_rho.setdefault(r["overrides"]["model.penalty.rho"], []).append(r)
     safe = {rho: of(rs, "train.delta_target") for rho, rs in by_rho.items() if of(rs, "train.worst_change") >= KEPT}
-    losses = {rho: of(rs, "train.worst_change") for rho, rs in by_rho.items()}
+    gains = {rho: of(rs, "train.delta_target") for rho, rs in by_rho.items()}
+    losses = {rho: of(by_rho[rho], "train.worst_change") for rho in gains if gains[rho] >= max(gains.values()) / 2}
     best = safe or losses
     return {"model.penalty.rho": max(best, key=lambda rho: best[rho])}
 

@@ -182,9 +182,9 @@ class Baseline(Callback):
         if self.network is None:
             raise ConfigError("there is no unconstrained model: fit with Baseline(enabled=True) first.")
         module.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
-        outputs, columns = module.evaluate(loader, self.network)
-        figures: dict[str, float] = summarise(module.evaluation, module.constraints, outputs, columns)[0]
-        return figures
+        split = module.evaluate(loader, self.network)
+        figures, _ = summarise(module.evaluation, module.constraints, split.outputs, split.columns)
+        return {**figures, **split.counted}
 
 
 def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:

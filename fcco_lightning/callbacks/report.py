@@ -116,12 +116,13 @@ class Report(Callback):
         final: dict[str, tuple[Tensor, Columns]] = {}
         multipliers = _multipliers(pl_module)
         for split, loader in loaders().items():
-            outputs, columns = pl_module.evaluate(loader)
-            summary = pl_module.summarise(split, outputs, columns)
-            found = intervals(pl_module.constraints, outputs, columns)
+            found = pl_module.evaluate(loader)
+            outputs, columns = found.outputs, found.columns
+            summary = pl_module.summarise(split, found)
+            bounds = intervals(pl_module.constraints, outputs, columns)
             report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns) | multipliers
-            if found:
-                report[split]["intervals"] = {name: one._asdict() for name, one in found.items()}
+            if bounds:
+                report[split]["intervals"] = {name: one._asdict() for name, one in bounds.items()}
             final[split] = (outputs, columns)
             for baseline in baselines:
                 unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))

@@ -10,8 +10,9 @@ from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
 from fcco_lightning.evaluation.ranking import RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
-from fcco_lightning.evaluation.split import concatenate, constraint_values, summarise
+from fcco_lightning.evaluation.split import Collector, Split, concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
+from fcco_lightning.evaluation.tally import Tally
 from fcco_lightning.evaluation.tasks import TaskEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
 
@@ -19,13 +20,16 @@ __all__ = [
     "BagEvaluation",
     "BinaryEvaluation",
     "ClassEvaluation",
+    "Collector",
     "ContinualEvaluation",
     "Evaluation",
     "GroupEvaluation",
     "NeighbourEvaluation",
     "RankingEvaluation",
     "RetrievalEvaluation",
+    "Split",
     "SurvivalEvaluation",
+    "Tally",
     "TaskEvaluation",
     "ValueEvaluation",
     "concatenate",

@@ -26,6 +26,8 @@ class BagEvaluation(Evaluation):
         figures: The evaluation of the bags; :class:`RankingEvaluation` with its defaults if it is None.
     """
 
+    separable = False
+
     def __init__(self, pooling: Pooling, figures: RankingEvaluation | None = None) -> None:
         self.pooling, self.figures = pooling, figures or RankingEvaluation()
         self.bar, self.merit = self.figures.bar, self.figures.merit

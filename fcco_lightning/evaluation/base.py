@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation.tally import Tally
 from fcco_lightning.pictures import plot_constraints
 from fcco_lightning.pictures.style import History
 from fcco_lightning.records import Columns
@@ -21,12 +22,15 @@ class Evaluation(ABC):
     Attributes:
         bar: The figures that the progress bar shows.
         merit: The figure of merit, by which weights and settings are chosen unless the user names another one.
+        separable: Whether the figures of a random part of the samples estimate those of all.  They do not where a
+            figure is about whole lists, or about the nearest of all samples.
         group_names: The names of the groups 0, 1, ...; :class:`FCCOModule` takes them from the datamodule.
         label_names: The names of several labels of a sample, likewise.
     """
 
     bar: tuple[str, ...] = ()
     merit: str = ""
+    separable: bool = True
     group_names: Sequence[str] = ()
     label_names: Sequence[str] = ()
     _warned: bool = False
@@ -46,6 +50,10 @@ class Evaluation(ABC):
             The figures by name.  A figure that the split leaves undefined (because a class is absent) is NaN, which
             :meth:`warn_of_undefined` says once.
         """
+
+    def tally(self) -> Tally | None:
+        """Return what counts figures batch by batch, for splits of which not all outputs are kept; by default None."""
+        return None
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:  # noqa: ARG002
         """Describe a split in ``report.json`` beyond its figures, in plain numbers.

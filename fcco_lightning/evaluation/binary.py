@@ -10,6 +10,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, written
 from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.evaluation.tally import ScoreTally, Tally
 from fcco_lightning.metrics.functional import auc, roc_gap
 from fcco_lightning.metrics.group import split_roc
 from fcco_lightning.objectives import binary_scores
@@ -62,6 +63,10 @@ class BinaryEvaluation(Evaluation):
             gap = roc_gap(scores, y, group, self.num_thresholds) if _two_groups(batch) else float("nan")
             summary["roc_gap"] = float(gap)
         return summary
+
+    def tally(self) -> Tally:
+        """Return what counts all of the figures, those of the ROC curve with a bound of their error."""
+        return ScoreTally(self.num_thresholds, with_range=True)
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""

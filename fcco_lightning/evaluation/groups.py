@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, written
 from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
-from fcco_lightning.metrics.group_accuracy import cvar, cvar_weights, group_means, worst_fraction, worst_group
+from fcco_lightning.evaluation.tally import GroupTally, Tally
+from fcco_lightning.metrics.group_accuracy import cvar, cvar_weights, group_sums, worst_fraction, worst_group
 from fcco_lightning.pictures import plot_group_curves, plot_groups
 from fcco_lightning.pictures.style import History
 from fcco_lightning.records import Columns
@@ -60,7 +62,13 @@ class GroupEvaluation(Evaluation):
         Raises:
             DataError: if y or group is missing or contains a value out of range, or if the shapes do not fit.
         """
-        groups = _groups(outputs, batch)
+        return self._figures(_groups(outputs, batch))
+
+    def tally(self) -> Tally:
+        """Return what counts all of the figures, exactly."""
+        return GroupTally(lambda sums: self._figures(_of_sums(sums)))
+
+    def _figures(self, groups: "_Groups") -> dict[str, float]:
         tail = worst_fraction(groups.accuracy, self.alpha, groups.sizes if self.pooled else None)
         summary = {
             "accuracy": groups.mean_accuracy,
@@ -123,16 +131,23 @@ def _groups(outputs: Tensor, batch: Columns) -> _Groups:
     correct, losses = correct_and_loss(outputs, batch["y"])
     group = batch["group"]
     size = max(1, int(group.max()) + 1) if len(group) else 1
-    accuracy, sizes = group_means(correct, group, size)
-    loss, _ = group_means(losses, group, size)
-    present = sizes.nonzero().squeeze(1)
+    of_correct, sizes = group_sums(correct, group, size)
+    of_losses, _ = group_sums(losses, group, size)
+    return _of_sums(torch.stack([sizes.double(), of_correct, of_losses], dim=1))
+
+
+def _of_sums(sums: Tensor) -> _Groups:
+    """From sizes, numbers of correct classifications and sums of losses, shape (G, 3)."""
+    present = sums[:, 0].nonzero().squeeze(1)
     if len(present) == 0:
         raise DataError("figures by group need at least one sample, got none. Is the split empty?")
+    sizes, correct, losses = sums[present].unbind(1)
+    total = sizes.sum()
     return _Groups(
         present,
-        sizes[present],
-        accuracy[present],
-        loss[present],
-        float(correct.double().mean()),
-        float(losses.mean()),
+        sizes.long(),
+        correct / sizes,
+        losses / sizes,
+        float(correct.sum() / total),
+        float(losses.sum() / total),
     )

@@ -33,6 +33,7 @@ class NeighbourEvaluation(Evaluation):
     """
 
     bar = ("knn_accuracy",)
+    separable = False
 
     def __init__(self, k: int = 5, distance: Literal["cosine", "euclidean"] = "cosine") -> None:
         self.k = at_least("k", k, 1)

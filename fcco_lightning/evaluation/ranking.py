@@ -11,6 +11,7 @@ from fcco_lightning.checks import at_least, finite, fraction
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.base import Evaluation, written
 from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.evaluation.tally import ScoreTally, Tally
 from fcco_lightning.metrics.functional import auc, roc_curve
 from fcco_lightning.metrics.ranking import (
     average_precision,
@@ -85,6 +86,14 @@ class RankingEvaluation(Evaluation):
             for t, one in enumerate(figures):
                 summary |= {f"{name}/{self.label_name(t)}": one[name] for name in self.bar}
         return summary
+
+    def tally(self) -> Tally | None:
+        """Return what counts all figures of a single label but the partial areas, with bounds of their errors."""
+        return (
+            None
+            if len(self.label_names) > 1 or self.missing is not None
+            else ScoreTally(top=self.top, with_precision=True)
+        )
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return, of several labels, ``labels``: name, numbers of samples and positives, and figures of each."""

@@ -34,6 +34,7 @@ class RetrievalEvaluation(Evaluation):
     """
 
     bar = ("map",)
+    separable = False
 
     def __init__(self, k: Sequence[int] = (5, 10)) -> None:
         if not k:

@@ -1,8 +1,9 @@
 """A whole split: its samples from all processes, and all of its figures."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -12,6 +13,102 @@ from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.records import Columns
+
+
+class Split(NamedTuple):
+    """What is known of the network's outputs on a split.
+
+    Attributes:
+        outputs: The outputs (nested tensors) of all samples, or of a random part of them; the first dimension is n.
+        columns: The columns of these samples, each with first dimension n.
+        counted: Figures of all samples where ``outputs`` are those of a part, by name.
+    """
+
+    outputs: Any
+    columns: Columns
+    counted: Mapping[str, float] = {}
+
+
+class Collector:
+    """Collects the outputs on a split from batches, all of them or those of a random part of bounded size.
+
+    The part is drawn uniformly without replacement, by a hash of the column ``index``: the same samples are kept in
+    every epoch, however many processes there are and whatever the order of the batches.  No more than three times
+    as many samples as the part has are held at any time.  Of all samples :meth:`Evaluation.tally` counts what it can.
+
+    Args:
+        evaluation: The evaluation of the split.
+        most: Largest number of samples that are kept, over all processes, >= 1; None for all.
+    """
+
+    def __init__(self, evaluation: Evaluation, most: int | None = None) -> None:
+        self.most = most
+        self._parts: list[tuple[Any, dict[str, Tensor]]] = []
+        self._keys: list[Tensor] = []  # hashes of their samples, where not all are kept
+        self._tally = None if most is None else evaluation.tally()
+        self._seen = self._held = 0
+
+    def add(self, outputs: Any, columns: dict[str, Tensor]) -> None:
+        """Add a batch of this process."""
+        self._parts.append((outputs, columns))
+        if self.most is None:
+            return
+        size = len(next(iter(columns.values())))
+        index = columns.get("index", torch.arange(self._seen, self._seen + size))
+        self._keys.append(scattered(index).to(pytree.tree_leaves(outputs)[0].device))
+        self._seen, self._held = self._seen + size, self._held + size
+        if self._tally is not None:
+            self._tally.update(outputs, columns)
+        if self._held > 2 * self.most:
+            self._keep(_smallest(torch.cat(self._keys), self.most))
+
+    def split(self, processes: Processes) -> Split:
+        """Return the outputs of all processes, the same on each.
+
+        Args:
+            processes: The processes of the job; all of them call this method once, after their last batch.
+
+        Raises:
+            DataError: if a process has no sample.
+        """
+        counted: dict[str, float] = {}
+        if self.most is not None and sum(processes.everyone(self._seen)) > self.most:
+            with processes.guard():
+                require_some(self._parts)
+                keys = torch.cat(self._keys)
+                own = keys[keys <= _smallest(keys, self.most)]
+            self._keep(_smallest(processes.gather([own]).tensors[0], self.most))
+            counted = {} if self._tally is None else self._tally.figures(processes)
+        return Split(*concatenate(self._parts, processes), counted)
+
+    def _keep(self, last: Tensor) -> None:
+        """Let go of the samples with hashes above ``last``."""
+        outputs, columns = joined(self._parts)
+        keys = torch.cat(self._keys)
+        kept = keys <= last
+
+        def chosen(leaf: Tensor) -> Tensor:
+            return leaf[kept.to(leaf.device)]
+
+        self._parts = [(pytree.tree_map(chosen, outputs), {name: chosen(column) for name, column in columns.items()})]
+        self._keys = [keys[kept]]
+        self._held = len(self._keys[0])
+
+
+def scattered(index: Tensor) -> Tensor:
+    """Return a hash of whole numbers, different for different ones, as whole numbers without a pattern (int64).
+
+    It is the finalizer of SplitMix64 (Steele et al., 2014), read as a number with a sign.
+    """
+    z = (index.cpu().numpy().astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return torch.from_numpy((z ^ (z >> np.uint64(31))).view(np.int64)).to(index.device)
+
+
+def _smallest(keys: Tensor, count: int) -> Tensor:
+    """Return the ``count``-th smallest of some numbers, the largest one if there are fewer."""
+    return keys.kthvalue(min(count, len(keys))).values
 
 
 def summarise(
@@ -78,18 +175,30 @@ def concatenate(parts: Sequence[tuple[Any, dict[str, Tensor]]], processes: Proce
         DataError: if a process has no sample.
     """
     with processes.guard():
-        if not parts:
-            raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
-        names, structure = list(parts[0][1]), pytree.tree_structure(parts[0][0])
-        leaves = [torch.cat(some) for some in zip(*(pytree.tree_leaves(o) for o, _ in parts), strict=True)]
-        columns = [torch.cat([c[name] for _, c in parts]) for name in names]
-    gathered = processes.gather([*leaves, *columns]).tensors
+        require_some(parts)
+        outputs, columns = joined(parts)
+        (leaves, structure), names = pytree.tree_flatten(outputs), list(columns)
+    gathered = processes.gather([*leaves, *columns.values()]).tensors
     leaves, together = gathered[: len(leaves)], dict(zip(names, gathered[len(leaves) :], strict=True))
     if processes.size > 1 and "index" in together and torch.unique(together["index"]).numel() < len(leaves[0]):
         # Lightning's own sampler repeats samples so that all processes have equally many.
         first = first_occurrences(together["index"])
         leaves, together = [leaf[first] for leaf in leaves], {name: c[first] for name, c in together.items()}
     return pytree.tree_unflatten(leaves, structure), together
+
+
+def require_some(parts: Sequence[Any]) -> None:
+    """Raise :class:`DataError` if a process has no batch of a split."""
+    if not parts:
+        raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
+
+
+def joined(parts: Sequence[tuple[Any, dict[str, Tensor]]]) -> tuple[Any, dict[str, Tensor]]:
+    """Return the outputs and the columns of some batches, at least one, as those of a single batch."""
+    structure = pytree.tree_structure(parts[0][0])
+    leaves = [torch.cat(some) for some in zip(*(pytree.tree_leaves(o) for o, _ in parts), strict=True)]
+    columns = {name: torch.cat([c[name] for _, c in parts]) for name in parts[0][1]}
+    return pytree.tree_unflatten(leaves, structure), columns
 
 
 def first_occurrences(index: Tensor) -> Tensor:

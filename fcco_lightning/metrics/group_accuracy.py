@@ -36,6 +36,16 @@ def group_means(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor
         >>> means.tolist(), counts.tolist()
         ([0.5, nan, 1.0], [2, 0, 1])
     """
+    sums, counts = group_sums(values, groups, num_groups)
+    return sums / counts, counts
+
+
+def group_sums(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Sums of a quantity over each group, and their sizes; arguments and errors as of :func:`group_means`.
+
+    Returns:
+        Both of shape (G,): the sums as float64, the sizes as int64.
+    """
     size = at_least("num_groups", num_groups, 1)
     same_rows(values=values, groups=groups)
     if groups.is_floating_point() or groups.is_complex():
@@ -51,7 +61,7 @@ def group_means(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor
     counts = torch.bincount(groups, minlength=size)
     # index_add_ has a deterministic form on the GPU, a weighted bincount has none
     sums = torch.zeros(size, dtype=torch.float64, device=values.device).index_add_(0, groups, values.detach().double())
-    return sums / counts, counts
+    return sums, counts
 
 
 def worst_group(values_by_group: Tensor, *, highest: bool = False) -> Tensor:

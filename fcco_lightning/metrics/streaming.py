@@ -120,6 +120,28 @@ class ScoreCounts:
         first, last = (above + 1) / (listed - p + 1), (above + p) / listed.clamp(min=1)
         return _between(float((p * (first + last)).sum() / 2 / p.sum()), float(highest.sum() / p.sum()))
 
+    def head(self, k: int) -> tuple[Bounded, Bounded]:
+        r"""Precision and recall among the k highest scores, see :func:`~fcco_lightning.metrics.precision_recall_at`.
+
+        Let the cell of the k-th score contain p positives and m negatives, r of which are among the k.  Between
+        ``max(0, r - m)`` and ``min(p, r)`` of these are positives.
+
+        Args:
+            k: Length of the head of the list, >= 1.
+
+        Raises:
+            ConfigError: if ``k`` is not a whole number >= 1.
+            DataError: if a class has no sample.
+        """
+        negative, positive = (of_class.flip(0) for of_class in self._classes())
+        listed, found = (negative + positive).cumsum(0), positive.cumsum(0)
+        places = min(at_least("k", k, 1), int(listed[-1]))
+        cell = int(torch.searchsorted(listed, float(places)))
+        m, p, total = float(negative[cell]), float(positive[cell]), float(found[-1])
+        r, above = places - (float(listed[cell]) - m - p), float(found[cell]) - p
+        low, high = above + max(0.0, r - m), above + min(p, r)
+        return _between(low / k, high / k), _between(low / total, high / total)
+
     def roc_gap(self, num_thresholds: int = 200) -> Bounded:
         r"""Hard ROC gap between the groups, see :func:`~fcco_lightning.metrics.roc_gap`.
 

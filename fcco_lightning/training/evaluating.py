@@ -1,10 +1,10 @@
 """How a LightningModule evaluates a split: outputs are collected, and figures are made of all of them together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -13,7 +13,8 @@ from fcco_lightning.constraints import Constraint
 from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import columns_of, named_samples, narrow_weights, other_columns, outputs_of_columns
 from fcco_lightning.errors import NonFiniteError
-from fcco_lightning.evaluation import Evaluation, concatenate, summarise
+from fcco_lightning.evaluation import Collector, Evaluation, Split, summarise
+from fcco_lightning.records import Columns
 
 
 class EvaluatingModule(LightningModule):
@@ -24,6 +25,7 @@ class EvaluatingModule(LightningModule):
         constraints: that are reported on.
         evaluation: what is reported of a split.
         processes: of the job, which share a split.
+        kept_outputs: largest number of samples of a split of which the outputs are kept; None for all.
         last_summaries: all figures of the last validation or test by split.
     """
 
@@ -31,12 +33,14 @@ class EvaluatingModule(LightningModule):
     constraints: list[Constraint]
     evaluation: Evaluation
     processes: Processes
+    kept_outputs: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.last_summaries: dict[str, dict[str, float]] = {}
-        self._collected: dict[int, list[tuple[Tensor, dict[str, Tensor]]]] = {}
+        self._collected: dict[int, Collector] = {}
         self._was_vacuous: dict[str, bool] = {}
+        self._said = False
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect outputs; the dual state is not touched."""
@@ -69,42 +73,54 @@ class EvaluatingModule(LightningModule):
         return {"index": columns["index"], "output": outputs_of_columns(self.network, columns)}
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
+        if loader not in self._collected:
+            self._collected[loader] = self._collector()
         columns = columns_of(batch)
-        found = outputs_of_columns(self.network, columns), other_columns(self.network, columns)
-        self._collected.setdefault(loader, []).append(found)
+        outputs, others = outputs_of_columns(self.network, columns), other_columns(self.network, columns)
+        self._add(self._collected[loader], outputs, others)
 
-    @torch.no_grad()
-    def evaluate(
-        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None
-    ) -> tuple[Any, dict[str, Tensor]]:
-        """Outputs (nested tensors) and columns of a whole split on the CPU, of which every process evaluates its part.
+    def _collector(self) -> Collector:
+        return Collector(self.evaluation, self.kept_outputs)
+
+    def _add(self, collector: Collector, outputs: Any, columns: dict[str, Tensor]) -> None:
+        if collector.most is not None:  # what is not kept is looked at now
+            self._require_finite(outputs, columns)
+        collector.add(outputs, columns)
+
+    def evaluate_whole(self, loader: Iterable[dict[str, Tensor]]) -> Split:
+        """As :meth:`evaluate`, with the outputs for all samples, whatever ``kept_outputs`` is."""
+        return self._evaluated(loader, self.network, Collector(self.evaluation))
+
+    def evaluate(self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None) -> Split:
+        """Outputs and columns of a split on the CPU, of which every process evaluates its part.
 
         Args:
             loader: of this process's part of the split.
             network: another one to take in place of the module's.
         """
+        return self._evaluated(loader, self.network if network is None else network.eval(), self._collector())
+
+    @torch.no_grad()
+    def _evaluated(self, loader: Iterable[dict[str, Tensor]], network: nn.Module, collector: Collector) -> Split:
         was_training = self.training
         self.eval()
-        network = self.network if network is None else network.eval()
-        parts = []
         with self.trainer.precision_plugin.val_step_context():
             for batch in loader:
                 columns = columns_of(batch)
                 moved = self.transfer_batch_to_device(columns, self.device, 0)
                 outputs = pytree.tree_map(Tensor.cpu, outputs_of_columns(network, moved))
-                parts.append((outputs, other_columns(network, columns)))
+                self._add(collector, outputs, other_columns(network, columns))
         self.train(was_training)
-        return concatenate(parts, self.processes)
+        return collector.split(self.processes)
 
     def _report(self, names: Sequence[str]) -> None:
         collected, self._collected = self._collected, {}
         self.last_summaries = {}
         if self.trainer.sanity_checking:
             return
-        for loader, parts in sorted(collected.items()):
+        for loader, collector in sorted(collected.items()):
             split = names[loader] if loader < len(names) else f"{names[-1]}{loader}"
-            outputs, columns = concatenate(parts, self.processes)
-            summary = self.summarise(split, outputs, columns)
+            summary = self.summarise(split, collector.split(self.processes))
             self.last_summaries[split] = dict(summary)
             bar = {f"{split}_{k}": summary.pop(k) for k in (*self.evaluation.bar, "worst_violation") if k in summary}
             rest = {f"{split}_{k}": v for k, v in summary.items()}
@@ -112,26 +128,47 @@ class EvaluatingModule(LightningModule):
             self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
             self.log_dict(rest, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
 
-    def summarise(self, split: str, outputs: Tensor, columns: dict[str, Tensor]) -> dict[str, float]:
+    def summarise(self, name: str, split: Split) -> dict[str, float]:
         """All figures of a split; warns when its constraints have become vacuous.
+
+        Args:
+            name: of the split.
+            split: its outputs, as :meth:`evaluate` returns them.
 
         Raises:
             NonFiniteError: if an output is NaN or infinite.
         """
-        bad = ~torch.isfinite(outputs).reshape(len(outputs), -1).all(1)
-        if bool(bad.any()):
-            raise NonFiniteError(
-                f"the network's outputs on the {split} split are not finite for {named_samples(bad, columns)}: the "
-                "weights diverged or the features hold NaN. Lower the learning rate, or clip with "
-                f"--model.gradient_clip_val.{narrow_weights(self.network)}"
-            )
+        outputs, columns, counted = split
+        self._require_finite(outputs, columns, f" on the {name} split")
         summary, reason = summarise(self.evaluation, self.constraints, outputs, columns)
-        if reason and not self._was_vacuous.get(split, False):
+        summary |= counted
+        self._say_what_is_counted(len(outputs), counted)
+        if reason and not self._was_vacuous.get(name, False):
             gap = f" (hard ROC gap {summary['roc_gap']:.3f})" if "roc_gap" in summary else ""
             rank_zero_warn(
-                f"the constraints say nothing any more about the {split} split: {reason}. They can hold while hard "
+                f"the constraints say nothing any more about the {name} split: {reason}. They can hold while hard "
                 f"decisions differ{gap}. Smooth less (a lower temperature), or let no map of the scores "
                 "game them: `rate: TopShare`, in ROCFairness `scale: QuantileScores`."
             )
-        self._was_vacuous[split] = reason is not None
+        self._was_vacuous[name] = reason is not None
         return summary
+
+    def _require_finite(self, outputs: Any, columns: Columns, where: str = "") -> None:
+        for leaf in pytree.tree_leaves(outputs):
+            bad = ~torch.isfinite(leaf).reshape(len(leaf), -1).all(1)
+            if bool(bad.any()):
+                raise NonFiniteError(
+                    f"the network's outputs{where} are not finite for {named_samples(bad, columns)}: the weights "
+                    "diverged or the features hold NaN. Lower the learning rate, or clip with "
+                    f"--model.gradient_clip_val.{narrow_weights(self.network)}"
+                )
+
+    def _say_what_is_counted(self, kept: int, counted: Mapping[str, float]) -> None:
+        """Say once on which samples figures are based, where they are not those of the whole split."""
+        if self.kept_outputs is not None and kept >= self.kept_outputs and not self._said:
+            self._said = True
+            names = [name for name in counted if not name.endswith("_error")]
+            rank_zero_info(
+                f"kept_outputs={self.kept_outputs}: figures are those of as many random samples of a larger split"
+                + (f", but {', '.join(names)}, which are counted over all of it." if names else ".")
+            )

@@ -99,6 +99,9 @@ class FCCOModule(EvaluatingModule):
             gradient: the rows, pairs and constraints are those of the whole batch.
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
+        kept_outputs: largest number of samples of a split of which the outputs are kept for its evaluation; None for
+            all.  Of a larger split the figures are those of so many random samples, but for what the evaluation can
+            count batch by batch (see :meth:`Evaluation.tally`), so that the memory does not grow with the split.
         compiled: whether the network is compiled by torch.compile, which takes some seconds or minutes at first and
             then saves time on large networks.  Dropout draws the same masks as without.  CPUs need a C++ compiler for
             it, GPUs Triton.
@@ -125,6 +128,7 @@ class FCCOModule(EvaluatingModule):
         pretrain: Pretraining | None = None,
         micro_batch: int | None = None,
         average: WeightAverage | None = None,
+        kept_outputs: int | None = None,
         compiled: bool = False,
     ) -> None:
         super().__init__()
@@ -152,6 +156,12 @@ class FCCOModule(EvaluatingModule):
         self.skip_nonfinite, self.num_samples = skip_nonfinite, num_samples
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self.average, self.compiled = average, compiled
+        self.kept_outputs = None if kept_outputs is None else at_least("kept_outputs", kept_outputs, 1)
+        if kept_outputs is not None and not self.evaluation.separable:
+            raise ConfigError(
+                f"kept_outputs={kept_outputs} evaluates a random part of the samples of a larger split, but the "
+                f"figures of {type(self.evaluation).__name__} are about all of them together. Leave it out."
+            )
         if average is not None and isinstance(self.algorithm, DoubleLoop) and self.algorithm.recovery_steps:
             raise ConfigError(
                 f"average and recovery_steps={self.algorithm.recovery_steps} of {self.algorithm.name} both choose the "
@@ -455,7 +465,7 @@ class FCCOModule(EvaluatingModule):
             return
         if self._references is None and self.trainer.state.fn == "fit":
             parts: list[Remembers] = [self.evaluation, *self.constraints]
-            self._references = References.measured(datamodule, self.evaluate, parts, self._measuring(datamodule))
+            self._references = References.measured(datamodule, self.evaluate_whole, parts, self._measuring(datamodule))
         if self._references is not None:
             self._references.tell(datamodule, self._measuring(datamodule))
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.evaluation import Split
 from fcco_lightning.records import Columns
 
 
@@ -38,7 +39,7 @@ class References(NamedTuple):
     def measured(
         cls,
         datamodule: Any,
-        evaluate: Callable[[Any], tuple[Tensor, dict[str, Tensor]]],
+        evaluate: Callable[[Any], Split],
         parts: Sequence[Remembers],
         of: Mapping[str, str],
     ) -> "References":
@@ -52,7 +53,7 @@ class References(NamedTuple):
         """
         columns: dict[str, dict[str, Tensor]] = {}
         for split, loader in datamodule.evaluation_loaders().items():
-            outputs, given = evaluate(loader)
+            outputs, given, _ = evaluate(loader)
             measured = {name: c for part in parts for name, c in part.reference(outputs, given).items()}
             size = len(datamodule.tables[split])
             columns[split] = {name: in_order(c, given["index"], size) for name, c in measured.items()}

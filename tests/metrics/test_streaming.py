@@ -6,7 +6,7 @@ import torch
 
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
-from fcco_lightning.metrics import ScoreCounts, roc_gap
+from fcco_lightning.metrics import ScoreCounts, precision_recall_at, roc_gap
 from tests.distributed import pool as pools
 from tests.metrics.test_functional import sample
 
@@ -49,6 +49,9 @@ def test_the_exact_figures_lie_within_the_error(change, ties, bits):
         "ap": (counts.average_precision(), reference.average_precision_score(labels, scores)),
         "gap": (counts.roc_gap(50), roc_gap(scores, labels, groups, 50).item()),
     }
+    for k in (1, 30, 399, 400, 1000):
+        head = zip(counts.head(k), precision_recall_at(scores, labels, k), strict=True)
+        found |= {f"head {k}, {i}": (got, exact.item()) for i, (got, exact) in enumerate(head)}
     for figure, (got, exact) in found.items():
         assert abs(got.value - exact) <= got.error + ROUNDING, figure
 

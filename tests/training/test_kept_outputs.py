@@ -1,0 +1,64 @@
+"""Runs that keep the outputs on a random part of a large split only."""
+
+import math
+
+import pytest
+import torch
+
+from fcco_lightning import (
+    AUC,
+    ConfigError,
+    FCCOModule,
+    MeanAtMost,
+    NonFiniteError,
+    RetrievalEvaluation,
+    SoftRate,
+    TabularMLP,
+)
+from fcco_lightning.evaluation import constraint_values
+from tests.conftest import make_data, make_frame
+
+
+def test_a_run_counts_what_it_can_and_estimates_the_rest(make_trainer, caplog):
+    def run(kept):
+        torch.manual_seed(0)
+        module = FCCOModule(
+            TabularMLP([8]), AUC(), constraints=[MeanAtMost(SoftRate(), 0.4)], kept_outputs=kept, evaluation=None
+        )
+        trainer = make_trainer(max_epochs=1)
+        data = make_data(test=make_frame(400, 1))
+        trainer.fit(module, data)
+        return module, data, trainer.test(module, data, verbose=False)[0]
+
+    whole, _, everything = run(None)
+    with caplog.at_level("INFO"):
+        module, data, found = run(100)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), module.parameters(), strict=True))
+    assert found["test_auc"] == pytest.approx(everything["test_auc"], abs=found["test_auc_error"] + 1e-6)
+    assert found["test_auc_error"] < 1e-3
+    loader = data.evaluation_loaders()["test"]
+    kept, complete = module.evaluate(loader), module.evaluate_whole(loader)
+    assert (len(kept.outputs), len(complete.outputs)) == (100, 400)
+    (h,) = constraint_values(module.constraints, kept.outputs, kept.columns).values()
+    assert found["test_worst_violation"] == pytest.approx(h, abs=1e-6)
+    assert h != everything["test_worst_violation"]
+    (line,) = [record.message for record in caplog.records if record.message.startswith("kept_outputs=100")]
+    assert "but auc, roc_gap, score_min, score_max, which are counted over all" in line
+
+
+def test_what_cannot_be_is_refused():
+    network = torch.nn.Linear(2, 1)
+    with pytest.raises(ConfigError, match="kept_outputs must be"):
+        FCCOModule(network, kept_outputs=0)
+    with pytest.raises(ConfigError, match="the figures of RetrievalEvaluation are about all of them together"):
+        FCCOModule(network, evaluation=RetrievalEvaluation(), kept_outputs=10)
+
+
+def test_an_output_that_is_not_finite_is_named_also_where_it_is_not_kept(make_trainer):
+    module, data = FCCOModule(TabularMLP([4]), kept_outputs=60), make_data(test=make_frame(400, 1))
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(module, data)
+    with torch.no_grad():
+        next(module.parameters()).fill_(math.nan)
+    with pytest.raises(NonFiniteError, match="outputs are not finite for the samples with index"):
+        trainer.test(module, data, verbose=False)
