@@ -47,7 +47,7 @@ def cost(given: argparse.Namespace) -> None:
     import timing
     import xrisk_cost
 
-    timing.report(xrisk_cost.cost(given.rounds), given.out / "xrisk_cost.json")
+    timing.report(xrisk_cost.cost(given.rounds, compiled=given.compiled), given.out / "xrisk_cost.json")
 
 
 def scores(given: argparse.Namespace) -> None:
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tuning-seeds", type=int, default=1, choices=[1, 2, 3], help="of the parts from push on")
     parser.add_argument("--rounds", type=int, default=400, help="of cost")
+    parser.add_argument("--compiled", action="store_true", help="cost: also by torch.compile (needs a C++ compiler)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,6 +82,83 @@ def written_out(network: nn.Module) -> Step:
     return step
 
 
+def closed_form(network: nn.Module, *, compiled: bool) -> Step:
+    """The same with the derivative by the scores in closed form, so that autograd sees the network only."""
+    steps, rows = optimizer(network.parameters()), torch.full((ROWS, 2), 0.5)
+
+    def pairs(scores: Tensor, positives: Tensor, shares: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        excess = (1 - scores[positives].unsqueeze(1) + scores).clamp(min=0)
+        values = excess.square() @ shares
+        u = before + GAMMA * (values - before)
+        y = torch.stack([-1 / u[:, 1], u[:, 0] / u[:, 1].square()], dim=1) / len(positives)
+        table = y @ shares.T * (2 * excess)
+        return table.sum(0).index_add(0, positives, -table.sum(1)), u, (y * values).sum()
+
+    run = torch.compile(pairs, dynamic=True, fullgraph=True) if compiled else pairs
+
+    def step(batch: dict[str, Tensor]) -> None:
+        steps.zero_grad()
+        index, positives, shares = shared(batch)
+        outputs = network(batch["x"])
+        gradient, u, value = run(outputs.detach().flatten(), positives, shares, rows[index])
+        if not math.isfinite(value.detach()):
+            raise FloatingPointError
+        rows[index] = u
+        outputs.backward(gradient.view_as(outputs))
+        steps.step()
+
+    return step
+
+
+def one_region(network: nn.Module) -> Step:
+    """The same with network, losses and rows compiled together."""
+    steps, rows = optimizer(network.parameters()), torch.full((ROWS, 2), 0.5)
+
+    @torch.compile(dynamic=True, fullgraph=True)
+    def run(x: Tensor, positives: Tensor, shares: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        scores = network(x).flatten()
+        values = (1 - scores[positives].unsqueeze(1) + scores).clamp(min=0).square() @ shares
+        u = before + GAMMA * (values.detach() - before)
+        y = torch.stack([-1 / u[:, 1], u[:, 0] / u[:, 1].square()], dim=1)
+        return (y * values).sum() / len(positives), u
+
+    def step(batch: dict[str, Tensor]) -> None:
+        steps.zero_grad()
+        index, positives, shares = shared(batch)
+        value, u = run(batch["x"], positives, shares, rows[index])
+        if not math.isfinite(value.detach()):
+            raise FloatingPointError
+        rows[index] = u
+        value.backward()
+        steps.step()
+
+    return step
+
+
+def shared(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and positions of the positives, and the weights of all samples among positives and in all."""
+    positives = batch["y"].nonzero().squeeze(1)
+    weight = batch["weight"] / len(batch["y"])
+    return batch["index"][positives], positives, torch.stack([weight * batch["y"], weight], dim=1)
+
+
+def plain_compiled(network: nn.Module) -> Step:
+    """Cross-entropy with network and loss compiled together."""
+    steps = optimizer(network.parameters())
+
+    @torch.compile(fullgraph=True)
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(network(x), y)
+
+    def step(batch: dict[str, Tensor]) -> None:
+        loss = run(batch["x"], batch["y"].float())
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+
+    return step
+
+
 def libauc(network: nn.Module, name: str, module: TensorDataModule, labels: int) -> LibAUCStep:
     """One step on a loss of LibAUC."""
     positives = int(module.tables["train"].columns["y"].sum())
@@ -88,7 +166,7 @@ def libauc(network: nn.Module, name: str, module: TensorDataModule, labels: int)
     return LibAUCStep(network, loss, optimizer(libauc_losses.groups(loss, network.parameters())))
 
 
-def steps(rounds: int, labels: int, *, others: bool) -> Table:
+def steps(rounds: int, labels: int, *, others: bool, compiled: bool) -> Table:
     """Ratios to cross-entropy on the same batches."""
     module = data(labels)
     torch.manual_seed(0)
@@ -99,6 +177,11 @@ def steps(rounds: int, labels: int, *, others: bool) -> Table:
         variants[name] = through_engine(copy.deepcopy(network), objective(), algorithm(), module, optimizer)
         if name == "AP":
             variants["AP, written out"] = written_out(copy.deepcopy(network))
+            variants["AP, in closed form"] = closed_form(copy.deepcopy(network), compiled=False)
+            if compiled:
+                variants["AP, in closed form, compiled"] = closed_form(copy.deepcopy(network), compiled=True)
+                variants["AP, compiled in one"] = one_region(copy.deepcopy(network))
+                variants["BCE, compiled"] = plain_compiled(copy.deepcopy(network))
         if others:
             variants[f"LibAUC {theirs}"] = libauc(copy.deepcopy(network), theirs, module, labels)
     return interleaved(
@@ -144,11 +227,11 @@ def counted(forward: Callable[[], object]) -> int:
     return counter.count
 
 
-def cost(rounds: int) -> dict[str, Table]:
+def cost(rounds: int, *, compiled: bool) -> dict[str, Table]:
     """All tables."""
     others = libauc_losses.available()
     return {
-        f"MLP 122-256-256-1, batch {BATCH}": steps(rounds, 1, others=others),
-        f"MLP 122-256-256-{LABELS}, batch {BATCH}": steps(rounds, LABELS, others=others),
+        f"MLP 122-256-256-1, batch {BATCH}": steps(rounds, 1, others=others, compiled=compiled),
+        f"MLP 122-256-256-{LABELS}, batch {BATCH}": steps(rounds, LABELS, others=others, compiled=compiled),
         f"operators of a loss's forward pass, batch {BATCH}": operators(others=others),
     }
