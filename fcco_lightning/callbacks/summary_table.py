@@ -46,14 +46,15 @@ VACUOUS_WARNING = (
     "Constraints vacuous: all decisions are alike, or the scores lie outside the thresholds' window or span less than "
     "a temperature, so a small violation says nothing. Read the hard rates and gaps."
 )
+_ERROR = "_error"  # ends the name of the bound of a figure's error
 _METHODS = {"binomial": "exact binomial", "normal": "normal"}
 
 
 def render_summary(report: Mapping[str, Any]) -> Table:
     """Lay out a report with one row a metric and one column a split.
 
-    A violation above 0 is red, one that meets the constraints green; a run whose constraints are vacuous carries a
-    warning under the table.
+    The bound of a figure's error stands beside the figure.  A violation above 0 is red, one that meets the constraints
+    green; a run whose constraints are vacuous carries a warning under the table.
 
     Args:
         report: see the module.
@@ -73,7 +74,9 @@ def render_summary(report: Mapping[str, Any]) -> Table:
         table.add_column(split, justify="right")
     present = dict.fromkeys(key for part in splits.values() for key in part)
     for key in sorted(present, key=lambda key: list(TITLES).index(key) if key in TITLES else len(TITLES)):
-        table.add_row(TITLES.get(key, key), *(_cell(key, part.get(key)) for part in splits.values()))
+        if key.removesuffix(_ERROR) == key or key.removesuffix(_ERROR) not in present:
+            cells = (_cell(key, part.get(key), part.get(key + _ERROR)) for part in splits.values())
+            table.add_row(TITLES.get(key, key), *cells)
     return table
 
 
@@ -218,8 +221,8 @@ def _plain(value: Any, *, exact: bool = False) -> Any:
     return value
 
 
-def _cell(key: str, value: Any) -> Text:
-    value = _plain(value)
+def _cell(key: str, value: Any, error: Any = None) -> Text:
+    value, error = _plain(value), _plain(error)
     if value is None:
         return Text("-", style="dim")
     if isinstance(value, bool):
@@ -228,7 +231,7 @@ def _cell(key: str, value: Any) -> Text:
         return Text(str(value))
     if key == "worst_violation":
         return Text(f"{value:+.4f}", style="red" if value > 0 else "green")
-    return Text(f"{value:.4f}")
+    return Text(f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.1g}")
 
 
 def _caption(report: Mapping[str, Any], splits: Mapping[str, Mapping[str, Any]]) -> Text:
