@@ -173,8 +173,8 @@ def known_labels(columns: Columns | None, objective: Objective, missing: float |
     if columns is None:
         raise ConfigError(
             f"{name} must know the labels of the whole training split, and how batches are drawn. Use a datamodule "
-            "with `sampling()`, or DataLoader(IndexedDataset(dataset), shuffle=True) of a data set whose labels are known; "
-            "in a loop of your own pass sampling={'target': Drawn(columns, plan)} to `pose`."
+            "with `sampling()`, or DataLoader(IndexedDataset(dataset), shuffle=True) of a data set whose labels are "
+            "known; in a loop of your own pass sampling={'target': Drawn(columns, plan)} to `pose`."
         )
     y = required_column(columns, "y", objective)
     wrong = (y != 0) & (y != 1) & (y != missing)

@@ -284,7 +284,7 @@ def test_several_labels_of_a_sample_are_refused(name):
 def test_unknown_labels_are_refused(name):
     if name in ("auc", "margin", "low fpr"):
         return
-    with pytest.raises(ConfigError, match="the labels of the whole training split, .*shuffle=True"):
+    with pytest.raises(ConfigError, match=r"the labels of the whole training split, .*shuffle=True"):
         SOX(0.5).pose(MAKES[name](), num_samples=N)
 
 
