@@ -22,19 +22,22 @@ class Split(NamedTuple):
         outputs: The outputs (nested tensors) of all samples, or of a random part of them; the first dimension is n.
         columns: The columns of these samples, each with first dimension n.
         counted: Figures of all samples where ``outputs`` are those of a part, by name.
+        partial: Whether they are those of a part.
     """
 
     outputs: Any
     columns: Columns
     counted: Mapping[str, float] = {}
+    partial: bool = False
 
 
 class Collector:
     """Collects the outputs on a split from batches, all of them or those of a random part of bounded size.
 
     The part is drawn uniformly without replacement, by a hash of the column ``index``: the same samples are kept in
-    every epoch, however many processes there are and whatever the order of the batches.  No more than three times
-    as many samples as the part has are held at any time.  Of all samples :meth:`Evaluation.tally` counts what it can.
+    every epoch, however many processes there are and whatever the order of the batches.  A process holds at most twice
+    as many samples as the part has, and a batch.  Of all samples :meth:`Evaluation.tally` counts what it can; those
+    that a sampler repeats, so that all processes have equally many, count again.
 
     Args:
         evaluation: The evaluation of the split.
@@ -71,15 +74,15 @@ class Collector:
         Raises:
             DataError: if a process has no sample.
         """
-        counted: dict[str, float] = {}
-        if self.most is not None and sum(processes.everyone(self._seen)) > self.most:
-            with processes.guard():
-                require_some(self._parts)
-                keys = torch.cat(self._keys)
-                own = keys[keys <= _smallest(keys, self.most)]
-            self._keep(_smallest(processes.gather([own]).tensors[0], self.most))
-            counted = {} if self._tally is None else self._tally.figures(processes)
-        return Split(*concatenate(self._parts, processes), counted)
+        if self.most is None or sum(processes.everyone(self._seen)) <= self.most:
+            return Split(*concatenate(self._parts, processes))
+        with processes.guard():
+            require_some(self._parts)
+            keys = torch.cat(self._keys)
+            own = keys[keys <= _smallest(keys, self.most)]
+        self._keep(_smallest(processes.gather([own]).tensors[0], self.most))
+        counted = {} if self._tally is None else self._tally.figures(processes)
+        return Split(*concatenate(self._parts, processes), counted, partial=True)
 
     def _keep(self, last: Tensor) -> None:
         """Let go of the samples with hashes above ``last``."""

@@ -1,6 +1,6 @@
 """How a LightningModule evaluates a split: outputs are collected, and figures are made of all of them together."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -138,11 +138,10 @@ class EvaluatingModule(LightningModule):
         Raises:
             NonFiniteError: if an output is NaN or infinite.
         """
-        outputs, columns, counted = split
-        self._require_finite(outputs, columns, f" on the {name} split")
-        summary, reason = summarise(self.evaluation, self.constraints, outputs, columns)
-        summary |= counted
-        self._say_what_is_counted(len(outputs), counted)
+        self._require_finite(split.outputs, split.columns, f" on the {name} split")
+        summary, reason = summarise(self.evaluation, self.constraints, split.outputs, split.columns)
+        summary |= split.counted
+        self._say_what_is_counted(name, split)
         if reason and not self._was_vacuous.get(name, False):
             gap = f" (hard ROC gap {summary['roc_gap']:.3f})" if "roc_gap" in summary else ""
             rank_zero_warn(
@@ -163,12 +162,12 @@ class EvaluatingModule(LightningModule):
                     f"--model.gradient_clip_val.{narrow_weights(self.network)}"
                 )
 
-    def _say_what_is_counted(self, kept: int, counted: Mapping[str, float]) -> None:
+    def _say_what_is_counted(self, name: str, split: Split) -> None:
         """Say once on which samples figures are based, where they are not those of the whole split."""
-        if self.kept_outputs is not None and kept >= self.kept_outputs and not self._said:
+        if split.partial and not self._said:
             self._said = True
-            names = [name for name in counted if not name.endswith("_error")]
+            names = [figure for figure in split.counted if not figure.endswith("_error")]
             rank_zero_info(
-                f"kept_outputs={self.kept_outputs}: figures are those of as many random samples of a larger split"
+                f"kept_outputs={self.kept_outputs}: figures of the {name} split are those of as many random samples"
                 + (f", but {', '.join(names)}, which are counted over all of it." if names else ".")
             )

@@ -53,10 +53,9 @@ class References(NamedTuple):
         """
         columns: dict[str, dict[str, Tensor]] = {}
         for split, loader in datamodule.evaluation_loaders().items():
-            outputs, given, _ = evaluate(loader)
-            measured = {name: c for part in parts for name, c in part.reference(outputs, given).items()}
-            size = len(datamodule.tables[split])
-            columns[split] = {name: in_order(c, given["index"], size) for name, c in measured.items()}
+            whole, size = evaluate(loader), len(datamodule.tables[split])
+            measured = {n: c for part in parts for n, c in part.reference(whole.outputs, whole.columns).items()}
+            columns[split] = {name: in_order(c, whole.columns["index"], size) for name, c in measured.items()}
         return cls(of, columns)
 
     def tell(self, datamodule: Any, of: Mapping[str, str]) -> None:
