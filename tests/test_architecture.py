@@ -30,13 +30,14 @@ FLOORS = [
     ["training"],
     ["inference"],
     ["callbacks"],
+    ["argument_parser"],
     ["cli", "checkpoint_tools", "comparison", "completion"],
     ["front", "tuning"],
     ["__init__"],
     ["__main__"],
 ]
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names}
-LIGHTNING = ("training", "callbacks", "data/datamodules", "cli", "tuning", "__main__")
+LIGHTNING = ("training", "callbacks", "data/datamodules", "argument_parser", "cli", "tuning", "__main__")
 FORBIDDEN = {  # part -> what it must not know
     "outer": ("lightning", "torch.distributed", "fcco_lightning.data"),
     "estimators": ("lightning", "torch.distributed", "fcco_lightning.data"),

@@ -10,8 +10,8 @@ from lightning.pytorch import Trainer
 import fcco_lightning
 from fcco_lightning import FCCOModule, callbacks
 from fcco_lightning.__main__ import main
+from fcco_lightning.argument_parser import ArgumentParser
 from fcco_lightning.catalogue import KINDS, SECTIONS, members
-from fcco_lightning.cli import ArgumentParser
 from fcco_lightning.named_configs import named_configs, named_searches
 from fcco_lightning.signatures import OF_FIT, arguments, options
 
