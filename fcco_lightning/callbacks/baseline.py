@@ -182,7 +182,7 @@ class Baseline(Callback):
         if self.network is None:
             raise ConfigError("there is no unconstrained model: fit with Baseline(enabled=True) first.")
         module.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
-        split = module.evaluate(loader, self.network)
+        split = module.split_of(loader, self.network)
         figures, _ = summarise(module.evaluation, module.constraints, split.outputs, split.columns)
         return {**figures, **split.counted}
 

@@ -227,10 +227,10 @@ class Diagnostics(Callback):
 def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samples:
     """The outputs and columns of whole data sets, on the module's device, with parameters of samples as a column."""
     found = {part: module.evaluate(loader) for part, loader in loaders.items()}
-    moved = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(module.device), found)
-    columns: Batch = {part: split.columns for part, split in moved.items()}
+    moved = pytree.tree_map(lambda leaf: leaf.to(module.device), found)
+    columns: Batch = {part: c for part, (_, c) in moved.items()}
     own = None if module.problem is None else module.problem.row_parameters
-    outputs = {part: split.outputs for part, split in moved.items()}
+    outputs = {part: o for part, (o, _) in moved.items()}
     return Samples(outputs, columns if own is None else own.attach(columns))
 
 

@@ -141,8 +141,8 @@ class BestFeasible(Callback):
         number = sum(c.num_rows for c in module.constraints)
         level = 1 - 2 * (1 - self.confidence) / (number * _planned_validations(trainer))
         known = module.last_summaries.get("train", module.last_summaries["val"])
-        split = module.evaluate(loader)
-        found = list(intervals(module.constraints, split.outputs, split.columns, level).items())
+        outputs, columns = module.evaluate(loader)
+        found = list(intervals(module.constraints, outputs, columns, level).items())
         if len(found) < number:
             names = unique_names([name for c in module.constraints for name in c.names])
             lacking = next(name for name in names if name not in dict(found))

@@ -116,7 +116,7 @@ class Report(Callback):
         final: dict[str, tuple[Tensor, Columns]] = {}
         multipliers = _multipliers(pl_module)
         for split, loader in loaders().items():
-            found = pl_module.evaluate(loader)
+            found = pl_module.split_of(loader)
             outputs, columns = found.outputs, found.columns
             summary = pl_module.summarise(split, found)
             bounds = intervals(pl_module.constraints, outputs, columns)

@@ -87,18 +87,32 @@ class EvaluatingModule(LightningModule):
             self._require_finite(outputs, columns)
         collector.add(outputs, columns)
 
-    def evaluate_whole(self, loader: Iterable[dict[str, Tensor]]) -> Split:
-        """As :meth:`evaluate`, with the outputs for all samples, whatever ``kept_outputs`` is."""
-        return self._evaluated(loader, self.network, Collector(self.evaluation))
+    def evaluate(
+        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Outputs (nested tensors) and columns of a split on the CPU, of which every process evaluates its part.
 
-    def evaluate(self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None) -> Split:
-        """Outputs and columns of a split on the CPU, of which every process evaluates its part.
+        With ``kept_outputs`` they are those of a random part of a larger split.
 
         Args:
             loader: of this process's part of the split.
             network: another one to take in place of the module's.
         """
-        return self._evaluated(loader, self.network if network is None else network.eval(), self._collector())
+        split = self.split_of(loader, network)
+        return split.outputs, split.columns
+
+    def split_of(
+        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None, *, whole: bool = False
+    ) -> Split:
+        """As :meth:`evaluate`, with what is counted of all samples.
+
+        Args:
+            loader: see there.
+            network: likewise.
+            whole: whether the outputs are those for all samples, whatever ``kept_outputs`` is.
+        """
+        collector = Collector(self.evaluation) if whole else self._collector()
+        return self._evaluated(loader, self.network if network is None else network.eval(), collector)
 
     @torch.no_grad()
     def _evaluated(self, loader: Iterable[dict[str, Tensor]], network: nn.Module, collector: Collector) -> Split:
@@ -133,7 +147,7 @@ class EvaluatingModule(LightningModule):
 
         Args:
             name: of the split.
-            split: its outputs, as :meth:`evaluate` returns them.
+            split: its outputs, as :meth:`split_of` returns them.
 
         Raises:
             NonFiniteError: if an output is NaN or infinite.

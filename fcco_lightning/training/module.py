@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -465,7 +466,9 @@ class FCCOModule(EvaluatingModule):
             return
         if self._references is None and self.trainer.state.fn == "fit":
             parts: list[Remembers] = [self.evaluation, *self.constraints]
-            self._references = References.measured(datamodule, self.evaluate_whole, parts, self._measuring(datamodule))
+            self._references = References.measured(
+                datamodule, partial(self.split_of, whole=True), parts, self._measuring(datamodule)
+            )
         if self._references is not None:
             self._references.tell(datamodule, self._measuring(datamodule))
 

@@ -53,7 +53,7 @@ class Watch(Callback):
         self.old.adapt(trainer.datamodule)
         self.old.load_state_dict(module.network.state_dict())
         for split, loader in trainer.datamodule.evaluation_loaders().items():
-            self.start[split] = module.summarise(split, module.evaluate(loader))
+            self.start[split] = module.summarise(split, module.split_of(loader))
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         self.batches.append({part: {n: c.clone() for n, c in columns.items()} for part, columns in batch.items()})

@@ -37,9 +37,9 @@ def test_a_run_counts_what_it_can_and_estimates_the_rest(make_trainer, caplog):
     assert found["test_auc"] == pytest.approx(everything["test_auc"], abs=found["test_auc_error"] + 1e-6)
     assert found["test_auc_error"] < 1e-3
     loader = data.evaluation_loaders()["test"]
-    kept, complete = module.evaluate(loader), module.evaluate_whole(loader)
-    assert (len(kept.outputs), len(complete.outputs)) == (100, 400)
-    (h,) = constraint_values(module.constraints, kept.outputs, kept.columns).values()
+    outputs, columns = module.evaluate(loader)
+    assert (len(outputs), len(module.split_of(loader, whole=True).outputs)) == (100, 400)
+    (h,) = constraint_values(module.constraints, outputs, columns).values()
     assert found["test_worst_violation"] == pytest.approx(h, abs=1e-6)
     assert h != everything["test_worst_violation"]
     (line,) = [record.message for record in caplog.records if record.message.startswith("kept_outputs=100")]
