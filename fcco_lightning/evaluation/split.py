@@ -26,7 +26,7 @@ class Split(NamedTuple):
     """
 
     outputs: Any
-    columns: Columns
+    columns: dict[str, Tensor]
     counted: Mapping[str, float] = {}
     partial: bool = False
 
