@@ -51,8 +51,15 @@ class Evaluation(ABC):
             :meth:`warn_of_undefined` says once.
         """
 
-    def tally(self) -> Tally | None:
-        """Return what counts figures batch by batch, for splits of which not all outputs are kept; by default None."""
+    def tally(self, outputs: Tensor) -> Tally | None:  # noqa: ARG002
+        """Return what counts figures batch by batch, for splits of which not all outputs are kept.
+
+        Args:
+            outputs: The outputs on the first batch, whose shape says what there is to count.
+
+        Returns:
+            None by default: nothing is counted.
+        """
         return None
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:  # noqa: ARG002

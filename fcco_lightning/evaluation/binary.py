@@ -64,7 +64,7 @@ class BinaryEvaluation(Evaluation):
             summary["roc_gap"] = float(gap)
         return summary
 
-    def tally(self) -> Tally:
+    def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
         """Return what counts all of the figures, those of the ROC curve with a bound of their error."""
         return ScoreTally(self.num_thresholds, with_range=True)
 

@@ -87,13 +87,10 @@ class RankingEvaluation(Evaluation):
                 summary |= {f"{name}/{self.label_name(t)}": one[name] for name in self.bar}
         return summary
 
-    def tally(self) -> Tally | None:
+    def tally(self, outputs: Tensor) -> Tally | None:
         """Return what counts all figures of a single label but the partial areas, with bounds of their errors."""
-        return (
-            None
-            if len(self.label_names) > 1 or self.missing is not None
-            else ScoreTally(top=self.top, with_precision=True)
-        )
+        several = outputs.dim() == 2 and outputs.shape[1] > 1
+        return None if several or self.missing is not None else ScoreTally(top=self.top, with_precision=True)
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return, of several labels, ``labels``: name, numbers of samples and positives, and figures of each."""

@@ -12,6 +12,7 @@ from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.tally import Tally
 from fcco_lightning.records import Columns
 
 
@@ -45,14 +46,16 @@ class Collector:
     """
 
     def __init__(self, evaluation: Evaluation, most: int | None = None) -> None:
-        self.most = most
+        self.most, self._evaluation = most, evaluation
         self._parts: list[tuple[Any, dict[str, Tensor]]] = []
         self._keys: list[Tensor] = []  # hashes of their samples, where not all are kept
-        self._tally = None if most is None else evaluation.tally()
+        self._tally: Tally | None = None
         self._seen = self._held = 0
 
     def add(self, outputs: Any, columns: dict[str, Tensor]) -> None:
         """Add a batch of this process."""
+        if self.most is not None and not self._parts:
+            self._tally = self._evaluation.tally(outputs)
         self._parts.append((outputs, columns))
         if self.most is None:
             return

@@ -83,9 +83,10 @@ class EvaluatingModule(LightningModule):
         return Collector(self.evaluation, self.kept_outputs)
 
     def _add(self, collector: Collector, outputs: Any, columns: dict[str, Tensor]) -> None:
-        if collector.most is not None:  # what is not kept is looked at now
-            self._require_finite(outputs, columns)
-        collector.add(outputs, columns)
+        with self.processes.guard():
+            if collector.most is not None:  # what is not kept is looked at now
+                self._require_finite(outputs, columns)
+            collector.add(outputs, columns)
 
     def evaluate(
         self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None

@@ -102,6 +102,15 @@ def test_what_is_counted_is_what_the_whole_split_gives(evaluation, groups):
     assert not any(counted[name] > 0.005 for name in errors)
 
 
+def test_several_labels_are_estimated_from_the_part_alone():
+    scores, columns = samples()
+    columns |= {"y": torch.stack([columns["y"], columns["group"]], dim=1)}
+    kept = collected(RankingEvaluation(), 400, torch.stack([scores, -scores], dim=1), columns)
+    assert kept.outputs.shape == (400, 2)
+    assert kept.partial
+    assert not kept.counted
+
+
 @pytest.mark.filterwarnings("ignore:the figures of the ROC curve")
 @pytest.mark.parametrize(
     ("name", "values"), [("y", torch.zeros(N)), ("group", torch.arange(N) % 2 + 1)], ids=["one class", "other groups"]

@@ -15,8 +15,12 @@ from fcco_lightning import (
     SoftRate,
     TabularMLP,
 )
+from fcco_lightning.errors import PeerError
 from fcco_lightning.evaluation import constraint_values
 from tests.conftest import make_data, make_frame
+from tests.distributed import pool as pools
+
+pool = pools.pool
 
 
 def test_a_run_counts_what_it_can_and_estimates_the_rest(make_trainer, caplog):
@@ -62,3 +66,21 @@ def test_an_output_that_is_not_finite_is_named_also_where_it_is_not_kept(make_tr
         next(module.parameters()).fill_(math.nan)
     with pytest.raises(NonFiniteError, match="outputs are not finite for the samples with index"):
         trainer.test(module, data, verbose=False)
+
+
+def with_nan_on_the_first(processes):
+    module = FCCOModule(torch.nn.Linear(2, 1), kept_outputs=5)
+    module.processes, collector = processes, module._collector()
+    outputs = torch.full((8,), math.nan if processes.rank == 0 else 1.0)
+    try:
+        module._add(collector, outputs, {"index": torch.arange(8), "y": torch.arange(8) % 2})
+        collector.split(processes)
+    except (NonFiniteError, PeerError) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def test_an_output_that_is_not_finite_on_one_process_ends_all(pool):
+    (own, _), (other, message) = pool.values(with_nan_on_the_first, 2)
+    assert (own, other) == ("NonFiniteError", "PeerError")
+    assert "process 0 failed with NonFiniteError" in message
