@@ -1,7 +1,7 @@
 """The records that travel between the parts of a training step.  No logic."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -83,6 +83,23 @@ class Inner(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # the field hides tuple.index, which nobody needs here
     values: Tensor
     outer: OuterFunction | None = None
+    relevance: Tensor | None = None
+    owners: Tensor | None = None
+
+
+class Arrangement(NamedTuple):
+    """What the columns of a batch say of inner functions before the network's outputs are known.
+
+    Attributes:
+        index: the rows, as in :class:`Inner`, on the host.
+        given: what the values are computed from beside the outputs: tensors on the network's device, in any nesting of
+            tuples and dicts, such as positions and weights.
+        relevance: as in :class:`Inner`.
+        owners: as in :class:`Inner`.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
+    given: Any
     relevance: Tensor | None = None
     owners: Tensor | None = None
 

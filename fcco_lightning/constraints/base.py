@@ -11,11 +11,12 @@ from torch import Tensor
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
+from fcco_lightning.objectives.two_steps import InTwoSteps
 from fcco_lightning.outer import AbsoluteDifference, Linear, Multiplied, OuterFunction
 from fcco_lightning.records import Columns, Inner
 
 
-class Constraint(ABC):
+class Constraint(InTwoSteps, ABC):
     r"""m rows ``h_i(w) <= 0`` with ``h_i = h(g_i(w))`` for inner values g_i of width k.
 
     A penalty phi of one variable (hinge, smoothed hinge, squared hinge, at tolerance kappa) becomes an outer function
@@ -77,10 +78,10 @@ class Constraint(ABC):
         """How many rows make one constraint as it was written down: all of them, but where several were joined."""
         return self.num_rows
 
-    def adapt(self, datamodule: Any) -> None:  # noqa: B027 - most constraints need to know nothing
+    def adapt(self, datamodule: Any) -> None:
         """Take from the datamodule (or None) what must be known of the data before the first batch."""
 
-    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: B027 - most constraints need not look
+    def check(self, outputs: Any, batch: Columns) -> None:
         """Look at the first batch and refuse data that the constraint would misread, such as labels -1 and 1.
 
         The engine calls it once.
@@ -114,9 +115,12 @@ class Constraint(ABC):
         """
         return None
 
-    @abstractmethod
     def inner(self, outputs: Any, batch: Columns) -> Inner:
         """Mini-batch estimates of g_i(w), with graph; rows that the batch says nothing about are absent."""
+        inner = super().inner(outputs, batch)
+        if inner is None:
+            raise NotImplementedError(f"{type(self).__name__} must define `inner`, or `arrange` and `values`.")
+        return inner
 
     @abstractmethod
     def outer(self, phi: OuterFunction) -> OuterFunction:

@@ -10,7 +10,6 @@ from fcco_lightning.checks import non_negative, positive
 from fcco_lightning.constraints.forgetting import ProtectedTasks
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.numerics import send
 from fcco_lightning.records import Columns
 
 
@@ -53,5 +52,5 @@ class Distillation(ProtectedTasks):
             raise DataError(
                 f"Distillation needs class logits, shape (B, C), got {got}. Use a network that returns them."
             )
-        now, before = (log_softmax(z / self.temperature, 1) for z in (outputs, send(old.to(outputs.dtype), outputs)))
+        now, before = (log_softmax(z / self.temperature, 1) for z in (outputs, old.to(outputs.dtype)))
         return kl_div(now, before, reduction="none", log_target=True).sum(1)

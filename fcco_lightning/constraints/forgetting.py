@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite
@@ -14,7 +13,7 @@ from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns
 
 
 class ProtectedTasks(Constraint, ABC):
@@ -51,7 +50,7 @@ class ProtectedTasks(Constraint, ABC):
         Args:
             outputs: of the network for the samples.
             batch: their columns.
-            old: the column ``remembered`` on the host, 0 in the place of NaN.
+            old: the column ``remembered``, 0 in the place of NaN.
         """
 
     def adapt(self, datamodule: Any) -> None:
@@ -72,7 +71,7 @@ class ProtectedTasks(Constraint, ABC):
         known = task >= 0 if old is None else _known(old)
         return [[(task == k) & known] for k in range(len(self.names))]
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
         columns, batch = batch, on_host(batch)
         for name in ("task", self.remembered):
             if name not in batch:
@@ -83,19 +82,22 @@ class ProtectedTasks(Constraint, ABC):
                     "remembers the old model."
                 )
         task, old, size = batch["task"], batch[self.remembered], len(self.names)
-        change = self.change(outputs, columns, old.nan_to_num())
         if bool((task >= size).any()):
             raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")
-        kept = (task >= 0) & _known(old)
-        task, change = task[kept], change.index_select(0, send(kept.nonzero().squeeze(1), change))
-        weight = (
-            batch["weight"][kept].to(change.dtype) if "weight" in batch else torch.ones(len(task), dtype=change.dtype)
-        )
+        kept = ((task >= 0) & _known(old)).nonzero().squeeze(1)
+        task = task[kept]
+        weight = batch["weight"][kept].to(like.dtype) if "weight" in batch else like.new_ones(len(task), device="cpu")
         totals = weight.new_zeros(size).index_add(0, task, weight)
-        sums = change.new_zeros(size).index_add(0, send(task, change), send(weight, change) * change)
         present = totals.nonzero().squeeze(1)
-        means = sums.index_select(0, send(present, sums)) / send(totals[present], sums)
-        return Inner(present, means.unsqueeze(1))
+        places = (kept, task, weight / totals[task], present)
+        return Arrangement(present, (columns, send(old.nan_to_num(), like), *(send(place, like) for place in places)))
+
+    def values(self, outputs: Any, given: Any) -> Tensor:
+        """The means of the tasks in the batch, shape (b, 1)."""
+        columns, old, kept, task, shares, present = given
+        change = self.change(outputs, columns, old).index_select(0, kept)
+        means = change.new_zeros(len(self.names)).index_add(0, task, shares.to(change.dtype) * change)
+        return means.index_select(0, present).unsqueeze(1)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi
@@ -131,7 +133,7 @@ class NonForgetting(ProtectedTasks):
     def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:
         """``loss(w) - loss(w_old)``."""
         loss = self.loss(outputs, batch)
-        return loss - send(old.to(loss.dtype), loss)
+        return loss - old.to(loss.dtype)
 
 
 def _known(old: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from copy import copy
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,45 +21,52 @@ from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, OuterFunction, Shifted
 from fcco_lightning.outer.base import known_rows
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns
 
 
-def _empty(like: Tensor, width: int) -> Inner:
-    return Inner(torch.empty(0, dtype=torch.int64), like.new_empty(0, width))
+class _Mean(NamedTuple):
+    """A mean over some samples of a batch.
+
+    Attributes:
+        positions: of the samples, shape (a,).
+        shares: what each counts, shape (a,), of sum 1; None where all count alike.
+    """
+
+    positions: Tensor
+    shares: Tensor | None
+
+    def of(self, q: Tensor) -> Tensor:
+        """The mean of q, (B,), a scalar."""
+        values = q.index_select(0, self.positions)
+        return values.mean() if self.shares is None else self.shares @ values
 
 
-def _mean(q: Tensor, chosen: Tensor, batch: Columns) -> Tensor | None:
-    """Mean of q over the chosen samples of a batch, weighted where they are not drawn uniformly; None without any.
+def _mean(chosen: Tensor, batch: Columns, like: Tensor) -> _Mean | None:
+    """The mean over the chosen samples of a batch, weighted where they are not drawn uniformly; None without any.
 
     Mask and batch are on the host.
     """
-    positions = chosen.nonzero().squeeze(1)
+    positions, weight = chosen.nonzero().squeeze(1), batch.get("weight")
     if not len(positions):
         return None
-    values, weight = q.index_select(0, send(positions, q)), batch.get("weight")
-    if weight is None:
-        return values.mean()
-    weight = weight.index_select(0, positions).to(q.dtype)
-    return (send(weight, values) * values).sum() / send(weight.sum(), values)
+    shares = None
+    if weight is not None:
+        weight = weight.index_select(0, positions).to(like.dtype)
+        shares = send(weight / weight.sum(), like)
+    return _Mean(send(positions, like), shares)
 
 
-def _means(q: Tensor, subsets: Subsets, batch: Columns) -> tuple[Tensor, Tensor]:
-    """Means of q over several subsets, as one product of matrices, and of which of them the batch speaks: both (m,).
-
-    The second is on the host.
-    """
-    batch = on_host(batch)
-    member = subsets.masks(batch).to(q.dtype)
-    member = member * batch["weight"].to(q.dtype) if "weight" in batch else member
-    total = member.sum(1)
-    known = total > 0
-    return (send(member, q) @ q) / send(torch.where(known, total, 1.0), q), known
+def _one_row(means: Sequence[_Mean | None], columns: Columns) -> Arrangement:
+    """The only row of a constraint on some means, if the batch speaks of all of them."""
+    index = torch.zeros(int(None not in means), dtype=torch.int64)
+    return Arrangement(index, (columns, means if len(index) else None))
 
 
-def _known_rows(values: Tensor, known: Tensor) -> Inner:
-    """The rows (m, k) of which a batch speaks, (m,) bool on the host."""
-    index = known.nonzero().squeeze(1)
-    return Inner(index, values if len(index) == len(known) else values.index_select(0, send(index, values)))
+def _of_one_row(quantity: Quantity, outputs: Tensor, given: Any, width: int) -> Tensor:
+    """The means of a quantity, shape (1, k), or (0, k) where the batch does not speak of them."""
+    columns, means = given
+    q = quantity(outputs, columns)
+    return q.new_empty(0, width) if means is None else torch.stack([mean.of(q) for mean in means]).unsqueeze(0)
 
 
 def _named(quantity: Quantity, where: Where | None) -> str:
@@ -147,12 +154,12 @@ class MeanAtMost(Constraint):
         """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
         return _constant(self.quantity, outputs, batch)
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, batch = self.quantity(outputs, batch), on_host(batch)
-        mean = _mean(q, self.where.mask(batch), batch)
-        if mean is None:
-            return _empty(q, 1)
-        return Inner(torch.zeros(1, dtype=torch.int64), mean.reshape(1, 1))
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        host = on_host(batch)
+        return _one_row([_mean(self.where.mask(host), host, like)], batch)
+
+    def values(self, outputs: Tensor, given: Any) -> Tensor:
+        return _of_one_row(self.quantity, outputs, given, self.width)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi
@@ -218,12 +225,12 @@ class MeanDifferenceAtMost(DifferenceAtMost):
         """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
         return _constant(self.quantity, outputs, batch)
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, batch = self.quantity(outputs, batch), on_host(batch)
-        a, b = (_mean(q, where.mask(batch), batch) for where in (self.where_a, self.where_b))
-        if a is None or b is None:
-            return _empty(q, 2)
-        return Inner(torch.zeros(1, dtype=torch.int64), torch.stack([a, b]).unsqueeze(0))
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        host = on_host(batch)
+        return _one_row([_mean(where.mask(host), host, like) for where in (self.where_a, self.where_b)], batch)
+
+    def values(self, outputs: Tensor, given: Any) -> Tensor:
+        return _of_one_row(self.quantity, outputs, given, self.width)
 
 
 class MeanNear(MeanAtMost):
@@ -314,12 +321,23 @@ class _Joint(Constraint):
         for member in self.members:
             member.check(outputs, batch)
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
         self._follow()
-        means, known = _means(self.quantity(outputs, batch), self._subsets, batch)
-        if self.width == 1:
-            return _known_rows(means.unsqueeze(1), known)
-        return _known_rows(means.view(self.width, -1).T, known.view(self.width, -1).all(0))
+        host = on_host(batch)
+        member = self._subsets.masks(host).to(like.dtype)
+        member = member * host["weight"].to(like.dtype) if "weight" in host else member
+        total = member.sum(1)
+        known = total > 0 if self.width == 1 else (total > 0).view(self.width, -1).all(0)
+        index = known.nonzero().squeeze(1)
+        chosen = None if len(index) == len(known) else send(index, like)
+        return Arrangement(index, (batch, send(member, like), send(torch.where(total > 0, total, 1.0), like), chosen))
+
+    def values(self, outputs: Tensor, given: Any) -> Tensor:
+        """The means of q over the subsets, as one product of matrices, shape (b, k)."""
+        columns, member, total, chosen = given
+        means: Tensor = (member @ self.quantity(outputs, columns)) / total
+        means = means.unsqueeze(1) if self.width == 1 else means.view(self.width, -1).T
+        return means if chosen is None else means.index_select(0, chosen)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         self._follow()

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from fcco_lightning.objectives import (
     required_column,
 )
 from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, RatioDifference, ratio_difference
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns
 
 
 class GroupConstraint(Constraint, ABC):
@@ -114,14 +114,15 @@ class _Rates(GroupConstraint):
         """A batch speaks of a row if it holds a sample of both sides, of the class."""
         return [[of[pair.first], of[pair.second]] for of in self._members(columns) for pair in self.pairs]
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, batch = self.rate(outputs, batch), on_host(batch)
-        member = self._members(batch).to(q.dtype)
-        if "weight" in batch:
-            member = member * batch["weight"].to(q.dtype)
-        count = member.sum(-1)
-        means = (send(member, q) @ q) / send(torch.where(count > 0, count, 1.0), q)
-        return _of_pairs(means.unsqueeze(-1), count > 0, self.pairs)
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        columns, batch = batch, on_host(batch)
+        shares, known = _shares(self._members(batch), batch, like)
+        return _of_pairs(known, self.pairs, like, (columns, shares))
+
+    def values(self, outputs: Tensor, given: Any) -> Tensor:
+        """The rates of both sides, shape (b, 2)."""
+        (columns, shares), sides, chosen = given
+        return _both_sides((shares @ self.rate(outputs, columns)).unsqueeze(-1), sides, chosen)
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """All decisions are equal, or too soft to tell: then all groups are treated alike, whatever the scores."""
@@ -237,16 +238,18 @@ class PredictiveParity(_Rates):
     def needs_labels(self) -> bool:
         return True
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        q, batch = self.rate(outputs, batch), on_host(batch)
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        columns, batch = batch, on_host(batch)
         positive = required_column(batch, "y", self) == 1
-        member = self.comparisons.members(batch, self).to(q.dtype)
-        if "weight" in batch:
-            member = member * batch["weight"].to(q.dtype)
-        count = member.sum(-1)
-        sums = send(member, q) @ torch.stack([q * send(positive, q), q], dim=1)
-        means = sums / send(torch.where(count > 0, count, 1.0), q).unsqueeze(-1)
-        return _of_pairs(means.unsqueeze(0), (count > 0).unsqueeze(0), self.pairs)
+        shares, known = _shares(self.comparisons.members(batch, self), batch, like)
+        return _of_pairs(known.unsqueeze(0), self.pairs, like, (columns, shares, send(positive, like)))
+
+    def values(self, outputs: Tensor, given: Any) -> Tensor:
+        """The means of q y and of q on both sides, shape (b, 4)."""
+        (columns, shares, positive), sides, chosen = given
+        q = self.rate(outputs, columns)
+        means = shares @ torch.stack([q * positive, q], dim=1)
+        return _both_sides(means.unsqueeze(0), sides, chosen)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return RatioDifference(AbsoluteDistance(phi))
@@ -297,10 +300,15 @@ class GroupAUCAtLeast(GroupConstraint):
         """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
         return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        losses, known = _pair_losses(self, self.loss, outputs, batch)
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        pairs, known = _pairs_within(self, batch, like)
         index = known.nonzero().squeeze(1)
-        return Inner(index, losses.index_select(0, send(index, losses)).unsqueeze(1))
+        return Arrangement(index, (pairs, send(index, like)))
+
+    def values(self, outputs: Tensor, given: Any) -> Tensor:
+        """The mean losses of the groups, shape (b, 1)."""
+        pairs, chosen = given
+        return _mean_losses(self.loss, outputs, pairs).index_select(0, chosen).unsqueeze(1)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi
@@ -346,35 +354,84 @@ class AUCParity(DifferenceAtMost, GroupConstraint):
         """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
         return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        losses, known = _pair_losses(self, self.loss, outputs, batch)
-        return _of_pairs(losses.view(1, -1, 1), known.unsqueeze(0), self.pairs)
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        pairs, known = _pairs_within(self, batch, like)
+        return _of_pairs(known.unsqueeze(0), self.pairs, like, pairs)
+
+    def values(self, outputs: Tensor, given: Any) -> Tensor:
+        """The mean losses of both sides, shape (b, 2)."""
+        pairs, sides, chosen = given
+        return _both_sides(_mean_losses(self.loss, outputs, pairs).view(1, -1, 1), sides, chosen)
 
 
-def _pair_losses(constraint: GroupConstraint, loss: PairLoss, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-    """Mean loss of the pairs within every side, shape (number of sides,), and which sides have both classes."""
-    scores, batch = binary_scores(outputs), on_host(batch)
+class _PairsWithin(NamedTuple):
+    """The pairs of a positive and a negative of one side, of all sides.
+
+    Attributes:
+        positives: positions, shape (a,).
+        negatives: positions, shape (b,).
+        of_positives: what every positive counts on a side, shape (number of sides, a).
+        of_negatives: what every negative counts, shape (number of sides, b), so that the pairs of a side add up to 1.
+    """
+
+    positives: Tensor
+    negatives: Tensor
+    of_positives: Tensor
+    of_negatives: Tensor
+
+
+def _pairs_within(constraint: GroupConstraint, batch: Columns, like: Tensor) -> tuple[_PairsWithin, Tensor]:
+    """The pairs within the sides, and which sides have both classes, on the host."""
+    batch = on_host(batch)
     positive = required_column(batch, "y", constraint) == 1
-    member = constraint.comparisons.members(batch, constraint).to(scores.dtype)
+    member = constraint.comparisons.members(batch, constraint).to(like.dtype)
     if "weight" in batch:
-        member = member * batch["weight"].to(scores.dtype)
+        member = member * batch["weight"].to(like.dtype)
     of_positives, of_negatives = member[:, positive], member[:, ~positive]
-    sides = [scores.index_select(0, send(side.nonzero().squeeze(1), scores)) for side in (positive, ~positive)]
-    losses = loss(sides[0].unsqueeze(1) - sides[1])
-    total = ((send(of_positives, losses) @ losses) * send(of_negatives, losses)).sum(1)
-    pairs = of_positives.sum(1) * of_negatives.sum(1)
-    return total / send(torch.where(pairs > 0, pairs, 1.0), total), pairs > 0
+    total = (of_positives.sum(1) * of_negatives.sum(1)).unsqueeze(1)
+    of_negatives = of_negatives / torch.where(total > 0, total, 1.0)
+    positions = (side.nonzero().squeeze(1) for side in (positive, ~positive))
+    pairs = _PairsWithin(*(send(part, like) for part in (*positions, of_positives, of_negatives)))
+    return pairs, total.squeeze(1) > 0
 
 
-def _of_pairs(means: Tensor, known: Tensor, pairs: Sequence[Comparison]) -> Inner:
+def _mean_losses(loss: PairLoss, outputs: Tensor, pairs: _PairsWithin) -> Tensor:
+    """Mean loss of the pairs within every side, shape (number of sides,)."""
+    scores = binary_scores(outputs)
+    p, n = scores.index_select(0, pairs.positives), scores.index_select(0, pairs.negatives)
+    return ((pairs.of_positives @ loss(p.unsqueeze(1) - n)) * pairs.of_negatives).sum(1)
+
+
+def _shares(member: Tensor, batch: Columns, like: Tensor) -> tuple[Tensor, Tensor]:
+    """What every sample counts in the mean over each subset (..., B), and which have samples, on the host.
+
+    Args:
+        member: of which subset each sample is, shape (..., B), bool, on the host.
+        batch: columns, on the host.
+        like: a tensor of the device and dtype of the result.
+    """
+    weighted = member.to(like.dtype)
+    if "weight" in batch:
+        weighted = weighted * batch["weight"].to(like.dtype)
+    count = weighted.sum(-1, keepdim=True)
+    return send(weighted / torch.where(count > 0, count, 1.0), like), count.squeeze(-1) > 0
+
+
+def _of_pairs(known: Tensor, pairs: Sequence[Comparison], like: Tensor, given: Any) -> Arrangement:
     """The rows of comparisons.
 
     Args:
-        means: of every kind and side, shape (number of kinds, number of sides, width of a side).
-        known: of which kinds and sides the batch has samples, shape (number of kinds, number of sides).
+        known: of which kinds and sides the batch has samples, shape (number of kinds, number of sides), on the host.
         pairs: the two sides of every row of a kind.
+        like: a tensor of the network's device.
+        given: what the means are computed from; beside it are given the sides, and which rows are known.
     """
-    first, second = (torch.tensor(side) for side in zip(*((pair.first, pair.second) for pair in pairs), strict=True))
-    index = (known[:, first] & known[:, second]).flatten().nonzero().squeeze(1)
-    sides = [means.index_select(1, send(side, means)) for side in (first, second)]
-    return Inner(index, torch.cat(sides, dim=-1).flatten(0, 1).index_select(0, send(index, means)))
+    sides = [torch.tensor(side) for side in zip(*((pair.first, pair.second) for pair in pairs), strict=True)]
+    index = (known[:, sides[0]] & known[:, sides[1]]).flatten().nonzero().squeeze(1)
+    return Arrangement(index, (given, [send(side, like) for side in sides], send(index, like)))
+
+
+def _both_sides(means: Tensor, sides: Sequence[Tensor], chosen: Tensor) -> Tensor:
+    """The known rows of comparisons, from means of every kind and side (kinds, number of sides, width of a side)."""
+    both = torch.cat([means.index_select(1, side) for side in sides], dim=-1)
+    return both.flatten(0, 1).index_select(0, chosen)

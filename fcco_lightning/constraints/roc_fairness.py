@@ -17,7 +17,7 @@ from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns
 
 
 class ScoreScale(ABC):
@@ -174,20 +174,25 @@ class ROCFairness(DifferenceAtMost):
                 rows += [both] * len(self.thresholds)
         return rows
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        scores = self.scale(binary_scores(outputs))
-        thresholds, order = self._constants(scores)
-        shares, known = self._shares(on_host(batch), scores.dtype)
-        above = torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
-        rates = send(shares, above) @ above
-        # (class, pair; side; tau) -> (class, pair, tau; side)
-        values = rates.index_select(0, order).view(-1, 2, len(self.thresholds)).transpose(1, 2).reshape(-1, 2)
-        index = torch.arange(len(values))
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        thresholds, order = self._constants(like)
+        shares, known = self._shares(on_host(batch), like.dtype)
+        given = (send(shares, like), thresholds, order)
+        index = torch.arange(self.num_rows)
         if bool(known.all()):
-            return Inner(index, values)
+            return Arrangement(index, (*given, None))
         both = torch.stack([known[:, pair.first] & known[:, pair.second] for pair in self.comparisons.pairs], dim=1)
         index = index[both.flatten().repeat_interleave(len(self.thresholds))]
-        return Inner(index, values.index_select(0, send(index, values)))
+        return Arrangement(index, (*given, send(index, like)))
+
+    def values(self, outputs: Tensor, given: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> Tensor:
+        """The rates of both sides, shape (b, 2)."""
+        shares, thresholds, order, chosen = given
+        scores = self.scale(binary_scores(outputs))
+        rates = shares @ torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
+        # (class, pair; side; tau) -> (class, pair, tau; side)
+        rates = rates.index_select(0, order).view(-1, 2, len(self.thresholds)).transpose(1, 2).reshape(-1, 2)
+        return rates if chosen is None else rates.index_select(0, chosen)
 
     def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the rate of a class and a side, shape (2 sides, B), and which rates are known.

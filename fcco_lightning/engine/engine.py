@@ -335,15 +335,16 @@ class Engine:
         before: Estimated | None = None
         if seen.elsewhere is not None and seen.before is not None:
             with torch.set_grad_enabled(seen.graph):
-                before = seen.elsewhere.measure(seen.before, which, direct=direct and seen.graph)
+                known = now.arrangements  # the samples are the same
+                before = seen.elsewhere.measure(seen.before, which, known, direct=direct and seen.graph)
         readings = []
         for i, term in enumerate(chosen):
             one = now.inner[i]
             if one is not None:
                 columns = seen.now.batch[part_name(seen.now.batch, term.owners_part)]
                 old = None if before is None else before.inner[i]
-                known = None if term.state is None else seen.known.get(term.state)
-                reading = term.reading(one, old, columns, known)
+                along = None if term.state is None else seen.known.get(term.state)
+                reading = term.reading(one, old, columns, along)
                 readings += [] if reading is None else [reading]
         return Measured(self._weighted(now.direct), readings, None if before is None else self._weighted(before.direct))
 

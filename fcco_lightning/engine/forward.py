@@ -17,7 +17,8 @@ from fcco_lightning.engine.parts import outputs_of, part_name
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.hosted import Hosted, each_column
 from fcco_lightning.objectives import Objective
-from fcco_lightning.records import Batch, Columns, Inner
+from fcco_lightning.objectives.two_steps import first_tensor, in_two_steps
+from fcco_lightning.records import Arrangement, Batch, Columns, Inner
 
 DUAL = "dual"
 """Name of the part with the independent draw of samples that dual steps can take (``dual_PART`` for another part)."""
@@ -32,10 +33,24 @@ class Estimated(NamedTuple):
         direct: estimate of g_0, a scalar, or None.
         inner: per term (the objective first if it has inner functions, then the constraints), or None for a term that
             was not measured.
+        arrangements: what the columns said.
     """
 
     direct: Tensor | None
     inner: list[Inner | None]
+    arrangements: "Arrangements"
+
+
+class Arrangements(NamedTuple):
+    """What the columns of a batch say; see :class:`~fcco_lightning.objectives.two_steps.InTwoSteps`.
+
+    Attributes:
+        terms: per term that is measured; None for one that is not measured in two steps.
+        direct: of g_0; None where it is not measured in two steps, or there is none.
+    """
+
+    terms: list[Arrangement | None]
+    direct: Any = None
 
 
 class Samples(NamedTuple):
@@ -151,6 +166,7 @@ class InnerFunctions(nn.Module):
         self.network, self.objective, self.constraints = network, objective, list(constraints)
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self._names: Names | None = None
+        self._split: dict[tuple[int, str], bool] = {}
 
     def outputs(self, batch: Batch, call: Callable[..., Any] | None = None) -> dict[str, Any]:
         """The network's outputs by part; ``call`` takes the place of the network."""
@@ -159,7 +175,20 @@ class InnerFunctions(nn.Module):
         run = partial(outputs_of, self.network, call=call)
         return recomputed(run, batch, self.micro_batch, self.network)
 
-    def forward(self, samples: Samples, terms: Sequence[int] | None = None, *, direct: bool = True) -> Estimated:
+    def measurable(self, terms: Sequence[int] | None = None) -> list[Objective | Constraint]:
+        """What is measured for each term: the objective if it has inner functions, then the constraints."""
+        every: list[Objective | Constraint] = [] if self.objective.outer is None else [self.objective]
+        every += self.constraints
+        return every if terms is None else [every[i] for i in terms]
+
+    def forward(
+        self,
+        samples: Samples,
+        terms: Sequence[int] | None = None,
+        *,
+        direct: bool = True,
+        known: Arrangements | None = None,
+    ) -> Estimated:
         """Estimates from the network's outputs.
 
         The objective is measured on the first part of the batch and every constraint on its own, unless they name the
@@ -172,14 +201,49 @@ class InnerFunctions(nn.Module):
             terms: which terms are measured, in increasing order: the objective's is 0 if it has inner functions, the
                 constraints follow; None for all.
             direct: whether g_0 is measured.
+            known: what the columns say, where an earlier pass has asked them.
         """
-        measurable: list[Objective | Constraint] = [] if self.objective.outer is None else [self.objective]
-        measurable += self.constraints
-        chosen = measurable if terms is None else [measurable[i] for i in terms]
+        chosen = self.measurable(terms)
         device = next(c for c in next(iter(samples.batch.values())).values() if isinstance(c, Tensor)).device.type
         with _in_full(device):
-            values = [part.inner(*_read(samples, part.part)) for part in chosen]
-            return Estimated(self.objective.direct(*_read(samples, self.objective.part)) if direct else None, values)
+            read = [_read(samples, part.part) for part in chosen]
+            arranged = (
+                [
+                    self.arranged(part, columns, first_tensor(outputs))
+                    for part, (outputs, columns) in zip(chosen, read, strict=True)
+                ]
+                if known is None
+                else known.terms
+            )
+            inner = [
+                part.inner(outputs, columns) if arrangement is None else part.arranged(outputs, arrangement)
+                for part, (outputs, columns), arrangement in zip(chosen, read, arranged, strict=True)
+            ]
+            g0, given = None, None
+            if direct:
+                outputs, columns = _read(samples, self.objective.part)
+                given = self.arranged_direct(columns, first_tensor(outputs)) if known is None else known.direct
+                g0 = (
+                    self.objective.direct(outputs, columns)
+                    if given is None
+                    else self.objective.direct_value(outputs, given)
+                )
+            return Estimated(g0, inner, Arrangements(arranged, given))
+
+    def arranged(self, part: Objective | Constraint, columns: Columns, like: Tensor) -> Arrangement | None:
+        """The first step of measuring a part, or None where it has no two."""
+        return part.arrange(columns, like) if self._in_two_steps(part, "arrange", "inner") else None
+
+    def arranged_direct(self, columns: Columns, like: Tensor) -> Any:
+        """The first step of measuring g_0, or None where it has no two."""
+        split = self._in_two_steps(self.objective, "arrange_direct", "direct")
+        return self.objective.arrange_direct(columns, like) if split else None
+
+    def _in_two_steps(self, part: Objective | Constraint, first: str, whole: str) -> bool:
+        key = id(part), first
+        if key not in self._split:
+            self._split[key] = in_two_steps(part, first, whole) and not isinstance(part.part, tuple)
+        return self._split[key]
 
     def check(self, samples: Samples) -> None:
         """Let the objective and the constraints look at a batch and refuse data that they would misread.
@@ -298,13 +362,19 @@ class Elsewhere:
             after.restore()
         return outputs
 
-    def measure(self, samples: Samples, terms: Sequence[int] | None = None, *, direct: bool) -> Estimated:
+    def measure(
+        self,
+        samples: Samples,
+        terms: Sequence[int] | None = None,
+        known: Arrangements | None = None,
+        *,
+        direct: bool,
+    ) -> Estimated:
         """Estimates from the network's outputs, see :meth:`InnerFunctions.forward`."""
+        options = {"direct": direct, "known": known}
         if len(self._of_network) == len(self.values):  # nothing else to replace: a direct call is faster
-            return self.functions(samples, terms, direct=direct)  # type: ignore[no-any-return]
-        measured: Estimated = functional_call(
-            self.functions, self.values, (samples, terms), {"direct": direct}, tie_weights=False
-        )
+            return self.functions(samples, terms, **options)  # type: ignore[no-any-return]
+        measured: Estimated = functional_call(self.functions, self.values, (samples, terms), options, tie_weights=False)
         return measured
 
     def _below(self, prefix: str) -> dict[str, Tensor]:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fcco_lightning.hosted import on_host
+from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
-from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
+from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair, shares
 from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
 from fcco_lightning.records import Columns
 
@@ -37,10 +38,16 @@ class AUC(BinaryObjective):
         require_binary_labels(batch, self)
         warn_of_ratios(batch, self)
 
-    def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
-        scores, batch = self.scores(outputs), on_host(batch)
+    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[Tensor, ...]:
+        """Positions of the positives and of the negatives, and what each counts; nothing without both classes."""
+        batch = on_host(batch)
         is_positive = required_column(batch, "y", self) == 1
         positives, negatives = is_positive.nonzero().squeeze(1), (~is_positive).nonzero().squeeze(1)
         if not len(positives) or not len(negatives):
-            return nothing(scores)
-        return self.loss.mean(scores, positives, negatives, batch.get("weight"))
+            return ()
+        v, w = (shares(batch.get("weight"), of_class, like) for of_class in (positives, negatives))
+        return send(positives, like), send(negatives, like), v, w
+
+    def direct_value(self, outputs: Tensor, given: tuple[Tensor, ...]) -> Tensor:
+        scores = self.scores(outputs)
+        return self.loss.mean(scores, *given) if given else nothing(scores)

@@ -16,7 +16,7 @@ from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
 from fcco_lightning.objectives.self_weights import by_strata, common_weights, comparison_weights, self_and_others
 from fcco_lightning.outer import Ratio
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns, Inner
 
 
 class AveragePrecision(RankingObjective):
@@ -62,36 +62,49 @@ class AveragePrecision(RankingObjective):
             raise ConfigError(f"prevalence must be 'data' or lie in (0, 1), got {prevalence!r}.")
         self.prevalence = prevalence
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        """Estimates for the positives of a batch, each against all of it.
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        """The positives of a batch own the rows; every one is compared with all of it.
 
         Raises:
-            DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
+            DataError: if the batch has fewer than two samples, or no column ``y``.
         """
-        scores, batch = self.scores(outputs), on_host(batch)
+        batch = on_host(batch)
         positive = required_column(batch, "y", self) == 1
         owners = positive.nonzero().squeeze(1)
-        return Inner(batch["index"][owners], self._ranks(scores, owners, positive, batch), owners=owners)
+        weights = self._weights(owners, positive, batch, like) if len(owners) else (None, None)
+        return Arrangement(batch["index"][owners], (send(owners, like), *weights), owners=owners)
 
-    def _ranks(self, scores: Tensor, owners: Tensor, positive: Tensor, batch: Columns) -> Tensor:
-        """Weighted sums (m, 2) of the losses of the owners over the positives, and over all samples."""
-        if not len(owners):
-            return scores.new_zeros(0, 2)
-        n, dtype = self.num_samples, scores.dtype
+    def _weights(self, owners: Tensor, positive: Tensor, batch: Columns, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the samples count in both sums.
+
+        Returns: for all owners alike, (B, 2), and what is added for an owner itself, (1,); or a table (m, B) and None.
+        """
+        n, dtype = self.num_samples, like.dtype
         of_negatives, of_positives = self._changes()
         changes = None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
-        common, place = common_weights(positive, owners, batch, n, dtype), send(owners, scores)
+        common = common_weights(positive, owners, batch, n, dtype)
         if common is None:
-            shares = comparison_weights("dataset", owners, batch, n, dtype)
-            shares = send(shares if changes is None else shares * changes, scores)
-            weighted = self.loss(scores.index_select(0, place).unsqueeze(1) - scores) * shares
-            return torch.stack([weighted.index_select(1, place).sum(1), weighted.sum(1)], dim=1)
+            table = comparison_weights("dataset", owners, batch, n, dtype)
+            return send(table if changes is None else table * changes, like), None
         shares, excess = common
         shares = shares if changes is None else shares * changes
-        weights = send(torch.stack([shares * positive, shares], dim=1), scores)
         # the positive itself, whose loss is l(0), has a weight of its own
-        offset = send(excess * (of_positives * self.own), scores)
-        return pair_sums(self.loss, scores, place, None, weights, offset=offset)
+        offset = send(excess * (of_positives * self.own), like)
+        return send(torch.stack([shares * positive, shares], dim=1), like), offset
+
+    def values(self, outputs: Any, given: tuple[Tensor, Tensor | None, Tensor | None]) -> Tensor:
+        """Weighted sums (m, 2) of the losses of the owners over the positives, and over all samples.
+
+        Raises:
+            DataError: if there is not one score per sample.
+        """
+        scores, (owners, weights, offset) = self.scores(outputs), given
+        if weights is None:
+            return scores.new_zeros(0, 2)
+        if offset is not None:
+            return pair_sums(self.loss, scores, owners, None, weights, offset=offset)
+        weighted = self.loss(scores.index_select(0, owners).unsqueeze(1) - scores) * weights
+        return torch.stack([weighted.index_select(1, owners).sum(1), weighted.sum(1)], dim=1)
 
     def _changes(self) -> tuple[float, float]:
         """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""

@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.objectives.two_steps import InTwoSteps, first_tensor
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns
 
 
 class SampleParameters(NamedTuple):
@@ -91,7 +92,7 @@ class Partition(Sequence[Sequence[Tensor]]):
         return [self.of == row] if partner < 0 else [self.of == row, self.partners[partner]]
 
 
-class Objective(nn.Module, ABC):
+class Objective(nn.Module, InTwoSteps, ABC):
     r"""``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``; a subclass offers either part or both.
 
     An objective is a module, so it may own parameters that are trained with the network (a temperature, a CVaR
@@ -197,13 +198,26 @@ class Objective(nn.Module, ABC):
             "WorstGroupDRO, or another algorithm, such as SONEX."
         )
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
+    def direct(self, outputs: Any, batch: Columns) -> Tensor | None:
         """Mini-batch estimate of g_0(w): a scalar with graph, or None."""
+        given = self.arrange_direct(batch, first_tensor(outputs))
+        return None if given is None else self.direct_value(outputs, given)
+
+    def arrange_direct(self, batch: Columns, like: Tensor) -> Any:  # noqa: ARG002
+        """What the columns say of g_0: the first of two steps, as :meth:`arrange`, where :meth:`direct` has two.
+
+        Args:
+            batch: columns of the part.
+            like: a tensor of the device and dtype of the network's outputs.
+
+        Returns: tensors on the network's device, in any nesting of tuples and dicts; None where g_0 is not measured in
+            two steps.
+        """
         return None
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner | None:  # noqa: ARG002
-        """Mini-batch estimates of g_i(w) with graph, or None."""
-        return None
+    def direct_value(self, outputs: Any, given: Any) -> Tensor:
+        """The second step: the estimate of g_0 from the network's outputs and what :meth:`arrange_direct` returned."""
+        raise NotImplementedError(f"{type(self).__name__} arranges batches and lacks `direct_value`.")
 
 
 class BinaryObjective(Objective, ABC):

@@ -11,7 +11,7 @@ from fcco_lightning.objectives.base import RowDomain, require_binary_labels, req
 from fcco_lightning.objectives.group_dro import GroupObjective
 from fcco_lightning.objectives.quantities import Quantity
 from fcco_lightning.outer import Square
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,6 @@ class BellmanResidual(GroupObjective):
         if columns is not None and "terminal" in columns:
             require_binary_labels(columns, self, "terminal")
         return super().row_domain(num_samples, columns)
-
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        return self.risks(outputs, batch)
 
 
 def state_values(outputs: Any) -> Tensor:

@@ -25,7 +25,7 @@ from fcco_lightning.objectives.self_weights import (
     self_and_others,
 )
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
-from fcco_lightning.records import HERE, Columns, Inner
+from fcco_lightning.records import HERE, Arrangement, Columns, Inner
 
 _SMALL_TAU = 0.02  # below it rows are often wrong by more than `growth` when a pair is seen again
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
@@ -184,20 +184,31 @@ class GlobalContrastive(PairObjective):
         least = self._floor if self.positive != "dataset" else 1 / num_samples
         return RowDomain(num_samples, per_sample=True, range=Range(least=least))
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        """Estimates from the B pairs of a batch, each against all of it.
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement | None:  # noqa: ARG002
+        """Rows of all pairs; not where pairs are weighed one by one, or several processes divide the similarities."""
+        host = on_host(batch)
+        return None if by_strata(host) or HERE in host else Arrangement(host["index"], batch)
+
+    def values(self, outputs: Any, given: Columns) -> Tensor:
+        """Estimates (B, 2) from the B pairs of a batch, each against all of it.
 
         Raises:
             DataError: if the outputs are not pairs, or a batch holds fewer than two.
         """
-        tau: Tensor | float = self.tau
+        return self._logs(outputs, given, self._tau(given)).double().exp()
+
+    def known_outer(self, given: Columns) -> OuterFunction | None:
+        tau = self._tau(given)
+        return LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
+
+    def inner(self, outputs: Any, batch: Columns) -> Inner:
+        return self.arranged(outputs, Arrangement(on_host(batch)["index"], batch))
+
+    def _tau(self, batch: Columns) -> Tensor | float:
+        """The temperature, or the two of every pair, (B, 2)."""
         if self.sample_parameters is not None:
-            tau = batch[self.sample_parameters.name]
-        elif self.temperature is not None:
-            tau = self.temperature()
-        logs = self._logs(outputs, batch, tau)
-        outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
-        return Inner(on_host(batch)["index"], logs.double().exp(), outer)
+            return batch[self.sample_parameters.name]
+        return self.tau if self.temperature is None else self.temperature()
 
     def _logs(self, outputs: Any, batch: Columns, tau: Tensor | float) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""

@@ -17,5 +17,8 @@ class CrossEntropy(Objective):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         CrossEntropyLoss().check(outputs, batch)
 
-    def direct(self, outputs: Tensor, batch: Columns) -> Tensor:
-        return mean_over_data(CrossEntropyLoss()(outputs, batch), batch)
+    def arrange_direct(self, batch: Columns, like: Tensor) -> Columns:  # noqa: ARG002
+        return batch
+
+    def direct_value(self, outputs: Tensor, given: Columns) -> Tensor:
+        return mean_over_data(CrossEntropyLoss()(outputs, given), given)

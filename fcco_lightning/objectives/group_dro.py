@@ -24,7 +24,7 @@ from fcco_lightning.outer import (
     Shifted,
     WorstCase,
 )
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns, Inner
 
 
 class GroupObjective(Objective, ABC):
@@ -87,26 +87,38 @@ class GroupObjective(Objective, ABC):
         """Alpha, where the objective is a mean over the worst alpha n groups."""
         return None
 
-    def risks(self, outputs: Any, batch: Columns) -> Inner:
-        """R_i of the groups in the batch, shape (b, 1), with graph.
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        """The groups in the batch, which of them each sample is in, and what they count.
 
         Raises:
             DataError: if there is no column ``group``, or a label in it is out of range.
         """
-        losses = self.loss(outputs, batch)
+        columns, batch = batch, on_host(batch)
+        present, position, counts = self._groups(batch)
+        weight = None
+        if "weight" in batch:
+            weight = batch["weight"].to(like.dtype)
+            counts = weight.new_zeros(len(present)).index_add(0, position, weight)
+            weight = send(weight, like)
+        return Arrangement(present, (columns, send(position, like), send(counts.to(like.dtype), like), weight))
+
+    def values(self, outputs: Any, given: Any) -> Tensor:
+        """R_i of the groups in the batch, shape (b, 1), with graph.
+
+        Raises:
+            DataError: if there is not one loss per sample.
+        """
+        columns, position, counts, weight = given
+        losses = self.loss(outputs, columns)
         if losses.dim() != 1:
             raise DataError(
                 f"{type(self).__name__} needs one loss per sample, {type(self.loss).__name__} gave "
                 f"{tuple(losses.shape)}. MultiTaskGroupDRO takes several."
             )
-        batch = on_host(batch)
-        present, position, counts = self._groups(batch)
-        if "weight" in batch:
-            weight = batch["weight"].to(losses.dtype)
-            counts = weight.new_zeros(len(present)).index_add(0, position, weight)
-            losses = send(weight, losses) * losses
-        sums = losses.new_zeros(len(present)).index_add(0, send(position, losses), losses)
-        return Inner(present, (sums / send(counts.to(sums.dtype), sums)).unsqueeze(1))
+        losses = losses if weight is None else weight * losses
+        sums = losses.new_zeros(counts.shape).index_add(0, position, losses)
+        risks: Tensor = sums / counts
+        return risks.unsqueeze(1)
 
     def _groups(self, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
         """The groups of a batch in increasing order, which of them each sample is in, and their sizes."""
@@ -152,11 +164,14 @@ class _ShiftedGroupObjective(GroupObjective):
         """f, at the present threshold."""
         return Shifted(self.base, self.threshold, self.scale)
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor:  # noqa: ARG002
+    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[()]:  # noqa: ARG002
+        return ()
+
+    def direct_value(self, outputs: Any, given: Any) -> Tensor:  # noqa: ARG002
         return self.threshold
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        return self.risks(outputs, batch)._replace(outer=self.outer)
+    def known_outer(self, given: Any) -> OuterFunction:  # noqa: ARG002
+        return self.outer
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):
@@ -322,9 +337,6 @@ class GroupMaxForm(GroupObjective):
         """Of Q, if it is a capped simplex."""
         ambiguity = self.ambiguity or CappedSimplex(1 / (self.num_groups or 1))
         return ambiguity.alpha if isinstance(ambiguity, CappedSimplex) else None
-
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        return self.risks(outputs, batch)
 
     def max_form(self) -> Objective:
         return self

@@ -3,13 +3,13 @@
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fcco_lightning.checks import greater, one_of
-from fcco_lightning.hosted import on_host
 from fcco_lightning.objectives.pairwise import ExponentialPair, PairLoss
 from fcco_lightning.objectives.ranking import RankingObjective
 from fcco_lightning.outer import OuterFunction, Power
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns
 
 
 class PNormPush(RankingObjective):
@@ -47,10 +47,9 @@ class PNormPush(RankingObjective):
         self.owner = int(one_of("push_over", push_over, ("negatives", "positives")) == "positives")
         self.loss = loss or ExponentialPair()
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner | None:
-        """Mean losses of the samples that own rows, against those of the other class in the batch."""
-        pairs = self._pairs(outputs, batch)
-        if not pairs.complete:
-            return None
-        means = pairs.mean(self.loss, dtype=torch.float64)
-        return Inner(on_host(batch)["index"][pairs.owners], means, owners=pairs.owners)
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        return self._arranged_pairs(batch, like)
+
+    def values(self, outputs: Any, given: Any) -> Tensor:
+        """Mean losses of the samples that own rows against those of the other class in the batch, shape (a, 1)."""
+        return self._means(self.loss, outputs, given)

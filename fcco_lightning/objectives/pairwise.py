@@ -34,7 +34,14 @@ class PairLoss(ABC):
             (slopes,) = torch.autograd.grad(losses.sum(), d)
         return losses.detach(), slopes
 
-    def mean(self, scores: Tensor, positives: Tensor, negatives: Tensor, weight: Tensor | None = None) -> Tensor:
+    def mean(
+        self,
+        scores: Tensor,
+        positives: Tensor,
+        negatives: Tensor,
+        v: Tensor | None = None,
+        w: Tensor | None = None,
+    ) -> Tensor:
         """The weighted mean of ``l(s_i - s_j)`` over all pairs of a positive i and a negative j, a scalar.
 
         Of many pairs no more are held at a time than fit into a cache, so that memory is O(B); the gradient is that of
@@ -42,12 +49,13 @@ class PairLoss(ABC):
 
         Args:
             scores: s, shape (B,).
-            positives: positions of the i, shape (a,), int64, a >= 1, best on the host.
-            negatives: positions of the j, shape (b,), int64, b >= 1, likewise.
-            weight: of the samples, shape (B,), where the positions are; None where all are alike.
+            positives: positions of the i, shape (a,), int64, a >= 1.
+            negatives: positions of the j, shape (b,), int64, b >= 1.
+            v: weights of the positives, shape (a,), of sum 1, see :func:`shares`; None where all are alike.
+            w: weights of the negatives, shape (b,), likewise.
         """
-        v, w = _shares(weight, positives, scores), _shares(weight, negatives, scores)
-        positives, negatives = send(positives, scores), send(negatives, scores)
+        v = shares(None, positives, scores) if v is None else v
+        w = shares(None, negatives, scores) if w is None else w
         if len(positives) * len(negatives) <= _FEW:
             return pair_mean(self, scores, positives, negatives, v, w)
         return self._mean_of_many(scores[positives], scores[negatives], v, w)
@@ -189,9 +197,17 @@ class ExponentialOf(PairLoss):
         return value * excess.add_(1), slopes / self.lam * value
 
 
-def _shares(weight: Tensor | None, positions: Tensor, scores: Tensor) -> Tensor:
-    """Weights of the scores at some positions that add up to 1, shape (a,)."""
+def shares(weight: Tensor | None, positions: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Weights of the samples at some positions that add up to 1, shape (a,).
+
+    Args:
+        weight: of all samples, shape (B,), where the positions are; None where all are alike.
+        positions: shape (a,), int64.
+        like: a tensor of the device of the result.
+        dtype: of the result; None for that of ``like``.
+    """
+    dtype = dtype or like.dtype
     if weight is None:
-        return torch.full(positions.shape, 1 / len(positions), device=scores.device, dtype=scores.dtype)
-    weight = weight.index_select(0, positions).to(scores.dtype)
-    return send(weight / weight.sum(), scores)
+        return torch.full(positions.shape, 1 / len(positions), device=like.device, dtype=dtype)
+    weight = weight.index_select(0, positions).to(dtype)
+    return send(weight / weight.sum(), like)

@@ -15,7 +15,7 @@ from fcco_lightning.objectives.base import SampleParameters, nothing, required_c
 from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankedPairs, RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns, Inner
 
 
 class CVaRPartialAUC(RankingObjective):
@@ -206,17 +206,23 @@ class KLPartialAUC(RankingObjective):
             return Log(self.lam, floor=1.0)
         return KullbackLeiblerOfLog(self.lam, self.tau, self.threshold, floor=1.0)
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor | None:  # noqa: ARG002
-        """C, if there is one."""
-        return None if self.tau is None else self.threshold
+    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[()] | None:  # noqa: ARG002
+        """Nothing, where there is c."""
+        return None if self.tau is None else ()
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner | None:
-        """``mean_j exp(l_ij / lam)`` of the batch's positives; None without both classes."""
-        pairs = self._pairs(outputs, batch)
-        if not pairs.complete:
-            return None
-        means = pairs.mean(ExponentialOf(self.loss, self.lam), dtype=torch.float64)
-        return Inner(on_host(batch)["index"][pairs.owners], means, self.outer, owners=pairs.owners)
+    def direct_value(self, outputs: Any, given: Any) -> Tensor:  # noqa: ARG002
+        """C."""
+        return self.threshold
+
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        return self._arranged_pairs(batch, like)
+
+    def values(self, outputs: Any, given: Any) -> Tensor:
+        """``mean_j exp(l_ij / lam)`` of the batch's positives, shape (a, 1)."""
+        return self._means(ExponentialOf(self.loss, self.lam), outputs, given)
+
+    def known_outer(self, given: Any) -> OuterFunction:  # noqa: ARG002
+        return self.outer
 
     def _range(self) -> Range:
         """Losses are not negative."""

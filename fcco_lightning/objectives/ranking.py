@@ -13,8 +13,8 @@ from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import pair_sums
-from fcco_lightning.objectives.pairwise import PairLoss
-from fcco_lightning.records import Columns
+from fcco_lightning.objectives.pairwise import PairLoss, shares
+from fcco_lightning.records import Arrangement, Columns
 
 
 class RankedPairs(NamedTuple):
@@ -39,20 +39,14 @@ class RankedPairs(NamedTuple):
         """Whether the batch holds both classes."""
         return len(self.owners) > 0 and len(self.others) > 0
 
-    def mean(self, loss: PairLoss, thresholds: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def mean(self, loss: PairLoss, thresholds: Tensor | None = None) -> Tensor:
         """The mean over the other class of the losses of positive less negative, or of ``[l - t_i]_+``, shape (a, 1).
 
         Args:
             loss: l.
             thresholds: t, shape (a, 1), or None.
-            dtype: of the mean; that of the scores by default.
         """
-        dtype = dtype or self.scores.dtype
-        if self.weight is None:
-            share = torch.full((len(self.others), 1), 1 / len(self.others), dtype=dtype, device=self.scores.device)
-        else:
-            weight = self.weight.index_select(0, self.others).to(dtype).unsqueeze(1)
-            share = send(weight / weight.sum(), self.scores)
+        share = shares(self.weight, self.others, self.scores).unsqueeze(1)
         owners, others = send(self.owners, self.scores), send(self.others, self.scores)
         return pair_sums(loss, self.scores, owners, others, share, thresholds, sign=self.sign)
 
@@ -106,10 +100,34 @@ class RankingObjective(BinaryObjective, ABC):
 
     def _pairs(self, outputs: Any, batch: Columns) -> RankedPairs:
         """All pairs of a batch."""
+        owners, others = self._classes(on_host(batch))
+        return RankedPairs(self.scores(outputs), owners, others, on_host(batch).get("weight"), self._sign)
+
+    def _arranged_pairs(self, batch: Columns, like: Tensor) -> Arrangement:
+        """Owners, the others, and in float64 what each of these counts; no rows without both classes."""
         batch = on_host(batch)
+        owners, others = self._classes(batch)
+        if not len(owners) or not len(others):
+            return Arrangement(owners[:0], None)
+        share = shares(batch.get("weight"), others, like, torch.float64).unsqueeze(1)
+        return Arrangement(batch["index"][owners], (send(owners, like), send(others, like), share), owners=owners)
+
+    def _means(self, loss: PairLoss, outputs: Any, given: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+        """The mean losses of the arranged owners against the other class, shape (a, 1), in float64."""
+        scores = self.scores(outputs)
+        if given is None:
+            return scores.new_zeros(0, 1, dtype=torch.float64)
+        owners, others, share = given
+        return pair_sums(loss, scores, owners, others, share, None, sign=self._sign)
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.owner == 1 else -1.0
+
+    def _classes(self, batch: Columns) -> tuple[Tensor, Tensor]:
+        """Positions of the samples that own rows, and of the others, on the host."""
         owns = required_column(batch, "y", self) == self.owner
-        owners, others = owns.nonzero().squeeze(1), (~owns).nonzero().squeeze(1)
-        return RankedPairs(self.scores(outputs), owners, others, batch.get("weight"), 1.0 if self.owner == 1 else -1.0)
+        return owns.nonzero().squeeze(1), (~owns).nonzero().squeeze(1)
 
 
 def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:

@@ -79,9 +79,6 @@ class RisksAsInnerValues(GroupObjective):
     def direct(self, outputs, batch):
         return self.threshold
 
-    def inner(self, outputs, batch):
-        return self.risks(outputs, batch)
-
 
 @pytest.mark.parametrize("lam", [0.0, 1e-3, 0.05, 1.0])
 def test_a_threshold_within_the_outer_function_counts_as_one_within_the_inner_functions(lam):

@@ -35,7 +35,7 @@ STEPS = {  # objective, algorithm, constraints; operators beyond a plain step, a
     "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 70, 9),
     "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 70, 9),
     "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 120, 10),
-    "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 165, 11),
+    "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 146, 10),
     "AUC, 200 caps, SOX": (
         AUC,
         lambda: SOX(0.1),

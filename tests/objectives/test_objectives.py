@@ -18,7 +18,7 @@ from fcco_lightning.objectives import (
     binary_scores,
 )
 from fcco_lightning.objectives.pair_sums import label_pair_sums, mean_by_blocks, pair_mean, pair_sums
-from fcco_lightning.objectives.pairwise import ExponentialOf
+from fcco_lightning.objectives.pairwise import ExponentialOf, shares
 
 EXACT = 1e-12  # means of at most 100 numbers of order one, float64
 
@@ -149,7 +149,7 @@ def test_means_of_many_pairs_are_those_of_all_pairs_at_once(loss, weighted):
     where, positives, negatives = order.split([440, 250]), *scores.split([440, 250])
     v, w = (torch.rand(size, generator=draw, dtype=torch.float64) for size in (440, 250))
     weight = torch.empty(690, dtype=torch.float64).index_copy(0, order, torch.cat([v, w])) if weighted else None
-    mean = loss.mean(shuffled, *where, weight)
+    mean = loss.mean(shuffled, *where, *(shares(weight, positions, shuffled) for positions in where))
     losses = loss(positives.unsqueeze(1) - negatives)
     expected = v @ losses @ w / (v.sum() * w.sum()) if weighted else losses.mean()
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=0)
