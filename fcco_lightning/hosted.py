@@ -5,7 +5,8 @@ all that was queued.  Which rows a batch speaks of, and what they weigh, follows
 from the host.  So it is computed there, and sent to the device behind what is already queued.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from fcco_lightning.distributed.packing import pack, packed_size, unpack
 from fcco_lightning.numerics import moved
 from fcco_lightning.records import Columns
+
+T = TypeVar("T")
 
 
 class Hosted(dict[str, Tensor]):
@@ -75,3 +78,38 @@ def with_column(columns: Columns, name: str, values: Tensor) -> Columns:
     """The columns and one more, which the host shares."""
     more = {**columns, name: values}
     return Hosted(more, {**columns.host, name: values}) if isinstance(columns, Hosted) else more
+
+
+class SameAgain(Generic[T]):
+    """What followed from columns of the last batch, for a batch that has the same ones.
+
+    Class-balanced batches hold their classes at the same places.  Then nothing is computed, or sent to a device, twice.
+    """
+
+    def __init__(self) -> None:
+        self._columns: list[Tensor | None] = []
+        self._beside: Hashable = None
+        self._found: T | None = None
+
+    def __call__(self, columns: Sequence[Tensor | None], beside: Hashable, find: Callable[[], T]) -> T:
+        """The result of ``find``, or the last one.
+
+        Args:
+            columns: on the host, from which the result follows; None for one that the batch lacks.
+            beside: what else it follows from.
+            find: called where something is not as it was.
+        """
+        if torch.is_inference_mode_enabled() or any(c is not None and c.requires_grad for c in columns):
+            return find()
+        if self._found is None or beside != self._beside or not all(map(_equal, columns, self._columns)):
+            self._found = None
+            found = find()
+            self._columns = [None if c is None else c.clone() for c in columns]  # loaders may reuse their memory
+            self._beside, self._found = beside, found
+        return self._found
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and torch.equal(one, other)

@@ -174,7 +174,9 @@ def steps(rounds: int, labels: int, *, others: bool, compiled: bool) -> Table:
     base = "BCE" if labels == 1 else f"BCE, {labels} labels"
     variants: dict[str, Step] = {base: plain(copy.deepcopy(network))}
     for name, (objective, algorithm, theirs) in (RANKING if labels == 1 else SEVERAL).items():
-        variants[name] = through_engine(copy.deepcopy(network), objective(), algorithm(), module, optimizer)
+        for how, label in ((False, name), (True, f"{name}, compiled"))[: 1 + compiled]:
+            made = objective(), algorithm()
+            variants[label] = through_engine(copy.deepcopy(network), *made, module, optimizer, compiled=how)
         if name == "AP":
             variants["AP, written out"] = written_out(copy.deepcopy(network))
             variants["AP, in closed form"] = closed_form(copy.deepcopy(network), compiled=False)
@@ -205,6 +207,7 @@ def operators(*, others: bool) -> Table:
             ours = objective()
             algorithm().pose(ours, num_samples=ROWS, sampling=module.sampling())
             given = batch | {"threshold": torch.zeros(BATCH, 1, requires_grad=True)}
+            measured(ours, scores, given)  # of a second batch with the same classes at the same places
             row = {"here": counted(functools.partial(measured, ours, scores, given))}
             if others:
                 loss = libauc_losses.made(theirs, ROWS, int(batch["y"].sum()), labels)

@@ -53,9 +53,11 @@ def through_engine(
     algorithm: Algorithm,
     module: TensorDataModule,
     optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
+    *,
+    compiled: bool = False,
 ) -> Step:
     """One batch through the engine."""
     problem = algorithm.pose(objective, num_samples=module.num_train, sampling=module.sampling())
-    engine = Engine(network, problem, algorithm)
+    engine = Engine(network, problem, algorithm, compiled=compiled)
     steps = optimizer(engine.params)
     return lambda batch: engine.train_batch(batch, steps)

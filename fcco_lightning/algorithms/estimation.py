@@ -1,12 +1,14 @@
 """What algorithms with one and with two loops share: rows by an estimator, outer functions by a smoothing."""
 
 from abc import ABC
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from fcco_lightning.algorithms.base import Algorithm
-from fcco_lightning.engine import Engine, Problem, Reading, Surrogate, Term
+from fcco_lightning.algorithms.compiled import CompiledSurrogate
+from fcco_lightning.engine import Engine, Measured, Problem, Reading, Surrogate, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator, Sampling, fill
 from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing
@@ -64,18 +66,29 @@ class Estimation(Algorithm, ABC):
     def start(self, engine: Engine) -> None:
         self._params = engine.params
         self._previous = PreviousWeights()
+        self._compiled = CompiledSurrogate(self, engine) if engine.compilable else None
         self._fading = [term for term in engine.problem.all_terms if self.estimator_of(term).decay() != 1]
 
     def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
         """Measure a batch, propose rows, and pair the outer gradients with the inner functions."""
-        now = engine.measure(batch, self._previous.tensors if self.needs_previous else None)
+        before = self._previous.tensors if self.needs_previous else None
+        if self._compiled is not None:
+            return self._compiled(batch, before)
+        return self.assembled(engine, engine.measure(batch, before))
+
+    def assembled(self, engine: Engine, now: Measured) -> Surrogate:
+        """The same from what was measured."""
         surrogate = Surrogate(now.direct)
         for reading in now.readings:
             self.add(surrogate, reading, *self.track(engine, reading))
-        for term in self._fading:
-            if all(reading.term is not term for reading in now.readings):
-                engine.shrink(term, self.estimator_of(term).decay())
+        self.fade(engine, now.readings)
         return surrogate
+
+    def fade(self, engine: Engine, readings: Sequence[Reading]) -> None:
+        """Let the rows of terms of which the batch does not speak shrink, where the estimator has it so."""
+        for term in self._fading:
+            if all(reading.term is not term for reading in readings):
+                engine.shrink(term, self.estimator_of(term).decay())
 
     def add(self, surrogate: Surrogate, reading: Reading, tracked: Tracked, outer: OuterFunction) -> None:
         """Add a term to the surrogate: ``<y_i, g_i>``, and what carries the gradient of known parameters of f."""

@@ -22,6 +22,7 @@ from fcco_lightning.objectives.base import nothing
 from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState, Place, replaced
 
+_FULL = (torch.float32, torch.float64)
 _OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
 
 
@@ -123,6 +124,7 @@ class Engine:
         backend: how to differentiate and step; a bare loop by default.
         micro_batch: largest number of samples of a part that pass through the network at once, so that batches of any
             size fit into memory (see :func:`~fcco_lightning.engine.micro_batches.recomputed`); None for all.
+        compiled: whether algorithms with one loop compile a step by torch.compile, see :attr:`compilable`.
 
     Example:
         >>> import torch
@@ -145,9 +147,12 @@ class Engine:
         algorithm: Method,
         backend: Backend | None = None,
         micro_batch: int | None = None,
+        *,
+        compiled: bool = False,
     ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
+        self.compiled = compiled
         self.backend = backend or PlainBackend(self.processes)
         self.params = list(self.functions.trainable().values())
         self.has_schedule = False  # of the learning rate
@@ -251,6 +256,20 @@ class Engine:
         self.algorithm.load_state_dict(state["algorithm"])
 
     # ------------------------------------------------------------------------------------------------- for iterations
+
+    @property
+    def compilable(self) -> bool:
+        """Whether what follows from the network's outputs may be compiled.
+
+        Parameters of single samples are differentiated by on their own, which a compiled function does not keep its
+        graph for; and the types of new tensors must not change within it.
+        """
+        return self.compiled and self.problem.row_parameters is None and torch.get_default_dtype() in _FULL
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process has all samples of a batch, and evaluates the network on all of them at once."""
+        return self.processes.size == 1 and self.functions.micro_batch is None
 
     def measure(self, batch: Batch, before: Sequence[Tensor] | None = None) -> Measured:
         """Inner functions and g_0 on a batch: :meth:`evaluate`, then :meth:`inner` on all of its samples."""

@@ -236,8 +236,12 @@ class InnerFunctions(nn.Module):
 
     def arranged_direct(self, columns: Columns, like: Tensor) -> Any:
         """The first step of measuring g_0, or None where it has no two."""
-        split = self._in_two_steps(self.objective, "arrange_direct", "direct")
-        return self.objective.arrange_direct(columns, like) if split else None
+        return self.objective.arrange_direct(columns, like) if self.direct_in_two_steps else None
+
+    @property
+    def direct_in_two_steps(self) -> bool:
+        """Whether g_0 is measured in two steps, or there is none."""
+        return self._in_two_steps(self.objective, "arrange_direct", "direct")
 
     def _in_two_steps(self, part: Objective | Constraint, first: str, whole: str) -> bool:
         key = id(part), first
@@ -295,12 +299,13 @@ def _read(samples: Samples, part: str | tuple[str, ...] | None) -> tuple[Any, An
     """Outputs, at least in float32, and columns of a part, or by name of several."""
     if isinstance(part, tuple):
         names = [part_name(samples.batch, name) for name in part]
-        return {n: _wide(samples.outputs[n]) for n in names}, {n: samples.batch[n] for n in names}
+        return {n: wide(samples.outputs[n]) for n in names}, {n: samples.batch[n] for n in names}
     name = part_name(samples.batch, part)
-    return _wide(samples.outputs[name]), samples.batch[name]
+    return wide(samples.outputs[name]), samples.batch[name]
 
 
-def _wide(outputs: Any) -> Any:
+def wide(outputs: Any) -> Any:
+    """The outputs at least in float32."""
     if isinstance(outputs, Tensor):  # as most networks have it, at less cost
         return _at_least_float32(outputs)
     return pytree.tree_map_only(Tensor, _at_least_float32, outputs)

@@ -15,8 +15,8 @@ from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Columns, Inner
-from fcco_lightning.state import DualState, Layout, Place, RowMap, repeats
+from fcco_lightning.records import Arrangement, Columns, Inner
+from fcco_lightning.state import DualState, Layout, Place, Repeats, RowMap, repeats
 
 
 class Reading(NamedTuple):
@@ -51,11 +51,7 @@ class Reading(NamedTuple):
 
     def pair(self, y: Tensor) -> Tensor:
         """``sum_i weight_i <y_i, g_i>``, a scalar with graph."""
-        weight = self.weight.unsqueeze(1) if isinstance(self.weight, Tensor) else self.weight
-        if y.requires_grad:
-            return (weight * y.to(self.values.dtype) * self.values).sum()
-        weighted = (weight * y).to(self.values.dtype)
-        return torch.dot(weighted.reshape(-1), self.values.reshape(-1))  # one operator in either direction
+        return paired(self.weight, y, self.values)
 
     def importance(self) -> Tensor | None:
         """How much each row counts in an estimate of F, of mean about 1, shape (b,); None where all count alike.
@@ -75,9 +71,63 @@ class Reading(NamedTuple):
 
     def total(self, per_row: Tensor) -> Tensor:
         """``sum_i weight_i v_i`` of values v (b,), a scalar."""
-        if isinstance(self.weight, Tensor):
-            return (self.weight.to(per_row.dtype) * per_row).sum()
-        return self.weight * per_row.sum()
+        return totalled(self.weight, per_row)
+
+
+def paired(weight: Tensor | float, y: Tensor, values: Tensor) -> Tensor:
+    """``sum_i weight_i <y_i, g_i>`` of values g (b, k) with graph, a scalar."""
+    by_row = weight.unsqueeze(1) if isinstance(weight, Tensor) else weight
+    if y.requires_grad:
+        return (by_row * y.to(values.dtype) * values).sum()
+    weighted = (by_row * y).to(values.dtype)
+    return torch.dot(weighted.reshape(-1), values.reshape(-1))  # one operator in either direction
+
+
+def totalled(weight: Tensor | float, per_row: Tensor) -> Tensor:
+    """``sum_i weight_i v_i`` of values v (b,), a scalar."""
+    return (weight.to(per_row.dtype) * per_row).sum() if isinstance(weight, Tensor) else weight * per_row.sum()
+
+
+class Arrived(NamedTuple):
+    """The rows of a term that a batch speaks of, before their inner values are measured.
+
+    Attributes:
+        index, weight, inverse, place, relevance: as of a :class:`Reading`.
+        again: how the rows repeat in the batch; None if they are all different.
+        outer: f, with the multipliers of the rows where the term has some.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
+    weight: Tensor | float
+    inverse: Tensor | float
+    place: Place | None
+    relevance: Tensor | None
+    again: Repeats | None
+    outer: OuterFunction
+
+    def reading(
+        self,
+        term: "Term",
+        values: Tensor,
+        previous: Tensor | None,
+        outer: OuterFunction,
+        previous_outer: OuterFunction | None,
+        known: KnownRows | None,
+    ) -> Reading:
+        """With the inner values, of every row once."""
+        return Reading(
+            term,
+            self.index,
+            values,
+            previous,
+            outer,
+            previous_outer,
+            self.weight,
+            self.inverse,
+            self.place,
+            known,
+            self.relevance,
+        )
 
 
 class Term(nn.Module):
@@ -173,36 +223,51 @@ class Term(nn.Module):
         if not inner.index.numel():
             return None
         self._check_width(inner.values)
-        host = on_host(columns)
-        # a custom objective may return the column of the device itself, which the host has
-        samples = host["index"] if inner.index is columns.get("index") else inner.index.cpu()
-        values, relevance = inner.values, inner.relevance
-        rows = samples if self.row_map is None else self.row_map.rows(samples)
-        outer = inner.outer or self._outer_of(rows, values)
-        before = None if previous is None else previous.values
+        values, before = inner.values, None if previous is None else previous.values
+        found = self.arrive(Arrangement(inner.index, None, inner.relevance, inner.owners), columns, values)
+        outer = inner.outer or found.outer
         old_outer = None if previous is None else previous.outer or outer
-        owners, copies = None if inner.owners is None else inner.owners.cpu(), None
+        if found.again is not None:
+            first, values = send(found.again.first, values), found.again.mean(values)
+            before = None if before is None else found.again.mean(before)
+            outer = outer if outer is found.outer else outer.take(first)
+            old_outer = old_outer if old_outer is None or old_outer is outer else old_outer.take(first)
+        return found.reading(self, values, before, outer, old_outer, known)
+
+    def arrive(self, arrangement: Arrangement, columns: Columns, like: Tensor) -> "Arrived":
+        """Which rows a batch speaks of, every one once, and what follows from that.
+
+        Args:
+            arrangement: of the term, with at least one row.
+            columns: of the samples that own the rows.
+            like: a tensor of the device of the inner values.
+
+        Raises:
+            StateIndexError: if a row is none of the term's.
+        """
+        host = on_host(columns)
+        index, relevance = arrangement.index, arrangement.relevance
+        # a custom objective may return the column of the device itself, which the host has
+        samples = host["index"] if index is columns.get("index") else index.cpu()
+        rows = samples if self.row_map is None else self.row_map.rows(samples)
+        owners, copies = None if arrangement.owners is None else arrangement.owners.cpu(), None
         again = None if self.distinct else repeats(rows)
         if again is not None:
             if self.state is not None:
                 self.state.checked_index(rows)  # before repeats are merged: an error names the batch's position
             first = again.first
-            rows, samples, values = again.index, samples[first], again.mean(values)
-            before = None if before is None else again.mean(before)
+            rows, samples = again.index, samples[first]
             relevance = None if relevance is None else again.mean(relevance)
             owners, copies = None if owners is None else owners[first], again.count
-            first = send(first, values)
-            outer, old_outer = outer.take(first), None if old_outer is None else old_outer.take(first)
         weight = self.weights(Arrival(rows, samples, host, owners, copies))
-        weight = send(weight, values) if isinstance(weight, Tensor) else weight
+        weight = send(weight, like) if isinstance(weight, Tensor) else weight
         inverse = self.num_rows * (weight.unsqueeze(1) if isinstance(weight, Tensor) else weight)
         if relevance is not None:
-            relevance = send(relevance, values)
+            relevance = send(relevance, like)
             weight = weight * relevance
         place = None if self.state is None else self.state.locate(rows, checked=self.row_map is not None)
-        return Reading(
-            self, rows, values, before, outer, old_outer, self.share * weight, inverse, place, known, relevance
-        )
+        outer = self.outer.take(send(rows, like)) if self.multipliers is None else self.multipliers.outer(rows)
+        return Arrived(rows, self.share * weight, inverse, place, relevance, again, outer)
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
         """The remembered rows (b, k) of a reading, and which were ever visited (b,); None for all.
@@ -219,9 +284,6 @@ class Term(nn.Module):
         """Take note that a batch has spoken of the rows ``index``, where probabilities are estimated."""
         if isinstance(self.weights, EstimatedWeights):
             self.weights.count(index)
-
-    def _outer_of(self, rows: Tensor, values: Tensor) -> OuterFunction:
-        return self.outer.take(send(rows, values)) if self.multipliers is None else self.multipliers.outer(rows)
 
     def _check_width(self, values: Tensor) -> None:
         if values.dim() != 2 or values.shape[1] != self.width:

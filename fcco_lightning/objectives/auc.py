@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fcco_lightning.hosted import on_host
+from fcco_lightning.hosted import SameAgain, on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair, shares
@@ -30,6 +30,7 @@ class AUC(BinaryObjective):
     def __init__(self, loss: PairLoss | None = None, *, sigmoid: bool = False) -> None:
         super().__init__(sigmoid=sigmoid)
         self.loss = loss or SigmoidPair()
+        self._places = SameAgain[tuple[Tensor, ...]]()
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:
         return both_classes(columns, self)
@@ -41,11 +42,15 @@ class AUC(BinaryObjective):
     def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[Tensor, ...]:
         """Positions of the positives and of the negatives, and what each counts; nothing without both classes."""
         batch = on_host(batch)
-        is_positive = required_column(batch, "y", self) == 1
+        y, weight = required_column(batch, "y", self), batch.get("weight")
+        return self._places((y, weight), (like.device, like.dtype), lambda: self._of_classes(y, weight, like))
+
+    def _of_classes(self, y: Tensor, weight: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
+        is_positive = y == 1
         positives, negatives = is_positive.nonzero().squeeze(1), (~is_positive).nonzero().squeeze(1)
         if not len(positives) or not len(negatives):
             return ()
-        v, w = (shares(batch.get("weight"), of_class, like) for of_class in (positives, negatives))
+        v, w = (shares(weight, of_class, like) for of_class in (positives, negatives))
         return send(positives, like), send(negatives, like), v, w
 
     def direct_value(self, outputs: Tensor, given: tuple[Tensor, ...]) -> Tensor:

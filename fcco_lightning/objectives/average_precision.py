@@ -69,45 +69,56 @@ class AveragePrecision(RankingObjective):
             DataError: if the batch has fewer than two samples, or no column ``y``.
         """
         batch = on_host(batch)
-        positive = required_column(batch, "y", self) == 1
-        owners = positive.nonzero().squeeze(1)
-        weights = self._weights(owners, positive, batch, like) if len(owners) else (None, None)
-        return Arrangement(batch["index"][owners], (send(owners, like), *weights), owners=owners)
+        y, columns = required_column(batch, "y", self), [batch.get(name) for name in ("y", "weight", "stratum")]
+        beside = (self.num_samples, self.class_sizes, like.device, like.dtype)
+        owners, given = self._again(columns, beside, lambda: self._compared(y, batch, like))
+        if given is None and len(owners):  # every owner has weights of its own, which depend on repeated samples, too
+            table = comparison_weights("dataset", owners, batch, self.num_samples, like.dtype)
+            changes = self._changes(y == 1, like.dtype)
+            given = send(owners, like), send(table if changes is None else table * changes, like), None
+        return Arrangement(batch["index"][owners], given, owners=owners)
 
-    def _weights(self, owners: Tensor, positive: Tensor, batch: Columns, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the samples count in both sums.
+    def _compared(self, y: Tensor, batch: Columns, like: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """The owners; where they are, the samples' weights in both sums (B, 2), and what is added for an owner, (1,).
 
-        Returns: for all owners alike, (B, 2), and what is added for an owner itself, (1,); or a table (m, B) and None.
+        The last two where they are the same for all owners.
         """
-        n, dtype = self.num_samples, like.dtype
-        of_negatives, of_positives = self._changes()
-        changes = None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
-        common = common_weights(positive, owners, batch, n, dtype)
+        positive = y == 1
+        owners = positive.nonzero().squeeze(1)
+        if not len(owners):
+            return owners, None
+        common = common_weights(positive, owners, batch, self.num_samples, like.dtype)
         if common is None:
-            table = comparison_weights("dataset", owners, batch, n, dtype)
-            return send(table if changes is None else table * changes, like), None
-        shares, excess = common
+            return owners, None
+        (shares, excess), changes = common, self._changes(positive, like.dtype)
         shares = shares if changes is None else shares * changes
         # the positive itself, whose loss is l(0), has a weight of its own
-        offset = send(excess * (of_positives * self.own), like)
-        return send(torch.stack([shares * positive, shares], dim=1), like), offset
+        offset = excess * (self._class_changes()[1] * self.own)
+        weights = torch.stack([shares * positive, shares], dim=1)
+        return owners, (send(owners, like), send(weights, like), send(offset, like))
 
-    def values(self, outputs: Any, given: tuple[Tensor, Tensor | None, Tensor | None]) -> Tensor:
+    def values(self, outputs: Any, given: tuple[Tensor, Tensor, Tensor | None] | None) -> Tensor:
         """Weighted sums (m, 2) of the losses of the owners over the positives, and over all samples.
 
         Raises:
             DataError: if there is not one score per sample.
         """
-        scores, (owners, weights, offset) = self.scores(outputs), given
-        if weights is None:
+        scores = self.scores(outputs)
+        if given is None:
             return scores.new_zeros(0, 2)
+        owners, weights, offset = given
         if offset is not None:
             return pair_sums(self.loss, scores, owners, None, weights, offset=offset)
         weighted = self.loss(scores.index_select(0, owners).unsqueeze(1) - scores) * weights
         return torch.stack([weighted.index_select(1, owners).sum(1), weighted.sum(1)], dim=1)
 
-    def _changes(self) -> tuple[float, float]:
-        """What the weights of negatives and positives are multiplied by for another prevalence than the data's."""
+    def _changes(self, positive: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """What the weights of samples are multiplied by for another prevalence than the data's, (B,); None for 1."""
+        of_negatives, of_positives = self._class_changes()
+        return None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
+
+    def _class_changes(self) -> tuple[float, float]:
+        """The same for negatives and positives."""
         if self.class_sizes is None or self.prevalence == "data":
             return 1.0, 1.0
         negatives, positives = self.class_sizes
@@ -116,7 +127,7 @@ class AveragePrecision(RankingObjective):
 
     def _range(self) -> Range:
         """At least what the positive itself contributes."""
-        return Range(least=self._changes()[1] * self.own / sum(self.class_sizes or (1,)))
+        return Range(least=self._class_changes()[1] * self.own / sum(self.class_sizes or (1,)))
 
 
 class MeanAveragePrecision(Objective):
@@ -152,6 +163,7 @@ class MeanAveragePrecision(Objective):
         self.one_label_each = False
         # numbers of samples of which a label is known, and has the value 1: (T,), on the host
         self.known = self.positives = torch.zeros(0, dtype=torch.int64)
+        self._relevance = torch.zeros(0, dtype=torch.float64)  # of the rows of a label in the mean over all rows, (T,)
 
     def prepare(self, num_samples: int) -> None:
         """Take n."""
@@ -180,6 +192,7 @@ class MeanAveragePrecision(Objective):
             task[y != self.missing] if self.missing is not None else task.flatten(), minlength=labels
         )
         self.positives = torch.bincount(task[y == 1], minlength=labels)
+        self._relevance = int(self.positives.sum()) / (labels * self.positives.double())
         empty = ((self.positives == 0) | (self.positives == self.known)).nonzero().flatten().tolist()
         if empty:
             raise DataError(
@@ -208,7 +221,8 @@ class MeanAveragePrecision(Objective):
 
     def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
         size, labels = y.shape
-        owner, label = (y == 1).nonzero(as_tuple=True)
+        holds = y == 1
+        owner, label = holds.nonzero(as_tuple=True)
         n = at_least("num_samples", self.num_samples or 0, 1)
         offset = 0.0
         # weights of a mean over all n samples, and from them those over the samples of which the label is known
@@ -221,7 +235,7 @@ class MeanAveragePrecision(Objective):
         if self.missing is not None:
             scale = (n / self.known[label]).unsqueeze(1).to(outputs.dtype)
             shares = shares * (y != self.missing).T[label] * scale
-        positive, shares = send((y == 1).T.index_select(0, label), outputs), send(shares, outputs)
+        positive, shares = send(holds.T.index_select(0, label), outputs), send(shares, outputs)
         values = label_pair_sums(self.loss, outputs, send(owner, outputs), send(label, outputs), positive, shares)
         values = values if not offset else values + (offset if scale is None else send(offset * scale, values))
         return self._inner(batch["index"][owner] * labels + label, owner, label, values)
@@ -256,8 +270,7 @@ class MeanAveragePrecision(Objective):
 
     def _inner(self, index: Tensor, owner: Tensor, label: Tensor, values: Tensor) -> Inner:
         """Inner values (r, 2) with the weight 1/(T n_t+) of a row beside that of all alike."""
-        relevance = int(self.positives.sum()) / (len(self.positives) * self.positives[label]).to(values.dtype)
-        return Inner(index, values, relevance=relevance, owners=owner)
+        return Inner(index, values, relevance=self._relevance[label].to(values.dtype), owners=owner)
 
 
 def _loss_of_itself(loss: PairLoss) -> float:

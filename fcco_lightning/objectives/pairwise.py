@@ -13,6 +13,7 @@ from fcco_lightning.objectives.pair_sums import mean_by_blocks, pair_mean
 
 _FEW = 2**16
 """Number of pairs up to which they are formed all at once, which is then fastest."""
+_MOST_IN_FLOAT32 = 50.0  # exponent of a loss, which overflows at 88
 _MOST_EXPONENT = 500.0  # float64 overflows at 709, and the mean over negatives and f are still to come
 
 
@@ -170,7 +171,14 @@ class ExponentialPair(PairLoss):
         positive("scale", self.scale)
 
     def __call__(self, d: Tensor) -> Tensor:
-        return exp_with_tangent(d / -self.scale, 50.0)
+        return exp_with_tangent(d / -self.scale, _MOST_IN_FLOAT32)
+
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        exponent = d / -self.scale
+        power = exponent.clamp(max=_MOST_IN_FLOAT32)
+        excess = exponent.sub_(power)
+        value = power.exp_()
+        return value * excess.add_(1), value.div(-self.scale)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
+from fcco_lightning.hosted import SameAgain, on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import pair_sums
@@ -71,6 +71,10 @@ class RankingObjective(BinaryObjective, ABC):
     num_samples: int | None = None
     class_sizes: tuple[int, int] | None = None
 
+    def __init__(self, *, sigmoid: bool = False) -> None:
+        super().__init__(sigmoid=sigmoid)
+        self._again = SameAgain[tuple[Tensor, Any]]()  # the owners of rows, and what is given beside
+
     def prepare(self, num_samples: int) -> None:
         """Take n."""
         self.num_samples = num_samples
@@ -100,17 +104,23 @@ class RankingObjective(BinaryObjective, ABC):
 
     def _pairs(self, outputs: Any, batch: Columns) -> RankedPairs:
         """All pairs of a batch."""
-        owners, others = self._classes(on_host(batch))
-        return RankedPairs(self.scores(outputs), owners, others, on_host(batch).get("weight"), self._sign)
+        batch = on_host(batch)
+        owners, others = self._classes(required_column(batch, "y", self))
+        return RankedPairs(self.scores(outputs), owners, others, batch.get("weight"), self._sign)
 
     def _arranged_pairs(self, batch: Columns, like: Tensor) -> Arrangement:
         """Owners, the others, and in float64 what each of these counts; no rows without both classes."""
         batch = on_host(batch)
-        owners, others = self._classes(batch)
+        y, weight = required_column(batch, "y", self), batch.get("weight")
+        owners, given = self._again((y, weight), like.device, lambda: self._compared_classes(y, weight, like))
+        return Arrangement(batch["index"][owners], given, owners=owners)
+
+    def _compared_classes(self, y: Tensor, weight: Tensor | None, like: Tensor) -> tuple[Tensor, Any]:
+        owners, others = self._classes(y)
         if not len(owners) or not len(others):
-            return Arrangement(owners[:0], None)
-        share = shares(batch.get("weight"), others, like, torch.float64).unsqueeze(1)
-        return Arrangement(batch["index"][owners], (send(owners, like), send(others, like), share), owners=owners)
+            return owners[:0], None
+        share = shares(weight, others, like, torch.float64).unsqueeze(1)
+        return owners, (send(owners, like), send(others, like), share)
 
     def _means(self, loss: PairLoss, outputs: Any, given: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
         """The mean losses of the arranged owners against the other class, shape (a, 1), in float64."""
@@ -124,9 +134,9 @@ class RankingObjective(BinaryObjective, ABC):
     def _sign(self) -> float:
         return 1.0 if self.owner == 1 else -1.0
 
-    def _classes(self, batch: Columns) -> tuple[Tensor, Tensor]:
-        """Positions of the samples that own rows, and of the others, on the host."""
-        owns = required_column(batch, "y", self) == self.owner
+    def _classes(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of the samples that own rows, and of the others."""
+        owns = y == self.owner
         return owns.nonzero().squeeze(1), (~owns).nonzero().squeeze(1)
 
 

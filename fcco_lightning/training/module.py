@@ -398,7 +398,12 @@ class FCCOModule(EvaluatingModule):
     def _start_engine(self) -> None:
         phase = self._phase
         self._engine = Engine(
-            self.network, self._require(self.problem), phase.algorithm, self.backend, self.micro_batch
+            self.network,
+            self._require(self.problem),
+            phase.algorithm,
+            self.backend,
+            self.micro_batch,
+            compiled=self.compiled,
         )
         self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
         others = [other.objective for other in self._phases if other.name != phase.name]

@@ -1,0 +1,243 @@
+"""A step from the network's input, or its outputs, to the surrogate as one compiled function of tensors."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.engine import Engine, Reading, Surrogate
+from fcco_lightning.engine.engine import Evaluated
+from fcco_lightning.engine.forward import Arrangements, wide
+from fcco_lightning.engine.parts import part_name
+from fcco_lightning.engine.terms import paired, totalled
+from fcco_lightning.estimators import Sampling, fill
+from fcco_lightning.objectives import Objective
+from fcco_lightning.objectives.two_steps import first_tensor
+from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Arrangement, Batch, Inner
+
+if TYPE_CHECKING:
+    from fcco_lightning.algorithms.estimation import Estimation
+
+
+class _Term(NamedTuple):
+    """What the compiled function is given of a term: everything that follows from columns and from rows.
+
+    Attributes:
+        number: of the term.
+        given: of its :class:`Arrangement`; None where the values have been measured.
+        values: inner values with graph, where they are not measured in two steps.
+        previous: those at the previous weights, or None.
+        outer: f, or what takes its place where f has known parameters.
+        rows: as they are remembered, or None where nothing is.
+        seen: which were visited before.
+        weight, inverse: as of a :class:`Reading`.
+    """
+
+    number: int
+    given: Any
+    values: Tensor | None
+    previous: Tensor | None
+    outer: OuterFunction
+    rows: Tensor | None
+    seen: Tensor | None
+    weight: Tensor | float
+    inverse: Tensor | float
+
+
+class _Settled(NamedTuple):
+    """What the compiled function is given of a batch.
+
+    Attributes:
+        direct: of g_0, in a tuple, what the columns say; or its measured value; or None where there is none.
+        terms: of the terms that the batch speaks of.
+        readings: of the same, with other values.
+    """
+
+    direct: tuple[Any] | Tensor | None
+    terms: list[_Term]
+    readings: list[Reading]
+
+
+class _Outcome(NamedTuple):
+    """What it returns of a term: inner values, and what the estimator made of them; all without graph."""
+
+    values: Tensor
+    rows: Tensor
+    at: Tensor
+    followed: Tensor
+
+
+class CompiledSurrogate:
+    """:meth:`Estimation.surrogate`, of which everything but the look at the columns is compiled by torch.compile.
+
+    What a batch's columns say is found first, on the host (:class:`~fcco_lightning.objectives.two_steps.InTwoSteps`),
+    and rows are read.  Then one function of tensors leads from there to the surrogate and the new rows: inner values,
+    estimator, outer gradients.  The network is part of it where one process evaluates it once, on a batch as a whole;
+    else the function begins with the outputs.  A part of the problem that is not measured in two steps is measured
+    beforehand.  The first batch, and batches in which rows repeat or of which no term speaks, are not compiled.
+
+    Args:
+        algorithm: whose surrogate it is.
+        engine: that carries it out.
+    """
+
+    def __init__(self, algorithm: "Estimation", engine: Engine) -> None:
+        self._algorithm, self._engine, self._functions = algorithm, engine, engine.functions
+        self._terms, self._parts = engine.problem.all_terms, engine.functions.measurable()
+        self._like: dict[str, Tensor] = {}  # of the device and dtype of the outputs, by part
+        self._apart = False  # whether a part of the problem is measured beforehand, hence the network, too
+        # torch's own random numbers: dropout draws the same masks as without
+        self._run = torch.compile(self._surrogate, options={"fallback_random": True})
+
+    def __call__(self, batch: Batch, before: Sequence[Tensor] | None) -> Surrogate:
+        """The surrogate, with rows proposed.
+
+        Args:
+            batch: of this process.
+            before: the previous weights, where the algorithm needs inner values there.
+        """
+        engine = self._engine
+        if not self._like:
+            return self._uncompiled(engine.evaluate(batch, before))
+        seen = None if before is None and engine.alone and not self._apart else engine.evaluate(batch, before)
+        settled = self._settle(batch if seen is None else seen.now.batch, seen)
+        if settled is None and self._apart and seen is None:
+            seen = engine.evaluate(batch, before)
+            settled = self._settle(seen.now.batch, seen)
+        if settled is None:
+            return self._uncompiled(seen or engine.evaluate(batch, before))
+        outputs = None if seen is None else seen.now.outputs
+        value, direct, outcomes = self._run(batch if seen is None else None, outputs, settled.direct, settled.terms)
+        return self._proposed(settled, value, direct, outcomes)
+
+    def _uncompiled(self, seen: Evaluated) -> Surrogate:
+        self._like = {name: first_tensor(wide(outputs)).detach()[:0] for name, outputs in seen.now.outputs.items()}
+        return self._algorithm.assembled(self._engine, self._engine.inner(seen))
+
+    def _settle(self, batch: Batch, seen: Evaluated | None) -> _Settled | None:
+        """What the compiled function is given; None where it cannot be used for the batch.
+
+        Args:
+            batch: columns of all processes by part.
+            seen: the network's outputs; None where they are part of the function.
+        """
+        functions, like = self._functions, self._like
+        arranged = [self._arranged(part, batch) for part in self._parts]
+        g0 = part_name(batch, self._first(functions.objective))
+        given = functions.arranged_direct(batch[g0], like[g0])
+        rest = [i for i, one in enumerate(arranged) if one is None]
+        if seen is None and (rest or not functions.direct_in_two_steps):
+            self._apart = True
+            return None
+        measured: list[Inner | None] = [None] * len(self._terms)
+        direct: Tensor | None = None
+        if seen is not None and (rest or given is None):
+            found = functions(seen.now, rest, direct=given is None)
+            direct = found.direct
+            for i, inner in zip(rest, found.inner, strict=True):
+                measured[i] = inner
+        previous: list[Inner | None] = [None] * len(self._terms)
+        if seen is not None and seen.elsewhere is not None and seen.before is not None:
+            with torch.no_grad():
+                previous = seen.elsewhere.measure(seen.before, None, Arrangements(arranged), direct=False).inner
+        settled = _Settled((given,) if direct is None and given is not None else direct, [], [])
+        for number, term in enumerate(self._terms):
+            one = arranged[number] or _without_values(measured[number])
+            if one is None or not one.index.numel():
+                continue
+            owners = part_name(batch, term.owners_part)
+            arrived = term.arrive(one, batch[owners], like[owners])
+            if arrived.again is not None:
+                return None
+            inner, old = measured[number], previous[number]
+            known = None if seen is None or term.state is None else seen.known.get(term.state)
+            outer = arrived.outer if inner is None else inner.outer or arrived.outer
+            values = like[owners] if inner is None else inner.values
+            reading = arrived.reading(term, values, None if old is None else old.values, outer, None, known)
+            rows, visited = (None, None) if term.state is None else self._engine.rows(reading)
+            if rows is not None and visited is None:
+                visited = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+            settled.readings.append(reading)
+            settled.terms.append(
+                _Term(
+                    number,
+                    one.given,
+                    None if inner is None else values,
+                    reading.previous,
+                    outer,
+                    rows,
+                    visited,
+                    reading.weight,
+                    reading.inverse,
+                )
+            )
+        measured_before = direct is not None or given is None
+        return settled if settled.terms or not (measured_before or functions.objective.outer) else None
+
+    def _arranged(self, part: Objective | Constraint, batch: Batch) -> Arrangement | None:
+        name = part_name(batch, self._first(part))
+        return self._functions.arranged(part, batch[name], self._like[name])
+
+    @staticmethod
+    def _first(part: Objective | Constraint) -> str | None:
+        return part.part[0] if isinstance(part.part, tuple) else part.part
+
+    def _surrogate(
+        self,
+        batch: Batch | None,
+        outputs: Mapping[str, Any] | None,
+        direct: tuple[Any] | Tensor | None,
+        terms: Sequence[_Term],
+    ) -> tuple[Tensor, Tensor | None, list[_Outcome]]:
+        """S, g_0, and the outcome of every term: a function of tensors."""
+        if outputs is None:
+            outputs = self._functions.outputs(batch or {})
+        algorithm, objective = self._algorithm, self._functions.objective
+        name = next(iter(outputs))
+        with torch.autocast(first_tensor(outputs[name]).device.type, enabled=False):
+            if isinstance(direct, tuple):
+                direct = objective.direct_value(wide(outputs[part_name(outputs, self._first(objective))]), direct[0])
+            parts = [] if direct is None else [direct * self._engine.problem.direct_weight]
+            outcomes = []
+            for t in terms:
+                term, part, values, outer = self._terms[t.number], self._parts[t.number], t.values, t.outer
+                if values is None:
+                    values = part.values(wide(outputs[part_name(outputs, self._first(part))]), t.given)
+                    outer = part.known_outer(t.given) or outer
+                estimator, outer = algorithm.estimator_of(term), algorithm.smoothing(outer)
+                inner = values.detach() if t.rows is None else values.detach().to(t.rows.dtype)
+                previous = None if t.previous is None else t.previous.to(inner.dtype)
+                rows = estimator.first(inner) if t.rows is None else fill(t.rows, t.seen, estimator.first(inner))
+                sampling = Sampling(t.inverse, t.seen, term.range, term.growth)
+                tracked = estimator.update(rows, inner, previous, outer, sampling)
+                parts.append(paired(t.weight, tracked.weights, values))
+                if any(parameter.requires_grad for parameter in outer.parameters()):
+                    known = estimator.known_part(tracked, outer)
+                    parts += [] if known is None else [totalled(t.weight, known)]
+                outcomes.append(_Outcome(inner, tracked.rows, tracked.at, estimator.values(tracked.rows, inner)))
+            return torch.stack(parts).sum(), direct, outcomes
+
+    def _proposed(
+        self, settled: _Settled, value: Tensor, direct: Tensor | None, outcomes: Sequence[_Outcome]
+    ) -> Surrogate:
+        engine, algorithm = self._engine, self._algorithm
+        surrogate = Surrogate(direct).replaced(value)
+        for shell, t, outcome in zip(settled.readings, settled.terms, outcomes, strict=True):
+            reading, term = shell._replace(values=outcome.values), shell.term
+            estimator = algorithm.estimator_of(term)
+            if estimator.remembers:
+                engine.propose(reading, outcome.rows, estimator.decay())
+            engine.propose_multipliers(reading, outcome.followed)
+            known = self._parts[t.number].known_outer(t.given) if t.values is None else None
+            outer = algorithm.smoothing(known or t.outer)
+            surrogate.readings.append(reading)
+            surrogate.estimates.add(term.name, term.share, outer, outcome.at, reading.importance())
+        algorithm.fade(engine, surrogate.readings)
+        return surrogate
+
+
+def _without_values(inner: Inner | None) -> Arrangement | None:
+    return None if inner is None else Arrangement(inner.index, None, inner.relevance, inner.owners)
