@@ -1,6 +1,7 @@
 """A step from the network's input, or its outputs, to the surrogate as one compiled function of tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -90,7 +91,11 @@ class CompiledSurrogate:
         self._like: dict[str, Tensor] = {}  # of the device and dtype of the outputs, by part
         self._apart = False  # whether a part of the problem is measured beforehand, hence the network, too
         # torch's own random numbers: dropout draws the same masks as without
-        self._run = torch.compile(self._surrogate, options={"fallback_random": True})
+        run = _with_code_of_its_own(self._surrogate)
+        self._run: Callable[..., Any] = torch.compile(run, options={"fallback_random": True})
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()  # of an algorithm that is copied; who starts the copy compiles anew
 
     def __call__(self, batch: Batch, before: Sequence[Tensor] | None) -> Surrogate:
         """The surrogate, with rows proposed.
@@ -109,6 +114,8 @@ class CompiledSurrogate:
             settled = self._settle(seen.now.batch, seen)
         if settled is None:
             return self._uncompiled(seen or engine.evaluate(batch, before))
+        if seen is None:
+            engine.stop_agreed = engine.stop_asked
         outputs = None if seen is None else seen.now.outputs
         value, direct, outcomes = self._run(batch if seen is None else None, outputs, settled.direct, settled.terms)
         return self._proposed(settled, value, direct, outcomes)
@@ -237,6 +244,20 @@ class CompiledSurrogate:
             surrogate.estimates.add(term.name, term.share, outer, outcome.at, reading.importance())
         algorithm.fade(engine, surrogate.readings)
         return surrogate
+
+
+def _with_code_of_its_own(method: Any) -> Any:
+    """The same method, for which torch.compile counts recompilations anew.
+
+    It keeps eight graphs of a piece of code, known by its name and place, and learns which numbers change.
+    """
+    f, name = method.__func__, f"{method.__name__}_{id(method.__self__)}"
+    code = f.__code__.replace(co_name=name)
+    return MethodType(FunctionType(code, f.__globals__, name, f.__defaults__, f.__closure__), method.__self__)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _without_values(inner: Inner | None) -> Arrangement | None:

@@ -261,10 +261,13 @@ class Engine:
     def compilable(self) -> bool:
         """Whether what follows from the network's outputs may be compiled.
 
-        Parameters of single samples are differentiated by on their own, which a compiled function does not keep its
-        graph for; and the types of new tensors must not change within it.
+        Not with parameters of single samples, by which the surrogate is differentiated once more, nor with a weight of
+        the penalty that follows a schedule, as it would be compiled anew for every value; and the default dtype must be
+        that of the rows.
         """
-        return self.compiled and self.problem.row_parameters is None and torch.get_default_dtype() in _FULL
+        scheduled = getattr(self.problem.penalty, "schedule", None) is not None
+        alike = self.problem.row_parameters is None and torch.get_default_dtype() in _FULL
+        return self.compiled and alike and not scheduled
 
     @property
     def alone(self) -> bool:

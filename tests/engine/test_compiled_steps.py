@@ -4,6 +4,7 @@ Steps are traced and differentiated as for any compiler, and then run as they st
 tried with the Trainer in tests/training/test_compiled.py.
 """
 
+import copy
 import warnings
 
 import pytest
@@ -32,6 +33,7 @@ from fcco_lightning import (
     CVaRGroupDRO,
     Engine,
     EqualizedOdds,
+    GeometricRho,
     GlobalContrastive,
     GroupAUCAtLeast,
     HingePenalty,
@@ -245,6 +247,31 @@ def on_each_process(processes):
 @pytest.mark.slow
 def test_on_two_processes_what_follows_from_all_outputs_is_compiled(pool):
     assert all(pool.values(on_each_process, 2))
+
+
+def test_with_a_schedule_of_the_penalty_steps_are_not_compiled():
+    algorithm = SONEX(lam=0.1)
+    for schedule, expected in ((GeometricRho(), False), (None, True)):
+        problem = algorithm.pose(AUC(), [ROCFairness()], HingePenalty(1.0, schedule), num_samples=N)
+        assert Engine(perceptron(), problem, algorithm, compiled=True).compilable == expected
+
+
+def test_graphs_of_one_problem_do_not_count_as_those_of_another(compiled):
+    """As in a notebook that trains one model after another: torch keeps eight graphs of a piece of code."""
+    module = data()
+    for width in range(3, 13):
+        network, algorithm = nn.Linear(FEATURES, 1), SOX(0.3)
+        problem = algorithm.pose(AveragePrecision(), num_samples=N, sampling=module.sampling())
+        if width % 2:
+            problem = algorithm.pose(KLPartialAUC(float(width)), num_samples=N, sampling=module.sampling())
+        engine = Engine(
+            nn.Sequential(*[nn.Linear(FEATURES, FEATURES)] * (width // 2), network), problem, algorithm, compiled=True
+        )
+        optimizer = torch.optim.SGD(engine.params, lr=0.01)
+        for batch in list(module.train_dataloader())[:2]:
+            engine.train_batch(batch, optimizer)
+        assert copy.deepcopy(algorithm)._compiled is None
+    assert counters["stats"]["unique_graphs"] == 10
 
 
 def test_a_subclass_with_an_inner_of_its_own_is_asked_for_that():
