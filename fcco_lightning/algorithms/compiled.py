@@ -2,25 +2,32 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.engine import Engine, Reading, Surrogate
+from fcco_lightning.engine import Engine, Measured, Reading, Surrogate, Term
 from fcco_lightning.engine.engine import Evaluated
 from fcco_lightning.engine.forward import Arrangements, wide
 from fcco_lightning.engine.parts import part_name
 from fcco_lightning.engine.terms import paired, totalled
-from fcco_lightning.estimators import Sampling, fill
+from fcco_lightning.estimators import Estimator, Sampling, fill
 from fcco_lightning.objectives import Objective
 from fcco_lightning.objectives.two_steps import first_tensor
-from fcco_lightning.outer import OuterFunction
+from fcco_lightning.outer import OuterFunction, Smoothing
 from fcco_lightning.records import Arrangement, Batch, Inner
 
-if TYPE_CHECKING:
-    from fcco_lightning.algorithms.estimation import Estimation
+
+class Estimating(Protocol):
+    """What is asked of an algorithm, :class:`~fcco_lightning.algorithms.estimation.Estimation`."""
+
+    smoothing: Smoothing
+
+    def estimator_of(self, term: Term) -> Estimator: ...
+    def assembled(self, engine: Engine, now: Measured) -> Surrogate: ...
+    def fade(self, engine: Engine, readings: Sequence[Reading]) -> None: ...
 
 
 class _Term(NamedTuple):
@@ -72,7 +79,7 @@ class _Outcome(NamedTuple):
 
 
 class CompiledSurrogate:
-    """:meth:`Estimation.surrogate`, of which everything but the look at the columns is compiled by torch.compile.
+    """:meth:`~fcco_lightning.algorithms.estimation.Estimation.surrogate`, of which everything but the look at the columns is compiled by torch.compile.
 
     What a batch's columns say is found first, on the host (:class:`~fcco_lightning.objectives.two_steps.InTwoSteps`),
     and rows are read.  Then one function of tensors leads from there to the surrogate and the new rows: inner values,
@@ -85,7 +92,7 @@ class CompiledSurrogate:
         engine: that carries it out.
     """
 
-    def __init__(self, algorithm: "Estimation", engine: Engine) -> None:
+    def __init__(self, algorithm: Estimating, engine: Engine) -> None:
         self._algorithm, self._engine, self._functions = algorithm, engine, engine.functions
         self._terms, self._parts = engine.problem.all_terms, engine.functions.measurable()
         self._like: dict[str, Tensor] = {}  # of the device and dtype of the outputs, by part
