@@ -6,20 +6,126 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fcco_lightning.ambiguity import CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Simplex
 from fcco_lightning.dro import kernel
-from fcco_lightning.dro.losses import Logistic, Loss, Multinomial, Squared
-from fcco_lightning.dro.problem import LinearProblem, Progress
+from fcco_lightning.dro.losses import Logistic, Multinomial, Squared
+from fcco_lightning.dro.paces import Regularised
+from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
+from fcco_lightning.dro.solvers import edges_of
 from fcco_lightning.errors import ConfigError
 
-_LOSSES: dict[type[Loss], int] = {
+_LOSSES: dict[type[Any], int] = {
     Squared: kernel.SQUARED,
     Logistic: kernel.LOGISTIC,
     Multinomial: kernel.MULTINOMIAL,
 }
-_FIRST = 8  # iterations per block to draw at first, and 64 more
+_FIRST = 64  # iterations to draw blocks for at first, and 8 more for every block; then twice as many, ...
+
+
+class Loop:
+    """DRAGO's iterations on one problem, with mu > 0 and nu > 0.
+
+    Args:
+        problem: what is solved.
+        block_size: b.
+        most_growth: times the objective at w = 0 the iterates have diverged at.
+
+    Raises:
+        ConfigError: naming what the kernel does not cover, or where numba is not installed.
+    """
+
+    def __init__(self, problem: LinearProblem, block_size: int, most_growth: float) -> None:
+        refuse(problem)
+        self.iterate = compiled()
+        self.shape, n = problem.zeros().shape, problem.n
+        self.data = kernel.Data(
+            x=_plain(problem.x),
+            y=_plain(problem.y.reshape(n, -1)),
+            edges=edges_of(n, block_size),
+            loss=_LOSSES[type(problem.loss)],
+            cap=float(problem.dual.cap),
+            unit=float(problem.dual.unit),
+            nu=float(problem.penalty.nu),
+            mu=float(problem.mu),
+            most_growth=most_growth,
+        )
+        self.blocks = len(self.data.edges) - 1
+        self.drawn = np.empty((0, 2), np.int64)  # and not used by an attempt that diverged
+
+    def run(self, progress: Progress, random: np.random.Generator, paces: Regularised) -> None:
+        """Iterate from w = 0, q = 1/n.
+
+        Raises:
+            Done: when the solver shall stop.
+            NonFiniteError: if the iterates diverge.
+        """
+        tables, growth = self._tables(progress.w), paces.growth
+        ends = kernel.Ends(float(progress.tol), float(progress.max_calls))
+        marks = kernel.Marks(
+            0, 0, -1, progress.calls, 0, float(progress.value), float(progress.lower), np.nan, np.nan, np.inf, 0
+        )
+        size = _FIRST + 8 * self.blocks
+        while marks.status == kernel.GO_ON:
+            since, before = progress.seconds, marks.t
+            if len(self.drawn) == 0:
+                self.drawn, size = random.integers(self.blocks, size=(size, 2)), 2 * size
+            records = np.empty((len(self.drawn) // self.blocks + 2, 3))
+            marks = self.iterate(self.data, ends, tables, growth, self.drawn, marks._replace(looks=0), records)
+            self.drawn = self.drawn[marks.t - before :]
+            best = tables.best.reshape(self.shape)
+            progress.take_over(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
+        progress.check(np.nan if marks.status == kernel.DIVERGED else 0.0)
+        raise Done
+
+    def _tables(self, best: Array) -> kernel.Tables:
+        (n, k), size = self.data.y.shape, best.size
+        return kernel.Tables(
+            w=np.zeros(size),
+            best=best.flatten(),
+            total=np.zeros(size),
+            change=np.zeros(size),
+            step=np.zeros(size),
+            path=np.zeros((self.blocks, size)),
+            path_sum=np.zeros(size),
+            q=np.full(n, 1 / n),
+            losses=np.empty(n),
+            weighted=np.empty((n, k)),
+            now=np.empty(n),
+            slopes=np.empty((n, k)),
+            part=np.empty((n, k)),
+            v=np.empty(n),
+            worst=np.empty(n),
+        )
+
+
+def refuse(problem: LinearProblem) -> None:
+    """Refuse what the kernel does not cover.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    penalty, quadratic = problem.penalty, (ChiSquarePenalty, EuclideanPenalty)
+    wrong = {
+        "dense features": "" if isinstance(problem.x, np.ndarray) else f"x={type(problem.x).__name__}",
+        "ambiguity=Simplex() or CappedSimplex(...)": ""
+        if isinstance(problem.ambiguity, Simplex | CappedSimplex)
+        else f"ambiguity={problem.ambiguity!r}",
+        "divergence='chi_square' or 'euclidean'": "" if isinstance(penalty, quadratic) else f"penalty={penalty!r}",
+        "nu > 0": "" if penalty.nu > 0 else f"nu={penalty.nu!r}",
+        "mu > 0": "" if problem.mu > 0 else f"mu={problem.mu!r}",
+        "the squared, the logistic or the multinomial loss": ""
+        if type(problem.loss) in _LOSSES
+        else f"loss={problem.loss!r}",
+    }
+    for need, got in wrong.items():
+        if got:
+            raise ConfigError(f"compiled=True needs {need}, got {got}. Use compiled=False.")
+
+
+def _plain(values: Array) -> Array:
+    """In one layout, as every other would be compiled anew."""
+    return np.require(values, np.float64, ["C", "A", "W"])
 
 
 @cache
@@ -38,7 +144,7 @@ def compiled() -> Callable[..., kernel.Marks]:
         ) from None
     names = dict(vars(kernel))  # a copy, in which functions find each other compiled
     for part in kernel.PARTS:
-        # sums may be in any order, as NumPy's and those of its linear algebra are; infinities and nan stay what they are
+        # sums may be in any order, as those of NumPy and BLAS are; infinities and nan stay what they are
         names[part.__name__] = njit(cache=True, fastmath={"reassoc", "contract", "nsz"})(
             FunctionType(part.__code__, names, part.__name__)
         )

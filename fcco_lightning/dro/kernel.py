@@ -66,9 +66,7 @@ class Data(NamedTuple):
         unit: curvature of the penalty at nu = 1.
         nu: weight of the penalty.
         mu: weight of the ridge term.
-        tol: gap to stop at.
-        most: evaluations of a sample to stop at.
-        growth: times the objective at w = 0 the iterates have diverged at; infinite for never.
+        most_growth: times the objective at w = 0 the iterates have diverged at; infinite for never.
     """
 
     x: Array
@@ -79,9 +77,19 @@ class Data(NamedTuple):
     unit: float
     nu: float
     mu: float
-    tol: float
-    most: float
-    growth: float
+    most_growth: float
+
+
+class Ends(NamedTuple):
+    """When to stop.
+
+    Attributes:
+        gap: at so small a gap.
+        calls: after so many evaluations of a sample.
+    """
+
+    gap: float
+    calls: float
 
 
 class Tables(NamedTuple):
@@ -289,7 +297,7 @@ def move(data: Data, tables: Tables, k: int, at: Pace) -> None:
 
 
 def dual(data: Data, tables: Tables, j: int, k: int, scale: float, at_step: float, pull: float) -> tuple[int, float]:
-    """The step of q, and the losses of block k; returns the samples evaluated, and the step's t, nan if none is finite."""
+    """The step of q, and the losses of block k; returns the samples evaluated, and the step's t (nan: diverged)."""
     now, losses, v, q = tables.now, tables.losses, tables.v, tables.q
     first, end = data.edges[k], data.edges[k + 1]
     evaluate(data, tables.w, first, end, now, tables.slopes)
@@ -360,7 +368,7 @@ def look(data: Data, tables: Tables, known: bool, at_response: float) -> tuple[f
     return worst + data.mu / 2 * size, worst - along - steep / (2 * data.mu), at_response
 
 
-def record(data: Data, tables: Tables, marks: Marks, known: bool, records: Array) -> Marks:
+def record(data: Data, ends: Ends, tables: Tables, marks: Marks, known: bool, records: Array) -> Marks:
     """Look at the gap and write a record of evaluations, objective and gap."""
     value, lower, at_response = look(data, tables, known, marks.at_response)
     best, bound, looks, status = marks.value, max(marks.lower, lower), marks.looks, DIVERGED
@@ -371,18 +379,18 @@ def record(data: Data, tables: Tables, marks: Marks, known: bool, records: Array
         gap = max(best - bound, 0.0)
         records[looks, 0], records[looks, 1], records[looks, 2] = marks.calls, value, gap
         looks += 1
-        if gap <= data.tol or marks.calls >= data.most:
+        if gap <= ends.gap or marks.calls >= ends.calls:
             status = DONE
         elif value < marks.limit:
             status = GO_ON
     t, calls, at_step, limit = marks.t, marks.calls, marks.at_step, marks.limit
     following = t + max(len(data.edges) - 1, t // LOOKS)
     if t == 0:
-        following, limit = 0, data.growth * max(1.0, abs(value))
+        following, limit = 0, data.most_growth * max(1.0, abs(value))
     return Marks(t, following, marks.last, calls, looks, best, bound, at_step, at_response, limit, status)
 
 
-def begin(data: Data, tables: Tables, marks: Marks, records: Array) -> Marks:
+def begin(data: Data, ends: Ends, tables: Tables, marks: Marks, records: Array) -> Marks:
     """Fill the tables at w = 0 and q = 1/n, and look at the gap there."""
     n = len(tables.q)
     evaluate(data, tables.w, 0, n, tables.now, tables.slopes)
@@ -393,16 +401,17 @@ def begin(data: Data, tables: Tables, marks: Marks, records: Array) -> Marks:
     gather(data.x, tables.weighted, tables.total)
     m = marks
     at_zero = Marks(0, 0, -1, m.calls + n, m.looks, m.value, m.lower, m.at_step, m.at_response, np.inf, GO_ON)
-    return record(data, tables, at_zero, True, records)
+    return record(data, ends, tables, at_zero, True, records)
 
 
 def iterate(
-    data: Data, tables: Tables, growth: Growth, draws: NDArray[np.int64], marks: Marks, records: Array
+    data: Data, ends: Ends, tables: Tables, growth: Growth, draws: NDArray[np.int64], marks: Marks, records: Array
 ) -> Marks:
     """Iterations until the gap is small, the evaluations are used up, the draws are, or the iterates diverge.
 
     Args:
         data: the problem.
+        ends: when to stop.
         tables: w = 0, q = 1/n and ``path`` = 0 at first; changed in place.
         growth: the paces.
         draws: blocks I and J, one pair per iteration, (number of iterations, 2).
@@ -411,7 +420,7 @@ def iterate(
     """
     m, blocks = marks, len(data.edges) - 1
     if m.t == 0:
-        m = begin(data, tables, m, records)
+        m = begin(data, ends, tables, m, records)
     for s in range(len(draws)):
         if m.status != GO_ON:
             break
@@ -426,7 +435,7 @@ def iterate(
         if status == GO_ON:
             renew(data, tables, k)
             if t >= m.next_look:
-                m = record(data, tables, m, blocks == 1, records)
+                m = record(data, ends, tables, m, blocks == 1, records)
     return m
 
 
