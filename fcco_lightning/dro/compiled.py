@@ -20,6 +20,7 @@ _LOSSES: dict[type[Any], int] = {
     Logistic: kernel.LOGISTIC,
     Multinomial: kernel.MULTINOMIAL,
 }
+_WIDE = 16  # features from which on BLAS is faster than loops
 _FIRST = 64  # iterations to draw blocks for at first, and 8 more for every block; then twice as many, ...
 
 
@@ -39,8 +40,10 @@ class Loop:
         refuse(problem)
         self.iterate = compiled()
         self.shape, n = problem.zeros().shape, problem.n
+        wide = self.shape[0] > _WIDE or len(self.shape) > 1
         self.data = kernel.Data(
-            x=_plain(problem.x),
+            x=_plain(problem.x if wide else problem.x[:0]),
+            columns=_plain((problem.x[:0] if wide else problem.x).T),
             y=_plain(problem.y.reshape(n, -1)),
             edges=edges_of(n, block_size),
             loss=_LOSSES[type(problem.loss)],
@@ -143,9 +146,10 @@ def compiled() -> Callable[..., kernel.Marks]:
             "or use compiled=False."
         ) from None
     names = dict(vars(kernel))  # a copy, in which functions find each other compiled
-    for part in kernel.PARTS:
-        # sums may be in any order, as those of NumPy and BLAS are; infinities and nan stay what they are
-        names[part.__name__] = njit(cache=True, fastmath={"reassoc", "contract", "nsz"})(
-            FunctionType(part.__code__, names, part.__name__)
-        )
+    # sums may be in any order, as those of NumPy and BLAS are; infinities and nan stay what they are
+    orders = {"reassoc", "contract", "nsz"}
+    for part in (*kernel.FINITE, *kernel.PARTS):
+        flags = orders | {"nnan"} if part in kernel.FINITE else orders
+        function = FunctionType(part.__code__, names, part.__name__)
+        names[part.__name__] = njit(cache=True, fastmath=flags)(function)
     return names["iterate"]  # type: ignore[no-any-return]

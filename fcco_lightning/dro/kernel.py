@@ -21,7 +21,7 @@ SQUARED, LOGISTIC, MULTINOMIAL = 0, 1, 2
 GO_ON, DONE, DIVERGED = 0, 1, 2
 NEWTON, HALVINGS = 30, 100  # steps for a threshold
 ROUNDING = 1e-13  # of the sum of q
-_WIDE = 16  # features from which on BLAS is faster than a loop
+TILE = 1024  # samples whose scores stay in the nearest cache
 
 
 class Pace(NamedTuple):
@@ -58,7 +58,9 @@ class Data(NamedTuple):
     """A problem.
 
     Attributes:
-        x: features (n, d), one row after another.
+        x: features (n, d), one row after another, for BLAS; (0, d) where columns are used.
+        columns: features (d, n), one column after another, which for few of them and one score per sample is faster;
+            (d, 0) where x is used.
         y: targets (n, k).
         edges: of the M blocks, (M + 1,).
         loss: SQUARED, LOGISTIC or MULTINOMIAL.
@@ -70,6 +72,7 @@ class Data(NamedTuple):
     """
 
     x: Array
+    columns: Array
     y: Array
     edges: NDArray[np.int64]
     loss: int
@@ -171,48 +174,87 @@ def pace(growth: Growth, mu: float, nu: float, blocks: int, t: int) -> Pace:
     return Pace(r, beta * mu, min(most, beta / others) * mu, beta * nu)
 
 
-def scores(x: Array, w: Array, z: Array) -> None:
-    """``x w`` into z, (b, k)."""
-    d, k = x.shape[1], z.shape[1]
-    if k > 1 or d > _WIDE:
-        np.dot(x, w.reshape(d, k), z)
-        return
-    for i in range(len(x)):
-        s = 0.0
-        for c in range(d):
-            s += x[i, c] * w[c]
-        z[i, 0] = s
+# Loops count from 0 over slices: of indices that might be negative the compiler makes no vectors.
 
 
-def gather(x: Array, weights: Array, out: Array) -> None:
-    """``x^T weights`` into out, (d k,)."""
-    d, k = x.shape[1], weights.shape[1]
-    if k > 1 or d > _WIDE:
-        np.dot(x.T, weights, out.reshape(d, k))
+def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
+    """``x w`` of the samples from first to end - 1 into their rows of z, (n, k)."""
+    x = data.x
+    if len(x) > 0:
+        np.dot(x[first:end], w.reshape(x.shape[1], z.shape[1]), z[first:end])
         return
-    out[:] = 0.0
-    for i in range(len(x)):
-        for c in range(d):
-            out[c] += x[i, c] * weights[i, 0]
+    flat = z.reshape(-1)
+    for start in range(first, end, TILE):
+        stop = min(start + TILE, end)
+        tile = flat[start:stop]
+        tile[:] = 0.0
+        for c in range(len(data.columns)):
+            column, own = data.columns[c, start:stop], w[c]
+            for i in range(len(tile)):
+                tile[i] += column[i] * own
+
+
+def gather(data: Data, weights: Array, first: int, end: int, out: Array) -> None:
+    """``x^T weights`` over the samples from first to end - 1 into out, (d k,)."""
+    x = data.x
+    if len(x) > 0:
+        np.dot(x[first:end].T, weights[first:end], out.reshape(x.shape[1], weights.shape[1]))
+        return
+    flat = weights.reshape(-1)[first:end]
+    for c in range(len(data.columns)):
+        column, s = data.columns[c, first:end], 0.0
+        for i in range(len(flat)):
+            s += column[i] * flat[i]
+        out[c] = s
 
 
 def evaluate(data: Data, w: Array, first: int, end: int, losses: Array, slopes: Array) -> None:
     """Losses and slopes at w of the samples from first to end - 1."""
-    y = data.y
-    scores(data.x[first:end], w, slopes[first:end])
+    scores(data, w, first, end, slopes)
+    y, z, out = data.y.reshape(-1)[first:end], slopes.reshape(-1)[first:end], losses[first:end]
     if data.loss == SQUARED:
-        for i in range(first, end):
-            slopes[i, 0] -= y[i, 0]
-            losses[i] = slopes[i, 0] * slopes[i, 0] / 2
+        for i in range(len(out)):
+            z[i] -= y[i]
+            out[i] = z[i] * z[i] / 2
     elif data.loss == LOGISTIC:
-        for i in range(first, end):
-            against = -y[i, 0] * slopes[i, 0]
+        for i in range(len(out)):
+            against = -y[i] * z[i]
             small = math.exp(-abs(against))
-            losses[i] = max(against, 0.0) + math.log1p(small)
-            slopes[i, 0] = -y[i, 0] * (1.0 if against >= 0 else small) / (1 + small)
+            out[i] = max(against, 0.0) + math.log1p(small)
+            z[i] = -y[i] * (1.0 if against >= 0 else small) / (1 + small)
     else:
         for i in range(first, end):
-            losses[i] = softmax(slopes[i], y[i])
+            losses[i] = softmax(slopes[i], data.y[i])
+
+
+def weigh(q: Array, slopes: Array, first: int, end: int, out: Array) -> None:
+    """``q_i slopes_i`` of the samples from first to end - 1 into their rows of out, (n, k)."""
+    weights, k = q[first:end], slopes.shape[1]
+    if k == 1:
+        flat, into = slopes.reshape(-1)[first:end], out.reshape(-1)[first:end]
+        for i in range(len(weights)):
+            into[i] = weights[i] * flat[i]
+        return
+    rows, into_rows = slopes[first:end], out[first:end]
+    for i in range(len(weights)):
+        for a in range(k):
+            into_rows[i, a] = weights[i] * rows[i, a]
+
+
+def subtract(out: Array, other: Array, first: int, end: int) -> None:
+    """Subtract the rows of other from those of out, (n, k), from first to end - 1."""
+    k = out.shape[1]
+    flat, less = out.reshape(-1)[first * k : end * k], other.reshape(-1)[first * k : end * k]
+    for i in range(len(flat)):
+        flat[i] -= less[i]
+
+
+def largest(v: Array) -> float:
+    """The largest number of v, all of which are finite."""
+    top = v[0]
+    for i in range(1, len(v)):
+        top = max(top, v[i])
+    return top
 
 
 def softmax(z: Array, y: Array) -> float:
@@ -271,10 +313,9 @@ def primal(data: Data, tables: Tables, i: int, last: int, scale: float) -> int:
     elif scale > 0:
         first, end = data.edges[i], data.edges[i + 1]
         evaluate(data, tables.w, first, end, tables.now, tables.slopes)
-        for s in range(first, end):
-            for a in range(tables.part.shape[1]):
-                tables.part[s, a] = tables.q[s] * tables.slopes[s, a] - tables.weighted[s, a]
-        gather(data.x[first:end], tables.part[first:end], step)
+        weigh(tables.q, tables.slopes, first, end, tables.part)
+        subtract(tables.part, tables.weighted, first, end)
+        gather(data, tables.part, first, end, step)
         calls = end - first
     for c in range(len(step)):
         step[c] = tables.total[c] + (scale * step[c] if scale > 0 else 0.0)
@@ -309,15 +350,16 @@ def dual(data: Data, tables: Tables, j: int, k: int, scale: float, at_step: floa
         if j != k:
             evaluate(data, tables.w, a, b, now, tables.slopes)
             calls += b - a
-        for i in range(a, b):
-            v[i] += scale * (now[i] - losses[i])
+        ahead, fresh, stale = v[a:b], now[a:b], losses[a:b]
+        for i in range(len(ahead)):
+            ahead[i] += scale * (fresh[i] - stale[i])
     losses[first:end] = now[first:end]
-    top, total = v[0], 0.0
+    total = 0.0
     for i in range(len(v)):
-        top = max(top, v[i])
         total += v[i]
     if not math.isfinite(total):
         return calls, np.nan
+    top = largest(v)
     by, kept = 1 / (data.unit * (data.nu + pull)), pull / (data.nu + pull)
     for i in range(len(v)):
         v[i] = (v[i] - top) * by + kept * q[i]
@@ -327,13 +369,12 @@ def dual(data: Data, tables: Tables, j: int, k: int, scale: float, at_step: floa
 def renew(data: Data, tables: Tables, k: int) -> None:
     """Write block k of q times slope, and what it changes in the total."""
     first, end = data.edges[k], data.edges[k + 1]
-    for s in range(first, end):
-        for a in range(tables.part.shape[1]):
-            fresh = tables.q[s] * tables.slopes[s, a]
-            tables.part[s, a] = fresh - tables.weighted[s, a]
-            tables.weighted[s, a] = fresh
-    gather(data.x[first:end], tables.part[first:end], tables.change)
+    weigh(tables.q, tables.slopes, first, end, tables.part)
+    subtract(tables.weighted, tables.part, first, end)
+    gather(data, tables.weighted, first, end, tables.change)
+    tables.weighted[first:end] = tables.part[first:end]
     for c in range(len(tables.total)):
+        tables.change[c] *= -1
         tables.total[c] += tables.change[c]
 
 
@@ -342,12 +383,12 @@ def look(data: Data, tables: Tables, known: bool, at_response: float) -> tuple[f
     n, q, now, v = len(tables.q), tables.worst, tables.now, tables.v
     if not known:
         evaluate(data, tables.w, 0, n, now, tables.slopes)
-    top, total = now[0], 0.0
+    total = 0.0
     for i in range(n):
-        top = max(top, now[i])
         total += now[i]
     if not math.isfinite(total):
         return np.inf, -np.inf, at_response
+    top = largest(now)
     curvature = data.unit * data.nu
     for i in range(n):
         v[i] = (now[i] - top) * (1 / curvature)
@@ -356,10 +397,9 @@ def look(data: Data, tables: Tables, known: bool, at_response: float) -> tuple[f
     for i in range(n):
         worst += q[i] * now[i]
         square += q[i] * q[i]
-        for a in range(tables.part.shape[1]):
-            tables.part[i, a] = q[i] * tables.slopes[i, a]
     worst -= curvature / 2 * (square - 1 / n)  # |q - 1/n|^2
-    gather(data.x, tables.part, tables.step)
+    weigh(q, tables.slopes, 0, n, tables.part)
+    gather(data, tables.part, 0, n, tables.step)
     size, along, steep = 0.0, 0.0, 0.0
     for c in range(len(tables.w)):
         size += tables.w[c] * tables.w[c]
@@ -395,10 +435,8 @@ def begin(data: Data, ends: Ends, tables: Tables, marks: Marks, records: Array) 
     n = len(tables.q)
     evaluate(data, tables.w, 0, n, tables.now, tables.slopes)
     tables.losses[:] = tables.now
-    for s in range(n):
-        for a in range(tables.part.shape[1]):
-            tables.weighted[s, a] = tables.q[s] * tables.slopes[s, a]
-    gather(data.x, tables.weighted, tables.total)
+    weigh(tables.q, tables.slopes, 0, n, tables.weighted)
+    gather(data, tables.weighted, 0, n, tables.total)
     m = marks
     at_zero = Marks(0, 0, -1, m.calls + n, m.looks, m.value, m.lower, m.at_step, m.at_response, np.inf, GO_ON)
     return record(data, ends, tables, at_zero, True, records)
@@ -439,4 +477,22 @@ def iterate(
     return m
 
 
-PARTS = (pace, scores, gather, softmax, evaluate, clip, primal, move, dual, renew, look, record, begin, iterate)
+PARTS = (
+    pace,
+    scores,
+    gather,
+    softmax,
+    evaluate,
+    weigh,
+    subtract,
+    clip,
+    primal,
+    move,
+    dual,
+    renew,
+    look,
+    record,
+    begin,
+    iterate,
+)
+FINITE = (largest,)  # parts that meet finite numbers alone
