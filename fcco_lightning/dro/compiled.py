@@ -42,9 +42,9 @@ class Loop:
         self.shape, n = problem.zeros().shape, problem.n
         wide = self.shape[0] > _WIDE or len(self.shape) > 1
         self.data = kernel.Data(
-            x=_plain(problem.x if wide else problem.x[:0]),
-            columns=_plain((problem.x[:0] if wide else problem.x).T),
-            y=_plain(problem.y.reshape(n, -1)),
+            x=_plain(problem.x),
+            columns=np.empty((0, n)) if wide else _plain(problem.x.T),
+            y=_plain(problem.y.reshape(n, -1).T),
             edges=edges_of(n, block_size),
             loss=_LOSSES[type(problem.loss)],
             cap=float(problem.dual.cap),
@@ -63,7 +63,7 @@ class Loop:
             Done: when the solver shall stop.
             NonFiniteError: if the iterates diverge.
         """
-        tables, growth = self._tables(progress.w), paces.growth
+        tables, growth = self._tables(progress.w.T.flatten()), paces.growth
         ends = kernel.Ends(float(progress.tol), float(progress.max_calls))
         marks = kernel.Marks(
             0, 0, -1, progress.calls, 0, float(progress.value), float(progress.lower), np.nan, np.nan, np.inf, 0
@@ -76,16 +76,16 @@ class Loop:
             records = np.empty((len(self.drawn) // self.blocks + 2, 3))
             marks = self.iterate(self.data, ends, tables, growth, self.drawn, marks._replace(looks=0), records)
             self.drawn = self.drawn[marks.t - before :]
-            best = tables.best.reshape(self.shape)
+            best = tables.best.reshape(len(self.data.y), -1).T.reshape(self.shape)
             progress.take_over(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
         progress.check(np.nan if marks.status == kernel.DIVERGED else 0.0)
         raise Done
 
     def _tables(self, best: Array) -> kernel.Tables:
-        (n, k), size = self.data.y.shape, best.size
+        (k, n), size = self.data.y.shape, best.size
         return kernel.Tables(
             w=np.zeros(size),
-            best=best.flatten(),
+            best=best,
             total=np.zeros(size),
             change=np.zeros(size),
             step=np.zeros(size),
@@ -93,11 +93,12 @@ class Loop:
             path_sum=np.zeros(size),
             q=np.full(n, 1 / n),
             losses=np.empty(n),
-            weighted=np.empty((n, k)),
+            weighted=np.zeros(n * k),
             now=np.empty(n),
-            slopes=np.empty((n, k)),
-            part=np.empty((n, k)),
+            slopes=np.empty(n * k),
+            part=np.empty(n * k),
             v=np.empty(n),
+            room=np.empty((3, kernel.TILE)),
             worst=np.empty(n),
         )
 
@@ -147,9 +148,8 @@ def compiled() -> Callable[..., kernel.Marks]:
         ) from None
     names = dict(vars(kernel))  # a copy, in which functions find each other compiled
     # sums may be in any order, as those of NumPy and BLAS are; infinities and nan stay what they are
-    orders = {"reassoc", "contract", "nsz"}
-    for part in (*kernel.FINITE, *kernel.PARTS):
-        flags = orders | {"nnan"} if part in kernel.FINITE else orders
-        function = FunctionType(part.__code__, names, part.__name__)
-        names[part.__name__] = njit(cache=True, fastmath=flags)(function)
+    usual, flags = {"reassoc", "contract", "nsz"}, {"exponential": {"contract"}, "largest": {"nnan", "nsz"}}
+    for part in kernel.PARTS:
+        name = part.__name__
+        names[name] = njit(cache=True, fastmath=flags.get(name, usual))(FunctionType(part.__code__, names, name))
     return names["iterate"]  # type: ignore[no-any-return]

@@ -21,7 +21,11 @@ SQUARED, LOGISTIC, MULTINOMIAL = 0, 1, 2
 GO_ON, DONE, DIVERGED = 0, 1, 2
 NEWTON, HALVINGS = 30, 100  # steps for a threshold
 ROUNDING = 1e-13  # of the sum of q
-TILE = 1024  # samples whose scores stay in the nearest cache
+TILE = 512  # samples whose scores stay in the nearest cache
+LOG2E = 1 / math.log(2)
+LOG2_HIGH, LOG2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6  # of log 2, the first with zeros at its end
+SERIES = tuple(1 / math.factorial(c) for c in range(13, -1, -1))  # of exp
+SHIFT, SHIFT_BITS = 1.5 * 2.0**52, 0x4338000000000000  # what, added to a whole number, leaves it in the last bits
 
 
 class Pace(NamedTuple):
@@ -58,10 +62,10 @@ class Data(NamedTuple):
     """A problem.
 
     Attributes:
-        x: features (n, d), one row after another, for BLAS; (0, d) where columns are used.
-        columns: features (d, n), one column after another, which for few of them and one score per sample is faster;
-            (d, 0) where x is used.
-        y: targets (n, k).
+        x: features (n, d).
+        columns: the same (d, n), for few features and one score per sample, where loops over columns are faster than
+            BLAS; else (0, n).
+        y: targets (k, n).
         edges: of the M blocks, (M + 1,).
         loss: SQUARED, LOGISTIC or MULTINOMIAL.
         cap: the largest weight of a sample.
@@ -98,21 +102,25 @@ class Ends(NamedTuple):
 class Tables(NamedTuple):
     """What an iteration changes in place.
 
+    Numbers per sample and class stand block by block, and within a block class by class: (n k,).  The scores of a block
+    are then one product of matrices, and a loop over them meets neighbours.
+
     Attributes:
-        w: weights (d k,).
-        best: the best weights seen, (d k,).
-        total: ``sum_i qhat_i ghat_i``, (d k,).
-        change: of total, by the block renewed last, (d k,).
-        step: room for a direction, (d k,).
-        path: the weights of the last M iterations, (M, d k).
-        path_sum: their sum, (d k,).
+        w: weights (k d,).
+        best: the best weights seen, (k d,).
+        total: ``sum_i qhat_i ghat_i``, (k d,).
+        change: of total, by the block renewed last, (k d,).
+        step: room for a direction, (k d,).
+        path: the weights of the last M iterations, (M, k d).
+        path_sum: their sum, (k d,).
         q: weights of the samples, (n,).
         losses: lhat, (n,).
-        weighted: ``qhat_i phi'_i``, (n, k).
+        weighted: ``qhat_i phi'_i``, (n k,).
         now: losses at w of the blocks evaluated last, (n,).
-        slopes: their slopes, (n, k).
-        part: room for slopes times weights, (n, k).
+        slopes: their slopes, (n k,).
+        part: room for slopes times weights, (n k,).
         v: room for the argument of a dual step, (n,).
+        room: for a tile of samples, (3, TILE).
         worst: the worst weights of the samples at the last look, (n,).
     """
 
@@ -130,6 +138,7 @@ class Tables(NamedTuple):
     slopes: Array
     part: Array
     v: Array
+    room: Array
     worst: Array
 
 
@@ -178,15 +187,17 @@ def pace(growth: Growth, mu: float, nu: float, blocks: int, t: int) -> Pace:
 
 
 def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
-    """``x w`` of the samples from first to end - 1 into their rows of z, (n, k)."""
-    x = data.x
-    if len(x) > 0:
-        np.dot(x[first:end], w.reshape(x.shape[1], z.shape[1]), z[first:end])
+    """``x w`` of the samples from first to end - 1 into z, a block."""
+    x, k = data.x[first:end], len(data.y)
+    if data.columns.shape[0] == 0:
+        if k == 1:
+            np.dot(x, w, z)
+        else:
+            np.dot(w.reshape(k, x.shape[1]), x.T, z.reshape(k, len(x)))
         return
-    flat = z.reshape(-1)
     for start in range(first, end, TILE):
         stop = min(start + TILE, end)
-        tile = flat[start:stop]
+        tile = z[start - first : stop - first]
         tile[:] = 0.0
         for c in range(len(data.columns)):
             column, own = data.columns[c, start:stop], w[c]
@@ -195,23 +206,27 @@ def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
 
 
 def gather(data: Data, weights: Array, first: int, end: int, out: Array) -> None:
-    """``x^T weights`` over the samples from first to end - 1 into out, (d k,)."""
-    x = data.x
-    if len(x) > 0:
-        np.dot(x[first:end].T, weights[first:end], out.reshape(x.shape[1], weights.shape[1]))
+    """``x^T weights`` over the samples from first to end - 1, with the weights of a block, into out, (k d,)."""
+    x, k = data.x[first:end], len(data.y)
+    if data.columns.shape[0] == 0:
+        if k == 1:
+            np.dot(weights, x, out)
+        else:
+            np.dot(weights.reshape(k, len(x)), x, out.reshape(k, x.shape[1]))
         return
-    flat = weights.reshape(-1)[first:end]
     for c in range(len(data.columns)):
         column, s = data.columns[c, first:end], 0.0
-        for i in range(len(flat)):
-            s += column[i] * flat[i]
+        for i in range(len(weights)):
+            s += column[i] * weights[i]
         out[c] = s
 
 
-def evaluate(data: Data, w: Array, first: int, end: int, losses: Array, slopes: Array) -> None:
-    """Losses and slopes at w of the samples from first to end - 1."""
-    scores(data, w, first, end, slopes)
-    y, z, out = data.y.reshape(-1)[first:end], slopes.reshape(-1)[first:end], losses[first:end]
+def evaluate(data: Data, tables: Tables, first: int, end: int) -> None:
+    """Losses and slopes at w of the samples from first to end - 1 into ``tables.now`` and, as a block, the slopes."""
+    k, out = len(data.y), tables.now[first:end]
+    z = tables.slopes[first * k : end * k]
+    scores(data, tables.w, first, end, z)
+    y = data.y[0, first:end]
     if data.loss == SQUARED:
         for i in range(len(out)):
             z[i] -= y[i]
@@ -223,30 +238,72 @@ def evaluate(data: Data, w: Array, first: int, end: int, losses: Array, slopes: 
             out[i] = max(against, 0.0) + math.log1p(small)
             z[i] = -y[i] * (1.0 if against >= 0 else small) / (1 + small)
     else:
-        for i in range(first, end):
-            losses[i] = softmax(slopes[i], data.y[i])
+        for start in range(0, end - first, TILE):
+            softmax(z.reshape(k, end - first), data.y, start, first, out[start : start + TILE], tables.room)
+
+
+def softmax(z: Array, y: Array, start: int, first: int, losses: Array, room: Array) -> None:
+    """Multinomial losses of a tile of scores z, (k, b), from column start on, which their slopes replace."""
+    n, k = len(losses), len(z)
+    total, own = room[1, :n], room[2, :n]
+    total[:] = 0.0
+    own[:] = 0.0
+    losses[:] = z[0, start : start + n]
+    for a in range(1, k):
+        row = z[a, start : start + n]
+        for i in range(n):
+            losses[i] = max(losses[i], row[i])
+    for a in range(k):
+        row, label = z[a, start : start + n], y[a, first + start : first + start + n]
+        for i in range(n):
+            own[i] += row[i] * label[i]
+            row[i] -= losses[i]
+        exponential(row, room[0])
+        for i in range(n):
+            total[i] += row[i]
+    for i in range(n):
+        losses[i] += math.log(total[i]) - own[i]
+        total[i] = 1 / total[i]
+    for a in range(k):
+        row, label = z[a, start : start + n], y[a, first + start : first + start + n]
+        for i in range(n):
+            row[i] = row[i] * total[i] - label[i]
+
+
+def exponential(z: Array, powers: Array) -> None:
+    """``exp(z)`` in place of numbers z <= 0, to the last digit or two, in loops of which the compiler makes vectors.
+
+    It is ``2^m exp(s)`` with ``|s| <= log(2)/2``, of which Taylor's series has 14 terms; powers is room for 2^m.
+    """
+    for i in range(len(z)):
+        x = max(z[i], -708.0)  # below are no normal numbers
+        m = np.rint(x * LOG2E)
+        s = (x - m * LOG2_HIGH) - m * LOG2_LOW
+        e = SERIES[0]
+        for c in range(1, 14):
+            e = e * s + SERIES[c]
+        z[i] = e
+        powers[i] = m + SHIFT
+    bits = powers.view(np.int64)
+    for i in range(len(z)):
+        bits[i] = (bits[i] - SHIFT_BITS + 1023) << 52
+    for i in range(len(z)):
+        z[i] *= powers[i]
 
 
 def weigh(q: Array, slopes: Array, first: int, end: int, out: Array) -> None:
-    """``q_i slopes_i`` of the samples from first to end - 1 into their rows of out, (n, k)."""
-    weights, k = q[first:end], slopes.shape[1]
-    if k == 1:
-        flat, into = slopes.reshape(-1)[first:end], out.reshape(-1)[first:end]
-        for i in range(len(weights)):
-            into[i] = weights[i] * flat[i]
-        return
-    rows, into_rows = slopes[first:end], out[first:end]
-    for i in range(len(weights)):
-        for a in range(k):
-            into_rows[i, a] = weights[i] * rows[i, a]
+    """``q_i slopes_i`` of the samples from first to end - 1, a block, into out."""
+    weights, b, k = q[first:end], end - first, len(slopes) // len(q)
+    for at in range(first * k, end * k, b):
+        row, into = slopes[at : at + b], out[at : at + b]
+        for i in range(b):
+            into[i] = weights[i] * row[i]
 
 
-def subtract(out: Array, other: Array, first: int, end: int) -> None:
-    """Subtract the rows of other from those of out, (n, k), from first to end - 1."""
-    k = out.shape[1]
-    flat, less = out.reshape(-1)[first * k : end * k], other.reshape(-1)[first * k : end * k]
-    for i in range(len(flat)):
-        flat[i] -= less[i]
+def subtract(out: Array, other: Array) -> None:
+    """Out - other into out."""
+    for i in range(len(out)):
+        out[i] -= other[i]
 
 
 def largest(v: Array) -> float:
@@ -255,20 +312,6 @@ def largest(v: Array) -> float:
     for i in range(1, len(v)):
         top = max(top, v[i])
     return top
-
-
-def softmax(z: Array, y: Array) -> float:
-    """The multinomial loss of one sample with scores z, which its slopes replace."""
-    top, total, own = z[0], 0.0, 0.0
-    for c in range(1, len(z)):
-        top = max(top, z[c])
-    for c in range(len(z)):
-        own += z[c] * y[c]
-        z[c] = math.exp(z[c] - top)
-        total += z[c]
-    for c in range(len(z)):
-        z[c] = z[c] / total - y[c]
-    return math.log(total) + top - own
 
 
 def clip(v: Array, cap: float, t: float, q: Array) -> float:
@@ -307,15 +350,16 @@ def clip(v: Array, cap: float, t: float, q: Array) -> float:
 
 def primal(data: Data, tables: Tables, i: int, last: int, scale: float) -> int:
     """The estimate of the gradient into ``tables.step``; returns the samples evaluated."""
-    step, calls = tables.step, 0
+    step, k, calls = tables.step, len(data.y), 0
     if i == last:  # it was evaluated at this w and q
         step[:] = tables.change
     elif scale > 0:
         first, end = data.edges[i], data.edges[i + 1]
-        evaluate(data, tables.w, first, end, tables.now, tables.slopes)
+        evaluate(data, tables, first, end)
         weigh(tables.q, tables.slopes, first, end, tables.part)
-        subtract(tables.part, tables.weighted, first, end)
-        gather(data, tables.part, first, end, step)
+        part = tables.part[first * k : end * k]
+        subtract(part, tables.weighted[first * k : end * k])
+        gather(data, part, first, end, step)
         calls = end - first
     for c in range(len(step)):
         step[c] = tables.total[c] + (scale * step[c] if scale > 0 else 0.0)
@@ -341,14 +385,14 @@ def dual(data: Data, tables: Tables, j: int, k: int, scale: float, at_step: floa
     """The step of q, and the losses of block k; returns the samples evaluated, and the step's t (nan: diverged)."""
     now, losses, v, q = tables.now, tables.losses, tables.v, tables.q
     first, end = data.edges[k], data.edges[k + 1]
-    evaluate(data, tables.w, first, end, now, tables.slopes)
+    evaluate(data, tables, first, end)
     calls = end - first
     v[:] = losses
     v[first:end] = now[first:end]
     if scale > 0:
         a, b = data.edges[j], data.edges[j + 1]
         if j != k:
-            evaluate(data, tables.w, a, b, now, tables.slopes)
+            evaluate(data, tables, a, b)
             calls += b - a
         ahead, fresh, stale = v[a:b], now[a:b], losses[a:b]
         for i in range(len(ahead)):
@@ -368,11 +412,12 @@ def dual(data: Data, tables: Tables, j: int, k: int, scale: float, at_step: floa
 
 def renew(data: Data, tables: Tables, k: int) -> None:
     """Write block k of q times slope, and what it changes in the total."""
-    first, end = data.edges[k], data.edges[k + 1]
+    first, end, c = data.edges[k], data.edges[k + 1], len(data.y)
     weigh(tables.q, tables.slopes, first, end, tables.part)
-    subtract(tables.weighted, tables.part, first, end)
-    gather(data, tables.weighted, first, end, tables.change)
-    tables.weighted[first:end] = tables.part[first:end]
+    fresh, stale = tables.part[first * c : end * c], tables.weighted[first * c : end * c]
+    subtract(stale, fresh)
+    gather(data, stale, first, end, tables.change)
+    stale[:] = fresh
     for c in range(len(tables.total)):
         tables.change[c] *= -1
         tables.total[c] += tables.change[c]
@@ -382,7 +427,7 @@ def look(data: Data, tables: Tables, known: bool, at_response: float) -> tuple[f
     """Objective at w, lower bound, and threshold of the worst weights; infinite where the losses are not finite."""
     n, q, now, v = len(tables.q), tables.worst, tables.now, tables.v
     if not known:
-        evaluate(data, tables.w, 0, n, now, tables.slopes)
+        evaluate(data, tables, 0, n)
     total = 0.0
     for i in range(n):
         total += now[i]
@@ -432,14 +477,15 @@ def record(data: Data, ends: Ends, tables: Tables, marks: Marks, known: bool, re
 
 def begin(data: Data, ends: Ends, tables: Tables, marks: Marks, records: Array) -> Marks:
     """Fill the tables at w = 0 and q = 1/n, and look at the gap there."""
-    n = len(tables.q)
-    evaluate(data, tables.w, 0, n, tables.now, tables.slopes)
+    for k in range(len(data.edges) - 1):
+        evaluate(data, tables, data.edges[k], data.edges[k + 1])
+        renew(data, tables, k)  # from tables of zeros
     tables.losses[:] = tables.now
-    weigh(tables.q, tables.slopes, 0, n, tables.weighted)
-    gather(data, tables.weighted, 0, n, tables.total)
     m = marks
-    at_zero = Marks(0, 0, -1, m.calls + n, m.looks, m.value, m.lower, m.at_step, m.at_response, np.inf, GO_ON)
-    return record(data, ends, tables, at_zero, True, records)
+    at_zero = Marks(
+        0, 0, -1, m.calls + len(tables.q), m.looks, m.value, m.lower, m.at_step, m.at_response, np.inf, GO_ON
+    )
+    return record(data, ends, tables, at_zero, len(data.edges) == 2, records)
 
 
 def iterate(
@@ -477,22 +523,7 @@ def iterate(
     return m
 
 
-PARTS = (
-    pace,
-    scores,
-    gather,
-    softmax,
-    evaluate,
-    weigh,
-    subtract,
-    clip,
-    primal,
-    move,
-    dual,
-    renew,
-    look,
-    record,
-    begin,
-    iterate,
-)
-FINITE = (largest,)  # parts that meet finite numbers alone
+PARTS = (  # those that others call come first
+    pace, exponential, softmax, scores, gather, evaluate, weigh, subtract, largest, clip,
+    primal, move, dual, renew, look, record, begin, iterate,
+)  # fmt: skip
