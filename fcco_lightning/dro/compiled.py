@@ -98,7 +98,8 @@ class Loop:
             slopes=np.empty(n * k),
             part=np.empty(n * k),
             v=np.empty(n),
-            room=np.empty((3, kernel.TILE)),
+            room=np.empty(k * kernel.TILE),
+            sums=np.empty((3, kernel.TILE)),
             worst=np.empty(n),
         )
 

@@ -21,7 +21,7 @@ SQUARED, LOGISTIC, MULTINOMIAL = 0, 1, 2
 GO_ON, DONE, DIVERGED = 0, 1, 2
 NEWTON, HALVINGS = 30, 100  # steps for a threshold
 ROUNDING = 1e-13  # of the sum of q
-TILE = 512  # samples whose scores stay in the nearest cache
+TILE = 128  # samples whose scores stay in the nearest cache; BLAS has code of its own for products so small
 LOG2E = 1 / math.log(2)
 LOG2_HIGH, LOG2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6  # of log 2, the first with zeros at its end
 SERIES = tuple(1 / math.factorial(c) for c in range(13, -1, -1))  # of exp
@@ -120,7 +120,8 @@ class Tables(NamedTuple):
         slopes: their slopes, (n k,).
         part: room for slopes times weights, (n k,).
         v: room for the argument of a dual step, (n,).
-        room: for a tile of samples, (3, TILE).
+        room: for the scores of a tile of samples, (k TILE,).
+        sums: room for what is summed over classes, (3, TILE).
         worst: the worst weights of the samples at the last look, (n,).
     """
 
@@ -139,6 +140,7 @@ class Tables(NamedTuple):
     part: Array
     v: Array
     room: Array
+    sums: Array
     worst: Array
 
 
@@ -187,13 +189,9 @@ def pace(growth: Growth, mu: float, nu: float, blocks: int, t: int) -> Pace:
 
 
 def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
-    """``x w`` of the samples from first to end - 1 into z, a block."""
-    x, k = data.x[first:end], len(data.y)
-    if data.columns.shape[0] == 0:
-        if k == 1:
-            np.dot(x, w, z)
-        else:
-            np.dot(w.reshape(k, x.shape[1]), x.T, z.reshape(k, len(x)))
+    """``x w`` of the samples from first to end - 1 into z, (b,), for targets of one column."""
+    if len(data.columns) == 0:
+        np.dot(data.x[first:end], w, z)
         return
     for start in range(first, end, TILE):
         stop = min(start + TILE, end)
@@ -208,7 +206,7 @@ def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
 def gather(data: Data, weights: Array, first: int, end: int, out: Array) -> None:
     """``x^T weights`` over the samples from first to end - 1, with the weights of a block, into out, (k d,)."""
     x, k = data.x[first:end], len(data.y)
-    if data.columns.shape[0] == 0:
+    if len(data.columns) == 0:
         if k == 1:
             np.dot(weights, x, out)
         else:
@@ -225,49 +223,53 @@ def evaluate(data: Data, tables: Tables, first: int, end: int) -> None:
     """Losses and slopes at w of the samples from first to end - 1 into ``tables.now`` and, as a block, the slopes."""
     k, out = len(data.y), tables.now[first:end]
     z = tables.slopes[first * k : end * k]
+    if data.loss == MULTINOMIAL:
+        for start in range(first, end, TILE):
+            stop = min(start + TILE, end)
+            softmax(data, tables, start, stop, z.reshape(k, end - first)[:, start - first : stop - first])
+        return
     scores(data, tables.w, first, end, z)
     y = data.y[0, first:end]
     if data.loss == SQUARED:
         for i in range(len(out)):
             z[i] -= y[i]
             out[i] = z[i] * z[i] / 2
-    elif data.loss == LOGISTIC:
+    else:
         for i in range(len(out)):
             against = -y[i] * z[i]
             small = math.exp(-abs(against))
             out[i] = max(against, 0.0) + math.log1p(small)
             z[i] = -y[i] * (1.0 if against >= 0 else small) / (1 + small)
-    else:
-        for start in range(0, end - first, TILE):
-            softmax(z.reshape(k, end - first), data.y, start, first, out[start : start + TILE], tables.room)
 
 
-def softmax(z: Array, y: Array, start: int, first: int, losses: Array, room: Array) -> None:
-    """Multinomial losses of a tile of scores z, (k, b), from column start on, which their slopes replace."""
-    n, k = len(losses), len(z)
-    total, own = room[1, :n], room[2, :n]
+def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) -> None:
+    """Multinomial losses and slopes, (k, stop - start), at w of a tile of samples."""
+    x, y, losses, k = data.x[start:stop], data.y, tables.now[start:stop], len(data.y)
+    n, d = x.shape
+    z = tables.room[: k * n].reshape(k, n)
+    np.dot(tables.w.reshape(k, d), x.T, z)
+    powers, total, own = tables.sums[0], tables.sums[1, :n], tables.sums[2, :n]
     total[:] = 0.0
     own[:] = 0.0
-    losses[:] = z[0, start : start + n]
+    losses[:] = z[0]
     for a in range(1, k):
-        row = z[a, start : start + n]
         for i in range(n):
-            losses[i] = max(losses[i], row[i])
+            losses[i] = max(losses[i], z[a, i])
     for a in range(k):
-        row, label = z[a, start : start + n], y[a, first + start : first + start + n]
+        row, label = z[a], y[a, start:stop]
         for i in range(n):
             own[i] += row[i] * label[i]
             row[i] -= losses[i]
-        exponential(row, room[0])
+        exponential(row, powers)
         for i in range(n):
             total[i] += row[i]
     for i in range(n):
         losses[i] += math.log(total[i]) - own[i]
         total[i] = 1 / total[i]
     for a in range(k):
-        row, label = z[a, start : start + n], y[a, first + start : first + start + n]
+        row, label, slope = z[a], y[a, start:stop], slopes[a]
         for i in range(n):
-            row[i] = row[i] * total[i] - label[i]
+            slope[i] = row[i] * total[i] - label[i]
 
 
 def exponential(z: Array, powers: Array) -> None:
@@ -524,6 +526,6 @@ def iterate(
 
 
 PARTS = (  # those that others call come first
-    pace, exponential, softmax, scores, gather, evaluate, weigh, subtract, largest, clip,
+    pace, scores, gather, exponential, softmax, evaluate, weigh, subtract, largest, clip,
     primal, move, dual, renew, look, record, begin, iterate,
 )  # fmt: skip

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
+import numpy as np
+
 from fcco_lightning.ambiguity import KLPenalty
 from fcco_lightning.dro.kernel import WINDOW, Growth, Pace, pace
 from fcco_lightning.dro.problem import LinearProblem, square
@@ -71,7 +73,7 @@ def steepness(problem: LinearProblem) -> tuple[float, float]:
     the penalty at nu = 1; both are estimated at w = 0, the first from up to 1000 samples.
     """
     spread, n = problem.spread(), problem.n
-    slopes = problem.loss(problem.x @ problem.zeros(), problem.y)[1]
+    slopes = problem.loss(np.zeros(problem.y.shape), problem.y)[1]
     curvature = problem.dual.unit * (n if isinstance(problem.penalty, KLPenalty) else 1)
     return 4 * problem.loss.curvature * spread, 2 * math.sqrt(spread * square(slopes) / curvature)
 
