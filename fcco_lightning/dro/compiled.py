@@ -21,7 +21,7 @@ _LOSSES: dict[type[Any], int] = {
     Multinomial: kernel.MULTINOMIAL,
 }
 _WIDE = 16  # features from which on BLAS is faster than loops
-_FIRST = 64  # iterations to draw blocks for at first, and 8 more for every block; then twice as many, ...
+FIRST = 64  # iterations to draw blocks for at first, and 8 more for every block; then twice as many, ...
 
 
 class Loop:
@@ -68,7 +68,7 @@ class Loop:
         marks = kernel.Marks(
             0, 0, -1, progress.calls, 0, float(progress.value), float(progress.lower), np.nan, np.nan, np.inf, 0
         )
-        size = _FIRST + 8 * self.blocks
+        size = FIRST + 8 * self.blocks
         while marks.status == kernel.GO_ON:
             since, before = progress.seconds, marks.t
             if len(self.drawn) == 0:
@@ -148,9 +148,11 @@ def compiled() -> Callable[..., kernel.Marks]:
             "or use compiled=False."
         ) from None
     names = dict(vars(kernel))  # a copy, in which functions find each other compiled
-    # sums may be in any order, as those of NumPy and BLAS are; infinities and nan stay what they are
-    usual, flags = {"reassoc", "contract", "nsz"}, {"exponential": {"contract"}, "largest": {"nnan", "nsz"}}
-    for part in kernel.PARTS:
+    for part, flags in kernel.PARTS.items():
         name = part.__name__
-        names[name] = njit(cache=True, fastmath=flags.get(name, usual))(FunctionType(part.__code__, names, name))
+        inner = part is not kernel.iterate  # not called from Python, which saves compilation
+        function = FunctionType(part.__code__, names, name)
+        names[name] = njit(
+            cache=True, fastmath=flags, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=inner
+        )(function)
     return names["iterate"]  # type: ignore[no-any-return]

@@ -9,7 +9,8 @@ Source: DRAGO paper, Alg. 2; the certificate is its eq. (15).
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -525,7 +526,13 @@ def iterate(
     return m
 
 
-PARTS = (  # those that others call come first
-    pace, scores, gather, exponential, softmax, evaluate, weigh, subtract, largest, clip,
-    primal, move, dual, renew, look, record, begin, iterate,
-)  # fmt: skip
+# What the compiler may do: sum in any order, as NumPy and BLAS do; infinities and nan stay what they are.  It is said
+# here as numba compiles anew what it has on the disk when this file has changed.
+_SUMS = {"reassoc", "contract", "nsz"}
+PARTS: dict[Callable[..., Any], set[str]] = {  # those that others call come first
+    **dict.fromkeys([pace, scores, gather], _SUMS),
+    exponential: {"contract"},
+    **dict.fromkeys([softmax, evaluate, weigh, subtract], _SUMS),
+    largest: {"nnan", "nsz"},
+    **dict.fromkeys([clip, primal, move, dual, renew, look, record, begin, iterate], _SUMS),
+}
