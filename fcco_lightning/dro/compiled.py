@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from fcco_lightning.ambiguity import CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Simplex
-from fcco_lightning.dro import kernel
+from fcco_lightning.dro import kernel, kernel_data, kernel_samples
 from fcco_lightning.dro.losses import Logistic, Multinomial, Squared
 from fcco_lightning.dro.paces import Regularised
 from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
@@ -16,9 +17,9 @@ from fcco_lightning.dro.solvers import edges_of
 from fcco_lightning.errors import ConfigError
 
 _LOSSES: dict[type[Any], int] = {
-    Squared: kernel.SQUARED,
-    Logistic: kernel.LOGISTIC,
-    Multinomial: kernel.MULTINOMIAL,
+    Squared: kernel_data.SQUARED,
+    Logistic: kernel_data.LOGISTIC,
+    Multinomial: kernel_data.MULTINOMIAL,
 }
 _WIDE = 16  # features from which on BLAS is faster than loops
 FIRST = 64  # iterations to draw blocks for at first, and 8 more for every block; then twice as many, ...
@@ -41,7 +42,7 @@ class Loop:
         self.iterate = compiled()
         self.shape, n = problem.zeros().shape, problem.n
         wide = self.shape[0] > _WIDE or len(self.shape) > 1
-        self.data = kernel.Data(
+        self.data = kernel_data.Data(
             x=_plain(problem.x),
             columns=np.empty((0, n)) if wide else _plain(problem.x.T),
             y=_plain(problem.y.reshape(n, -1).T),
@@ -64,12 +65,12 @@ class Loop:
             NonFiniteError: if the iterates diverge.
         """
         tables, growth = self._tables(progress.w.T.flatten()), paces.growth
-        ends = kernel.Ends(float(progress.tol), float(progress.max_calls))
-        marks = kernel.Marks(
+        ends = kernel_data.Ends(float(progress.tol), float(progress.max_calls))
+        marks = kernel_data.Marks(
             0, 0, -1, progress.calls, 0, float(progress.value), float(progress.lower), np.nan, np.nan, np.inf, 0
         )
         size = FIRST + 8 * self.blocks
-        while marks.status == kernel.GO_ON:
+        while marks.status == kernel_data.GO_ON:
             since, before = progress.seconds, marks.t
             if len(self.drawn) == 0:
                 self.drawn, size = random.integers(self.blocks, size=(size, 2)), 2 * size
@@ -78,12 +79,12 @@ class Loop:
             self.drawn = self.drawn[marks.t - before :]
             best = tables.best.reshape(len(self.data.y), -1).T.reshape(self.shape)
             progress.take_over(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
-        progress.check(np.nan if marks.status == kernel.DIVERGED else 0.0)
+        progress.check(np.nan if marks.status == kernel_data.DIVERGED else 0.0)
         raise Done
 
-    def _tables(self, best: Array) -> kernel.Tables:
+    def _tables(self, best: Array) -> kernel_data.Tables:
         (k, n), size = self.data.y.shape, best.size
-        return kernel.Tables(
+        return kernel_data.Tables(
             w=np.zeros(size),
             best=best,
             total=np.zeros(size),
@@ -98,8 +99,8 @@ class Loop:
             slopes=np.empty(n * k),
             part=np.empty(n * k),
             v=np.empty(n),
-            room=np.empty(k * kernel.TILE),
-            sums=np.empty((3, kernel.TILE)),
+            room=np.empty(k * kernel_data.TILE),
+            sums=np.empty((3, kernel_data.TILE)),
             worst=np.empty(n),
         )
 
@@ -134,7 +135,7 @@ def _plain(values: Array) -> Array:
 
 
 @cache
-def compiled() -> Callable[..., kernel.Marks]:
+def compiled() -> Callable[..., kernel_data.Marks]:
     """:func:`kernel.iterate` compiled by numba; the result is kept on the disk, where numba finds a place for it.
 
     Raises:
@@ -147,12 +148,19 @@ def compiled() -> Callable[..., kernel.Marks]:
             "compiled=True needs numba, which is not installed. Install it (pip install 'fcco-lightning[compiled]'), "
             "or use compiled=False."
         ) from None
-    names = dict(vars(kernel))  # a copy, in which functions find each other compiled
+    modules = [kernel_data, kernel_samples, kernel]
+    names: dict[str, Any] = {}  # in which functions find each other compiled
+    for module in modules:
+        names |= vars(module)
+    # numba compiles anew what it has on the disk when the file of the function has changed, not those of what it calls
+    newest = max((str(module.__file__) for module in modules), key=lambda file: Path(file).stat().st_mtime)
     for part, flags in kernel.PARTS.items():
         name = part.__name__
-        inner = part is not kernel.iterate  # not called from Python, which saves compilation
-        function = FunctionType(part.__code__, names, name)
-        names[name] = njit(
-            cache=True, fastmath=flags, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=inner
-        )(function)
+        options: dict[str, Any] = {"fastmath": flags, "error_model": "numpy", "no_cfunc_wrapper": True}
+        options["no_cpython_wrapper"] = part is not kernel.iterate  # the one that Python calls
+        function = FunctionType(part.__code__.replace(co_filename=newest), names, name)
+        try:
+            names[name] = njit(cache=True, **options)(function)
+        except RuntimeError:  # neither the package's folder nor that of the user can be written
+            names[name] = njit(**options)(function)
     return names["iterate"]  # type: ignore[no-any-return]

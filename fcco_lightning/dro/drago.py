@@ -9,7 +9,8 @@ import numpy as np
 
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.dro.compiled import Loop
-from fcco_lightning.dro.kernel import LOOKS, Pace
+from fcco_lightning.dro.kernel import LOOKS
+from fcco_lightning.dro.kernel_data import Pace
 from fcco_lightning.dro.paces import Regularised, Start, default_alpha, unregularised
 from fcco_lightning.dro.problem import Array, LinearProblem, Progress, weigh
 from fcco_lightning.dro.solvers import Need, blocks_of

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from fcco_lightning.ambiguity import KLPenalty
-from fcco_lightning.dro.kernel import WINDOW, Growth, Pace, pace
+from fcco_lightning.dro.kernel import WINDOW, pace
+from fcco_lightning.dro.kernel_data import Growth, Pace
 from fcco_lightning.dro.problem import LinearProblem, square
 
 Start = Literal["practice", "theory", "steady"]
