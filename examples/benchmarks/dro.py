@@ -8,10 +8,11 @@ table of yours, whose columns are standardised; every solver stops at the same c
     OMP_NUM_THREADS=1 uv run python examples/benchmarks/dro.py --data yacht.csv     # one thread, as all figures are
     uv run python examples/benchmarks/dro.py --large 100000 1000000 --features 50   # L-BFGS or DRAGO?  One picture
 
-All variants take turns in one process with one thread (OMP_NUM_THREADS=1 for NumPy and for what numba compiles, which
-have each a library of linear algebra of their own), each solving the whole problem once a round; times are those of
-the processor and hold the proofs, not the compilation, whose seconds are printed; a row is the median over rounds, and its ratio the median of the ratios within a
-round.  The transcription is in ``dro_transcription.py``; it has the same step size and looks at the gap as often.
+All variants take turns in one process with one thread (OMP_NUM_THREADS=1: NumPy and what numba compiles have each a
+library of linear algebra of their own), each solving the whole problem once a round; times are those of the processor
+and hold the proofs, not the compilation, whose seconds are printed; a row is the median over rounds, and its ratio the
+median of the ratios within a round.  The transcription is in ``dro_transcription.py``; it has the same step size and
+looks at the gap as often.
 """
 
 import argparse
@@ -236,9 +237,8 @@ def main() -> None:
         base, theirs = (best(results[title], kind) for kind in ("L-BFGS", "transcription"))
         for kind in ("DRAGO, b", "DRAGO, compiled"):
             ours = best(results[title], kind)
-            print(
-                f"{title}, best blocks, {kind}: over L-BFGS {ours / base:.2f}, transcription over it {theirs / ours:.1f}"
-            )
+            over = f"over L-BFGS {ours / base:.2f}, transcription over it {theirs / ours:.1f}"
+            print(f"{title}, best blocks, {kind}: {over}")
         draw(histories[title], n, title, args.out / f"{name}.png")
     if args.data:
         report(results, args.out / "dro.json")
