@@ -31,4 +31,5 @@ def blocks_of(n: int, size: int) -> list[slice]:
 
 def edges_of(n: int, size: int) -> NDArray[np.int64]:
     """Where the blocks of :func:`blocks_of` begin and end, (M + 1,)."""
-    return np.linspace(0, n, -(-n // size) + 1).round().astype(np.int64)
+    blocks = -(-n // size)
+    return (np.arange(blocks + 1) * (n / blocks)).round().astype(np.int64)
