@@ -195,3 +195,20 @@ def test_without_numba_the_extra_is_named(monkeypatch):
     compiled.compiled.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'fcco-lightning\[compiled\]'.*compiled=False"):
         solve(DRAGO(compiled=True), problem())
+
+
+def test_where_nothing_can_be_written_it_is_compiled_without_the_disk(numba, monkeypatch):
+    from numba.core import caching
+
+    def refused(self):
+        raise OSError("read-only")
+
+    locators = [c for name, c in vars(caching).items() if name.endswith("CacheLocator")]
+    for locator in locators:
+        if hasattr(locator, "ensure_cache_path"):
+            monkeypatch.setattr(locator, "ensure_cache_path", refused)
+    compiled.compiled.cache_clear()
+    iterate = compiled.compiled()
+    compiled.compiled.cache_clear()
+    assert callable(iterate)
+    assert iterate.stats.cache_path is None
