@@ -95,12 +95,13 @@ def test_other_starts_and_a_step_size_that_is_given(numba, start):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 1, 16, 30, N])
 @pytest.mark.parametrize("start", ["practice", "theory", "steady"])
-@pytest.mark.parametrize("penalty", [ChiSquarePenalty(0.1), EuclideanPenalty(2.0)])
+@pytest.mark.parametrize("penalty", [ChiSquarePenalty(0.5), EuclideanPenalty(60.0)])
 @pytest.mark.parametrize("ambiguity", [Simplex(), CappedSimplex(0.4)])
 @pytest.mark.parametrize("loss", [Squared, Logistic, Multinomial])
 def test_the_compiled_loop_goes_through_the_same_points_everywhere(numba, loss, ambiguity, penalty, start, size):
+    """Features of norm 1: where the objective first rises ten thousandfold, NumPy's path is not its own to rounding."""
     for d in (1, 3, 20):
-        agree(problem(loss, ambiguity, penalty, d=d), tol=1e-8, block_size=size, start=start)
+        agree(problem(loss, ambiguity, penalty, d=d, scale=d**-0.5), tol=1e-8, block_size=size, start=start)
 
 
 def test_more_samples_than_a_tile_and_more_iterations_than_are_drawn_at_once(numba, monkeypatch):
