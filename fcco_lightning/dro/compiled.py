@@ -23,6 +23,7 @@ _LOSSES: dict[type[Any], int] = {
 }
 _WIDE = 16  # features from which on BLAS is faster than loops
 FIRST = 64  # iterations to draw blocks for at first, and 8 more for every block; then twice as many, ...
+_MOST = 1_000_000  # at once
 
 
 class Loop:
@@ -73,11 +74,11 @@ class Loop:
         while marks.status == kernel_data.GO_ON:
             since, before = progress.seconds, marks.t
             if len(self.drawn) == 0:
-                self.drawn, size = random.integers(self.blocks, size=(size, 2)), 2 * size
+                self.drawn, size = random.integers(self.blocks, size=(size, 2)), min(2 * size, _MOST)
             records = np.empty((len(self.drawn) // self.blocks + 2, 3))
             marks = self.iterate(self.data, ends, tables, growth, self.drawn, marks._replace(looks=0), records)
             self.drawn = self.drawn[marks.t - before :]
-            best = tables.best.reshape(len(self.data.y), -1).T.reshape(self.shape)
+            best = np.ascontiguousarray(tables.best.reshape(len(self.data.y), -1).T).reshape(self.shape)
             progress.take_over(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
         progress.check(np.nan if marks.status == kernel_data.DIVERGED else 0.0)
         raise Done
@@ -111,21 +112,21 @@ def refuse(problem: LinearProblem) -> None:
     Raises:
         ConfigError: naming it.
     """
-    penalty, quadratic = problem.penalty, (ChiSquarePenalty, EuclideanPenalty)
-    wrong = {
-        "dense features": "" if isinstance(problem.x, np.ndarray) else f"x={type(problem.x).__name__}",
-        "ambiguity=Simplex() or CappedSimplex(...)": ""
-        if isinstance(problem.ambiguity, Simplex | CappedSimplex)
-        else f"ambiguity={problem.ambiguity!r}",
-        "divergence='chi_square' or 'euclidean'": "" if isinstance(penalty, quadratic) else f"penalty={penalty!r}",
-        "nu > 0": "" if penalty.nu > 0 else f"nu={penalty.nu!r}",
-        "mu > 0": "" if problem.mu > 0 else f"mu={problem.mu!r}",
-        "the squared, the logistic or the multinomial loss": ""
-        if type(problem.loss) in _LOSSES
-        else f"loss={problem.loss!r}",
-    }
-    for need, got in wrong.items():
-        if got:
+    penalty, ambiguity, loss = problem.penalty, problem.ambiguity, problem.loss
+    needs = [
+        (isinstance(problem.x, np.ndarray), "dense features", f"x={type(problem.x).__name__}"),
+        (isinstance(ambiguity, Simplex | CappedSimplex), "Simplex() or CappedSimplex(...)", f"ambiguity={ambiguity!r}"),
+        (
+            isinstance(penalty, ChiSquarePenalty | EuclideanPenalty),
+            "divergence='chi_square' or 'euclidean'",
+            f"penalty={penalty!r}",
+        ),
+        (penalty.nu > 0, "nu > 0", f"nu={penalty.nu!r}"),
+        (problem.mu > 0, "mu > 0", f"mu={problem.mu!r}"),
+        (type(loss) in _LOSSES, "the squared, the logistic or the multinomial loss", f"loss={loss!r}"),
+    ]
+    for fits, need, got in needs:
+        if not fits:
             raise ConfigError(f"compiled=True needs {need}, got {got}. Use compiled=False.")
 
 
