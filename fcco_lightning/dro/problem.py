@@ -152,7 +152,9 @@ class LinearProblem:
         """
         rows = self.x[:: -(-self.n // _SAMPLED)]
         if isinstance(rows, np.ndarray) and rows.shape[1] <= _FEW:
-            return float(np.linalg.eigvalsh(rows.T @ rows)[-1]) / len(rows)
+            gram = rows.T @ rows
+            if np.isfinite(gram).all():
+                return max(float(np.linalg.eigvalsh(gram)[-1]), 0.0) / len(rows)
         v = np.asarray(abs(rows).sum(axis=0), dtype=np.float64).ravel()
         value = 0.0
         for _ in range(_POWERS):
@@ -252,7 +254,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Those since the beginning."""
         return self.clock() - self._start
 
     def take_over(self, w: Array, value: float, lower: float, calls: int, records: Array, since: float) -> None:
