@@ -311,6 +311,7 @@ def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, mo
     pd.DataFrame(np.column_stack([x, y]), columns=["a", "b", "c", "y"]).to_csv(tmp_path / "t.csv", index=False)
     arguments = ["dro.py", "--data", str(tmp_path / "t.csv"), "--rounds", "2", "--out", str(tmp_path), "--tol", "1e-3"]
     monkeypatch.setattr(s.dro_transcription, "compiled", lambda: None)  # seconds of compilation, where there is numba
+    monkeypatch.setattr(s, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", [*arguments, "--large", "100", "--features", "3", "--nus", "0.1", "--parts", "1"])
     s.main()
     (table,) = json.loads((tmp_path / "dro.json").read_text()).values()

@@ -2,52 +2,42 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import numpy as np
 
 from fcco_lightning.ambiguity import KLPenalty
+from fcco_lightning.dro.kernel import WINDOW, pace
+from fcco_lightning.dro.kernel_data import Growth, Pace
 from fcco_lightning.dro.problem import LinearProblem, square
 
 Start = Literal["practice", "theory", "steady"]
 _LARGEST = 0.1  # alpha, where blocks are large
-_WINDOW = 16  # the iterates of the last M - 1 steps together pull 16 (M-1) times less than the last one
 
 
-class Pace(NamedTuple):
-    """The constants of one iteration.
+@dataclass(frozen=True)
+class Regularised:
+    """The paces for mu > 0 and nu > 0: a_t grows like ``(1+alpha)^t``, see :class:`DRAGO` for the starts."""
 
-    Attributes:
-        r: ``a_{t-1}/a_t``, the weight of the corrections.
-        pull: of ``|w' - w|^2 / 2`` and what follows together in the step of w.
-        window: of ``|w' - w_s|^2 / 2`` for each of the M - 1 iterates w_s before w.
-        dual: of ``Delta(p, q)`` in the step of q.
-    """
+    mu: float
+    nu: float
+    blocks: int  # M
+    alpha: float
+    start: Start
 
-    r: float
-    pull: float
-    window: float
-    dual: float
+    @property
+    def growth(self) -> Growth:
+        """The start in numbers."""
+        faster = 1 + self.alpha
+        if self.start == "theory":
+            return Growth(self.alpha, 0.75 * faster**2, 1 / (4 * self.alpha))
+        return Growth(self.alpha, faster if self.start == "practice" else 0.0, 1 / faster)
 
-
-def regularised(problem: LinearProblem, blocks: int, alpha: float, start: Start) -> Iterator[Pace]:
-    """The paces for mu > 0 and nu > 0, with M = ``blocks``: a_t grows like ``(1+alpha)^t``."""
-    mu, nu, others = problem.mu, problem.penalty.nu, max(blocks - 1, 1)
-    most = 1 / (_WINDOW * alpha * (1 + alpha) * others**2)
-    for t in count(1):
-        r, beta = _growth(alpha, t, start)
-        yield Pace(r, beta * mu, min(most, beta / others) * mu, beta * nu)
-
-
-def _growth(alpha: float, t: int, start: Start) -> tuple[float, float]:
-    """``a_{t-1}/a_t`` and ``A_{t-1}/a_t``."""
-    if start == "steady":
-        return 1 / (1 + alpha), 1 / alpha
-    if t == 1:
-        return 0.0, 0.0
-    if start == "practice":
-        return 1 / (1 + alpha), (1 - (1 + alpha) ** (1 - t)) / alpha
-    ratio = 1 / (4 * alpha) if t == 2 else 1 / (1 + alpha)
-    return ratio, (1 - 0.75 * (1 + alpha) ** (2 - t)) / alpha
+    def __iter__(self) -> Iterator[Pace]:
+        growth = self.growth
+        return (pace(growth, self.mu, self.nu, self.blocks, t) for t in count(1))
 
 
 def unregularised(problem: LinearProblem, blocks: int, caution: float) -> Iterator[Pace]:
@@ -71,7 +61,7 @@ def unregularised(problem: LinearProblem, blocks: int, caution: float) -> Iterat
         primal, dual = total * mu + smoothness, total * nu + coupling**2 / smoothness
         fastest = (1 + 1 / blocks) * before if before > 0 else math.inf
         a = min(primal / smoothness, fastest, math.sqrt(primal * dual) / coupling)
-        yield Pace(before / a, primal / a, primal / (a * _WINDOW * others**2), dual / a)
+        yield Pace(before / a, primal / a, primal / (a * WINDOW * others**2), dual / a)
         before, total = a, total + a
         if mu == 0 and t == renewal:
             total, renewal = 0.0, 2 * renewal
@@ -84,7 +74,7 @@ def steepness(problem: LinearProblem) -> tuple[float, float]:
     the penalty at nu = 1; both are estimated at w = 0, the first from up to 1000 samples.
     """
     spread, n = problem.spread(), problem.n
-    slopes = problem.loss(problem.x @ problem.zeros(), problem.y)[1]
+    slopes = problem.loss(np.zeros(problem.y.shape), problem.y)[1]
     curvature = problem.dual.unit * (n if isinstance(problem.penalty, KLPenalty) else 1)
     return 4 * problem.loss.curvature * spread, 2 * math.sqrt(spread * square(slopes) / curvature)
 

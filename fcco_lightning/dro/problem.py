@@ -17,6 +17,7 @@ from fcco_lightning.errors import ConfigError, NonFiniteError
 Array = NDArray[np.float64]
 _BALANCED = 1e-9  # of its terms: a sum that counts as zero
 _SAMPLED, _POWERS = 1000, 12  # samples and iterations for an estimate of the features' spread
+_FEW = 64  # features, for which it is exact
 
 
 class Point(NamedTuple):
@@ -145,8 +146,15 @@ class LinearProblem:
         return level - square(slope) / (2 * self.mu)
 
     def spread(self) -> float:
-        """Largest eigenvalue of the mean of ``x_i x_i^T``, estimated from up to 1000 samples by power iteration."""
+        """Largest eigenvalue of the mean of ``x_i x_i^T`` over up to 1000 samples.
+
+        Of many features, or sparse ones, it is estimated by power iteration.
+        """
         rows = self.x[:: -(-self.n // _SAMPLED)]
+        if isinstance(rows, np.ndarray) and rows.shape[1] <= _FEW:
+            gram = rows.T @ rows
+            if np.isfinite(gram).all():
+                return max(float(np.linalg.eigvalsh(gram)[-1]), 0.0) / len(rows)
         v = np.asarray(abs(rows).sum(axis=0), dtype=np.float64).ravel()
         value = 0.0
         for _ in range(_POWERS):
@@ -240,7 +248,30 @@ class Progress:
         if point.value < self.value:
             self.w, self.value = w.copy(), point.value
         self.lower = max(self.lower, point.lower, lower)
-        seconds = self.clock() - self._start
-        self.history.append({"oracle_calls": self.calls, "seconds": seconds, "objective": point.value, "gap": self.gap})
+        self._append(self.calls, self.seconds, point.value, self.gap)
         if self.gap <= self.tol or self.calls >= self.max_calls:
             raise Done
+
+    @property
+    def seconds(self) -> float:
+        """Those since the beginning."""
+        return self.clock() - self._start
+
+    def take_over(self, w: Array, value: float, lower: float, calls: int, records: Array, since: float) -> None:
+        """Take over what a compiled loop found, which did without :meth:`look`.
+
+        Args:
+            w: the best weights.
+            value: F there.
+            lower: the largest lower bound.
+            calls: evaluations of a sample, those before the loop included.
+            records: evaluations, objective and gap per look, (looks, 3).
+            since: ``seconds`` at the loop's beginning; what it took since then is shared out by evaluations.
+        """
+        each = (self.seconds - since) / max(calls - self.calls, 1)
+        for at, objective, gap in records.tolist():
+            self._append(int(at), since + each * (at - self.calls), objective, gap)
+        self.w, self.value, self.lower, self.calls = w, value, lower, calls
+
+    def _append(self, calls: int, seconds: float, objective: float, gap: float) -> None:
+        self.history.append({"oracle_calls": calls, "seconds": seconds, "objective": objective, "gap": gap})

@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fcco_lightning.dro.problem import LinearProblem, Progress
 
@@ -25,5 +26,10 @@ class Solver(Protocol):
 
 def blocks_of(n: int, size: int) -> list[slice]:
     """Consecutive blocks of about ``size`` of n samples; their sizes differ by at most one."""
-    edges = np.linspace(0, n, -(-n // size) + 1).round().astype(int)
-    return [slice(int(a), int(b)) for a, b in pairwise(edges)]
+    return [slice(a, b) for a, b in pairwise(edges_of(n, size).tolist())]
+
+
+def edges_of(n: int, size: int) -> NDArray[np.int64]:
+    """Where the blocks of :func:`blocks_of` begin and end, (M + 1,)."""
+    blocks = -(-n // size)
+    return (np.arange(blocks + 1) * (n / blocks)).round().astype(np.int64)

@@ -268,6 +268,16 @@ def test_a_longer_run_goes_through_the_points_of_a_shorter_one(solver):
         assert begun == [(r["oracle_calls"], r["objective"]) for r in long.history[: len(begun)]]
 
 
+@pytest.mark.parametrize(("n", "d", "error"), [(50, 3, 1e-12), (1500, 3, 0.1), (50, 90, 0.1)])
+def test_the_spread_of_the_features(n, d, error):
+    """Exact for few features and samples; of the squared length of the longest axis."""
+    x = np.random.default_rng(0).normal(size=(n, d)) * np.linspace(1, 3, d)
+    posed = LinearProblem(x, x[:, 0], Squared(), Simplex(), ChiSquarePenalty(1.0), 1.0)
+    assert posed.spread() == pytest.approx(np.linalg.norm(x, 2) ** 2 / n, rel=error)
+    posed.x = 0 * x
+    assert posed.spread() == 0
+
+
 @pytest.mark.parametrize(("n", "size", "sizes"), [(10, 5, [5, 5]), (10, 4, [3, 4, 3]), (10, 10, [10]), (3, 1, [1] * 3)])
 def test_blocks(n, size, sizes):
     blocks = blocks_of(n, size)
