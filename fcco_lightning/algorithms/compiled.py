@@ -79,7 +79,7 @@ class _Outcome(NamedTuple):
 
 
 class CompiledSurrogate:
-    """:meth:`~fcco_lightning.algorithms.estimation.Estimation.surrogate`, of which everything but the look at the columns is compiled by torch.compile.
+    """The surrogate of an algorithm, of which everything but the look at the columns is compiled by torch.compile.
 
     What a batch's columns say is found first, on the host (:class:`~fcco_lightning.objectives.two_steps.InTwoSteps`),
     and rows are read.  Then one function of tensors leads from there to the surrogate and the new rows: inner values,
