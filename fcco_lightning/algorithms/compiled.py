@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.engine import Engine, Measured, Reading, Surrogate, Term
+from fcco_lightning.engine import Engine, Reading, Surrogate, Term
 from fcco_lightning.engine.engine import Evaluated
 from fcco_lightning.engine.forward import Arrangements, wide
 from fcco_lightning.engine.parts import part_name
@@ -26,7 +26,8 @@ class Estimating(Protocol):
     smoothing: Smoothing
 
     def estimator_of(self, term: Term) -> Estimator: ...
-    def assembled(self, engine: Engine, now: Measured) -> Surrogate: ...
+    def pairs_old(self, term: Term) -> bool: ...
+    def uncompiled(self, engine: Engine, seen: Evaluated) -> Surrogate: ...
     def fade(self, engine: Engine, readings: Sequence[Reading]) -> None: ...
 
 
@@ -129,7 +130,7 @@ class CompiledSurrogate:
 
     def _uncompiled(self, seen: Evaluated) -> Surrogate:
         self._like = {name: first_tensor(wide(outputs)).detach()[:0] for name, outputs in seen.now.outputs.items()}
-        return self._algorithm.assembled(self._engine, self._engine.inner(seen))
+        return self._algorithm.uncompiled(self._engine, seen)
 
     def _settle(self, batch: Batch, seen: Evaluated | None) -> _Settled | None:
         """What the compiled function is given; None where it cannot be used for the batch.
@@ -227,11 +228,14 @@ class CompiledSurrogate:
                 rows = estimator.first(inner) if t.rows is None else fill(t.rows, t.seen, estimator.first(inner))
                 sampling = Sampling(t.inverse, t.seen, term.range, term.growth)
                 tracked = estimator.update(rows, inner, previous, outer, sampling)
+                moved, followed = tracked.rows, estimator.values(tracked.rows, inner)
+                if algorithm.pairs_old(term):
+                    tracked = estimator.recalled(rows, inner, outer)
                 parts.append(paired(t.weight, tracked.weights, values))
                 if any(parameter.requires_grad for parameter in outer.parameters()):
                     known = estimator.known_part(tracked, outer)
                     parts += [] if known is None else [totalled(t.weight, known)]
-                outcomes.append(_Outcome(inner, tracked.rows, tracked.at, estimator.values(tracked.rows, inner)))
+                outcomes.append(_Outcome(inner, moved, tracked.at, followed))
             return torch.stack(parts).sum(), direct, outcomes
 
     def _proposed(

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.algorithms.compiled import CompiledSurrogate
-from fcco_lightning.engine import Engine, Measured, Problem, Reading, Surrogate, Term
+from fcco_lightning.engine import Engine, Problem, Reading, Surrogate, Term
+from fcco_lightning.engine.engine import Evaluated
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator, Sampling, fill
 from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing
@@ -74,15 +75,20 @@ class Estimation(Algorithm, ABC):
         before = self._previous.tensors if self.needs_previous else None
         if self._compiled is not None:
             return self._compiled(batch, before)
-        return self.assembled(engine, engine.measure(batch, before))
+        return self.uncompiled(engine, engine.evaluate(batch, before))
 
-    def assembled(self, engine: Engine, now: Measured) -> Surrogate:
-        """The same from what was measured."""
+    def uncompiled(self, engine: Engine, seen: Evaluated) -> Surrogate:
+        """The same from the network's outputs."""
+        now = engine.inner(seen)
         surrogate = Surrogate(now.direct)
         for reading in now.readings:
             self.add(surrogate, reading, *self.track(engine, reading))
         self.fade(engine, now.readings)
         return surrogate
+
+    def pairs_old(self, term: Term) -> bool:  # noqa: ARG002
+        """Whether a term's Jacobian meets the outer gradients from before the step, where the estimator says others."""
+        return False
 
     def fade(self, engine: Engine, readings: Sequence[Reading]) -> None:
         """Let the rows of terms of which the batch does not speak shrink, where the estimator has it so."""
@@ -113,7 +119,7 @@ class Estimation(Algorithm, ABC):
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
         rows, inner, _ = self.held(engine, reading)
-        return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
+        return estimator.recalled(rows, inner, outer), outer
 
     def held(self, engine: Engine, reading: Reading) -> tuple[Tensor, Tensor, Sampling]:
         """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.

@@ -55,7 +55,15 @@ class TwoDraws(Estimation, ABC):
         self.objective_share = half if self.objective_estimator.convex_only else 1.0
 
     def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
-        seen = engine.evaluate(batch, self._previous.tensors if self.needs_previous else None)
+        before = self._previous.tensors if self.needs_previous else None
+        if self._compiled is not None and self.jacobian == "old":  # else samples differ, and terms are measured twice
+            return self._compiled(batch, before)
+        return self.uncompiled(engine, engine.evaluate(batch, before))
+
+    def pairs_old(self, term: Term) -> bool:
+        return self.jacobian == "old" and self.estimator_of(term).convex_only
+
+    def uncompiled(self, engine: Engine, seen: Evaluated) -> Surrogate:
         terms = engine.problem.all_terms
         dual = [term for term in terms if self.estimator_of(term).convex_only]
         averaged = engine.inner(seen, terms=[term for term in terms if term not in dual])
