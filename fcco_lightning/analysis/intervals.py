@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, ndtri, stdtrit
 from torch import Tensor
 
 from fcco_lightning.checks import fraction
 from fcco_lightning.constraints import Constraint, unique_names
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.records import Columns
 
 
@@ -36,6 +36,19 @@ class Interval(NamedTuple):
     method: Literal["binomial", "normal"]
 
 
+class _Clusters(NamedTuple):
+    """How many independent samples the clusters of some subsets stand for.
+
+    Attributes:
+        number: of clusters in the subset that has the fewest.
+        designs: of each of k means in [0, 1], how many times as large its variance is as that of independent samples;
+            empty if there are none.
+    """
+
+    number: int
+    designs: Sequence[float]
+
+
 class _Means(NamedTuple):
     """The inner values of a row, and how they vary from split to split.
 
@@ -46,6 +59,7 @@ class _Means(NamedTuple):
         sizes: of the subset that each is a mean over, shape (k,); empty if they are no means of values in [0, 1].
         error: standard error of s.
         error_of_equals: the same where nothing differs between the subsets.
+        clusters: of the samples; None where all samples are independent.
     """
 
     values: Tensor
@@ -54,10 +68,15 @@ class _Means(NamedTuple):
     sizes: Sequence[int]
     error: float
     error_of_equals: float
+    clusters: _Clusters | None = None
 
 
 def intervals(
-    constraints: Sequence[Constraint], outputs: Tensor, columns: Columns, level: float = 0.95
+    constraints: Sequence[Constraint],
+    outputs: Tensor,
+    columns: Columns,
+    level: float = 0.95,
+    clusters: Tensor | None = None,
 ) -> dict[str, Interval]:
     r"""Compute a confidence interval of every constraint that the split has samples of.
 
@@ -70,6 +89,22 @@ def intervals(
     - "normal", for all others (losses, AUCs, ratios): ``s -+ z SE`` with the standard error of the infinitesimal
       jackknife (Efron, 1981), ``SE^2 = sum over samples j of (ds / d weight_j)^2`` at weights 1.
 
+    Samples of one patient, camera or handwriting are alike, so that they say less than as many independent ones.  With
+    ``clusters`` only the clusters are independent:
+
+    - ``SE^2 = c / (c - 1) sum over clusters of (sum over its samples j of ds / d weight_j)^2`` (Liang and Zeger, 1986),
+      with c the number of clusters in the subset that has the fewest.  The factor makes it unbiased for a mean over
+      clusters of one size, whose influences, as those of all weighted means, add up to 0.  The quantile is that of
+      Student's t with c - 1 degrees of freedom (MacKinnon, Nielsen and Webb, 2023).
+    - The effective number of samples of a rate is divided by the design effect, the ratio of this variance to that of
+      independent samples (not below 1; where no sample differs from another, that of clusters whose samples are all
+      equal), and multiplied by ``(t_(n-1) / t_(c-1))^2``, the quantiles of t (Korn and Graubard, 1998).  Several rates
+      combine as if no cluster were in two subsets, which of a difference gives a wider interval where one is.
+
+    The noise is larger by the same ratio of standard errors.  Where hits are rare and come in whole clusters, their
+    number is known least where it happens to be small: of a rate of 3% with a correlation of .6 within 40 clusters of 8
+    samples, 95% intervals hold it in 91% of splits (and in 62% without clusters).
+
     The interval of ``h = |s| - kappa`` is that of all ``|s| - kappa`` for s in its own.  Quantiles of the pooled scores
     (``QuantileScores``, ``TopShare``) and ranks (``Exposure``) count as known.
 
@@ -79,26 +114,35 @@ def intervals(
         columns: the columns of the split.
         level: the confidence of a single interval, in (0, 1); to have all m hold together with confidence ``1 - a``
             take ``1 - a / m`` (Bonferroni).
+        clusters: the number of the cluster of every sample, shape (n,); None if all samples are independent.
 
     Returns:
-        The intervals by name; where two constraints have one name, the later one gets an apostrophe.
+        The intervals by name; where two constraints have one name, the later one gets an apostrophe.  Rows of which the
+        split has samples of a single cluster have none.
 
     Raises:
         ConfigError: if ``level`` is not in (0, 1).
+        DataError: if ``clusters`` is not one number for every sample.
     """
     if fraction("level", level) == 1:
         raise ConfigError("level must lie in (0, 1), got 1: no interval but the whole line is certain.")
+    if clusters is not None and clusters.shape != (len(outputs),):
+        raise DataError(
+            f"clusters must be one number for every sample, shape ({len(outputs)},), got {tuple(clusters.shape)}. Give "
+            "the column of the split that says which samples belong together."
+        )
     found: dict[str, Interval] = {}
+    codes = None if clusters is None else torch.unique(clusters, return_inverse=True)[1]
     names = unique_names([name for c in constraints for name in c.names])
     with torch.inference_mode(False), torch.enable_grad():
         for c in constraints:
             own, names = names[: c.num_rows], names[c.num_rows :]
-            found |= {own[i]: _interval(c, means, level) for i, means in _rows(c, outputs, columns).items()}
+            found |= {own[i]: _interval(c, means, level) for i, means in _rows(c, outputs, columns, codes).items()}
     return found
 
 
-def _rows(constraint: Constraint, outputs: Tensor, columns: Columns) -> dict[int, _Means]:
-    """The rows of which the split has samples."""
+def _rows(constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tensor | None) -> dict[int, _Means]:
+    """The rows of which the split has samples, of more than one cluster."""
     wide = outputs.detach().clone().double()
     known = {name: column.clone() for name, column in columns.items()}
     weight = torch.ones(len(wide), dtype=torch.float64, device=wide.device, requires_grad=True)
@@ -107,14 +151,47 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns) -> dict[int
         return {}
     slopes = constraint.number(inner.values).subgradient(inner.values.detach())
     subsets = constraint.subsets(known)
-    found = {}
+    found: dict[int, _Means] = {}
     for i, values, slope in zip(inner.index.tolist(), inner.values, slopes, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
         masks = [] if subsets is None or constraint.range != (0.0, 1.0) else list(subsets[i])
         error = float((slope @ influence).norm())
         means = _Means(values.detach(), slope, influence.square().sum(1), [], error, error)
-        found[i] = _with_sizes(means, torch.stack(masks).double()) if len(masks) == len(values) else means
+        means = _with_sizes(means, torch.stack(masks).double()) if len(masks) == len(values) else means
+        if codes is not None:
+            members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
+            clustered = _with_clusters(means, influence, members, codes.to(influence.device))
+            found |= {} if clustered is None else {i: clustered}
+        else:
+            found[i] = means
     return found
+
+
+def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Tensor) -> _Means | None:
+    """The same for samples in clusters; None if a subset has a single one.
+
+    Args:
+        means: of independent samples.
+        influence: of every sample on each of the k values, shape (k, n).
+        members: which samples are in which subset, shape (subsets, n), bool.
+        codes: the clusters 0..C-1 of the samples, shape (n,).
+    """
+    shape = int(codes.max()) + 1
+    sizes = influence.new_zeros(len(members), shape).index_add(1, codes, members.to(influence))
+    numbers = (sizes > 0).sum(1)
+    c = int(numbers[numbers > 0].min()) if bool(numbers.any()) else 0
+    if c < 2:
+        return None
+    totals = influence.new_zeros(len(influence), shape).index_add(1, codes, influence)
+    error = math.sqrt(c / (c - 1)) * float((means.slopes @ totals).norm())
+    designs: list[float] = []
+    if means.sizes:
+        own = totals.square().sum(1) * numbers / (numbers - 1)
+        equal = sizes.square().sum(1) / sizes.sum(1)  # of clusters whose samples are all equal
+        designs = torch.where(means.variances > 0, own / means.variances, equal).clamp(min=1).tolist()
+    larger = error / means.error if means.error > 0 else 1.0
+    noise = larger * means.error_of_equals
+    return means._replace(error=error, error_of_equals=noise, clusters=_Clusters(c, designs))
 
 
 def _with_sizes(means: _Means, members: Tensor) -> _Means:
@@ -141,22 +218,32 @@ def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
     low, high = s - below, s + above
     noise = math.nan
     if constraint.sides == 2:
-        noise = -float(ndtri(0.025)) * means.error_of_equals
+        noise = _quantile(means, 0.025) * means.error_of_equals
         s, low, high = abs(s), max(low, -high, 0.0), max(-low, high)
     kappa = s - float(constraint.violation(means.values.unsqueeze(0)))
     return Interval(s - kappa, low - kappa, high - kappa, noise, "binomial" if means.sizes else "normal")
 
 
 def _normal(means: _Means, tail: float) -> tuple[float, float]:
-    width = -float(ndtri(tail)) * means.error
+    width = _quantile(means, tail) * means.error
     return width, width
+
+
+def _quantile(means: _Means, tail: float) -> float:
+    """How many standard errors are exceeded with the probability ``tail``."""
+    return -float(ndtri(tail) if means.clusters is None else stdtrit(means.clusters.number - 1, tail))
 
 
 def _of_rates(means: _Means, tail: float) -> tuple[float, float]:
     """How far below and above s the ends of its interval are."""
     below = above = 0.0
-    for p, slope, variance, size in zip(*(part.tolist() for part in means[:3]), means.sizes, strict=True):
-        low, high = exact_binomial(p, _effective_size(p, variance, size), tail)
+    known = means.clusters
+    designs = known.designs if known else [1.0] * len(means.sizes)
+    for p, slope, variance, size, design in zip(
+        *(part.tolist() for part in means[:3]), means.sizes, designs, strict=True
+    ):
+        fewer = 1.0 if known is None else float(stdtrit(size - 1, tail) / stdtrit(known.number - 1, tail)) ** 2
+        low, high = exact_binomial(p, _effective_size(p, variance, size) / design * fewer, tail)
         down, up = (p - low, high - p) if slope >= 0 else (high - p, p - low)
         below, above = below + (slope * down) ** 2, above + (slope * up) ** 2
     return math.sqrt(below), math.sqrt(above)

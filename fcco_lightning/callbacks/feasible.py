@@ -8,12 +8,14 @@ from typing import Any, Literal
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
 
 from fcco_lightning.analysis import Interval, intervals
 from fcco_lightning.checks import fraction, one_of
 from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import direction
+from fcco_lightning.records import Columns
 from fcco_lightning.training import FCCOModule
 
 FEASIBLE = "feasible.ckpt"
@@ -55,6 +57,9 @@ class BestFeasible(Callback):
         mode: "max" if larger figures are better, else "min"; None for "min" of losses, errors and gaps.
         margin: "auto" to require confidence intervals below 0; None for the values of h alone.
         confidence: with which all constraints together are to hold, in (0, 1).
+        clusters: column of the data that says which samples belong together, such as those of one patient or camera;
+            any column of a table, also one that is no feature.  Then the intervals, also those of :class:`Report`, take
+            the clusters as independent, not the samples; None for independent samples.
 
     Attributes:
         chosen: ``epoch``, ``feasible``, ``worst_violation`` and the figure of the weights that are kept; empty without.
@@ -72,11 +77,13 @@ class BestFeasible(Callback):
         mode: Literal["max", "min"] | None = None,
         margin: Literal["auto"] | None = None,
         confidence: float = 0.95,
+        clusters: str | None = None,
     ) -> None:
         self.enabled, self.figure, self.mode = enabled, figure, one_of("mode", mode, ("max", "min", None))
         self.margin, self.confidence = one_of("margin", margin, ("auto", None)), fraction("confidence", confidence)
         if confidence == 1:
             raise ConfigError("confidence must lie in (0, 1), got 1: no split, however large, makes certain.")
+        self.clusters, self._cluster_column = clusters, clusters
         self.chosen: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
         self._margins: list[float] = []
@@ -94,7 +101,10 @@ class BestFeasible(Callback):
         self._margins = list(state_dict.get("margins", []))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find out now, not after hours, that there is no validation split; go on with a checkpoint's margins."""
+        """Find out now, not after hours, that a split or column is missing; go on with a checkpoint's margins."""
+        find = getattr(getattr(trainer, "datamodule", None), "clusters_of", None)
+        if self.clusters is not None and find is not None:
+            self._cluster_column = find(self.clusters)
         if not (self.enabled and self.margin and isinstance(pl_module, FCCOModule) and pl_module.constraints):
             return
         if "val" not in getattr(getattr(trainer, "datamodule", None), "val_names", ()):
@@ -110,6 +120,21 @@ class BestFeasible(Callback):
             )
         for constraint, margin in zip(pl_module.constraints, self._margins, strict=False):
             constraint.tighten(margin)
+
+    def clusters_in(self, columns: Columns) -> Tensor | None:
+        """The clusters of a split's samples, shape (n,); None if they are independent.
+
+        Raises:
+            DataError: if the split has no such column.
+        """
+        if self._cluster_column is None:
+            return None
+        if self._cluster_column not in columns:
+            raise DataError(
+                f"feasible.clusters={self.clusters!r} is not a column of the evaluation batches, which have "
+                f"{sorted(columns)}. Name one of them, or let the datamodule add it."
+            )
+        return columns[self._cluster_column]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the weights if they are the best so far."""
@@ -142,14 +167,15 @@ class BestFeasible(Callback):
         level = 1 - 2 * (1 - self.confidence) / (number * _planned_validations(trainer))
         known = module.last_summaries.get("train", module.last_summaries["val"])
         outputs, columns = module.evaluate(loader)
-        found = list(intervals(module.constraints, outputs, columns, level).items())
+        found = list(intervals(module.constraints, outputs, columns, level, self.clusters_in(columns)).items())
         if len(found) < number:
             names = unique_names([name for c in module.constraints for name in c.names])
             lacking = next(name for name in names if name not in dict(found))
+            at_least = "" if self.clusters is None else " (it takes two clusters)"
             raise DataError(
                 f"feasible.margin='auto': the validation split has samples of {len(found)} of the {number} rows of the "
-                f"constraints only, not of {lacking!r}, so nothing can be said of the others. Use a larger validation "
-                "split, or merge small groups."
+                f"constraints only, not of {lacking!r}, so nothing can be said of the others{at_least}. Use a larger "
+                "validation split, or merge small groups."
             )
         rows, self._margins = iter(found), []
         for constraint in module.constraints:

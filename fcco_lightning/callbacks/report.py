@@ -41,7 +41,8 @@ class Report(Callback):
     ``selected`` says which weights :class:`BestFeasible` chose, ``checkpoint`` where the weights are.
     Of every constraint there are its kappa (``kappas``, by name), h, a 95% confidence interval and the noise floor
     (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
-    are in a table, and along the run in ``multipliers.png``.
+    are in a table, and along the run in ``multipliers.png``.  The intervals know of the clusters that
+    :class:`BestFeasible` was told of (``clusters``, its column).
 
     ``report.html`` beside it is one page with all tables, the pictures of the folder that this run has drawn, what
     :class:`Diagnostics` has measured, the configuration and the versions.  It is written last, when all callbacks have
@@ -115,11 +116,13 @@ class Report(Callback):
         unconstrained: dict[str, Any] = {}
         final: dict[str, tuple[Tensor, Columns]] = {}
         multipliers = _multipliers(pl_module)
+        choice = next((c for c in trainer.callbacks if isinstance(c, BestFeasible)), None)  # type: ignore[attr-defined]
         for split, loader in loaders().items():
             found = pl_module.split_of(loader)
             outputs, columns = found.outputs, found.columns
             summary = pl_module.summarise(split, found)
-            bounds = intervals(pl_module.constraints, outputs, columns)
+            clusters = choice.clusters_in(columns) if choice else None
+            bounds = intervals(pl_module.constraints, outputs, columns, clusters=clusters)
             report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns) | multipliers
             if bounds:
                 report[split]["intervals"] = {name: one._asdict() for name, one in bounds.items()}
@@ -130,7 +133,9 @@ class Report(Callback):
         self.report |= _kappas(pl_module)
         if unconstrained:
             self.report["unconstrained"] = unconstrained
-        chosen = [c.chosen for c in trainer.callbacks if isinstance(c, BestFeasible) and c.chosen]  # type: ignore[attr-defined]
+        chosen = [choice.chosen] if choice and choice.chosen else []
+        if choice and choice.clusters:
+            self.report["clusters"] = choice.clusters
         self._conclude(pl_module.evaluation.bar, chosen, trainer.current_epoch - 1)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         self.report |= _checkpoint(trainer, folder, chosen=bool(chosen))

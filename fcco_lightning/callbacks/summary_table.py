@@ -109,7 +109,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tupl
 
     Args:
         report: splits with ``constraints`` (name to h), maybe ``intervals`` (name to low, high, noise and method) and
-            ``multipliers`` by name.
+            ``multipliers`` by name; maybe ``clusters``, the column whose values the intervals take as independent.
         most: number of records at most; None for all.
 
     Returns:
@@ -139,7 +139,9 @@ def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tupl
     methods = dict.fromkeys(_METHODS[one["method"]] for one in known.values())
     title = f"Constraints{', largest multipliers first' if multipliers else ''}"
     shown = f" ({len(records)} of {len(every):,})" if len(records) < len(every) else ""
-    return title + shown + (f"; intervals on {last}: {' or '.join(methods)}" if methods else ""), records
+    of_clusters = f", by clusters of {report['clusters']}" if report.get("clusters") else ""
+    intervals = f"; intervals on {last}: {' or '.join(methods)}{of_clusters}" if methods else ""
+    return title + shown + intervals, records
 
 
 def split_tables(report: Mapping[str, Any], most: int | None = None) -> list[Table]:

@@ -29,10 +29,12 @@ class Digits(NamedTuple):
     Attributes:
         images: grey levels, shape (n, 16, 16), uint8.
         labels: the digits 0..9, shape (n,), int64.
+        handwritings: which of the 1797 digits an image was made from, shape (n,), int64.
     """
 
     images: Tensor
     labels: Tensor
+    handwritings: Tensor
 
 
 def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0, num_val: int = 0) -> dict[str, Digits]:
@@ -82,7 +84,7 @@ def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0, num_val: 
         for label in range(len(NAMES)):
             of_label, slots = rows[labels[rows] == label], (wanted == label).nonzero().flatten()
             chosen[slots] = of_label[torch.randint(len(of_label), (len(slots),), generator=generator)]
-        made[name] = Digits(_varied(shapes[chosen], generator), wanted)
+        made[name] = Digits(_varied(shapes[chosen], generator), wanted, chosen)
     return made
 
 

@@ -47,6 +47,7 @@ from fcco_lightning.objectives.partial_auc import CVaRPartialAUC, KLPartialAUC
 from fcco_lightning.objectives.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
 from fcco_lightning.objectives.quantities import (
     CrossEntropyLoss,
+    ErrorProbability,
     HingeLoss,
     LogisticLoss,
     MultiLabelLoss,
@@ -75,6 +76,7 @@ __all__ = [
     "CoxPartialLikelihood",
     "CrossEntropy",
     "CrossEntropyLoss",
+    "ErrorProbability",
     "ExponentialPair",
     "Exposure",
     "GlobalContrastive",

@@ -135,6 +135,37 @@ class CrossEntropyLoss(Quantity):
 
 
 @dataclass(frozen=True)
+class ErrorProbability(Quantity):
+    r"""``1 - p_y``, the probability that the model gives to classes that are wrong: a smoothed error rate.
+
+    p is ``softmax(outputs / temperature)`` for outputs (B, C) and classes y of 0..C-1, and ``sigmoid(s / temperature)``
+    for one score per sample, (B,) or (B, 1), with labels of 0, 1 or a probability in between.  Unlike the cross-entropy
+    ``-log p_y`` it is bounded: a sample that is hopelessly wrong counts as one error, and no more can be gained from
+    one that is right.
+
+    Args:
+        temperature: unit of the outputs, > 0; the smaller, the closer to the error rate of decisions for the largest.
+    """
+
+    temperature: float = 1.0
+    range = Range(0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        CrossEntropyLoss().check(outputs, batch)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
+        y = required_column(batch, "y", self)
+        if outputs.dim() == 2 and outputs.shape[1] > 1:
+            return 1 - torch.softmax(outputs / self.temperature, dim=1).gather(1, y.unsqueeze(1)).squeeze(1)
+        scores = binary_scores(outputs) / self.temperature
+        y = y.to(scores.dtype)
+        return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)
+
+
+@dataclass(frozen=True)
 class SquaredLoss(Quantity):
     """``(output - y)^2``, summed over the outputs of a sample."""
 

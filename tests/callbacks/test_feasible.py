@@ -23,7 +23,7 @@ from fcco_lightning import (
 from fcco_lightning.callbacks import BestFeasible, Report
 from fcco_lightning.callbacks.feasible import _planned_validations, chosen_line
 from fcco_lightning.data.sampling import UniformSampling
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 
 
 def columns(seed, rows=32):
@@ -268,6 +268,52 @@ def test_a_margin_needs_a_validation_split():
 def test_confidence_is_a_probability(confidence):
     with pytest.raises(ConfigError, match="confidence must lie in"):
         BestFeasible(confidence=confidence)
+
+
+def clustered(seed, copies):
+    """Splits whose samples are so many copies of others each, and their number."""
+
+    def split(seed):
+        few = some_groups(seed, 80)
+        eye = torch.arange(80) % 40 + 40 * few["group"]
+        return {name: column.repeat_interleave(copies, 0) for name, column in {**few, "eye": eye}.items()}
+
+    return {"train": split(seed), "val": split(seed + 1), "test": split(seed + 2)}
+
+
+def run_clustered(clusters, path, margin="auto"):
+    seed_everything(0)
+    data = TensorDataModule(clustered(5, copies=5), batches=UniformSampling(batch_size=50))
+    fair = DemographicParity(0.2, SoftRate(temperature=0.3), groups=["0", "1"])
+    module = FCCOModule(torch.nn.Linear(2, 1), CrossEntropy(), [fair], AugmentedLagrangian(5.0, 0.1))
+    choice = BestFeasible(enabled=margin is not None, figure="auc", margin=margin, clusters=clusters)
+    report = Report(pictures=False, table=False, folder=str(path))
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=2, callbacks=[choice, report], enable_model_summary=False, **options)
+    trainer.fit(module, data)
+    return report.report, choice.chosen
+
+
+def test_margins_and_the_report_know_of_clusters(tmp_path):
+    """Five copies of every sample look like five samples without."""
+    plain, chosen = run_clustered(None, tmp_path)
+    aware, of_clusters = run_clustered("eye", tmp_path)
+    assert of_clusters["bound"] > chosen["bound"] + 0.02
+    (before,), (after,) = (r["test"]["intervals"].values() for r in (plain, aware))
+    assert after["high"] - after["low"] > 1.5 * (before["high"] - before["low"])
+    assert after["noise"] > 1.5 * before["noise"]
+    assert aware["clusters"] == "eye"
+    assert "clusters" not in plain
+    reported, _ = run_clustered("eye", tmp_path, margin=None)  # no weights are chosen: of the report alone
+    (alone,) = reported["test"]["intervals"].values()
+    assert alone["noise"] > 1.5 * before["noise"]
+
+
+def test_clusters_that_are_not_there(tmp_path):
+    with pytest.raises(DataError, match=r"feasible\.clusters='patient' is not a column of the data, .*'eye', 'group'"):
+        run_clustered("patient", tmp_path)
+    with pytest.raises(DataError, match=r"feasible\.clusters='patient' is not a column of the evaluation batches"):
+        BestFeasible(clusters="patient").clusters_in({"y": torch.zeros(3)})
 
 
 def test_mode_is_one_of_two():

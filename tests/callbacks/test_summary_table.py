@@ -86,6 +86,8 @@ def test_constraints_with_the_largest_multipliers_come_first():
     }
     title, records = constraint_records(report, most=2)
     assert title == "Constraints, largest multipliers first (2 of 3); intervals on test: exact binomial or normal"
+    title, _ = constraint_records({**report, "clusters": "patient"})
+    assert title.endswith("; intervals on test: exact binomial or normal, by clusters of patient")
     assert records == [
         {"constraint": "c", "h train": 0, "h test": None, "95% interval": "-", "noise floor": None, "multiplier": 2.0},
         {"constraint": "a", "h train": 0.1, "h test": 0.2, "95% interval": "[-0.0500, +0.2000]", "noise floor": 0.03,

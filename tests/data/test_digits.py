@@ -40,6 +40,7 @@ def test_images_of_different_splits_come_from_different_digits(num_val, sizes, m
     for name, part in made.items():
         found = [known[(image.double() * 16).numpy().tobytes()] for image in part.images]
         assert [label for _, label in found] == part.labels.tolist()
+        assert [row for row, _ in found] == part.handwritings.tolist()
         rows[name] = {row for row, _ in found}
     assert not rows["train"] & rows["test"]
     assert not rows["val"] & (rows["train"] | rows["test"])

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.conditions import Condition, Value, Where, comparisons, values_of
+from fcco_lightning.data.columns import require_columns, require_filled, text_of
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
@@ -61,6 +63,8 @@ class SplitDataModule(LightningDataModule):
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.num_workers = num_workers
         self.tables: dict[str, TensorTable] = {}
+        self._rows: dict[str, pd.DataFrame] = {}  # of every split that is evaluated, where it is a table
+        self._added: set[str] = set()  # columns that subsets, groups and clusters asked for
         self._expected: Mapping[str, Any] | None = None
         self._found: dict[str, Any] | None = None
         self._drawn_from: tuple[TensorTable, TensorTable | LabelTable] | None = None
@@ -184,6 +188,40 @@ class SplitDataModule(LightningDataModule):
             f"by={column!r}: {type(self).__name__} knows no groups of that column. Use 'group' with a column of groups "
             "(columns.sensitive), or a datamodule of tables, where any column can be named."
         )
+
+    def clusters_of(self, column: str) -> str:
+        """Return the column of evaluation batches that numbers the clusters which samples belong to.
+
+        Columns that batches have are meant first.  The cells of any other column of a table, be it a feature or not,
+        are numbered, and the numbers come with the batches of every split as a column of their own.
+
+        Args:
+            column: as a person calls it, such as "patient".
+
+        Raises:
+            DataError: if there is no such column, or a cell of it is empty.
+        """
+        tables = {split: self._evaluation_table(split) for split in self.evaluation_loaders()}
+        there = set[str].intersection(*(set(table.columns) for table in tables.values())) - self._added - INPUTS
+        frames = [self._rows[split] for split in tables if split in self._rows]
+        if column in there or f"cluster of {column}" in self._added:
+            return column if column in there else f"cluster of {column}"
+        known = [str(name) for frame in frames[:1] for name in frame.columns]
+        if column not in known:
+            others = sorted(there - {"index"} | set(known))
+            raise DataError(
+                f"feasible.clusters={column!r} is not a column of the data, whose columns are {others}. Name the one "
+                "that says which samples belong together, or leave it out if all of them are independent."
+            )
+        for frame, split in zip(frames, tables, strict=True):
+            require_columns(frame, {"feasible.clusters": [column]}, f"the {split} split")
+            require_filled(frame[column], "feasible.clusters", f"the {split} split")
+        codes, _ = pd.factorize(pd.concat([text_of(frame[column]) for frame in frames]))
+        parts = torch.split(torch.from_numpy(codes).long(), [len(frame) for frame in frames])
+        for table, part in zip(tables.values(), parts, strict=True):
+            table.columns[f"cluster of {column}"] = part.contiguous()
+        self._added.add(f"cluster of {column}")
+        return f"cluster of {column}"
 
     def _names_of(self, column: str) -> list[str]:
         attribute = {"y": "class_names", "group": "group_names"}.get(column, "")

@@ -266,6 +266,7 @@ class ContinualCLIPDataModule(SplitDataModule):
                 raise DataError(f"None of the {name} images is of the classes {listed(self._class_names)}.")
             self.left_out[name] = len(y) - len(known)
             rows = torch.tensor(part[ROW].tolist())[known]
+            self._rows[name] = part.drop(columns=ROW).iloc[known.tolist()].reset_index(drop=True)
             shown = Joined([images], rows)
             columns = {"y": y[known], "task": task_of[y[known]]}
             tables[name] = ImageTable(

@@ -52,6 +52,8 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
     and nothing is protected.  In the stage "continual" all images of the target digits are pairs, with a few of the
     others', and every other digit is a protected task.
 
+    Images that were made from one digit are alike: ``--feasible.clusters handwriting`` knows them by its number.
+
     Args:
         stage: "pretrain" or "continual".
         target: digits 0..9 to be learnt.
@@ -115,7 +117,13 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
         made = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed, self.digits.num_val)
         frames = [
-            pd.DataFrame({self.classes.label: [digit_images.NAMES[i] for i in part.labels], "split": split})
+            pd.DataFrame(
+                {
+                    self.classes.label: [digit_images.NAMES[i] for i in part.labels],
+                    "handwriting": part.handwritings.numpy(),
+                    "split": split,
+                }
+            )
             for split, part in made.items()
         ]
         frame = pd.concat(frames, ignore_index=True)

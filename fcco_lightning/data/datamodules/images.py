@@ -154,6 +154,8 @@ class GroupedImageDataModule(SplitDataModule):
         if order is not None:
             splits["train"] = splits["train"].take(order)
         for name, split in splits.items():
+            assert split.table is not None  # noqa: S101  (_labelled)
+            self._rows[name] = split.table.drop(columns=ROW)
             self._evaluated[name] = self._image_table(split, random=False)
             random = name == "train" and self.transform.augment is not False
             self.tables[name] = self._image_table(split, random=True) if random else self._evaluated[name]
@@ -231,7 +233,7 @@ class GroupedImageDataModule(SplitDataModule):
                 f"groups are {listed(self.grouping.names)}. Lower groups.min_size={self.groups.min_size}, or set "
                 "groups.small='merge'."
             )
-        return LabelledFrame(frame[[ROW]], columns | {"group": group}).take(known)
+        return LabelledFrame(frame[[ROW]], columns | {"group": group}, frame).take(known)
 
     def _held_out(self, split: LabelledFrame, share: float) -> tuple[LabelledFrame, LabelledFrame]:
         rest, held = grouped_split(
@@ -266,10 +268,11 @@ class GroupedImageDataModule(SplitDataModule):
     def _fingerprint(self) -> dict[str, Any]:
         """Sizes, and digests of all names, of the files, and of the order of labels and groups."""
         table = self._evaluated["train"]
-        columns = {name: column for name, column in table.columns.items() if name != "index"}
+        own = {name: column for name, column in table.columns.items() if name not in self._added}
+        columns = {name: column for name, column in own.items() if name != "index"}
         contents = contents_of(columns) | contents_of_images(table.images, "the images", table.root)
         return {
-            **fingerprint(table.columns, [*self.class_names, *self.grouping.names], contents),
+            **fingerprint(own, [*self.class_names, *self.grouping.names], contents),
             "classes": self.num_classes,
             "groups": self.num_groups,
         }

@@ -78,8 +78,6 @@ class TableDataModule(SplitDataModule):
         self.sources, self.splits = dict(sources), splits
         self.labels = Labels(columns)
         self.encoding, self.encoder = encoding, encoding.encoder()
-        self._rows: dict[str, pd.DataFrame] = {}  # of every split, with all columns of the table
-        self._added: set[str] = set()  # columns that subsets and groups asked for
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
         self._contents: dict[str, str] = {}  # of the training split
         self._announced = False
