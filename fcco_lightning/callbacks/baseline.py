@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
-from fcco_lightning.engine import InnerFunctions, Samples, as_batch, outputs_of, usable
+from fcco_lightning.engine import Estimated, InnerFunctions, Samples, as_batch, outputs_of, usable
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import summarise
 from fcco_lightning.objectives import Objective
@@ -202,10 +202,11 @@ def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[
     """
     given = usable(as_batch(batch), network)
     samples = Samples(outputs_of(network, given), given)
-    loss, terms = InnerFunctions(network, objective, [])(samples)
-    inner = terms[0] if terms else None
+    measured: Estimated = InnerFunctions(network, objective, [])(samples)
+    loss = measured.direct
+    inner = measured.inner[0] if measured.inner else None
     if inner is None or objective.outer is None or len(inner.values) == 0:
-        return loss  # type: ignore[no-any-return]
+        return loss
     outer, values = inner.outer or objective.outer, inner.values.detach()
     rows = (outer.subgradient(values) * inner.values).sum(1)
     if any(parameter.requires_grad for parameter in outer.parameters()):

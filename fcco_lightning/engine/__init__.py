@@ -4,7 +4,7 @@ from fcco_lightning.engine.backend import Backend, PlainBackend
 from fcco_lightning.engine.causes import named_samples, narrow_weights
 from fcco_lightning.engine.engine import Engine, Evaluated, Measured
 from fcco_lightning.engine.estimates import Estimates, Surrogate
-from fcco_lightning.engine.forward import InnerFunctions, Samples
+from fcco_lightning.engine.forward import Estimated, InnerFunctions, Samples
 from fcco_lightning.engine.parts import (
     as_batch,
     columns_of,
@@ -23,6 +23,7 @@ __all__ = [
     "BatchDraws",
     "Drawn",
     "Engine",
+    "Estimated",
     "Estimates",
     "Evaluated",
     "InnerFunctions",
