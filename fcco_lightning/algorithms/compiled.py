@@ -164,14 +164,13 @@ class CompiledSurrogate:
             if one is None or not one.index.numel():
                 continue
             owners = part_name(batch, term.owners_part)
-            arrived = term.arrive(one, batch[owners], like[owners])
+            inner, old = measured[number], previous[number]
+            arrived = term.arrive(one, batch[owners], like[owners], None if inner is None else inner.outer)
             if arrived.again is not None:
                 return None
-            inner, old = measured[number], previous[number]
             known = None if seen is None or term.state is None else seen.known.get(term.state)
-            outer = arrived.outer if inner is None else inner.outer or arrived.outer
             values = like[owners] if inner is None else inner.values
-            reading = arrived.reading(term, values, None if old is None else old.values, outer, None, known)
+            reading = arrived.reading(term, values, None if old is None else old.values, arrived.outer, None, known)
             rows, visited = (None, None) if term.state is None else self._engine.rows(reading)
             if rows is not None and visited is None:
                 visited = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
@@ -182,7 +181,7 @@ class CompiledSurrogate:
                     one.given,
                     None if inner is None else values,
                     reading.previous,
-                    outer,
+                    arrived.outer,
                     rows,
                     visited,
                     reading.weight,

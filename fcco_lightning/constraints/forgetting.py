@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite
@@ -86,7 +87,7 @@ class ProtectedTasks(Constraint, ABC):
             raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")
         kept = ((task >= 0) & _known(old)).nonzero().squeeze(1)
         task = task[kept]
-        weight = batch["weight"][kept].to(like.dtype) if "weight" in batch else like.new_ones(len(task), device="cpu")
+        weight = batch["weight"][kept].to(like.dtype) if "weight" in batch else torch.ones(len(task), dtype=like.dtype)
         totals = weight.new_zeros(size).index_add(0, task, weight)
         present = totals.nonzero().squeeze(1)
         places = (kept, task, weight / totals[task], present)

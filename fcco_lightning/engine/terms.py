@@ -224,23 +224,25 @@ class Term(nn.Module):
             return None
         self._check_width(inner.values)
         values, before = inner.values, None if previous is None else previous.values
-        found = self.arrive(Arrangement(inner.index, None, inner.relevance, inner.owners), columns, values)
-        outer = inner.outer or found.outer
-        old_outer = None if previous is None else previous.outer or outer
+        found = self.arrive(Arrangement(inner.index, None, inner.relevance, inner.owners), columns, values, inner.outer)
+        old_outer = None if previous is None else previous.outer or inner.outer
         if found.again is not None:
-            first, values = send(found.again.first, values), found.again.mean(values)
-            before = None if before is None else found.again.mean(before)
-            outer = outer if outer is found.outer else outer.take(first)
-            old_outer = old_outer if old_outer is None or old_outer is outer else old_outer.take(first)
-        return found.reading(self, values, before, outer, old_outer, known)
+            values, before = found.again.mean(values), None if before is None else found.again.mean(before)
+            old_outer = None if old_outer is None else old_outer.take(send(found.again.first, values))
+        if previous is not None and old_outer is None:
+            old_outer = found.outer
+        return found.reading(self, values, before, found.outer, old_outer, known)
 
-    def arrive(self, arrangement: Arrangement, columns: Columns, like: Tensor) -> "Arrived":
+    def arrive(
+        self, arrangement: Arrangement, columns: Columns, like: Tensor, outer: OuterFunction | None = None
+    ) -> "Arrived":
         """Which rows a batch speaks of, every one once, and what follows from that.
 
         Args:
             arrangement: of the term, with at least one row.
             columns: of the samples that own the rows.
             like: a tensor of the device of the inner values.
+            outer: f of the rows as they come, where the batch says what it is; None takes the term's.
 
         Raises:
             StateIndexError: if a row is none of the term's.
@@ -259,6 +261,7 @@ class Term(nn.Module):
             rows, samples = again.index, samples[first]
             relevance = None if relevance is None else again.mean(relevance)
             owners, copies = None if owners is None else owners[first], again.count
+            outer = None if outer is None else outer.take(send(first, like))
         weight = self.weights(Arrival(rows, samples, host, owners, copies))
         weight = send(weight, like) if isinstance(weight, Tensor) else weight
         inverse = self.num_rows * (weight.unsqueeze(1) if isinstance(weight, Tensor) else weight)
@@ -266,7 +269,8 @@ class Term(nn.Module):
             relevance = send(relevance, like)
             weight = weight * relevance
         place = None if self.state is None else self.state.locate(rows, checked=self.row_map is not None)
-        outer = self.outer.take(send(rows, like)) if self.multipliers is None else self.multipliers.outer(rows)
+        if outer is None:
+            outer = self.outer.take(send(rows, like)) if self.multipliers is None else self.multipliers.outer(rows)
         return Arrived(rows, self.share * weight, inverse, place, relevance, again, outer)
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
