@@ -68,7 +68,18 @@ class Loop:
         tables, growth = self._tables(progress.w.T.flatten()), paces.growth
         ends = kernel_data.Ends(float(progress.tol), float(progress.max_calls))
         marks = kernel_data.Marks(
-            0, 0, -1, progress.calls, 0, float(progress.value), float(progress.lower), np.nan, np.nan, np.inf, 0
+            t=0,
+            next_look=0,
+            first_gap=np.inf,
+            last=-1,
+            calls=progress.calls,
+            looks=0,
+            value=float(progress.value),
+            lower=float(progress.lower),
+            at_step=np.nan,
+            at_response=np.nan,
+            limit=np.inf,
+            status=kernel_data.GO_ON,
         )
         size = FIRST + 8 * self.blocks
         while marks.status == kernel_data.GO_ON:

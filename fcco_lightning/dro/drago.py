@@ -9,7 +9,7 @@ import numpy as np
 
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.dro.compiled import Loop
-from fcco_lightning.dro.kernel import LOOKS
+from fcco_lightning.dro.kernel import next_look
 from fcco_lightning.dro.kernel_data import Pace
 from fcco_lightning.dro.paces import Regularised, Start, default_alpha, unregularised
 from fcco_lightning.dro.problem import Array, LinearProblem, Progress, weigh
@@ -126,7 +126,7 @@ class DRAGO:
         at_zero = progress.look(w).value
         bound = self._most_growth * max(1.0, abs(at_zero))
 
-        next_look = 0
+        due, first = 0, progress.gap
         for t, pace in enumerate(paces, 1):
             i, j = random.integers(count, size=2).tolist()
             k = t % count
@@ -139,11 +139,12 @@ class DRAGO:
             progress.check(float(ahead.sum()))
             q = problem.dual.prox(ahead, q, pace.dual)
             tables.renew(k, q, slopes)
-            if t >= next_look:
+            if t >= due:
                 known = (tables.losses, slopes) if count == 1 else None
                 value = progress.look(w, known, q if problem.penalty.nu == 0 else None).value
                 progress.check(value if value < bound else math.inf)
-                next_look = t + max(count, t // LOOKS)
+                budget = (progress.max_calls - progress.calls) * count / (3 * problem.n)  # it evaluates three blocks
+                due = next_look(t, count, progress.gap, first, progress.tol, budget)
 
 
 class _Window:

@@ -43,6 +43,24 @@ def pace(growth: Growth, mu: float, nu: float, blocks: int, t: int) -> Pace:
     return Pace(r, beta * mu, min(most, beta / others) * mu, beta * nu)
 
 
+def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget: float) -> int:
+    """The iteration after which to look at the gap next: halfway to where it is small enough at the mean rate so far.
+
+    Args:
+        t: the iteration after which it was looked at now.
+        blocks: M.
+        gap: what it was.
+        first: what it was at w = 0.
+        tol: how small it shall be.
+        budget: iterations that are left.
+    """
+    ahead = max(blocks, t // LOOKS)
+    if t > 0 and 0 < tol < gap < first < math.inf:
+        halfway = t * math.log(gap / tol) / math.log(first / gap) / 2
+        ahead = max(ahead, int(min(halfway, t / 2, budget)))
+    return t + ahead
+
+
 def primal(data: Data, tables: Tables, i: int, last: int, scale: float) -> int:
     """The estimate of the gradient into ``tables.step``; returns the samples evaluated."""
     step, k, calls = tables.step, len(data.y), 0
@@ -153,6 +171,7 @@ def record(data: Data, ends: Ends, tables: Tables, marks: Marks, known: bool, re
     """Look at the gap and write a record of evaluations, objective and gap."""
     value, lower, at_response = look(data, tables, known, marks.at_response)
     best, bound, looks, status = marks.value, max(marks.lower, lower), marks.looks, DIVERGED
+    gap = np.inf
     if math.isfinite(value):
         if value < best:
             best = value
@@ -165,10 +184,13 @@ def record(data: Data, ends: Ends, tables: Tables, marks: Marks, known: bool, re
         elif value < marks.limit:
             status = GO_ON
     t, calls, at_step, limit = marks.t, marks.calls, marks.at_step, marks.limit
-    following = t + max(len(data.edges) - 1, t // LOOKS)
+    blocks = len(data.edges) - 1
+    budget = (ends.calls - calls) * blocks / (3 * len(tables.q))  # as an iteration evaluates at most three blocks
+    first = gap if t == 0 else marks.first_gap
+    following = next_look(t, blocks, gap, first, ends.gap, budget)
     if t == 0:
         following, limit = 0, data.most_growth * max(1.0, abs(value))
-    return Marks(t, following, marks.last, calls, looks, best, bound, at_step, at_response, limit, status)
+    return Marks(t, following, first, marks.last, calls, looks, best, bound, at_step, at_response, limit, status)
 
 
 def begin(data: Data, ends: Ends, tables: Tables, marks: Marks, records: Array) -> Marks:
@@ -179,7 +201,7 @@ def begin(data: Data, ends: Ends, tables: Tables, marks: Marks, records: Array) 
     tables.losses[:] = tables.now
     m = marks
     at_zero = Marks(
-        0, 0, -1, m.calls + len(tables.q), m.looks, m.value, m.lower, m.at_step, m.at_response, np.inf, GO_ON
+        0, 0, np.inf, -1, m.calls + len(tables.q), m.looks, m.value, m.lower, m.at_step, m.at_response, np.inf, GO_ON
     )
     return record(data, ends, tables, at_zero, len(data.edges) == 2, records)
 
@@ -211,7 +233,20 @@ def iterate(
         evaluated, at_step = dual(data, tables, draws[s, 1], k, at.r * blocks, m.at_step, at.dual)
         calls += evaluated
         status = DIVERGED if math.isnan(at_step) else GO_ON
-        m = Marks(t, m.next_look, k, calls, m.looks, m.value, m.lower, at_step, m.at_response, m.limit, status)
+        m = Marks(
+            t=t,
+            next_look=m.next_look,
+            first_gap=m.first_gap,
+            last=k,
+            calls=calls,
+            looks=m.looks,
+            value=m.value,
+            lower=m.lower,
+            at_step=at_step,
+            at_response=m.at_response,
+            limit=m.limit,
+            status=status,
+        )
         if status == GO_ON:
             renew(data, tables, k)
             if t >= m.next_look:
@@ -222,7 +257,7 @@ def iterate(
 # What the compiler may do: sum in any order, as NumPy and BLAS do; infinities and nan stay what they are.
 _SUMS = {"reassoc", "contract", "nsz"}
 PARTS: dict[Callable[..., Any], set[str]] = {  # those that others call come first
-    **dict.fromkeys([pace, scores, gather], _SUMS),
+    **dict.fromkeys([pace, next_look, scores, gather], _SUMS),
     exponential: {"contract"},
     **dict.fromkeys([softmax, evaluate, weigh, subtract], _SUMS),
     largest: {"nnan", "nsz"},

@@ -133,6 +133,7 @@ class Marks(NamedTuple):
     Attributes:
         t: number of the next iteration; 0 before the tables are filled.
         next_look: the iteration to look at the gap after.
+        first_gap: what it was at w = 0.
         last: the block renewed last, or -1.
         calls: evaluations of a sample.
         looks: records written.
@@ -146,6 +147,7 @@ class Marks(NamedTuple):
 
     t: int
     next_look: int
+    first_gap: float
     last: int
     calls: int
     looks: int

@@ -20,6 +20,7 @@ from fcco_lightning.ambiguity import (
 )
 from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD, Subgradient
 from fcco_lightning.dro.dual import DualSteps
+from fcco_lightning.dro.kernel import LOOKS, next_look
 from fcco_lightning.dro.losses import Hinge, Logistic, Multinomial, Squared
 from fcco_lightning.dro.multilevel import Levels, worst
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress
@@ -258,12 +259,33 @@ def test_history_counts_calls():
     np.testing.assert_array_equal(first.w, second.w)
 
 
+def test_the_next_look_is_halfway_to_the_gap_that_is_wanted():
+    """At the mean rate so far; at most half as many iterations again, and no more than are left."""
+    fallen = {"t": 40, "blocks": 1, "gap": 1e-4, "first": 1.0, "tol": 1e-6, "budget": 1e9}  # two of six digits to go
+    assert next_look(**fallen) == 50
+    assert next_look(**fallen | {"tol": 1e-30}) == 60
+    assert next_look(**fallen | {"budget": 7.5}) == 47
+    for nothing_known in ({"budget": 2.0}, {"tol": 0.0}, {"gap": 2.0}, {"gap": np.inf}, {"first": np.inf}):
+        assert next_look(**fallen | nothing_known) == 45  # an eighth
+    assert next_look(**fallen | {"blocks": 30}) == 70
+    assert next_look(**fallen | {"t": 0}) == 1
+
+
+@pytest.mark.parametrize("size", [1, 5, N])
+def test_a_budget_ends_a_run_after_a_few_blocks_more(size):
+    found = solve(DRAGO(size), problem(), 1e-14, 17)
+    assert 17 * N <= found.calls <= 17 * N * (1 + 1 / LOOKS) + 4 * N
+
+
 @pytest.mark.parametrize("solver", [DRAGO(5), DRAGO(16), DRAGO(N), LSVRG(5), MultilevelSGD(4)])
 def test_a_longer_run_goes_through_the_points_of_a_shorter_one(solver):
-    """Bit for bit, wherever the shorter one was stopped: in an epoch and between two visits of a block."""
-    long = solve(solver, problem(), 1e-14, 40)
+    """Bit for bit, wherever the shorter one was stopped: in an epoch and between two visits of a block.
+
+    With no gap to reach, both look after the same iterations.
+    """
+    long = solve(solver, problem(), 0.0, 40)
     for passes in (3, 7.3, 19.9):
-        short = solve(solver, problem(), 1e-14, passes)
+        short = solve(solver, problem(), 0.0, passes)
         begun = [(r["oracle_calls"], r["objective"]) for r in short.history]
         assert begun == [(r["oracle_calls"], r["objective"]) for r in long.history[: len(begun)]]
 
