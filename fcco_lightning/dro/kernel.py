@@ -2,8 +2,8 @@
 
 The functions here and in ``kernel_samples`` are ordinary Python in the subset that numba knows, and run without it,
 too, a few hundred times as slowly.  They do what ``drago``, ``dual``, ``losses`` and ``problem`` do with NumPy, for
-dense features, the three smooth losses, and quadratic penalties on a simplex with or without caps: nothing is
-allocated, and what NumPy does in one call after another is done in one loop.
+dense features, the three smooth losses, and quadratic penalties on a simplex with or without caps: nothing of
+the size of the data is allocated, and what NumPy does in one call after another is done in one loop.
 
 Source: DRAGO paper, Alg. 2; the certificate is its eq. (15).
 """

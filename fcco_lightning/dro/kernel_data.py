@@ -9,6 +9,7 @@ Array = NDArray[np.float64]
 SQUARED, LOGISTIC, MULTINOMIAL = 0, 1, 2
 GO_ON, DONE, DIVERGED = 0, 1, 2
 TILE = 128  # samples whose scores stay in the nearest cache; BLAS has code of its own for products so small
+SLAB = 2048  # samples whose features, and weights for every class, stay in the second cache
 
 
 class Pace(NamedTuple):

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from fcco_lightning.dro.kernel_data import MULTINOMIAL, SQUARED, TILE, Array, Data, Tables
+from fcco_lightning.dro.kernel_data import MULTINOMIAL, SLAB, SQUARED, TILE, Array, Data, Tables
 
 NEWTON, HALVINGS = 30, 100  # steps for a threshold
 ROUNDING = 1e-13  # of the sum of q
@@ -39,7 +39,11 @@ def gather(data: Data, weights: Array, first: int, end: int, out: Array) -> None
         if k == 1:
             np.dot(weights, x, out)
         else:
-            np.dot(weights.reshape(k, len(x)), x, out.reshape(k, x.shape[1]))
+            rows, into = weights.reshape(k, len(x)), out.reshape(k, x.shape[1])
+            into[:] = 0.0
+            for start in range(0, len(x), SLAB):
+                slab = x[start : start + SLAB]
+                into += np.dot(np.ascontiguousarray(rows[:, start : start + SLAB]), slab)
         return
     for c in range(len(data.columns)):
         column, s = data.columns[c, first:end], 0.0
