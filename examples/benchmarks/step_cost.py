@@ -7,6 +7,7 @@ over rounds and the ratio is the median of the ratios within a round::
     uv run python examples/benchmarks/step_cost.py --device cuda --rounds 200
     uv run python examples/benchmarks/step_cost.py --groups              # group DRO, resnet18 at 64x64
     uv run python examples/benchmarks/step_cost.py --constraints         # 1 to 1000 constraints of two kinds
+    uv run python examples/benchmarks/step_cost.py --perceptron          # against cross-entropy, also compiled
     uv run python examples/benchmarks/step_cost.py --trainer --rounds 9  # Trainer.fit against plain Lightning
 
 - resnet18 (timm) at 32x32, batch 64: a plain step (logistic loss) against SGD, SOX, SONEX and ALEXR2 on AUC with 14
@@ -23,6 +24,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +193,9 @@ def grouped(rounds: int, device: str, size: int = 64) -> dict[str, Any]:
     return interleaved(variants, data, rounds, device)
 
 
-def caps(count: int) -> list[Constraint]:
+def caps(count: int, column: str = "group") -> list[Constraint]:
     """On the losses of groups."""
-    return [MeanAtMost(LogisticLoss(), 0.5, {"group": k}, name=f"group {k}") for k in range(count)]
+    return [MeanAtMost(LogisticLoss(), 0.5, {column: k}, name=f"group {k}") for k in range(count)]
 
 
 def differences(count: int) -> list[Constraint]:
@@ -239,6 +241,30 @@ def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
         "engine": ours(network, algorithm(), penalty, AdamType(network.parameters(), lr=1e-4)),
     }
     return interleaved(variants, batches(8, (128, 100), "cpu"), rounds, "cpu")
+
+
+def perceptron(rounds: int) -> Table:
+    """MLP 122-256-256-1, batch 128, SGD: the engine, also compiled, against cross-entropy, ten steps in a row."""
+    torch.manual_seed(0)
+    model = TabularMLP([256, 256], 1, 122)
+    cases: dict[str, tuple[Any, list[Constraint], Any]] = {
+        "AUC": (SGD, [], None),
+        "AUC, 14 ROC constraints, SOX": (SOX_PARTS[0], [ROCFairness()], SOX_PARTS[1]),
+        "AUC, 14 ROC constraints, SONEX": (SONEX_PARTS[0], [ROCFairness()], SONEX_PARTS[1]),
+        "AUC, 200 caps, SOX": (SOX_PARTS[0], caps(200, "cell"), SOX_PARTS[1]),
+    }
+    variants: dict[str, Step] = {"BCE": plain(copy.deepcopy(model))}
+    for (name, (make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
+        algorithm, network = make(), copy.deepcopy(model)
+        problem = algorithm.pose(AUC(), copy.deepcopy(constraints), penalty, num_samples=10_000)
+        engine = Engine(network, problem, algorithm, compiled=compiled)
+        optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
+        variants[name + ", compiled" * compiled] = partial(engine.train_batch, optimizer=optimizer)
+    data, generator = batches(40, (128, 122), "cpu"), torch.Generator().manual_seed(1)
+    for batch in data:  # other classes and groups at every place
+        batch["y"], batch["group"] = torch.randint(2, (2, 128), generator=generator)
+        batch["cell"] = torch.randint(200, (128,), generator=generator)
+    return interleaved(variants, data, rounds, "cpu", clock=time.process_time, in_a_row=10)
 
 
 class Plain(LightningModule):
@@ -366,6 +392,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="rounds for resnet18; the MLP takes 20 times as many")
     parser.add_argument("--groups", action="store_true", help="group DRO, resnet18 at 64x64")
     parser.add_argument("--constraints", action="store_true", help="1 to 1000 caps, and differences, perceptron")
+    parser.add_argument("--perceptron", action="store_true", help="against cross-entropy, also compiled")
     parser.add_argument("--trainer", action="store_true", help="Trainer.fit against plain Lightning, fits of 160 steps")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
@@ -378,6 +405,10 @@ def main() -> None:
     if given.constraints:
         results = {"MLP 122-256-256-1, batch 128": constrained(5 * given.rounds)}
         report(results, given.out / "step_cost_constraints.json")
+        return
+    if given.perceptron:
+        results = {"MLP 122-256-256-1, batch 128": perceptron(given.rounds)}
+        report(results, given.out / "step_cost_perceptron.json")
         return
     if given.trainer:
         warnings.simplefilter("ignore")  # Lightning's, of loaders and of what is not logged

@@ -21,8 +21,9 @@ def interleaved(
     bases: Mapping[str, str] | None = None,
     warm_up: int = 10,
     clock: Callable[[], float] = time.perf_counter,
+    in_a_row: int = 1,
 ) -> Table:
-    """Every round each variant makes one step on the same batch, in an order drawn anew.
+    """Every round each variant makes its steps on the same batches, in an order drawn anew.
 
     Args:
         variants: steps by name.
@@ -32,6 +33,8 @@ def interleaved(
         bases: of which variant a variant's ratio is; of the first one where nothing is said.
         warm_up: rounds before, for caches and allocators.
         clock: seconds; ``time.process_time`` leaves out what other programs on a busy machine take.
+        in_a_row: steps of a variant in a round.  After the first one its code is in the caches, as in training; with
+            one step all code is that of another variant.
 
     Returns: per variant the median milliseconds, and median and quartiles of its ratio within a round.
     """
@@ -39,12 +42,13 @@ def interleaved(
     times: dict[str, list[float]] = {name: [] for name in names}
     generator = torch.Generator().manual_seed(0)
     for k in range(warm_up + rounds):
-        batch = data[k % len(data)]
+        batches = [data[(k * in_a_row + i) % len(data)] for i in range(in_a_row)]
         for position in torch.randperm(len(names), generator=generator).tolist():
             name = names[position]
             start = _now(device, clock)
-            variants[name](batch)
-            seconds = _now(device, clock) - start
+            for batch in batches:
+                variants[name](batch)
+            seconds = (_now(device, clock) - start) / in_a_row
             if k >= warm_up:
                 times[name].append(seconds)
     table: Table = {}

@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--event", default="event", help="survival: column of the events, 0 or 1")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tuning-seeds", type=int, default=1, choices=[1, 2, 3], help="of the parts from push on")
-    parser.add_argument("--rounds", type=int, default=400, help="of cost")
+    parser.add_argument("--rounds", type=int, default=60, help="of cost, of ten steps each")
     parser.add_argument("--compiled", action="store_true", help="cost: also by torch.compile (needs a C++ compiler)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))

@@ -188,11 +188,11 @@ def steps(rounds: int, labels: int, *, others: bool, compiled: bool) -> Table:
             variants[f"LibAUC {theirs}"] = libauc(copy.deepcopy(network), theirs, module, labels)
     return interleaved(
         variants,
-        list(itertools.islice(module.train_dataloader(), 16)),
+        list(itertools.islice(module.train_dataloader(), 40)),
         rounds,
         "cpu",
-        warm_up=min(30, rounds),
         clock=time.process_time,
+        in_a_row=10,
     )
 
 

@@ -39,6 +39,10 @@ class TabularMLP(nn.Module):
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout must lie in [0, 1), got {dropout!r}.")
         one_of("activation", activation, get_args(Activation))
+        if isinstance(hidden, int):
+            raise ConfigError(
+                f"hidden must hold the number of units of every hidden layer, got {hidden}. Use [{hidden}]."
+            )
         widths = [*(at_least("hidden", h, 1) for h in hidden), at_least("out_features", out_features, 1)]
         layers: list[nn.Module] = []
         for i, width in enumerate(widths):

@@ -17,3 +17,10 @@ def test_a_sigmoid_layer_without_constants_by_hand():
 def test_an_activation_that_is_not_known():
     with pytest.raises(ConfigError, match="activation must be one of 'relu', 'sigmoid', 'tanh', got 'gelu'"):
         TabularMLP(activation="gelu")
+
+
+def test_a_number_in_place_of_the_layers():
+    with pytest.raises(
+        ConfigError, match=r"hidden must hold the number of units of every hidden layer, got 32. Use \[32\]"
+    ):
+        TabularMLP(32)
