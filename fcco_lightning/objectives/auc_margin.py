@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
-from fcco_lightning.hosted import on_host
+from fcco_lightning.hosted import SameAgain, on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, RowDomain, nothing, require_binary_labels, required_column
 from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Arrangement, Columns
 
 
 class AUCMargin(BinaryObjective):
@@ -44,6 +44,7 @@ class AUCMargin(BinaryObjective):
         super().__init__(sigmoid=sigmoid)
         self.outer: OuterFunction = Linear(SquaredHinge(rho=2.0, kappa=-positive("margin", margin)), (1.0, -1.0))
         self.margin = margin
+        self._again = SameAgain[tuple[Tensor, ...]]()
         self.a, self.b = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
@@ -61,29 +62,34 @@ class AUCMargin(BinaryObjective):
         require_binary_labels(batch, self)
         warn_of_ratios(batch, self)
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor:
+    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[Tensor, ...]:
+        """Weights of the samples in the means over negatives and positives, (2, B); nothing without both classes."""
+        batch = on_host(batch)
+        y, weight = required_column(batch, "y", self), batch.get("weight")
+        return self._again((y, weight), (like.device, like.dtype), lambda: self._shares(y, weight, like))
+
+    def direct_value(self, outputs: Any, given: tuple[Tensor, ...]) -> Tensor:
         """The mean squared distances from a and b; 0 if the batch lacks a class."""
         scores = self.scores(outputs)
-        shares = self._shares(scores, batch)
-        if shares is None:
+        if not given:
             return nothing(scores)
-        of_negatives, of_positives = shares
-        total: Tensor = of_positives @ (scores - self.a).square() + of_negatives @ (scores - self.b).square()
-        return total
+        centres = torch.stack([self.b, self.a]).unsqueeze(1)
+        return ((scores - centres).square() * given[0]).sum()
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner | None:
-        """The mean scores of the negatives and of the positives; None if the batch lacks a class."""
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        """The row, if the batch holds both classes."""
+        given = self.arrange_direct(batch, like)
+        return Arrangement(torch.zeros(len(given), dtype=torch.int64), given)
+
+    def values(self, outputs: Any, given: tuple[Tensor, ...]) -> Tensor:
+        """The mean scores of the negatives and of the positives, shape (1, 2)."""
         scores = self.scores(outputs)
-        shares = self._shares(scores, batch)
-        if shares is None:
-            return None
-        return Inner(torch.zeros(1, dtype=torch.int64), (shares @ scores).unsqueeze(0))
+        return (given[0] @ scores).unsqueeze(0) if given else scores.new_zeros(0, 2)
 
-    def _shares(self, scores: Tensor, batch: Columns) -> Tensor | None:
-        """Weights of the samples in the means over negatives and positives, shape (2, B); None if a class is absent."""
-        batch = on_host(batch)
-        positive = required_column(batch, "y", self) == 1
+    @staticmethod
+    def _shares(y: Tensor, weight: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
+        positive = y == 1
         members = torch.stack([~positive, positive])
-        weights = members * batch["weight"].to(scores.dtype) if "weight" in batch else members.to(scores.dtype)
+        weights = members.to(like.dtype) if weight is None else members * weight.to(like.dtype)
         totals = weights.sum(1, keepdim=True)
-        return None if bool((totals == 0).any()) else send(weights / totals, scores)
+        return () if bool((totals == 0).any()) else (send(weights / totals, like),)

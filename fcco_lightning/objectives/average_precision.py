@@ -16,7 +16,7 @@ from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels
 from fcco_lightning.objectives.self_weights import by_strata, common_weights, comparison_weights, self_and_others
 from fcco_lightning.outer import Ratio
-from fcco_lightning.records import Arrangement, Columns, Inner
+from fcco_lightning.records import Arrangement, Columns
 
 
 class AveragePrecision(RankingObjective):
@@ -201,48 +201,67 @@ class MeanAveragePrecision(Objective):
             )
         return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.own / int(self.known.max())))
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        """Estimates for all pairs of a label and a positive of it in a batch.
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
+        """All pairs of a label and a positive of it in a batch.
 
         Raises:
-            DataError: if ``y`` or ``task`` is missing or does not fit the outputs, or if a batch has fewer than two
-                samples, or of a label with a positive no negative, or one positive where two are needed.
+            DataError: if ``y`` or ``task`` is missing, or if a batch has fewer than two samples, or of a label with a
+                positive no negative, or one positive where two are needed.
         """
         batch = on_host(batch)
         y, labels = required_column(batch, "y", self), len(self.known)
-        wanted = y.shape[:1] if self.one_label_each else y.shape
-        if outputs.dim() != 2 or outputs.shape[1] != labels or outputs.shape[: len(wanted)] != wanted:
-            raise DataError(
-                f"MeanAveragePrecision needs outputs of shape (B, {labels}), one for each of {labels} labels, and y of "
-                f"shape {'(B,)' if self.one_label_each else f'(B, {labels})'}, got {tuple(outputs.shape)} and "
-                f"{tuple(y.shape)}. Give the network one output per label."
-            )
-        return (self._of_one_label_each if self.one_label_each else self._of_all_labels)(outputs, y, batch)
+        if y.dim() != (1 if self.one_label_each else 2) or (not self.one_label_each and y.shape[1] != labels):
+            raise self._unfit("y", y)
+        return (self._of_one_label_each if self.one_label_each else self._of_all_labels)(y, batch, like)
 
-    def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
+    def values(self, outputs: Tensor, given: tuple[Tensor, ...]) -> Tensor:
+        """The two sums of every row, shape (r, 2).
+
+        Raises:
+            DataError: if there is not one output per sample and label.
+        """
+        size = given[0].shape[-1]
+        if outputs.dim() != 2 or outputs.shape != (size, len(self.known)):
+            raise self._unfit("outputs", outputs)
+        if self.one_label_each:
+            positive, shares, owner, task = given
+            scores = outputs.gather(1, task.unsqueeze(1)).squeeze(1)
+            losses = shares.to(scores.dtype) * self.loss(scores.index_select(0, owner).unsqueeze(1) - scores)
+            return torch.stack([losses @ positive.to(losses.dtype), losses.sum(1)], dim=1)
+        positive, shares, owner, label, offset = given
+        values = label_pair_sums(self.loss, outputs, owner, label, positive, shares)
+        return values if offset is None else values + offset
+
+    def _unfit(self, name: str, found: Tensor) -> DataError:
+        labels = len(self.known)
+        return DataError(
+            f"MeanAveragePrecision needs outputs of shape (B, {labels}), one for each of {labels} labels, and y of "
+            f"shape {'(B,)' if self.one_label_each else f'(B, {labels})'}, got {name} of shape {tuple(found.shape)}. "
+            "Give the network one output per label."
+        )
+
+    def _of_all_labels(self, y: Tensor, batch: Columns, like: Tensor) -> Arrangement:
         size, labels = y.shape
         holds = y == 1
         owner, label = holds.nonzero(as_tuple=True)
         n = at_least("num_samples", self.num_samples or 0, 1)
-        offset = 0.0
+        offset = None
         # weights of a mean over all n samples, and from them those over the samples of which the label is known
         if by_strata(batch):
-            shares = comparison_weights("dataset", torch.arange(size), batch, n, outputs.dtype)[owner]
+            shares = comparison_weights("dataset", torch.arange(size), batch, n, like.dtype)[owner]
         else:
             own, others = self_and_others("dataset", size, n)
-            shares, offset = torch.full((1, 1), others, dtype=outputs.dtype), (own - others) * self.own
-        scale = None
+            shares = torch.full((1, 1), others, dtype=like.dtype)
+            offset = torch.full((1, 1), (own - others) * self.own, dtype=like.dtype) if own != others else None
         if self.missing is not None:
-            scale = (n / self.known[label]).unsqueeze(1).to(outputs.dtype)
+            scale = (n / self.known[label]).unsqueeze(1).to(like.dtype)
             shares = shares * (y != self.missing).T[label] * scale
-        positive, shares = send(holds.T.index_select(0, label), outputs), send(shares, outputs)
-        values = label_pair_sums(self.loss, outputs, send(owner, outputs), send(label, outputs), positive, shares)
-        values = values if not offset else values + (offset if scale is None else send(offset * scale, values))
-        return self._inner(batch["index"][owner] * labels + label, owner, label, values)
+            offset = None if offset is None else offset * scale
+        given = (holds.T.index_select(0, label), shares, owner, label, offset)
+        return self._arranged(batch["index"][owner] * labels + label, owner, label, given, like)
 
-    def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Inner:
+    def _of_one_label_each(self, y: Tensor, batch: Columns, like: Tensor) -> Arrangement:
         task = required_column(batch, "task", self)
-        scores = outputs.gather(1, send(task, outputs).unsqueeze(1)).squeeze(1)
         positive, negative = y == 1, y == 0
         owner = positive.nonzero().squeeze(1)
         label, known, positives = task[owner], self.known[task], self.positives[task]
@@ -260,17 +279,17 @@ class MeanAveragePrecision(Objective):
         against = negative * (known - positives) / (known * of_negatives.clamp(min=1))
         shares = torch.where(positive, others, against) * (label.unsqueeze(1) == task)
         shares.scatter_(1, owner.unsqueeze(1), (1 / known[owner]).unsqueeze(1))
-        mine = scores.index_select(0, send(owner, scores))
-        losses = send(shares.to(scores.dtype), scores) * self.loss(mine.unsqueeze(1) - scores)
-        values = torch.stack([losses @ send(positive.to(losses.dtype), losses), losses.sum(1)], dim=1)
-        return self._inner(batch["index"][owner], owner, label, values)
+        return self._arranged(batch["index"][owner], owner, label, (positive, shares, owner, task), like)
+
+    def _arranged(
+        self, index: Tensor, owner: Tensor, label: Tensor, given: tuple[Tensor | None, ...], like: Tensor
+    ) -> Arrangement:
+        """Rows with the weight 1/(T n_t+) beside that of all alike."""
+        there = tuple(None if one is None else send(one, like) for one in given)
+        return Arrangement(index, there, self._relevance[label].to(like.dtype), owner)
 
     def _held(self, task: Tensor) -> Tensor:
         return torch.bincount(task, minlength=len(self.known))
-
-    def _inner(self, index: Tensor, owner: Tensor, label: Tensor, values: Tensor) -> Inner:
-        """Inner values (r, 2) with the weight 1/(T n_t+) of a row beside that of all alike."""
-        return Inner(index, values, relevance=self._relevance[label].to(values.dtype), owners=owner)
 
 
 def _loss_of_itself(loss: PairLoss) -> float:
