@@ -250,9 +250,10 @@ class _Deferred(PlainBackend):
 
     surrogate: Tensor
 
-    def backward(self, surrogate: Tensor) -> None:
-        """Keep it: the user differentiates."""
+    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+        """Keep it: the user differentiates, perhaps in another unit."""
         self.surrogate = surrogate
+        return None if leaf is None else torch.autograd.grad(surrogate, leaf, retain_graph=True, allow_unused=True)[0]
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Nothing: DistributedDataParallel averages."""

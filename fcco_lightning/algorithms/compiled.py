@@ -116,7 +116,7 @@ class CompiledSurrogate:
         if not self._like:
             return self._uncompiled(engine.evaluate(batch, before))
         seen = None if before is None and engine.alone and not self._apart else engine.evaluate(batch, before)
-        settled = self._settle(batch if seen is None else seen.now.batch, seen)
+        settled = self._settle(engine.attached(batch) if seen is None else seen.now.batch, seen)
         if settled is None and self._apart and seen is None:
             seen = engine.evaluate(batch, before)
             settled = self._settle(seen.now.batch, seen)

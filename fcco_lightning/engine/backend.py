@@ -17,8 +17,15 @@ class Backend(Protocol):
     def drops_overflows(self) -> bool:
         """Whether a step with gradients that are not finite is dropped by the step itself (a loss scaler does)."""
 
-    def backward(self, surrogate: Tensor) -> None:
-        """Leave the gradient of ``surrogate`` in ``.grad``."""
+    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+        """Leave the gradient of ``surrogate`` in ``.grad``.
+
+        Args:
+            surrogate: what is differentiated, a scalar.
+            leaf: a further tensor by which it may be, such as parameters of samples; None for none.
+
+        Returns: the gradient with respect to the leaf, in true units; None where the surrogate does not depend on it.
+        """
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Average ``.grad`` over the processes, where :meth:`backward` has not."""
@@ -57,9 +64,10 @@ class PlainBackend:
     def __init__(self, processes: Processes | None = None) -> None:
         self.processes = processes or Processes()
 
-    def backward(self, surrogate: Tensor) -> None:
+    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """``surrogate.backward()``."""
         surrogate.backward()  # type: ignore[no-untyped-call]
+        return None if leaf is None else leaf.grad
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """One collective."""

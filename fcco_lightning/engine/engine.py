@@ -261,13 +261,11 @@ class Engine:
     def compilable(self) -> bool:
         """Whether what follows from the network's outputs may be compiled.
 
-        Not with parameters of single samples, by which the surrogate is differentiated once more, nor with a weight of
-        the penalty that follows a schedule, as it would be compiled anew for every value; and the default dtype must be
-        that of the rows.
+        Not with a weight of the penalty that follows a schedule, as it would be compiled anew for every value; and the
+        default dtype must be that of the rows.
         """
         scheduled = getattr(self.problem.penalty, "schedule", None) is not None
-        alike = self.problem.row_parameters is None and torch.get_default_dtype() in _FULL
-        return self.compiled and alike and not scheduled
+        return self.compiled and torch.get_default_dtype() in _FULL and not scheduled
 
     @property
     def alone(self) -> bool:
@@ -305,8 +303,7 @@ class Engine:
             outputs, batch, network, self._followers, self.processes, stop=self.stop_asked, last=self.last_batch
         )
         self.stop_agreed = union.stop
-        parameters = self.problem.row_parameters
-        columns = union.batch if parameters is None else parameters.attach(union.batch)
+        columns = self.attached(union.batch)
         earlier = None if elsewhere is None else Samples(union.outputs[1], columns)
         now = Samples(union.outputs[0], columns)
         self._outputs = now.outputs
@@ -314,6 +311,11 @@ class Engine:
             self.functions.check(now)
             self._checked = True
         return Evaluated(now, earlier, elsewhere, union.known, outputs[0], graph)
+
+    def attached(self, batch: Batch) -> Batch:
+        """The columns with the parameters of the samples, where these have some, as one more."""
+        parameters = self.problem.row_parameters
+        return batch if parameters is None else parameters.attach(batch)
 
     def evaluate_at(self, weights: Sequence[Tensor], seen: Evaluated, batch: Batch) -> Evaluated:
         """Add the outputs at other weights, which are known only after a first look at the present ones.
@@ -440,15 +442,21 @@ class Engine:
             value = value + nothing(self._outputs)
         self._surrogates.append(value)
         self._readings = surrogate.readings
-        self._step_rows(value)
+        leaf, by_rows = self._unmoved_rows, None
         if value.requires_grad:
-            self.backend.backward(value)
+            by_rows = self.backend.backward(value, leaf)
             self.backend.synchronise(self.params)
+        if leaf is not None:
+            self._move_rows(by_rows)
 
     def gradients(self, surrogate: Surrogate, weights: Sequence[Tensor]) -> list[Tensor]:
         """Gradients of a surrogate with respect to other tensors, summed over the processes as ``.grad`` is."""
-        self._step_rows(surrogate.value)
-        return self.averaged(self._own_gradients(surrogate.value, weights))
+        leaf, value = self._unmoved_rows, surrogate.value
+        if leaf is None:
+            return self.averaged(self._own_gradients(value, weights))
+        *gradients, by_rows = self._own_gradients(value, [*weights, leaf])
+        self._move_rows(by_rows if value.requires_grad else None)
+        return self.averaged(gradients)
 
     def own_gradients(self, value: Tensor, *, graph: bool) -> list[Tensor]:
         """This process's gradients of a scalar with respect to the parameters; its graph is kept for what follows.
@@ -544,11 +552,16 @@ class Engine:
     def _propose(self, term: Term, place: Place, rows: Tensor, decay: float) -> None:
         self._proposals.append(_proposal(term.name, _state(term), place, rows, decay))
 
-    def _step_rows(self, value: Tensor) -> None:
-        """Move the parameters of single samples by the first surrogate of an iteration."""
+    @property
+    def _unmoved_rows(self) -> Tensor | None:
+        """The parameters of the batch's samples, until the first surrogate of an iteration has moved them."""
         parameters = self.problem.row_parameters
-        if parameters is not None and self._row_step is None:
-            self._row_step = parameters.step(value)
+        return None if parameters is None or self._row_step is not None else parameters.leaf
+
+    def _move_rows(self, gradient: Tensor | None) -> None:
+        parameters = self.problem.row_parameters
+        if parameters is not None:
+            self._row_step = parameters.step(gradient)
 
     def _write(self) -> None:
         for _, state, place, rows, decay in self._proposals:

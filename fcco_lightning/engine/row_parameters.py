@@ -10,13 +10,13 @@ from fcco_lightning.hosted import on_host, with_column
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives import SampleParameters
 from fcco_lightning.records import Batch
-from fcco_lightning.state import DualState, Layout
+from fcco_lightning.state import DualState, Layout, Place, repeats
 
 
 class RowStep(NamedTuple):
-    """New values (b, k) of the rows ``index`` (b,), all different."""
+    """New values (b, k) of rows that are all different: their numbers (b,), or their place."""
 
-    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
+    at: Tensor | Place
     values: Tensor
 
 
@@ -45,33 +45,41 @@ class RowParameters(nn.Module):
         super().__init__()
         self.spec = spec
         self.state = DualState(num_rows, spec.width, dtype, processes, layout)
-        self._leaf: tuple[Tensor, Tensor] | None = None
+        self._leaf: tuple[Place, Tensor] | None = None
 
     def attach(self, batch: Batch) -> Batch:
         """The batch with the samples' parameters as one more column of its first part."""
         name, columns = next(iter(batch.items()))
-        index = on_host(columns)["index"]
-        rows, seen = self.state.read(index)
+        place = self.state.locate(on_host(columns)["index"])
+        rows, seen = self.state.read(place)
         if seen is not None:
             rows = torch.where(seen.unsqueeze(1), rows, self.spec.start)
-        self._leaf = index, rows.requires_grad_()
+        self._leaf = place, rows.requires_grad_()
         return {**batch, name: with_column(columns, self.spec.name, rows)}
 
-    def step(self, surrogate: Tensor) -> RowStep | None:
-        """What the parameters attached last become; the graph of ``surrogate`` is kept."""
+    @property
+    def leaf(self) -> Tensor | None:
+        """The parameters attached last, by which surrogates are differentiated, until :meth:`step` has been taken."""
+        return None if self._leaf is None else self._leaf[1]
+
+    def step(self, gradient: Tensor | None) -> RowStep | None:
+        """What the parameters attached last become.
+
+        Args:
+            gradient: of a surrogate with respect to them, (b, k), in true units; None where it does not depend on them.
+        """
         leaf, self._leaf = self._leaf, None
-        if leaf is None or not surrogate.requires_grad:
+        if leaf is None or gradient is None:
             return None
-        positions, values = leaf
-        (gradient,) = torch.autograd.grad(
-            surrogate, values, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        index, at = torch.unique(positions, return_inverse=True)
-        at = send(at, values)
-        start = values.new_empty(len(index), values.shape[1]).index_copy_(0, at, values.detach())
+        place, values = leaf
+        start, gradient, again = values.detach(), gradient.detach(), repeats(place.index)
+        if again is not None:  # a sample that came more than once has one row
+            at = send(again.position, values)
+            start = start.new_empty(len(again.index), start.shape[1]).index_copy_(0, at, start)
+            gradient = torch.zeros_like(start).index_add_(0, at, gradient)
         # the surrogate is a mean over the sampled i, a repeated one counting once
-        slope = len(index) * torch.zeros_like(start).index_add_(0, at, gradient)
-        return RowStep(index, (start - self.spec.lr * slope).clamp(self.spec.least, self.spec.most))
+        moved = torch.sub(start, gradient, alpha=self.spec.lr * len(start)).clamp_(self.spec.least, self.spec.most)
+        return RowStep(place if again is None else again.index, moved)
 
     def commit(self, step: RowStep | None) -> None:
         """Write the rows of ``step``."""

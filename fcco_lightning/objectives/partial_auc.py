@@ -12,10 +12,10 @@ from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import SampleParameters, nothing, required_column
-from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
-from fcco_lightning.objectives.ranking import RankedPairs, RankingObjective, both_classes
+from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair, shares
+from fcco_lightning.objectives.ranking import ComparedClasses, RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
-from fcco_lightning.records import Arrangement, Columns, Inner
+from fcco_lightning.records import Arrangement, Columns
 
 
 class CVaRPartialAUC(RankingObjective):
@@ -95,58 +95,66 @@ class CVaRPartialAUC(RankingObjective):
         self.class_sizes = int(negative.sum()), int(positive.sum())
         return [positive, negative]
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor:
+    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[Any, ...]:
+        """The pairs, the s_i, and weights of the positives; nothing with ``min_tpr``, or without both classes."""
+        if self.min_tpr:
+            return ()
+        _, pairs, _, owners = self._arranged_pairs(batch, like, None)
+        if owners is None or pairs is None:
+            return ()
+        return pairs, self._thresholds(owners, batch, like), shares(on_host(batch).get("weight"), owners, like)
+
+    def direct_value(self, outputs: Any, given: tuple[Any, ...]) -> Tensor:
         """C, or without ``min_tpr`` the mean of the L_i at their present thresholds."""
         if self.min_tpr:
             return self.threshold
-        pairs, host = self._pairs(outputs, batch), on_host(batch)
-        if not pairs.complete:
+        if not given:
             return nothing(outputs)
-        thresholds = self._thresholds(pairs, batch)
-        each = (thresholds + self._excess(pairs, thresholds)).squeeze(1)
-        if "weight" not in host:
-            return each.mean()
-        weight = host["weight"][pairs.owners].to(each.dtype)
-        mean: Tensor = send(weight / weight.sum(), each) @ each
+        pairs, thresholds, share = given
+        mean: Tensor = share @ (thresholds + self._excess(outputs, pairs, thresholds)).squeeze(1)
         return mean
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner | None:
-        """What is sampled of the L_i of the batch's positives; None without ``min_tpr`` or without both classes."""
+    def arrange(self, batch: Columns, like: Tensor) -> Arrangement | None:
+        """The pairs and the s_i, if there are any; None without ``min_tpr``."""
         if not self.min_tpr:
             return None
-        pairs = self._pairs(outputs, batch)
-        if not pairs.complete:
-            return None
-        thresholds = self._thresholds(pairs, batch) if self.max_fpr < 1 else None
-        outer = self.outer if thresholds is None else self._outer(thresholds)
-        index = on_host(batch)["index"][pairs.owners]
-        return Inner(index, self._excess(pairs, thresholds), outer, owners=pairs.owners)
+        arranged, thresholds = self._arranged_pairs(batch, like, None), None
+        if self.max_fpr < 1 and arranged.given is not None and arranged.owners is not None:
+            thresholds = self._thresholds(arranged.owners, batch, like)
+        return arranged._replace(given=(arranged.given, thresholds))
 
-    def _excess(self, pairs: RankedPairs, thresholds: Tensor | None) -> Tensor:
+    def values(self, outputs: Any, given: tuple[ComparedClasses | None, Tensor | None]) -> Tensor:
+        """What is sampled of the L_i of the batch's positives, shape (a, 1)."""
+        return self._excess(outputs, *given)
+
+    def known_outer(self, given: tuple[ComparedClasses | None, Tensor | None]) -> OuterFunction:
+        return self._outer(0.0 if given[1] is None else given[1])
+
+    def _excess(self, outputs: Any, pairs: ComparedClasses | None, thresholds: Tensor | None) -> Tensor:
         """``mean_j [l_ij - s_i]_+ / max_fpr``, or the mean loss where all negatives count, shape (a, 1)."""
-        mean = pairs.mean(self.loss, thresholds)
+        mean = self._means(self.loss, outputs, pairs, thresholds)
         return mean if thresholds is None else mean / self.max_fpr
 
-    def _thresholds(self, pairs: RankedPairs, batch: Columns) -> Tensor:
+    def _thresholds(self, owners: Tensor, batch: Columns, like: Tensor) -> Tensor:
         """The s_i of the positives, shape (a, 1), with the graph of L_i and not of L_i n / n_+.
 
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
         every = required_column(batch, "threshold", self)
-        given = every.index_select(0, send(pairs.owners, every)).to(pairs.scores.dtype)
+        given = every.index_select(0, send(owners, every)).to(like.dtype)
         if given.requires_grad:
-            given.register_hook(lambda g: g * self._share_of_owners(pairs, batch))  # type: ignore[no-untyped-call]
+            share = self._share_of_owners(owners, on_host(batch), like)
+            given.register_hook(lambda g: g * share)  # type: ignore[no-untyped-call]
         return given
 
-    def _share_of_owners(self, pairs: RankedPairs, batch: Columns) -> Tensor | float:
+    def _share_of_owners(self, owners: Tensor, host: Columns, like: Tensor) -> Tensor | float:
         """n_+ / n, or that of the batches where samples are weighted, shape (a, 1)."""
-        host = on_host(batch)
         if self.class_sizes is None:  # only batches are known
-            return len(pairs.owners) / len(host["index"])
+            return len(owners) / len(host["index"])
         share = self.class_sizes[1] / sum(self.class_sizes)
         if "weight" not in host:
             return share
-        return send(share / host["weight"][pairs.owners].unsqueeze(1).to(pairs.scores.dtype), pairs.scores)
+        return send(share / host["weight"][owners].unsqueeze(1).to(like.dtype), like)
 
 
 class KLPartialAUC(RankingObjective):

@@ -17,38 +17,18 @@ from fcco_lightning.objectives.pairwise import PairLoss, shares
 from fcco_lightning.records import Arrangement, Columns
 
 
-class RankedPairs(NamedTuple):
-    """The pairs of a positive and a negative in a batch, seen from the samples that own rows.
+class ComparedClasses(NamedTuple):
+    """The samples of a batch that own rows, and those of the other class that each of them is compared with.
 
     Attributes:
-        scores: shape (B,), with graph.
-        owners: positions in the batch of the samples that own rows, shape (a,), int64, on the host.
-        others: positions of the samples of the other class, shape (b,), int64, there too.
-        weight: of the samples of the batch, shape (B,), there too; None where they weigh the same.
-        sign: 1 where the owners are the positives, -1 where they are the negatives.
+        owners: positions in the batch, shape (a,), int64, on the device of the outputs.
+        others: positions of the other class, shape (b,), int64, there too.
+        share: weights of these in a mean over them, shape (b, 1).
     """
 
-    scores: Tensor
     owners: Tensor
     others: Tensor
-    weight: Tensor | None
-    sign: float
-
-    @property
-    def complete(self) -> bool:
-        """Whether the batch holds both classes."""
-        return len(self.owners) > 0 and len(self.others) > 0
-
-    def mean(self, loss: PairLoss, thresholds: Tensor | None = None) -> Tensor:
-        """The mean over the other class of the losses of positive less negative, or of ``[l - t_i]_+``, shape (a, 1).
-
-        Args:
-            loss: l.
-            thresholds: t, shape (a, 1), or None.
-        """
-        share = shares(self.weight, self.others, self.scores).unsqueeze(1)
-        owners, others = send(self.owners, self.scores), send(self.others, self.scores)
-        return pair_sums(loss, self.scores, owners, others, share, thresholds, sign=self.sign)
+    share: Tensor
 
 
 class RankingObjective(BinaryObjective, ABC):
@@ -102,33 +82,38 @@ class RankingObjective(BinaryObjective, ABC):
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""
         return Range(least=0.0)
 
-    def _pairs(self, outputs: Any, batch: Columns) -> RankedPairs:
-        """All pairs of a batch."""
-        batch = on_host(batch)
-        owners, others = self._classes(required_column(batch, "y", self))
-        return RankedPairs(self.scores(outputs), owners, others, batch.get("weight"), self._sign)
+    def _arranged_pairs(self, batch: Columns, like: Tensor, dtype: torch.dtype | None = torch.float64) -> Arrangement:
+        """Owners, the others, and what each of these counts; no rows without both classes.
 
-    def _arranged_pairs(self, batch: Columns, like: Tensor) -> Arrangement:
-        """Owners, the others, and in float64 what each of these counts; no rows without both classes."""
+        Args:
+            batch: columns.
+            like: as for :meth:`arrange`.
+            dtype: of what they count, and of their means; None for that of ``like``.
+        """
         batch = on_host(batch)
-        y, weight = required_column(batch, "y", self), batch.get("weight")
-        owners, given = self._again((y, weight), like.device, lambda: self._compared_classes(y, weight, like))
+        y, weight, dtype = required_column(batch, "y", self), batch.get("weight"), dtype or like.dtype
+        owners, given = self._again(
+            (y, weight), (like.device, dtype), lambda: self._compared_classes(y, weight, like, dtype)
+        )
         return Arrangement(batch["index"][owners], given, owners=owners)
 
-    def _compared_classes(self, y: Tensor, weight: Tensor | None, like: Tensor) -> tuple[Tensor, Any]:
+    def _compared_classes(
+        self, y: Tensor, weight: Tensor | None, like: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, ComparedClasses | None]:
         owners, others = self._classes(y)
         if not len(owners) or not len(others):
             return owners[:0], None
-        share = shares(weight, others, like, torch.float64).unsqueeze(1)
-        return owners, (send(owners, like), send(others, like), share)
+        share = shares(weight, others, like, dtype).unsqueeze(1)
+        return owners, ComparedClasses(send(owners, like), send(others, like), share)
 
-    def _means(self, loss: PairLoss, outputs: Any, given: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
-        """The mean losses of the arranged owners against the other class, shape (a, 1), in float64."""
+    def _means(
+        self, loss: PairLoss, outputs: Any, given: ComparedClasses | None, thresholds: Tensor | None = None
+    ) -> Tensor:
+        """The mean losses of the arranged owners against the other class, or those of ``[l - t_i]_+``, shape (a, 1)."""
         scores = self.scores(outputs)
         if given is None:
-            return scores.new_zeros(0, 1, dtype=torch.float64)
-        owners, others, share = given
-        return pair_sums(loss, scores, owners, others, share, None, sign=self._sign)
+            return scores.new_zeros(0, 1, dtype=self.dtype)
+        return pair_sums(loss, scores, given.owners, given.others, given.share, thresholds, sign=self._sign)
 
     @property
     def _sign(self) -> float:

@@ -46,11 +46,15 @@ class LightningBackend:
         """With 16-bit loss scaling an overflow is expected, and the scaler drops the step."""
         return self._scaler is not None
 
-    def backward(self, surrogate: Tensor) -> None:
+    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
         for parameter in self.idle:
             surrogate = surrogate + 0.0 * parameter.sum()
         self.module.manual_backward(surrogate)
+        scaler, gradient = self._scaler, None if leaf is None else leaf.grad
+        if scaler is None or gradient is None:
+            return gradient
+        return gradient / scaler.scale(gradient.new_ones(()))  # without waiting for the scale
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Nothing: DistributedDataParallel averages during backward."""

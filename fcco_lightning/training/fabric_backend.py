@@ -31,9 +31,10 @@ class FabricBackend(PlainBackend):
                 "'32-true', or an FCCOModule, which undoes the scaling."
             )
 
-    def backward(self, surrogate: Tensor) -> None:
+    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """``fabric.backward``."""
         self.fabric.backward(surrogate)
+        return None if leaf is None else leaf.grad
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Nothing: DistributedDataParallel averages during backward."""

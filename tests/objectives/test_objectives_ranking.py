@@ -397,9 +397,12 @@ def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way)
     bench = Bench(CASES[name], WAYS[way]())
     parameters, (steps, chances) = bench.engine.problem.row_parameters, torch.zeros(2, 9, 1, dtype=torch.float64)
     for batch, chance in bench.way.sampler.batches():
-        index, values = parameters.step(bench.surrogate(bench.batch(list(batch))).value)
-        steps[index] += chance * (values - 0.7)
-        chances[index] += chance
+        value = bench.surrogate(bench.batch(list(batch))).value
+        place, values = parameters.step(
+            *torch.autograd.grad(value, parameters.leaf, allow_unused=True, materialize_grads=True)
+        )
+        steps[place.index] += chance * (values - 0.7)
+        chances[place.index] += chance
     scores, y = CASES[name].outputs, torch.tensor(STRATUM) == 1
     losses = (1 - scores[y].unsqueeze(1) + scores[~y]).clamp(min=0) ** 2
     slopes = 1 - (losses > 0.7).double().mean(1) / beta
