@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fcco_lightning.ambiguity import CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Simplex
 from fcco_lightning.dro import kernel, kernel_data, kernel_samples
@@ -85,7 +86,7 @@ class Loop:
         while marks.status == kernel_data.GO_ON:
             since, before = progress.seconds, marks.t
             if len(self.drawn) == 0:
-                self.drawn, size = random.integers(self.blocks, size=(size, 2)), min(2 * size, _MOST)
+                self.drawn, size = self._draws(random, size), min(2 * size, _MOST)
             records = np.empty((len(self.drawn) // self.blocks + 2, 3))
             marks = self.iterate(self.data, ends, tables, growth, self.drawn, marks._replace(looks=0), records)
             self.drawn = self.drawn[marks.t - before :]
@@ -93,6 +94,11 @@ class Loop:
             progress.take_over(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
         progress.check(np.nan if marks.status == kernel_data.DIVERGED else 0.0)
         raise Done
+
+    def _draws(self, random: np.random.Generator, size: int) -> NDArray[np.int64]:
+        if self.blocks == 1:
+            return np.zeros((size, 2), np.int64)
+        return random.integers(self.blocks, size=(size, 2))
 
     def _tables(self, best: Array) -> kernel_data.Tables:
         (k, n), size = self.data.y.shape, best.size
@@ -124,25 +130,27 @@ def refuse(problem: LinearProblem) -> None:
         ConfigError: naming it.
     """
     penalty, ambiguity, loss = problem.penalty, problem.ambiguity, problem.loss
-    needs = [
-        (isinstance(problem.x, np.ndarray), "dense features", f"x={type(problem.x).__name__}"),
-        (isinstance(ambiguity, Simplex | CappedSimplex), "Simplex() or CappedSimplex(...)", f"ambiguity={ambiguity!r}"),
-        (
-            isinstance(penalty, ChiSquarePenalty | EuclideanPenalty),
-            "divergence='chi_square' or 'euclidean'",
-            f"penalty={penalty!r}",
-        ),
-        (penalty.nu > 0, "nu > 0", f"nu={penalty.nu!r}"),
-        (problem.mu > 0, "mu > 0", f"mu={problem.mu!r}"),
-        (type(loss) in _LOSSES, "the squared, the logistic or the multinomial loss", f"loss={loss!r}"),
-    ]
-    for fits, need, got in needs:
-        if not fits:
-            raise ConfigError(f"compiled=True needs {need}, got {got}. Use compiled=False.")
+    if not isinstance(problem.x, np.ndarray):
+        need, got = "dense features", f"x={type(problem.x).__name__}"
+    elif not isinstance(ambiguity, Simplex | CappedSimplex):
+        need, got = "Simplex() or CappedSimplex(...)", f"ambiguity={ambiguity!r}"
+    elif not isinstance(penalty, ChiSquarePenalty | EuclideanPenalty):
+        need, got = "divergence='chi_square' or 'euclidean'", f"penalty={penalty!r}"
+    elif not penalty.nu > 0:
+        need, got = "nu > 0", f"nu={penalty.nu!r}"
+    elif not problem.mu > 0:
+        need, got = "mu > 0", f"mu={problem.mu!r}"
+    elif type(loss) not in _LOSSES:
+        need, got = "the squared, the logistic or the multinomial loss", f"loss={loss!r}"
+    else:
+        return
+    raise ConfigError(f"compiled=True needs {need}, got {got}. Use compiled=False.")
 
 
 def _plain(values: Array) -> Array:
     """In one layout, as every other would be compiled anew."""
+    if values.dtype == np.float64 and values.flags.carray:  # as require would find, at more cost
+        return values
     return np.require(values, np.float64, ["C", "A", "W"])
 
 

@@ -46,6 +46,9 @@ def pace(growth: Growth, mu: float, nu: float, blocks: int, t: int) -> Pace:
 def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget: float) -> int:
     """The iteration after which to look at the gap next: halfway to where it is small enough at the mean rate so far.
 
+    But at most as far as it has come.
+
+
     Args:
         t: the iteration after which it was looked at now.
         blocks: M.
@@ -57,7 +60,7 @@ def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget:
     ahead = max(blocks, t // LOOKS)
     if t > 0 and 0 < tol < gap < first < math.inf:
         halfway = t * math.log(gap / tol) / math.log(first / gap) / 2
-        ahead = max(ahead, int(min(halfway, t / 2, budget)))
+        ahead = max(ahead, int(min(halfway, t, budget)))
     return t + ahead
 
 

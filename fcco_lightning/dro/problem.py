@@ -248,7 +248,7 @@ class Progress:
         if point.value < self.value:
             self.w, self.value = w.copy(), point.value
         self.lower = max(self.lower, point.lower, lower)
-        self._append(self.calls, self.seconds, point.value, self.gap)
+        self.history.append(_record(self.calls, self.seconds, point.value, self.gap))
         if self.gap <= self.tol or self.calls >= self.max_calls:
             raise Done
 
@@ -269,9 +269,11 @@ class Progress:
             since: ``seconds`` at the loop's beginning; what it took since then is shared out by evaluations.
         """
         each = (self.seconds - since) / max(calls - self.calls, 1)
-        for at, objective, gap in records.tolist():
-            self._append(int(at), since + each * (at - self.calls), objective, gap)
+        self.history += [
+            _record(int(at), since + each * (at - self.calls), *figures) for at, *figures in records.tolist()
+        ]
         self.w, self.value, self.lower, self.calls = w, value, lower, calls
 
-    def _append(self, calls: int, seconds: float, objective: float, gap: float) -> None:
-        self.history.append({"oracle_calls": calls, "seconds": seconds, "objective": objective, "gap": gap})
+
+def _record(calls: int, seconds: float, objective: float, gap: float) -> dict[str, float]:
+    return {"oracle_calls": calls, "seconds": seconds, "objective": objective, "gap": gap}

@@ -260,10 +260,10 @@ def test_history_counts_calls():
 
 
 def test_the_next_look_is_halfway_to_the_gap_that_is_wanted():
-    """At the mean rate so far; at most half as many iterations again, and no more than are left."""
+    """At the mean rate so far; at most as many iterations again, and no more than are left."""
     fallen = {"t": 40, "blocks": 1, "gap": 1e-4, "first": 1.0, "tol": 1e-6, "budget": 1e9}  # two of six digits to go
     assert next_look(**fallen) == 50
-    assert next_look(**fallen | {"tol": 1e-30}) == 60
+    assert next_look(**fallen | {"tol": 1e-30}) == 80
     assert next_look(**fallen | {"budget": 7.5}) == 47
     for nothing_known in ({"budget": 2.0}, {"tol": 0.0}, {"gap": 2.0}, {"gap": np.inf}, {"first": np.inf}):
         assert next_look(**fallen | nothing_known) == 45  # an eighth
