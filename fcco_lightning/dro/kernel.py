@@ -48,7 +48,6 @@ def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget:
 
     But at most as far as it has come.
 
-
     Args:
         t: the iteration after which it was looked at now.
         blocks: M.

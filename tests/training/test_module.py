@@ -24,6 +24,7 @@ from fcco_lightning import (
     SOX,
     BalancedSampling,
     ConfigError,
+    CVaRPartialAUC,
     GroupSampling,
     HeavyBall,
     HingePenalty,
@@ -270,6 +271,25 @@ def test_mixed_precision_follows_full_precision(algorithm, precision, make_modul
     moved = (full - start).norm()
     # half precision keeps 8 (bf16) or 11 (fp16) bits: far below a missing or doubled loss scale
     assert (mixed - full).norm() < 0.1 * moved
+
+
+def test_parameters_of_samples_move_by_true_gradients_where_the_loss_is_scaled(make_module, make_trainer, small_data):
+    moved = []
+    for plugins in ([], [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=512.0))]):
+        torch.manual_seed(0)
+        module = make_module(
+            network=TabularMLP(hidden=[8]),
+            objective=CVaRPartialAUC(0.5, thresholds=0.7),
+            constraints=[],
+            penalty=None,
+            algorithm=SGD(),
+            optimizer=lambda p: HeavyBall(p, lr=0.05, beta=1.0),
+        )
+        make_trainer(max_epochs=1, plugins=plugins).fit(module, small_data)
+        rows = module.problem.row_parameters.state.rows
+        moved.append(rows[~rows.isnan()] - 0.7)
+    assert moved[0].abs().max() > 0.05
+    torch.testing.assert_close(moved[1], moved[0], rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("algorithm", [SONEX, MSVR, lambda: ALEXR2(K=3)], ids=["SONEX", "MSVR", "ALEXR2"])
