@@ -9,9 +9,9 @@ table of yours, whose columns are standardised; every solver stops at the same c
     uv run python examples/benchmarks/dro.py --large 100000 1000000 --features 50   # L-BFGS or DRAGO?  One picture
 
 All variants take turns in one process with one thread (OMP_NUM_THREADS=1: NumPy and what numba compiles have each a
-library of linear algebra of their own), each solving the whole problem once a round; times are those of the processor
-and hold the proofs, not the compilation, whose seconds are printed; a row is the median over rounds, and its ratio the
-median of the ratios within a round.  The transcription is in ``dro_transcription.py``; it has the same step size and
+library of linear algebra of their own), each solving the whole problem five times in a row (``--in-a-row``); times are
+those of the processor for one solution and hold the proofs, not the compilation, whose seconds are printed; a row is the
+median over rounds, and its ratio the median of the ratios within a round.  The transcription is in ``dro_transcription.py``; it has the same step size and
 looks at the gap as often.
 """
 
@@ -128,7 +128,9 @@ def measure(problem: LinearProblem, args: argparse.Namespace) -> tuple[Table, di
         return solve
 
     steps = {name: step(name) for name in solvers}
-    table = interleaved(steps, [None], args.rounds, "cpu", bases, warm_up=1, clock=time.process_time)
+    table = interleaved(
+        steps, [None], args.rounds, "cpu", bases, warm_up=1, clock=time.process_time, in_a_row=args.in_a_row
+    )
     for name, history in histories.items():
         table[name] |= {"gap": f"{history[-1]['gap']:.1e}", "passes": history[-1]["oracle_calls"] / n}
     return table, histories
@@ -231,6 +233,7 @@ def main() -> None:
     parser.add_argument("--mu", type=float, default=1.0)
     parser.add_argument("--tol", type=float, default=1e-6)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--in-a-row", type=int, default=5, help="solutions by each solver in its turn")
     parser.add_argument("--passes", type=int, default=2000)
     parser.add_argument("--work", type=float, default=1e9, help="up to this n d n/b also the transcription")
     parser.add_argument("--out", type=Path, default=Path("runs/dro"))

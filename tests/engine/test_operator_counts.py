@@ -18,6 +18,7 @@ from fcco_lightning import (
     SOX,
     AveragePrecision,
     BalancedSampling,
+    CVaRPartialAUC,
     Engine,
     HingePenalty,
     KLPartialAUC,
@@ -34,6 +35,7 @@ STEPS = {  # objective, algorithm, constraints; operators beyond a plain step, a
     "AUC": (AUC, SGD, [], 28, 7),
     "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 55, 9),
     "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 61, 9),
+    "partial AUC, own thresholds": (lambda: CVaRPartialAUC(0.3), SGD, [], 64, 9),
     "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 110, 10),
     "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 136, 10),
     "AUC, 200 caps, SOX": (
