@@ -9,10 +9,10 @@ table of yours, whose columns are standardised; every solver stops at the same c
     uv run python examples/benchmarks/dro.py --large 100000 1000000 --features 50   # L-BFGS or DRAGO?  One picture
 
 All variants take turns in one process with one thread (OMP_NUM_THREADS=1: NumPy and what numba compiles have each a
-library of linear algebra of their own), each solving the whole problem five times in a row (``--in-a-row``); times are
-those of the processor for one solution and hold the proofs, not the compilation, whose seconds are printed; a row is the
-median over rounds, and its ratio the median of the ratios within a round.  The transcription is in ``dro_transcription.py``; it has the same step size and
-looks at the gap as often.
+library of linear algebra of their own), each solving the whole problem five times in a row (``--in-a-row``).  Times are
+those of the processor for one solution and hold the proofs, not the compilation, whose seconds are printed; a row is
+the median over rounds, and its ratio the median of the ratios within a round.  The transcription is in
+``dro_transcription.py``; it has the same step size and looks at the gap as often.
 """
 
 import argparse
