@@ -84,9 +84,10 @@ class CompiledSurrogate:
 
     What a batch's columns say is found first, on the host (:class:`~fcco_lightning.objectives.two_steps.InTwoSteps`),
     and rows are read.  Then one function of tensors leads from there to the surrogate and the new rows: inner values,
-    estimator, outer gradients.  The network is part of it where one process evaluates it once, on a batch as a whole;
-    else the function begins with the outputs.  A part of the problem that is not measured in two steps is measured
-    beforehand.  The first batch, and batches in which rows repeat or of which no term speaks, are not compiled.
+    those at the previous weights, estimator, outer gradients.  The network at the present weights is part of it where
+    one process evaluates it on a batch as a whole; else the function begins with the outputs.  A part of the problem
+    that is not measured in two steps is measured beforehand.  The first batch, and batches in which rows repeat or of
+    which no term speaks, are not compiled.
 
     Args:
         algorithm: whose surrogate it is.
@@ -115,7 +116,8 @@ class CompiledSurrogate:
         engine = self._engine
         if not self._like:
             return self._uncompiled(engine.evaluate(batch, before))
-        seen = None if before is None and engine.alone and not self._apart else engine.evaluate(batch, before)
+        inside = engine.alone and not self._apart and (before is None or self._functions.network_alone)
+        seen = None if inside else engine.evaluate(batch, before)
         settled = self._settle(engine.attached(batch) if seen is None else seen.now.batch, seen)
         if settled is None and self._apart and seen is None:
             seen = engine.evaluate(batch, before)
@@ -124,8 +126,10 @@ class CompiledSurrogate:
             return self._uncompiled(seen or engine.evaluate(batch, before))
         if seen is None:
             engine.stop_agreed = engine.stop_asked
-        outputs = None if seen is None else seen.now.outputs
-        value, direct, outcomes = self._run(batch if seen is None else None, outputs, settled.direct, settled.terms)
+            outputs, earlier = None, None if before is None else engine.earlier_outputs(batch, before)
+        else:
+            batch, outputs, earlier = {}, seen.now.outputs, None
+        value, direct, outcomes = self._run(batch, outputs, earlier, settled.direct, settled.terms)
         return self._proposed(settled, value, direct, outcomes)
 
     def _uncompiled(self, seen: Evaluated) -> Surrogate:
@@ -201,14 +205,23 @@ class CompiledSurrogate:
 
     def _surrogate(
         self,
-        batch: Batch | None,
+        batch: Batch,
         outputs: Mapping[str, Any] | None,
+        earlier: Mapping[str, Any] | None,
         direct: tuple[Any] | Tensor | None,
         terms: Sequence[_Term],
     ) -> tuple[Tensor, Tensor | None, list[_Outcome]]:
-        """S, g_0, and the outcome of every term: a function of tensors."""
+        """S, g_0, and the outcome of every term: a function of tensors.
+
+        Args:
+            batch: columns by part, for the network; empty where that has been evaluated.
+            outputs: of the network; None where it is part of this function.
+            earlier: its outputs at the previous weights, where inner values there are part of it, too.
+            direct: of :class:`_Settled`.
+            terms: as well.
+        """
         if outputs is None:
-            outputs = self._functions.outputs(batch or {})
+            outputs = self._functions.outputs(batch)
         algorithm, objective = self._algorithm, self._functions.objective
         name = next(iter(outputs))
         with torch.autocast(first_tensor(outputs[name]).device.type, enabled=False):
@@ -224,6 +237,10 @@ class CompiledSurrogate:
                 estimator, outer = algorithm.estimator_of(term), algorithm.smoothing(outer)
                 inner = values.detach() if t.rows is None else values.detach().to(t.rows.dtype)
                 previous = None if t.previous is None else t.previous.to(inner.dtype)
+                if earlier is not None and t.values is None:
+                    with torch.no_grad():
+                        there = part.values(wide(earlier[part_name(earlier, self._first(part))]), t.given)
+                    previous = there.to(inner.dtype)
                 rows = estimator.first(inner) if t.rows is None else fill(t.rows, t.seen, estimator.first(inner))
                 sampling = Sampling(t.inverse, t.seen, term.range, term.growth)
                 tracked = estimator.update(rows, inner, previous, outer, sampling)

@@ -312,6 +312,18 @@ class Engine:
             self._checked = True
         return Evaluated(now, earlier, elsewhere, union.known, outputs[0], graph)
 
+    def earlier_outputs(self, batch: Batch, weights: Sequence[Tensor]) -> dict[str, Any]:
+        """The network's outputs at other weights, without graph, ahead of those at the present ones.
+
+        Both passes draw the same dropout masks.
+
+        Args:
+            batch: of this process.
+            weights: in the order of ``params``.
+        """
+        with torch.no_grad():
+            return Elsewhere(self.functions, weights, RandomState(self.params[0].device)).outputs(batch)
+
     def attached(self, batch: Batch) -> Batch:
         """The columns with the parameters of the samples, where these have some, as one more."""
         parameters = self.problem.row_parameters

@@ -276,6 +276,12 @@ class InnerFunctions(nn.Module):
             self._names = Names(trained, buffers, again)
         return self._names
 
+    @property
+    def network_alone(self) -> bool:
+        """Whether all that is trained is the network's, so that the other parts are the same at other weights."""
+        names = self.names()
+        return all(name.startswith("network.") for name in (*names.trained, *names.again))
+
     def forget_names(self) -> None:
         """What is trained has changed."""
         self._names = None
