@@ -124,7 +124,7 @@ class Engine:
         backend: how to differentiate and step; a bare loop by default.
         micro_batch: largest number of samples of a part that pass through the network at once, so that batches of any
             size fit into memory (see :func:`~fcco_lightning.engine.micro_batches.recomputed`); None for all.
-        compiled: whether algorithms with one loop compile a step by torch.compile, see :attr:`compilable`.
+        compiled: whether steps are compiled by torch.compile, by most algorithms, see :attr:`compilable`.
 
     Example:
         >>> import torch

@@ -103,7 +103,7 @@ class FCCOModule(EvaluatingModule):
         kept_outputs: largest number of samples of a split of which the outputs are kept for its evaluation; None for
             all.  Of a larger split the figures are those of so many random samples, but for what the evaluation can
             count batch by batch (see :meth:`Evaluation.tally`), so that the memory does not grow with the split.
-        compiled: whether the network is compiled by torch.compile, and with it, for algorithms with one loop, what
+        compiled: whether the network is compiled by torch.compile, and with it, for most algorithms, what
             follows from its outputs (inner functions, estimators, surrogate) as one graph.  That takes some seconds or
             minutes at first.  Dropout draws the same masks as without.  CPUs need a C++ compiler for it, GPUs Triton.
     """
