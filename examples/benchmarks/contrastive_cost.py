@@ -7,7 +7,8 @@ ratio is the median (with quartiles) of the ratios within a round.  The optimize
     uv run python examples/benchmarks/contrastive_cost.py --gpu      # ViT-B-16, needs CUDA
 
 - Objectives: two towers 512-512-128, batch 256.  The plain loop is CLIP's mini-batch loss (two cross-entropies); beside
-  it SOX (SogCLR) written out in one function, and InfoNCE, SOX and SONEX through the engine.
+  it SOX (SogCLR) written out in one function, and InfoNCE, SOX (also with trained temperatures) and SONEX through the
+  engine.
 - Protected tasks: ``CLIPModel("tiny")``, 256 pairs with 5 x 16 protected images, against the objective alone with 336
   pairs.  Equal are the images (256 + 80 = 336) and the texts (256 captions + 10 classes x 8 prompts = 336) that go
   through the towers, forward and backward, their size, the calls of each tower (one), the optimizer and the rows of the
@@ -26,7 +27,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timing import Step, Table, interleaved, report
@@ -135,13 +136,18 @@ def ours(
     constraints = [] if penalty is None else [NonForgetting(names=[str(k) for k in range(TASKS)])]
     problem = algorithm.pose(objective, constraints, penalty, num_samples=SAMPLES)
     engine = Engine(network, problem.to(next(network.parameters()).device), algorithm)
-    optimizer = adamw(network)
+    optimizer = adamw(nn.ModuleList([network, objective]))
 
     def step(batch: dict[str, Any]) -> None:
         with autocast():
             engine.train_batch(batch, optimizer)
 
     return step
+
+
+def learnt(temperature: Literal["global", "per_sample"]) -> GlobalContrastive:
+    """The loss with a temperature that is trained, or two of every sample."""
+    return GlobalContrastive(TAU, learn=temperature)
 
 
 def variants(make: Callable[[], nn.Module], autocast: Autocast = nullcontext) -> dict[str, Callable[[], Step]]:
@@ -151,6 +157,8 @@ def variants(make: Callable[[], nn.Module], autocast: Autocast = nullcontext) ->
         "SOX written out": lambda: written_out(make(), autocast),
         "InfoNCE": lambda: ours(make(), InfoNCE(TAU), SGD(), autocast=autocast),
         "SOX": lambda: ours(make(), GlobalContrastive(TAU), SOX(GAMMA), autocast=autocast),
+        "SOX, learnt temperature": lambda: ours(make(), learnt("global"), SOX(GAMMA), autocast=autocast),
+        "SOX, temperatures of samples": lambda: ours(make(), learnt("per_sample"), SOX(GAMMA), autocast=autocast),
         "SONEX": lambda: ours(make(), GlobalContrastive(TAU), SONEX(GAMMA, 0.1), autocast=autocast),
     }
 
