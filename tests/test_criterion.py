@@ -21,6 +21,7 @@ from fcco_lightning import (
     AUCMargin,
     AveragePrecision,
     Criterion,
+    CVaRPartialAUC,
     Engine,
     HingePenalty,
     IndexedDataset,
@@ -70,6 +71,30 @@ def test_it_trains_as_the_engine_does(make_algorithm, penalty):
     for own, expected in zip(criterion.engine.problem.states, problem.states, strict=True):
         assert torch.equal(own.rows.nan_to_num(9), expected.rows.nan_to_num(9))
     assert loss.item() == pytest.approx(sum(float(v) for v in estimates.values()))
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_parameters_of_samples_move_as_the_engine_moves_them(scale):
+    """By true gradients, also where the user scales the loss."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(N, 3, generator=draw, dtype=torch.float64), torch.arange(N) % 3 == 0
+    batches = [{"x": x[i], "y": y[i].long(), "index": i} for _ in range(3) for i in torch.arange(N).split(BATCH)]
+    network = nn.Linear(3, 1, dtype=torch.float64)
+    other, make_objective = copy.deepcopy(network), lambda: CVaRPartialAUC(0.5, thresholds=0.7)
+    criterion = Criterion(make_objective(), SGD(), num_samples=N, dtype=torch.float64)
+    optimizer = criterion.follow(torch.optim.SGD(network.parameters(), lr=0.05 / scale))
+    algorithm, its = SGD(), torch.optim.SGD(other.parameters(), lr=0.05)
+    problem = algorithm.pose(make_objective(), num_samples=N, dtype=torch.float64)
+    engine = Engine(other, problem, algorithm)
+    for batch in batches:
+        optimizer.zero_grad()
+        (scale * criterion(network(batch["x"]), batch)).backward()
+        optimizer.step()
+        engine.train_batch(batch, its)
+    own, expected = (e.problem.row_parameters.state.rows for e in (criterion.engine, engine))
+    assert (expected[y] - 0.7).abs().max() > 0.1
+    torch.testing.assert_close(own, expected, rtol=1e-12, atol=0, equal_nan=True)
+    torch.testing.assert_close(flat(network.parameters()), flat(other.parameters()), rtol=1e-12, atol=0)
 
 
 def test_rows_change_with_a_step_that_is_taken_only():
