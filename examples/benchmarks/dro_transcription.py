@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fcco_lightning.dro.drago import default_alpha
+from fcco_lightning.dro.kernel import next_look
 from fcco_lightning.dro.losses import Squared
+from fcco_lightning.dro.paces import default_alpha
 from fcco_lightning.dro.problem import LinearProblem, Progress
 from fcco_lightning.dro.solvers import blocks_of
 
@@ -147,11 +148,13 @@ def solve(problem: LinearProblem, progress: Progress, tail: float, block_size: i
     losses, slopes = phi(problem.x @ w.reshape(d, k), y)
     gradients = (problem.x.reshape(n, d, 1) * slopes.reshape(n, 1, k)).reshape(n, d * k)
     state = (q, q.copy(), losses, gradients, q @ gradients, np.zeros(d * k), np.zeros((m, d * k)))
-    t, size = 1, 1
+    progress.look(w.reshape(problem.zeros().shape))
+    first, t, due = progress.gap, 0, 1
     while True:
-        draws = random.integers(m, size=(size, 2))
-        w = code.iterate(problem.x, y, phi, code.pool, edges, draws, t, alpha, problem.mu, scale, sigma, w, *state)
-        t += size
-        progress.calls += size * 3 * block_size
+        draws = random.integers(m, size=(due - t, 2))
+        w = code.iterate(problem.x, y, phi, code.pool, edges, draws, t + 1, alpha, problem.mu, scale, sigma, w, *state)
+        progress.calls += len(draws) * 3 * block_size
+        t = due
         progress.look(w.reshape(problem.zeros().shape))
-        size = max(m, t // 8)
+        budget = (progress.max_calls - progress.calls) / (3 * block_size)
+        due = next_look(t, m, progress.gap, first, progress.tol, budget)

@@ -116,7 +116,7 @@ class CompiledSurrogate:
         engine = self._engine
         if not self._like:
             return self._uncompiled(engine.evaluate(batch, before))
-        inside = engine.alone and not self._apart and (before is None or self._functions.network_alone)
+        inside = engine.alone and not self._apart and (before is None or self._functions.names().network_alone)
         seen = None if inside else engine.evaluate(batch, before)
         settled = self._settle(engine.attached(batch) if seen is None else seen.now.batch, seen)
         if settled is None and self._apart and seen is None:

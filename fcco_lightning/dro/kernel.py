@@ -46,7 +46,7 @@ def pace(growth: Growth, mu: float, nu: float, blocks: int, t: int) -> Pace:
 def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget: float) -> int:
     """The iteration after which to look at the gap next: halfway to where it is small enough at the mean rate so far.
 
-    But at most as far as it has come.
+    That is at most as many iterations ahead as there have been.
 
     Args:
         t: the iteration after which it was looked at now.

@@ -134,11 +134,14 @@ class Names(NamedTuple):
         buffers: of the buffers.
         again: where other modules hold some of these, too (tied weights): place -> its name among the above.  A module
             that is there twice, as in Fabric's wrapper, counts once: torch would replace its tensors for good.
+        network_alone: whether all that is trained is the network's, so that the other parts are the same at other
+            weights.
     """
 
     trained: list[str]
     buffers: list[str]
     again: dict[str, str]
+    network_alone: bool
 
 
 class InnerFunctions(nn.Module):
@@ -273,14 +276,9 @@ class InnerFunctions(nn.Module):
             for prefix, module in self.named_modules():
                 own = (*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False))
                 again |= {place: replaced[id(t)] for place, t in own if replaced.get(id(t), place) != place}
-            self._names = Names(trained, buffers, again)
+            alone = all(name.startswith("network.") for name in (*trained, *again))
+            self._names = Names(trained, buffers, again, alone)
         return self._names
-
-    @property
-    def network_alone(self) -> bool:
-        """Whether all that is trained is the network's, so that the other parts are the same at other weights."""
-        names = self.names()
-        return all(name.startswith("network.") for name in (*names.trained, *names.again))
 
     def forget_names(self) -> None:
         """What is trained has changed."""
