@@ -216,9 +216,10 @@ class CompiledSurrogate:
         Args:
             batch: columns by part, for the network; empty where that has been evaluated.
             outputs: of the network; None where it is part of this function.
-            earlier: its outputs at the previous weights, where inner values there are part of it, too.
-            direct: of :class:`_Settled`.
-            terms: as well.
+            earlier: outputs of the network at the previous weights, where the inner values at these are computed here,
+                too; else None.
+            direct: see :class:`_Settled`.
+            terms: see :class:`_Settled`.
         """
         if outputs is None:
             outputs = self._functions.outputs(batch)

@@ -22,7 +22,8 @@ class Backend(Protocol):
 
         Args:
             surrogate: what is differentiated, a scalar.
-            leaf: a further tensor by which it may be, such as parameters of samples; None for none.
+            leaf: a further tensor with respect to which it is differentiated, such as parameters of samples; None for
+                none.
 
         Returns: the gradient with respect to the leaf, in true units; None where the surrogate does not depend on it.
         """
