@@ -104,6 +104,18 @@ class Arrangement(NamedTuple):
     owners: Tensor | None = None
 
 
+class Usual(NamedTuple):
+    """What the columns of a batch of the usual kind say, as tensors whose shapes follow from the batch's size alone.
+
+    Attributes:
+        given: as of an :class:`Arrangement`, of all rows in their order.
+        holds: whether the batch is of that kind, such as one that speaks of all rows; bool, without dimensions.
+    """
+
+    given: Any
+    holds: Tensor
+
+
 class Tracked(NamedTuple):
     """What an estimator returns.
 

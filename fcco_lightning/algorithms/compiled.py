@@ -10,14 +10,19 @@ from torch import Tensor
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine import Engine, Reading, Surrogate, Term
 from fcco_lightning.engine.engine import Evaluated
-from fcco_lightning.engine.forward import Arrangements, wide
+from fcco_lightning.engine.forward import Arrangements, Elsewhere, wide
 from fcco_lightning.engine.parts import part_name
 from fcco_lightning.engine.terms import paired, totalled
 from fcco_lightning.estimators import Estimator, Sampling, fill
 from fcco_lightning.objectives import Objective
 from fcco_lightning.objectives.two_steps import first_tensor
 from fcco_lightning.outer import OuterFunction, Smoothing
-from fcco_lightning.records import Arrangement, Batch, Inner
+from fcco_lightning.records import Arrangement, Batch, Inner, Usual
+
+_SOME, _FEW = 8, 10
+"""Batches are not taken for usual ones any more where 8 of them were not, and one of ten."""
+_OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", "ID_MATCH", "MODULE_MATCH"}
+"""Kinds of assumptions that a name stands for the same function, class or module."""
 
 
 class Estimating(Protocol):
@@ -79,6 +84,24 @@ class _Outcome(NamedTuple):
     followed: Tensor
 
 
+class _Usual(NamedTuple):
+    """What the compiled function returns of a batch from its columns on.
+
+    Attributes:
+        value, direct, outcomes: S, g_0, and the outcome of every term.
+        outputs: of the network, by part, with graph.
+        earlier: those at the previous weights; empty where there are none.
+        holds: whether the batch is of the usual kind and S is finite; if not, only the outputs mean something.
+    """
+
+    value: Tensor
+    direct: Tensor | None
+    outcomes: list[_Outcome]
+    outputs: dict[str, Any]
+    earlier: dict[str, Any]
+    holds: Tensor
+
+
 class CompiledSurrogate:
     """The surrogate of an algorithm, of which everything but the look at the columns is compiled by torch.compile.
 
@@ -88,6 +111,11 @@ class CompiledSurrogate:
     one process evaluates it on a batch as a whole; else the function begins with the outputs.  A part of the problem
     that is not measured in two steps is measured beforehand.  The first batch, and batches in which rows repeat or of
     which no term speaks, are not compiled.
+
+    On the CPU the look at the columns of usual batches (:meth:`InTwoSteps.arrange_usual`) is part of the function, too,
+    and so is the network at the previous weights where it has no buffers and draws no random numbers.  The function
+    says whether the batch was usual; what follows from its outputs is otherwise not compiled.  Where many batches are
+    unusual, the look is taken on the host again.
 
     Args:
         algorithm: whose surrogate it is.
@@ -99,9 +127,12 @@ class CompiledSurrogate:
         self._terms, self._parts = engine.problem.all_terms, engine.functions.measurable()
         self._like: dict[str, Tensor] = {}  # of the device and dtype of the outputs, by part
         self._apart = False  # whether a part of the problem is measured beforehand, hence the network, too
-        # torch's own random numbers: dropout draws the same masks as without
-        run = _with_code_of_its_own(self._surrogate)
-        self._run: Callable[..., Any] = torch.compile(run, options={"fallback_random": True})
+        self._run = _compiled(self._surrogate)
+        self._run_usual = _compiled(self._from_columns)
+        self._usual: bool | None = None  # whether batches are taken for usual ones; None before the first
+        self._has_direct = False  # whether there is a g_0, arranged for usual batches
+        self._draws = False  # whether the network draws random numbers
+        self._taken = self._unusual = 0  # batches
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()  # of an algorithm that is copied; who starts the copy compiles anew
@@ -116,7 +147,12 @@ class CompiledSurrogate:
         engine = self._engine
         if not self._like:
             return self._uncompiled(engine.evaluate(batch, before))
-        inside = engine.alone and not self._apart and (before is None or self._functions.names().network_alone)
+        if self._usual is None:
+            self._usual = self._can_be_usual(batch)
+        names = self._functions.names()
+        if self._usual and (before is None or (names.network_alone and not names.buffers and not self._draws)):
+            return self._of_usual(batch, before)
+        inside = engine.alone and not self._apart and (before is None or names.network_alone)
         seen = None if inside else engine.evaluate(batch, before)
         settled = self._settle(engine.attached(batch) if seen is None else seen.now.batch, seen)
         if settled is None and self._apart and seen is None:
@@ -131,6 +167,96 @@ class CompiledSurrogate:
             batch, outputs, earlier = {}, seen.now.outputs, None
         value, direct, outcomes = self._run(batch, outputs, earlier, settled.direct, settled.terms)
         return self._proposed(settled, value, direct, outcomes)
+
+    def _can_be_usual(self, batch: Batch) -> bool:
+        """Whether all that is measured can be arranged as part of the compiled function, as this batch shows."""
+        functions, objective, problem = self._functions, self._functions.objective, self._engine.problem
+        near = all(like.device.type == "cpu" for like in self._like.values())
+        if not (near and self._engine.alone and functions.direct_in_two_steps):
+            return False
+        if problem.row_parameters is not None or any(term.per_sample for term in self._terms):
+            return False
+        g0 = part_name(batch, self._first(objective))
+        self._has_direct = functions.arranged_direct(batch[g0], self._like[g0]) is not None
+        every: list[tuple[Objective | Constraint, str]] = [(part, "arrange") for part in self._parts]
+        every += [(objective, "arrange_direct")] if self._has_direct else []
+        with torch.no_grad():
+            return all(
+                functions.arranges_usual(part, name) and self._usually(part, name, batch, self._like) is not None
+                for part, name in every
+            )
+
+    def _of_usual(self, batch: Batch, before: Sequence[Tensor] | None) -> Surrogate:
+        """The surrogate of a batch that is taken for a usual one.
+
+        Args:
+            batch: see :meth:`__call__`.
+            before: see :meth:`__call__`.
+        """
+        engine, terms, readings = self._engine, list[_Term](), list[Reading]()
+        for number, term in enumerate(self._terms):
+            like = self._like[part_name(batch, term.owners_part)]
+            arrived = term.arrive_with_all(like)
+            reading = arrived.reading(term, like, None, arrived.outer, None, None)
+            readings.append(reading)
+            weight, inverse = arrived.weight, arrived.inverse
+            terms.append(
+                _Term(number, None, None, None, arrived.outer, engine.every_row(reading), None, weight, inverse)
+            )
+        random = None if before is None else torch.get_rng_state()
+        found: _Usual = self._run_usual(batch, before, terms)
+        if random is not None and not torch.equal(random, torch.get_rng_state()):
+            self._draws = True  # other masks in either pass
+            torch.set_rng_state(random)
+            return self._uncompiled(engine.evaluate(batch, before))
+        self._taken += 1
+        if not found.holds:
+            self._unusual += 1
+            self._usual = self._unusual < _SOME or self._unusual < self._taken / _FEW
+            return self._uncompiled(engine.evaluated(batch, found.outputs, before, found.earlier))
+        engine.stop_agreed = engine.stop_asked
+        return self._proposed(_Settled(None, terms, readings), found.value, found.direct, found.outcomes)
+
+    def _from_columns(self, batch: Batch, before: Sequence[Tensor] | None, terms: Sequence[_Term]) -> _Usual:
+        """A step from the columns of a usual batch on: a function of tensors.
+
+        Args:
+            batch: columns by part.
+            before: the previous weights, where inner values are needed there.
+            terms: all of the problem, without what follows from the columns.
+        """
+        functions, objective = self._functions, self._functions.objective
+        outputs = functions.outputs(batch)
+        earlier: dict[str, Any] = {}
+        if before is not None:
+            with torch.no_grad():
+                earlier = Elsewhere(functions, before).outputs(batch)
+        device = first_tensor(next(iter(outputs.values()))).device.type
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            like = {name: first_tensor(wide(of_part)) for name, of_part in outputs.items()}
+            usual = [self._usually(part, "arrange", batch, like) for part in self._parts]
+            given = self._usually(objective, "arrange_direct", batch, like) if self._has_direct else None
+        known = [
+            t._replace(given=one.given, seen=None if t.rows is None else ~t.rows[:, 0].isnan())
+            for t, one in zip(terms, usual, strict=True)
+            if one is not None
+        ]
+        value, direct, outcomes = self._surrogate(
+            {}, outputs, earlier or None, None if given is None else (given.given,), known
+        )
+        holds = [one.holds for one in (*usual, given) if one is not None]
+        if len(holds) < len(terms) + self._has_direct:  # a larger batch than the first may be arranged otherwise
+            holds.append(torch.zeros((), dtype=torch.bool))
+        whole = torch.stack([*holds, torch.isfinite(value.detach())]).all()
+        return _Usual(value, direct, outcomes, outputs, earlier, whole)
+
+    def _usually(
+        self, part: Objective | Constraint, name: str, batch: Batch, like: Mapping[str, Tensor]
+    ) -> Usual | None:
+        """What :meth:`arrange_usual` of a part says, or ``arrange_direct_usual``."""
+        where = part_name(batch, self._first(part))
+        found: Usual | None = getattr(part, f"{name}_usual")(batch[where], like[where])
+        return found
 
     def _uncompiled(self, seen: Evaluated) -> Surrogate:
         self._like = {name: first_tensor(wide(outputs)).detach()[:0] for name, outputs in seen.now.outputs.items()}
@@ -272,6 +398,20 @@ class CompiledSurrogate:
             surrogate.estimates.add(term.name, term.share, outer, outcome.at, reading.importance())
         algorithm.fade(engine, surrogate.readings)
         return surrogate
+
+
+def _compiled(method: Any) -> Callable[..., Any]:
+    # torch's own random numbers: dropout draws the same masks as without
+    return torch.compile(_with_code_of_its_own(method), options={"fallback_random": True, "guard_filter_fn": _may_change})
+
+
+def _may_change(guards: Sequence[Any]) -> list[bool]:
+    """Which of its assumptions torch.compile looks at before every step, where there would be hundreds.
+
+    Numbers, tensors and objects may be others, of the network's modules too; the classes of these objects, and the
+    functions and modules that code names, are taken to stay as they are while a program runs.
+    """
+    return [not ("type(" in g.name or (g.is_global and g.guard_type in _OF_CODE)) for g in guards]
 
 
 def _with_code_of_its_own(method: Any) -> Any:

@@ -21,23 +21,23 @@ from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, OuterFunction, Shifted
 from fcco_lightning.outer.base import known_rows
-from fcco_lightning.records import Arrangement, Columns
+from fcco_lightning.records import Arrangement, Columns, Usual
 
 
 class _Mean(NamedTuple):
     """A mean over some samples of a batch.
 
     Attributes:
-        positions: of the samples, shape (a,).
+        positions: of the samples, shape (a,); None for all, with a share of 0 for those that do not count.
         shares: what each counts, shape (a,), of sum 1; None where all count alike.
     """
 
-    positions: Tensor
+    positions: Tensor | None
     shares: Tensor | None
 
     def of(self, q: Tensor) -> Tensor:
         """The mean of q, (B,), a scalar."""
-        values = q.index_select(0, self.positions)
+        values = q if self.positions is None else q.index_select(0, self.positions)
         return values.mean() if self.shares is None else self.shares @ values
 
 
@@ -60,6 +60,14 @@ def _one_row(means: Sequence[_Mean | None], columns: Columns) -> Arrangement:
     """The only row of a constraint on some means, if the batch speaks of all of them."""
     index = torch.zeros(int(None not in means), dtype=torch.int64)
     return Arrangement(index, (columns, means if len(index) else None))
+
+
+def _usual_row(chosen: Sequence[Tensor], columns: Columns, like: Tensor) -> Usual:
+    """The only row of a constraint on means over the chosen samples (B,), if each of these sets has some."""
+    members = torch.stack(list(chosen)).to(like.dtype)
+    members = members * columns["weight"].to(like.dtype) if "weight" in columns else members
+    totals = members.sum(1, keepdim=True)
+    return Usual((columns, [_Mean(None, shares) for shares in members / totals]), (totals > 0).all())
 
 
 def _of_one_row(quantity: Quantity, outputs: Tensor, given: Any, width: int) -> Tensor:
@@ -158,6 +166,9 @@ class MeanAtMost(Constraint):
         host = on_host(batch)
         return _one_row([_mean(self.where.mask(host), host, like)], batch)
 
+    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
+        return _usual_row([self.where.mask(batch)], batch, like)
+
     def values(self, outputs: Tensor, given: Any) -> Tensor:
         return _of_one_row(self.quantity, outputs, given, self.width)
 
@@ -228,6 +239,9 @@ class MeanDifferenceAtMost(DifferenceAtMost):
     def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
         host = on_host(batch)
         return _one_row([_mean(where.mask(host), host, like) for where in (self.where_a, self.where_b)], batch)
+
+    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
+        return _usual_row([where.mask(batch) for where in (self.where_a, self.where_b)], batch, like)
 
     def values(self, outputs: Tensor, given: Any) -> Tensor:
         return _of_one_row(self.quantity, outputs, given, self.width)
@@ -307,9 +321,11 @@ class _Joint(Constraint):
 
     @property
     def limit(self) -> Tensor:
+        self._follow()
         return self._kappas
 
     def take(self, rows: Tensor) -> Self:
+        self._follow()
         taken = copy(self)
         taken._kappas = known_rows(self._kappas, rows)
         return taken
@@ -322,15 +338,22 @@ class _Joint(Constraint):
             member.check(outputs, batch)
 
     def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        self._follow()
-        host = on_host(batch)
-        member = self._subsets.masks(host).to(like.dtype)
-        member = member * host["weight"].to(like.dtype) if "weight" in host else member
-        total = member.sum(1)
+        member, total = self._members(on_host(batch), like)
         known = total > 0 if self.width == 1 else (total > 0).view(self.width, -1).all(0)
         index = known.nonzero().squeeze(1)
         chosen = None if len(index) == len(known) else send(index, like)
         return Arrangement(index, (batch, send(member, like), send(torch.where(total > 0, total, 1.0), like), chosen))
+
+    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
+        """The same for a batch with samples of all subsets."""
+        member, total = self._members(batch, like)
+        return Usual((batch, member, total, None), (total > 0).all())
+
+    def _members(self, batch: Columns, like: Tensor) -> tuple[Tensor, Tensor]:
+        """What every sample counts in each subset, (m, B), and the sums of that, (m,); where the batch is."""
+        member = self._subsets.masks(batch).to(like.dtype)
+        member = member * batch["weight"].to(like.dtype) if "weight" in batch else member
+        return member, member.sum(1)
 
     def values(self, outputs: Tensor, given: Any) -> Tensor:
         """The means of q over the subsets, as one product of matrices, shape (b, k)."""

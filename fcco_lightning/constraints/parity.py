@@ -24,7 +24,7 @@ from fcco_lightning.objectives import (
     required_column,
 )
 from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, RatioDifference, ratio_difference
-from fcco_lightning.records import Arrangement, Columns
+from fcco_lightning.records import Arrangement, Columns, Usual
 
 
 class GroupConstraint(Constraint, ABC):
@@ -118,6 +118,11 @@ class _Rates(GroupConstraint):
         columns, batch = batch, on_host(batch)
         shares, known = _shares(self._members(batch), batch, like)
         return _of_pairs(known, self.pairs, like, (columns, shares))
+
+    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
+        """The same for a batch with samples of all sides."""
+        shares, known = _shares(self._members(batch), batch, like)
+        return Usual(((batch, shares), [side.to(like.device) for side in _sides(self.pairs)], None), known.all())
 
     def values(self, outputs: Tensor, given: Any) -> Tensor:
         """The rates of both sides, shape (b, 2)."""
@@ -417,6 +422,11 @@ def _shares(member: Tensor, batch: Columns, like: Tensor) -> tuple[Tensor, Tenso
     return send(weighted / torch.where(count > 0, count, 1.0), like), count.squeeze(-1) > 0
 
 
+def _sides(pairs: Sequence[Comparison]) -> list[Tensor]:
+    """The first and the second sides of comparisons, on the host."""
+    return [torch.tensor(side) for side in zip(*((pair.first, pair.second) for pair in pairs), strict=True)]
+
+
 def _of_pairs(known: Tensor, pairs: Sequence[Comparison], like: Tensor, given: Any) -> Arrangement:
     """The rows of comparisons.
 
@@ -426,12 +436,13 @@ def _of_pairs(known: Tensor, pairs: Sequence[Comparison], like: Tensor, given: A
         like: a tensor of the network's device.
         given: what the means are computed from; beside it are given the sides, and which rows are known.
     """
-    sides = [torch.tensor(side) for side in zip(*((pair.first, pair.second) for pair in pairs), strict=True)]
+    sides = _sides(pairs)
     index = (known[:, sides[0]] & known[:, sides[1]]).flatten().nonzero().squeeze(1)
     return Arrangement(index, (given, [send(side, like) for side in sides], send(index, like)))
 
 
-def _both_sides(means: Tensor, sides: Sequence[Tensor], chosen: Tensor) -> Tensor:
-    """The known rows of comparisons, from means of every kind and side (kinds, number of sides, width of a side)."""
+def _both_sides(means: Tensor, sides: Sequence[Tensor], chosen: Tensor | None) -> Tensor:
+    """The known rows of comparisons, all for None, from means of every kind and side (kinds, number of sides, width of a side)."""
     both = torch.cat([means.index_select(1, side) for side in sides], dim=-1)
-    return both.flatten(0, 1).index_select(0, chosen)
+    rows = both.flatten(0, 1)
+    return rows if chosen is None else rows.index_select(0, chosen)

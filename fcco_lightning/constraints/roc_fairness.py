@@ -17,7 +17,7 @@ from fcco_lightning.estimators import Range
 from fcco_lightning.hosted import on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
-from fcco_lightning.records import Arrangement, Columns
+from fcco_lightning.records import Arrangement, Columns, Usual
 
 
 class ScoreScale(ABC):
@@ -184,6 +184,11 @@ class ROCFairness(DifferenceAtMost):
         both = torch.stack([known[:, pair.first] & known[:, pair.second] for pair in self.comparisons.pairs], dim=1)
         index = index[both.flatten().repeat_interleave(len(self.thresholds))]
         return Arrangement(index, (*given, send(index, like)))
+
+    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
+        """The same for a batch with both classes of all sides."""
+        shares, known = self._shares(batch, like.dtype)
+        return Usual((shares, *self._constants(like), None), known.all())
 
     def values(self, outputs: Tensor, given: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> Tensor:
         """The rates of both sides, shape (b, 2)."""

@@ -312,6 +312,22 @@ class Engine:
             self._checked = True
         return Evaluated(now, earlier, elsewhere, union.known, outputs[0], graph)
 
+    def evaluated(
+        self, batch: Batch, outputs: Mapping[str, Any], before: Sequence[Tensor] | None, earlier: Mapping[str, Any]
+    ) -> Evaluated:
+        """What :meth:`evaluate` returns, of outputs that have been computed; of one process.
+
+        Args:
+            batch: of this process.
+            outputs: at the present weights, with graph.
+            before: other weights; None for none.
+            earlier: outputs at those, without graph.
+        """
+        self.stop_agreed, self._outputs = self.stop_asked, outputs
+        columns, elsewhere = self.attached(batch), None if before is None else Elsewhere(self.functions, before)
+        there = None if before is None else Samples(earlier, columns)
+        return Evaluated(Samples(outputs, columns), there, elsewhere, {}, outputs)
+
     def earlier_outputs(self, batch: Batch, weights: Sequence[Tensor]) -> dict[str, Any]:
         """The network's outputs at other weights, without graph, ahead of those at the present ones.
 
@@ -395,6 +411,16 @@ class Engine:
             if proposal.state is reading.term.state and len(proposal.rows):
                 rows, seen = _overlay(rows, seen, reading.index, proposal)
         return rows, seen
+
+    def every_row(self, reading: Reading) -> Tensor | None:
+        """The same of a reading of all rows of one process: as they are held, not copied, unless some are proposed.
+
+        Rows that were never visited hold NaN.  None where the term keeps no rows.
+        """
+        state = reading.term.state
+        if state is None or all(proposal.state is not state for proposal in self._proposals):
+            return None if state is None else state.rows
+        return self.rows(reading)[0]
 
     def _read_once(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
         """Rows as they are stored; a second reading of the same ones in an iteration costs no second exchange."""

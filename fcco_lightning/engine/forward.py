@@ -246,6 +246,11 @@ class InnerFunctions(nn.Module):
         """Whether g_0 is measured in two steps, or there is none."""
         return self._in_two_steps(self.objective, "arrange_direct", "direct")
 
+    def arranges_usual(self, part: Objective | Constraint, name: str) -> bool:
+        """Whether a part has, beside ``arrange`` or ``arrange_direct``, its form for usual batches."""
+        measured = self.direct_in_two_steps if name == "arrange_direct" else self._in_two_steps(part, name, "inner")
+        return measured and in_two_steps(part, f"{name}_usual", name)
+
     def _in_two_steps(self, part: Objective | Constraint, first: str, whole: str) -> bool:
         key = id(part), first
         if key not in self._split:

@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,11 @@ class RowWeights(nn.Module, ABC):
     @abstractmethod
     def forward(self, arrival: Arrival) -> Tensor | float:
         """One weight a row, shape (b,), or one for all."""
+
+    @property
+    def same(self) -> bool:
+        """Whether the weights of rows that are not those of samples are the same in all batches with all rows."""
+        return True
 
 
 class SampleWeights(RowWeights):
@@ -176,21 +181,36 @@ class EstimatedWeights(RowWeights):
     def __init__(self, num_rows: int) -> None:
         super().__init__()
         self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64))  # the last one: batches
+        self._even: bool | None = None  # whether every batch has spoken of every row; None where that must be looked up
 
     def forward(self, arrival: Arrival) -> Tensor | float:
         n = len(self.counts) - 1
-        if len(arrival.index) == n and not bool((self.counts[:-1] != self.counts[-1]).any()):
-            return 1 / n  # every batch has spoken of every row
+        if len(arrival.index) == n and self.same:
+            return 1 / n
         counts, batches = self.counts[:-1], self.counts[-1]
         seen = counts.index_select(0, arrival.index) + 1  # with this batch, which is counted when it is committed
         average = (counts.sum() + len(arrival.index)) / (n * (batches + 1))
         return (batches + 1 + _PRIOR) / (n * (seen + _PRIOR * average))
 
-    @torch.no_grad()
     def count(self, index: Tensor) -> None:
-        """Take note that a batch has spoken of the rows ``index``."""
+        """Take note that a batch has spoken of the rows ``index``, all different."""
+        if len(index) == len(self.counts) - 1:
+            self.counts += 1
+            return
         self.counts.index_add_(0, index, self.counts.new_ones(len(index)))
         self.counts[-1] += 1
+        self._even = None
+
+    @property
+    def same(self) -> bool:
+        """Whether every batch has spoken of every row."""
+        if self._even is None:
+            self._even = not bool((self.counts[:-1] != self.counts[-1]).any())
+        return self._even
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._even = None
 
 
 def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:

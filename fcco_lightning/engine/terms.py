@@ -130,6 +130,24 @@ class Arrived(NamedTuple):
         )
 
 
+class _Whole(NamedTuple):
+    """What follows from a batch that speaks of all rows.
+
+    Attributes:
+        devices: on which it is.
+        same: whether it is the same for all such batches.
+        index: all rows, on the host.
+        weight, inverse, place: as of a :class:`Reading`.
+    """
+
+    devices: tuple[torch.device, torch.device]
+    same: bool
+    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
+    weight: Tensor | float
+    inverse: Tensor | float
+    place: Place | None
+
+
 class Term(nn.Module):
     r"""``share * (1/n) sum_i f(g_i(w))``.
 
@@ -183,11 +201,13 @@ class Term(nn.Module):
         self.range, self.row_map, self.per_sample, self.part = range, row_map, per_sample, part
         self._processes, self._layout, self.growth = processes, layout, growth
         self.state: DualState | None = None
+        self._whole: _Whole | None = None
 
     def remember(self) -> None:
         """Allocate the rows, unless they are there."""
         if self.state is None:
             self.state = DualState(self.num_rows, self.width, self.dtype, self._processes, self._layout)
+            self._whole = None
 
     @property
     def present_outer(self) -> OuterFunction:
@@ -247,8 +267,10 @@ class Term(nn.Module):
         Raises:
             StateIndexError: if a row is none of the term's.
         """
-        host = on_host(columns)
         index, relevance = arrangement.index, arrangement.relevance
+        if relevance is None and self._speaks_of_all(index):
+            return self.arrive_with_all(like, outer)
+        host = on_host(columns)
         # a custom objective may return the column of the device itself, which the host has
         samples = host["index"] if index is columns.get("index") else index.cpu()
         rows = samples if self.row_map is None else self.row_map.rows(samples)
@@ -272,6 +294,31 @@ class Term(nn.Module):
         if outer is None:
             outer = self.outer.take(send(rows, like)) if self.multipliers is None else self.multipliers.outer(rows)
         return Arrived(rows, self.share * weight, inverse, place, relevance, again, outer)
+
+    def arrive_with_all(self, like: Tensor, outer: OuterFunction | None = None) -> "Arrived":
+        """The same for a batch that speaks of all rows, in their order; they must not be those of samples.
+
+        Args:
+            like: see :meth:`arrive`.
+            outer: see :meth:`arrive`.
+        """
+        held = like.device if self.state is None else self.state.rows.device
+        same, known = self.weights.same, self._whole
+        if known is None or known.devices != (like.device, held) or not (same and known.same):
+            every = torch.arange(self.num_rows) if known is None else known.index
+            weight = self.weights(Arrival(every, every, {}))
+            weight = send(weight, like) if isinstance(weight, Tensor) else weight
+            inverse = self.num_rows * (weight.unsqueeze(1) if isinstance(weight, Tensor) else weight)
+            place = None if self.state is None else self.state.locate(every)
+            known = self._whole = _Whole((like.device, held), same, every, self.share * weight, inverse, place)
+        if outer is None:
+            outer = self.outer if self.multipliers is None else self.multipliers.outer()
+        return Arrived(known.index, known.weight, known.inverse, known.place, None, None, outer)
+
+    def _speaks_of_all(self, index: Tensor) -> bool:
+        if not self.distinct or self.per_sample or len(index) != self.num_rows or index.device.type != "cpu":
+            return False
+        return torch.equal(index, torch.arange(self.num_rows) if self._whole is None else self._whole.index)
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
         """The remembered rows (b, k) of a reading, and which were ever visited (b,); None for all.

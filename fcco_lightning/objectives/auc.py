@@ -7,9 +7,9 @@ from torch import Tensor
 from fcco_lightning.hosted import SameAgain, on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, nothing, require_binary_labels, required_column
-from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair, shares
-from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
-from fcco_lightning.records import Columns
+from fcco_lightning.objectives.pairwise import FEW_PAIRS, PairLoss, SigmoidPair, shares
+from fcco_lightning.objectives.ranking import both_classes, class_shares, warn_of_ratios
+from fcco_lightning.records import Columns, Usual
 
 
 class AUC(BinaryObjective):
@@ -53,6 +53,16 @@ class AUC(BinaryObjective):
         v, w = (shares(weight, of_class, like) for of_class in (positives, negatives))
         return send(positives, like), send(negatives, like), v, w
 
+    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual | None:
+        """What every sample counts among the positives and among the negatives, shape (B,) each, where B^2 is small."""
+        y = required_column(batch, "y", self)
+        if len(y) ** 2 > FEW_PAIRS:
+            return None
+        shares, known = class_shares(y, batch.get("weight"), like)
+        return Usual((shares[1], shares[0]), known)
+
     def direct_value(self, outputs: Tensor, given: tuple[Tensor, ...]) -> Tensor:
         scores = self.scores(outputs)
+        if len(given) == 2:
+            return self.loss.mean_over_all(scores, *given)
         return self.loss.mean(scores, *given) if given else nothing(scores)

@@ -10,9 +10,9 @@ from fcco_lightning.checks import positive
 from fcco_lightning.hosted import SameAgain, on_host
 from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import BinaryObjective, RowDomain, nothing, require_binary_labels, required_column
-from fcco_lightning.objectives.ranking import both_classes, warn_of_ratios
+from fcco_lightning.objectives.ranking import both_classes, class_shares, warn_of_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
-from fcco_lightning.records import Arrangement, Columns
+from fcco_lightning.records import Arrangement, Columns, Usual
 
 
 class AUCMargin(BinaryObjective):
@@ -76,6 +76,14 @@ class AUCMargin(BinaryObjective):
         centres = torch.stack([self.b, self.a]).unsqueeze(1)
         return ((scores - centres).square() * given[0]).sum()
 
+    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual:
+        shares, known = class_shares(required_column(batch, "y", self), batch.get("weight"), like)
+        return Usual((shares,), known)
+
+    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
+        """The row, of a batch with both classes."""
+        return self.arrange_direct_usual(batch, like)
+
     def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
         """The row, if the batch holds both classes."""
         given = self.arrange_direct(batch, like)
@@ -88,8 +96,5 @@ class AUCMargin(BinaryObjective):
 
     @staticmethod
     def _shares(y: Tensor, weight: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
-        positive = y == 1
-        members = torch.stack([~positive, positive])
-        weights = members.to(like.dtype) if weight is None else members * weight.to(like.dtype)
-        totals = weights.sum(1, keepdim=True)
-        return () if bool((totals == 0).any()) else (send(weights / totals, like),)
+        shares, known = class_shares(y, weight, like)
+        return (send(shares, like),) if bool(known) else ()

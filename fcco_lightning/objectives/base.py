@@ -13,7 +13,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.two_steps import InTwoSteps, first_tensor
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Columns
+from fcco_lightning.records import Columns, Usual
 
 
 class SampleParameters(NamedTuple):
@@ -213,6 +213,10 @@ class Objective(nn.Module, InTwoSteps, ABC):
         Returns: tensors on the network's device, in any nesting of tuples and dicts; None where g_0 is not measured in
             two steps.
         """
+        return None
+
+    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual | None:  # noqa: ARG002
+        """The same for a batch of which nothing is missing, as a function of tensors; see :meth:`arrange_usual`."""
         return None
 
     def direct_value(self, outputs: Any, given: Any) -> Tensor:

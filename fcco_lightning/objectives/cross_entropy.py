@@ -1,10 +1,11 @@
 """Plain cross-entropy."""
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.objectives.base import Objective, mean_over_data
 from fcco_lightning.objectives.quantities import CrossEntropyLoss
-from fcco_lightning.records import Columns
+from fcco_lightning.records import Columns, Usual
 
 
 class CrossEntropy(Objective):
@@ -19,6 +20,9 @@ class CrossEntropy(Objective):
 
     def arrange_direct(self, batch: Columns, like: Tensor) -> Columns:  # noqa: ARG002
         return batch
+
+    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual:
+        return Usual(batch, like.new_ones((), dtype=torch.bool))
 
     def direct_value(self, outputs: Tensor, given: Columns) -> Tensor:
         return mean_over_data(CrossEntropyLoss()(outputs, given), given)

@@ -24,7 +24,7 @@ from fcco_lightning.outer import (
     Shifted,
     WorstCase,
 )
-from fcco_lightning.records import Arrangement, Columns, Inner
+from fcco_lightning.records import Arrangement, Columns, Inner, Usual
 
 
 class GroupObjective(Objective, ABC):
@@ -102,6 +102,17 @@ class GroupObjective(Objective, ABC):
             weight = send(weight, like)
         return Arrangement(present, (columns, send(position, like), send(counts.to(like.dtype), like), weight))
 
+    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual | None:
+        """The same for a batch with samples of all groups."""
+        if self.num_groups is None or "group" not in batch:
+            return None
+        group, last = batch["group"], self.num_groups - 1
+        position = group.long().clamp(0, last)
+        weight = batch["weight"].to(like.dtype) if "weight" in batch else None
+        each = torch.ones_like(position, dtype=like.dtype) if weight is None else weight
+        counts = each.new_zeros(self.num_groups).index_add(0, position, each)
+        return Usual((batch, position, counts, weight), (counts > 0).all() & (group == position).all())
+
     def values(self, outputs: Any, given: Any) -> Tensor:
         """R_i of the groups in the batch, shape (b, 1), with graph.
 
@@ -166,6 +177,9 @@ class _ShiftedGroupObjective(GroupObjective):
 
     def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[()]:  # noqa: ARG002
         return ()
+
+    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual:  # noqa: ARG002
+        return Usual((), like.new_ones((), dtype=torch.bool))
 
     def direct_value(self, outputs: Any, given: Any) -> Tensor:  # noqa: ARG002
         return self.threshold

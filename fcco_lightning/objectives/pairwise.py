@@ -11,7 +11,7 @@ from fcco_lightning.checks import positive
 from fcco_lightning.numerics import exp_with_tangent, send
 from fcco_lightning.objectives.pair_sums import mean_by_blocks, pair_mean
 
-_FEW = 2**16
+FEW_PAIRS = 2**16
 """Number of pairs up to which they are formed all at once, which is then fastest."""
 _MOST_IN_FLOAT32 = 50.0  # exponent of a loss, which overflows at 88
 _MOST_EXPONENT = 500.0  # float64 overflows at 709, and the mean over negatives and f are still to come
@@ -57,9 +57,22 @@ class PairLoss(ABC):
         """
         v = shares(None, positives, scores) if v is None else v
         w = shares(None, negatives, scores) if w is None else w
-        if len(positives) * len(negatives) <= _FEW:
+        if len(positives) * len(negatives) <= FEW_PAIRS:
             return pair_mean(self, scores, positives, negatives, v, w)
         return self._mean_of_many(scores[positives], scores[negatives], v, w)
+
+    def mean_over_all(self, scores: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """``sum_ij v_i w_j l(s_i - s_j)`` over all pairs of samples, a scalar.
+
+        The shapes do not depend on the classes, so that it can be compiled once.
+
+        Args:
+            scores: s, shape (B,).
+            v: shares of the samples among the positives, shape (B,), of sum 1; 0 for a negative.
+            w: shares among the negatives, likewise.
+        """
+        mean: Tensor = v @ (self(scores.unsqueeze(1) - scores) @ w)
+        return mean
 
     def _mean_of_many(self, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """The same of scores of positives (a,) and negatives (b,) for shares v and w that add up to 1."""

@@ -147,6 +147,23 @@ def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
     return [positive, ~positive]
 
 
+def class_shares(y: Tensor, weight: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """What every sample counts in the means over the negatives and over the positives, and whether there are both.
+
+    Args:
+        y: labels, shape (B,).
+        weight: of the samples, shape (B,); None where all are alike.
+        like: a tensor of the dtype of the result.
+
+    Returns: shares (2, B) of sum 1 each, where they are known; and a bool without dimensions.
+    """
+    positive = y == 1
+    members = torch.stack([~positive, positive])
+    weights = members.to(like.dtype) if weight is None else members * weight.to(like.dtype)
+    totals = weights.sum(1, keepdim=True)
+    return weights / totals, (totals > 0).all()
+
+
 def warn_of_ratios(batch: Columns, objective: Objective) -> None:
     """Warn where the samples of a class have different weights, so that a weighted mean over it is a ratio of two sums.
 

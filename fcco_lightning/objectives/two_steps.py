@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Arrangement, Columns, Inner
+from fcco_lightning.records import Arrangement, Columns, Inner, Usual
 
 
 class InTwoSteps:
@@ -29,6 +29,19 @@ class InTwoSteps:
 
         Raises:
             DataError: if a column is missing or wrong.
+        """
+        return None
+
+    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual | None:  # noqa: ARG002
+        """The first step for a batch that speaks of all rows, as a function of tensors that does not look at numbers.
+
+        On the CPU it is compiled together with the second one; other batches are then arranged by :meth:`arrange`.
+
+        Args:
+            batch: columns of the part.
+            like: a tensor of the device and dtype of the network's outputs.
+
+        Returns: None where there is no such function.
         """
         return None
 

@@ -175,7 +175,6 @@ class DualState(nn.Module):
             )
         return self.rows.index_select(0, place.local)
 
-    @torch.no_grad()
     def write(self, index: Tensor | Place, values: Tensor, *, checked: bool = False) -> None:
         """Set rows ``index`` (b,), all different, to ``values`` (b, k); each process keeps those that it holds.
 
@@ -189,7 +188,7 @@ class DualState(nn.Module):
             NonFiniteError: if a value is NaN or infinite; no row has changed then.
         """
         place = index if isinstance(index, Place) else self.locate(index)
-        values = values.to(self.rows.dtype)  # a value may overflow the rows' dtype
+        values = values.detach().to(self.rows.dtype)  # a value may overflow the rows' dtype
         if not checked and not math.isfinite(values.sum()):  # the sum of finite values may overflow, so look again
             _require_finite(place.index, values)
         if place.positions is not None:
