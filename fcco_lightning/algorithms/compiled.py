@@ -1,11 +1,12 @@
 """A step from the network's input, or its outputs, to the surrogate as one compiled function of tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine import Engine, Reading, Surrogate, Term
@@ -21,6 +22,7 @@ from fcco_lightning.records import Arrangement, Batch, Inner, Usual
 
 _SOME, _FEW = 8, 10
 """Batches are not taken for usual ones any more where 8 of them were not, and one of ten."""
+_NOTHING: AbstractContextManager[None] = nullcontext()
 _OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", "ID_MATCH", "MODULE_MATCH"}
 """Kinds of assumptions that a name stands for the same function, class or module."""
 
@@ -89,17 +91,35 @@ class _Usual(NamedTuple):
 
     Attributes:
         value, direct, outcomes: S, g_0, and the outcome of every term.
-        outputs: of the network, by part, with graph.
-        earlier: those at the previous weights; empty where there are none.
-        holds: whether the batch is of the usual kind and S is finite; if not, only the outputs mean something.
+        gradients: of S with respect to the parameters, and then nothing has a graph; None where torch cannot compile
+            them, and S has one.
+        holds: whether the batch is of the usual kind and S is finite; nothing else means anything if not.
     """
 
     value: Tensor
     direct: Tensor | None
     outcomes: list[_Outcome]
-    outputs: dict[str, Any]
-    earlier: dict[str, Any]
+    gradients: Sequence[Tensor | None] | None
     holds: Tensor
+
+
+class _Snapshot:
+    """The buffers of a network and the random state of the CPU, to which a step can go back."""
+
+    def __init__(self, network: nn.Module, buffers: bool) -> None:
+        self._random = torch.get_rng_state()
+        self._buffers = [(buffer, buffer.clone()) for buffer in network.buffers()] if buffers else []
+
+    def restore(self) -> None:
+        """Go back."""
+        torch.set_rng_state(self._random)
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether random numbers have been drawn since."""
+        return not torch.equal(self._random, torch.get_rng_state())
 
 
 class CompiledSurrogate:
@@ -113,9 +133,9 @@ class CompiledSurrogate:
     which no term speaks, are not compiled.
 
     On the CPU the look at the columns of usual batches (:meth:`InTwoSteps.arrange_usual`) is part of the function, too,
-    and so is the network at the previous weights where it has no buffers and draws no random numbers.  The function
-    says whether the batch was usual; what follows from its outputs is otherwise not compiled.  Where many batches are
-    unusual, the look is taken on the host again.
+    and so are the network at the previous weights, where it draws no random numbers, and the gradient.  The function
+    says whether the batch was usual; any other is carried out once more, uncompiled, as if nothing had happened.  Where
+    many batches are unusual, the look is taken on the host again.
 
     Args:
         algorithm: whose surrogate it is.
@@ -133,6 +153,9 @@ class CompiledSurrogate:
         self._has_direct = False  # whether there is a g_0, arranged for usual batches
         self._draws = False  # whether the network draws random numbers
         self._taken = self._unusual = 0  # batches
+        config: Any = torch._dynamo.config  # a switch that younger versions of torch have
+        traces = hasattr(config, "trace_autograd_ops")
+        self._traced: AbstractContextManager[None] = config.patch(trace_autograd_ops=True) if traces else _NOTHING
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()  # of an algorithm that is copied; who starts the copy compiles anew
@@ -150,7 +173,7 @@ class CompiledSurrogate:
         if self._usual is None:
             self._usual = self._can_be_usual(batch)
         names = self._functions.names()
-        if self._usual and (before is None or (names.network_alone and not names.buffers and not self._draws)):
+        if self._usual and (before is None or (names.network_alone and not self._draws)):
             return self._of_usual(batch, before)
         inside = engine.alone and not self._apart and (before is None or names.network_alone)
         seen = None if inside else engine.evaluate(batch, before)
@@ -203,19 +226,20 @@ class CompiledSurrogate:
             terms.append(
                 _Term(number, None, None, None, arrived.outer, engine.every_row(reading), None, weight, inverse)
             )
-        random = None if before is None else torch.get_rng_state()
-        found: _Usual = self._run_usual(batch, before, terms)
-        if random is not None and not torch.equal(random, torch.get_rng_state()):
-            self._draws = True  # other masks in either pass
-            torch.set_rng_state(random)
+        start = _Snapshot(self._functions.network, bool(self._functions.names().buffers))
+        with self._traced:
+            found: _Usual = self._run_usual(batch, before, terms)
+        self._draws = self._draws or (before is not None and start.drawn)
+        if not found.holds or (before is not None and self._draws):  # the two passes had other masks
+            self._unusual += not found.holds
+            self._usual = self._unusual < _SOME or self._unusual < self._taken / _FEW
+            start.restore()
             return self._uncompiled(engine.evaluate(batch, before))
         self._taken += 1
-        if not found.holds:
-            self._unusual += 1
-            self._usual = self._unusual < _SOME or self._unusual < self._taken / _FEW
-            return self._uncompiled(engine.evaluated(batch, found.outputs, before, found.earlier))
         engine.stop_agreed = engine.stop_asked
-        return self._proposed(_Settled(None, terms, readings), found.value, found.direct, found.outcomes)
+        surrogate = self._proposed(_Settled(None, terms, readings), found.value, found.direct, found.outcomes)
+        surrogate.know(engine.params, found.gradients)
+        return surrogate
 
     def _from_columns(self, batch: Batch, before: Sequence[Tensor] | None, terms: Sequence[_Term]) -> _Usual:
         """A step from the columns of a usual batch on: a function of tensors.
@@ -236,19 +260,20 @@ class CompiledSurrogate:
             like = {name: first_tensor(wide(of_part)) for name, of_part in outputs.items()}
             usual = [self._usually(part, "arrange", batch, like) for part in self._parts]
             given = self._usually(objective, "arrange_direct", batch, like) if self._has_direct else None
+        arranged = [one for one in (*usual, given) if one is not None]
+        if len(arranged) < len(terms) + self._has_direct:  # a larger batch than the first may need another arrangement
+            return _Usual(torch.zeros(()), None, [], None, torch.zeros((), dtype=torch.bool))
         known = [
             t._replace(given=one.given, seen=None if t.rows is None else ~t.rows[:, 0].isnan())
-            for t, one in zip(terms, usual, strict=True)
-            if one is not None
+            for t, one in zip(terms, arranged, strict=False)
         ]
-        value, direct, outcomes = self._surrogate(
-            {}, outputs, earlier or None, None if given is None else (given.given,), known
-        )
-        holds = [one.holds for one in (*usual, given) if one is not None]
-        if len(holds) < len(terms) + self._has_direct:  # a larger batch than the first may be arranged otherwise
-            holds.append(torch.zeros((), dtype=torch.bool))
-        whole = torch.stack([*holds, torch.isfinite(value.detach())]).all()
-        return _Usual(value, direct, outcomes, outputs, earlier, whole)
+        g0 = None if given is None else (given.given,)
+        value, direct, outcomes = self._surrogate({}, outputs, earlier or None, g0, known)
+        holds = torch.stack([*(one.holds for one in arranged), torch.isfinite(value.detach())]).all()
+        if self._traced is _NOTHING or not value.requires_grad:
+            return _Usual(value, direct, outcomes, None, holds)
+        gradients = torch.autograd.grad(value, self._engine.params, allow_unused=True)
+        return _Usual(value.detach(), None if direct is None else direct.detach(), outcomes, gradients, holds)
 
     def _usually(
         self, part: Objective | Constraint, name: str, batch: Batch, like: Mapping[str, Tensor]
@@ -354,7 +379,8 @@ class CompiledSurrogate:
         with torch.autocast(first_tensor(outputs[name]).device.type, enabled=False):
             if isinstance(direct, tuple):
                 direct = objective.direct_value(wide(outputs[part_name(outputs, self._first(objective))]), direct[0])
-            parts = [] if direct is None else [direct * self._engine.problem.direct_weight]
+            direct = self._engine.weighted(direct)
+            parts = [] if direct is None else [direct]
             outcomes = []
             for t in terms:
                 term, part, values, outer = self._terms[t.number], self._parts[t.number], t.values, t.outer
@@ -402,7 +428,9 @@ class CompiledSurrogate:
 
 def _compiled(method: Any) -> Callable[..., Any]:
     # torch's own random numbers: dropout draws the same masks as without
-    return torch.compile(_with_code_of_its_own(method), options={"fallback_random": True, "guard_filter_fn": _may_change})
+    return torch.compile(
+        _with_code_of_its_own(method), options={"fallback_random": True, "guard_filter_fn": _may_change}
+    )
 
 
 def _may_change(guards: Sequence[Any]) -> list[bool]:

@@ -442,7 +442,13 @@ def _of_pairs(known: Tensor, pairs: Sequence[Comparison], like: Tensor, given: A
 
 
 def _both_sides(means: Tensor, sides: Sequence[Tensor], chosen: Tensor | None) -> Tensor:
-    """The known rows of comparisons, all for None, from means of every kind and side (kinds, number of sides, width of a side)."""
+    """The rows of comparisons, from means of every kind and side (kinds, number of sides, width of a side).
+
+    Args:
+        means: see above.
+        sides: the first and the second ones.
+        chosen: the known rows; None for all.
+    """
     both = torch.cat([means.index_select(1, side) for side in sides], dim=-1)
     rows = both.flatten(0, 1)
     return rows if chosen is None else rows.index_select(0, chosen)

@@ -28,6 +28,17 @@ class Backend(Protocol):
         Returns: the gradient with respect to the leaf, in true units; None where the surrogate does not depend on it.
         """
 
+    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> bool:
+        """Leave gradients that were computed with the surrogate in ``.grad``, as :meth:`backward` would.
+
+        Args:
+            value: the surrogate's, without graph.
+            params: the parameters.
+            gradients: of their shapes; None for one that the surrogate does not depend on.
+
+        Returns: False, and nothing is done, where only a backward pass does all that there is to do.
+        """
+
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Average ``.grad`` over the processes, where :meth:`backward` has not."""
 
@@ -53,6 +64,11 @@ class Backend(Protocol):
         """Step that counts; ``from_backward`` is False where ``.grad`` was set by hand."""
 
 
+def hooked(params: Sequence[Tensor]) -> bool:
+    """Whether something is to be called when a gradient of one of the parameters is computed."""
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)
+
+
 class PlainBackend:
     """A bare PyTorch loop, which clips no gradients.
 
@@ -69,6 +85,14 @@ class PlainBackend:
         """``surrogate.backward()``."""
         surrogate.backward()  # type: ignore[no-untyped-call]
         return None if leaf is None else leaf.grad
+
+    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> bool:  # noqa: ARG002
+        """``p.grad = g``, unless a subclass has a backward pass of its own, or a parameter has hooks."""
+        if type(self).backward is not PlainBackend.backward or hooked(params):
+            return False
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = g
+        return True
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """One collective."""

@@ -312,22 +312,6 @@ class Engine:
             self._checked = True
         return Evaluated(now, earlier, elsewhere, union.known, outputs[0], graph)
 
-    def evaluated(
-        self, batch: Batch, outputs: Mapping[str, Any], before: Sequence[Tensor] | None, earlier: Mapping[str, Any]
-    ) -> Evaluated:
-        """What :meth:`evaluate` returns, of outputs that have been computed; of one process.
-
-        Args:
-            batch: of this process.
-            outputs: at the present weights, with graph.
-            before: other weights; None for none.
-            earlier: outputs at those, without graph.
-        """
-        self.stop_agreed, self._outputs = self.stop_asked, outputs
-        columns, elsewhere = self.attached(batch), None if before is None else Elsewhere(self.functions, before)
-        there = None if before is None else Samples(earlier, columns)
-        return Evaluated(Samples(outputs, columns), there, elsewhere, {}, outputs)
-
     def earlier_outputs(self, batch: Batch, weights: Sequence[Tensor]) -> dict[str, Any]:
         """The network's outputs at other weights, without graph, ahead of those at the present ones.
 
@@ -398,9 +382,10 @@ class Engine:
                 along = None if term.state is None else seen.known.get(term.state)
                 reading = term.reading(one, old, columns, along)
                 readings += [] if reading is None else [reading]
-        return Measured(self._weighted(now.direct), readings, None if before is None else self._weighted(before.direct))
+        return Measured(self.weighted(now.direct), readings, None if before is None else self.weighted(before.direct))
 
-    def _weighted(self, direct: Tensor | None) -> Tensor | None:
+    def weighted(self, direct: Tensor | None) -> Tensor | None:
+        """An estimate of g_0 from a batch, times what makes up for batches that have none."""
         weight = self.problem.direct_weight
         return direct if direct is None or weight == 1 else weight * direct
 
@@ -474,7 +459,13 @@ class Engine:
 
     def descend(self, surrogate: Surrogate) -> None:
         """Leave the gradient of the surrogate in ``.grad`` of the parameters, averaged over the processes, unscaled."""
-        value, self._estimates = surrogate.value, surrogate.estimates
+        gradients, self._estimates = surrogate.gradients, surrogate.estimates
+        if gradients is not None and self.backend.put(surrogate.number, self.params, gradients):
+            self._surrogates.append(surrogate.number)
+            self._readings = surrogate.readings
+            self.backend.synchronise(self.params)
+            return
+        value = surrogate.value
         if not surrogate.readings and self.problem.objective.outer is not None:
             # a batch that says nothing has gradient 0: not None, which momentum and DistributedDataParallel would see
             value = value + nothing(self._outputs)

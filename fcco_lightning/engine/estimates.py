@@ -1,9 +1,11 @@
 """The surrogate of a batch, and the estimates of F that are logged."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fcco_lightning.engine.terms import Reading
 from fcco_lightning.outer import OuterFunction
@@ -45,6 +47,26 @@ class Estimates(Mapping[str, Tensor]):
         return len(list(iter(self)))
 
 
+class _WithGradients(torch.autograd.Function):
+    """A scalar whose derivatives with respect to some parameters have been computed with it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor | None], *params: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        # given away, so that they become `.grad` without being copied
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("a compiled surrogate has been differentiated before: set `compiled` to false.")
+        if factor != 1:  # a loss scaler's
+            gradients = [None if g is None else g * factor for g in gradients]
+        return (None, None, *gradients)
+
+
 class Surrogate:
     r"""``S(w) = g_0(w) + sum over terms, sum over rows i of the batch, of weight_i <y_i, g_i(w)>``.
 
@@ -52,12 +74,18 @@ class Surrogate:
 
     Args:
         direct: estimate of g_0 with graph, or None.
+
+    Attributes:
+        readings: of the terms that are part of it.
+        gradients: with respect to the parameters, where they have been computed with S; else None.
     """
 
     def __init__(self, direct: Tensor | None) -> None:
         self._parts = [] if direct is None else [direct]
         self.estimates = Estimates(direct)
         self.readings: list[Reading] = []
+        self.gradients: Sequence[Tensor | None] | None = None
+        self._params: Sequence[Tensor] = []
 
     def add(self, reading: Reading, y: Tensor, known: Tensor | None = None) -> None:
         """Add a term with outer gradients y (b, k) and, per row (b,), what carries its known parameters' gradient."""
@@ -72,10 +100,27 @@ class Surrogate:
         other.estimates, other.readings = self.estimates, self.readings
         return other
 
+    def know(self, params: Sequence[Tensor], gradients: Sequence[Tensor | None] | None) -> None:
+        """Take the gradients of S with respect to the parameters, where they have been computed with it.
+
+        Args:
+            params: the parameters.
+            gradients: of their shapes, None for one that S does not depend on; None where S has a graph.
+        """
+        self._params, self.gradients = params, gradients
+
     @property
-    def value(self) -> Tensor:
-        """S, a scalar with graph."""
+    def number(self) -> Tensor:
+        """S, a scalar, with graph unless :attr:`gradients` are known."""
         total = self._parts[0] if self._parts else torch.zeros(())
         for part in self._parts[1:]:
             total = total + part
         return total
+
+    @property
+    def value(self) -> Tensor:
+        """S, a scalar with graph."""
+        if self.gradients is None:
+            return self.number
+        value: Tensor = _WithGradients.apply(self.number, self.gradients, *self._params)
+        return value

@@ -195,7 +195,7 @@ class EstimatedWeights(RowWeights):
     def count(self, index: Tensor) -> None:
         """Take note that a batch has spoken of the rows ``index``, all different."""
         if len(index) == len(self.counts) - 1:
-            self.counts += 1
+            self.counts.add_(1)
             return
         self.counts.index_add_(0, index, self.counts.new_ones(len(index)))
         self.counts[-1] += 1

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fcco_lightning.engine.backend import hooked
 from fcco_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,6 +58,21 @@ class LightningBackend:
         if scaler is None or gradient is None:
             return gradient
         return gradient / scaler.scale(gradient.new_ones(()))  # without waiting for the scale
+
+    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> bool:
+        """On one device without loss scaling, with the hooks of a backward pass."""
+        trainer, module = self.module.trainer, self.module
+        strategy, precision = trainer.strategy, trainer.precision_plugin
+        alone = isinstance(strategy, SingleDeviceStrategy) and type(strategy).backward is Strategy.backward
+        if not alone or type(precision).backward is not Precision.backward or self._scaler or hooked(params):
+            return False
+        strategy.pre_backward(value)
+        precision.pre_backward(value, module)
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = g
+        precision.post_backward(value, module)
+        strategy.post_backward(value)
+        return True
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Nothing: DistributedDataParallel averages during backward."""

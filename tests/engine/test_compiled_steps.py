@@ -52,6 +52,7 @@ from fcco_lightning import (
     TensorDataModule,
     UniformSampling,
 )
+from fcco_lightning.engine import PlainBackend
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.objectives.two_steps import in_two_steps
 from fcco_lightning.records import Inner
@@ -93,6 +94,10 @@ def perceptron():
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
 
 
+def normalized():
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
 def of_labels():
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, LABELS))
 
@@ -103,7 +108,7 @@ def groups(kind, *args):
 
 RATES = [EqualizedOdds, PredictiveParity, lambda: GroupAUCAtLeast(0.9), AUCParity]
 CAPS = [lambda: MeanAtMost(LogisticLoss(), 0.1, {"group": 1}), lambda: MeanAtMost(LogisticLoss(), 0.2, {"group": 2})]
-STEPS = {  # network, objective, algorithm, constraints; whether the network is part of the graph
+STEPS = {  # network, objective, algorithm, constraints; whether the network is part of the graph, or how often it is not
     "AUC": (perceptron, AUC, SGD, [], True),
     "AP": (perceptron, AveragePrecision, lambda: SOX(0.3), [], True),
     "AP, MOAP": (perceptron, AveragePrecision, MOAP, [], True),
@@ -138,12 +143,13 @@ STEPS = {  # network, objective, algorithm, constraints; whether the network is 
     "contrastive, learnt": (Towers, lambda: GlobalContrastive(learn="global"), SONEX, [], False),
     "contrastive, of samples": (Towers, lambda: GlobalContrastive(learn="per_sample"), lambda: SOX(0.3), [], True),
     "contrastive, mini-batch, not compiled": (Towers, InfoNCE, SGD, [], False),
-    "ROC": (perceptron, AUC, lambda: SONEX(0.1, 0.9), [ROCFairness], True),
+    "ROC": (perceptron, AUC, lambda: SONEX(0.1, 0.9), [ROCFairness], 2),  # the second batch shows that it has dropout
+    "ROC, nothing drawn": (normalized, AUC, lambda: SONEX(0.1, 0.9), [ROCFairness], True),
     "rates": (perceptron, CrossEntropy, lambda: SOX(0.3), RATES, True),
     "caps": (perceptron, CrossEntropy, lambda: SOX(0.3), CAPS, True),
     "MSVR, not compiled": (perceptron, AveragePrecision, lambda: MSVR(0.3, 0.5), [], False),
-    "ALEXR2": (perceptron, AUC, lambda: ALEXR2(K=2), [ROCFairness], True),
-    "ALEXR2, multipliers": (perceptron, CrossEntropy, lambda: ALEXR2(K=2), CAPS, True),
+    "ALEXR2": (perceptron, AUC, lambda: ALEXR2(K=2), [ROCFairness], 2),
+    "ALEXR2, multipliers": (perceptron, CrossEntropy, lambda: ALEXR2(K=2), CAPS, 2),
     "ALEXR2 on halves, not compiled": (perceptron, AUC, lambda: ALEXR2(K=2, jacobian="halves"), [ROCFairness], False),
 }
 QUICK = [
@@ -157,10 +163,17 @@ QUICK = [
     "partial AUC, own thresholds",
     "two-way partial AUC, own thresholds",
     "ROC",
+    "ROC, nothing drawn",
     "ALEXR2",
     "caps",
 ]
 COMPILED = torch.compile
+
+
+def whole(function, options):
+    """Compiled as one graph, without code generation."""
+    looked_at = {"guard_filter_fn": options["guard_filter_fn"]}
+    return COMPILED(function, backend="aot_eager", fullgraph=True, options=looked_at)
 
 
 @pytest.fixture
@@ -169,8 +182,8 @@ def compiled(monkeypatch):
     made = []
 
     def compile_whole(function, **options):
-        assert options == {"options": {"fallback_random": True}}
-        made.append(COMPILED(function, backend="aot_eager", fullgraph=True))
+        assert options["options"]["fallback_random"]
+        made.append(whole(function, **options))
         return made[-1]
 
     monkeypatch.setattr(torch, "compile", compile_whole)
@@ -240,7 +253,7 @@ def test_one_graph_and_the_same_step(name, compiled):
     assert_same(found, expected)
     assert not counters["graph_break"]
     assert ("unique_graphs" in counters["stats"]) == ("not compiled" not in name)
-    assert found[1].evaluations == (1 if STEPS[name][-1] else len(found[0]))  # the first batch is not compiled
+    assert found[1].evaluations == (STEPS[name][-1] or len(found[0]))  # the first batch is not compiled
 
 
 @pytest.mark.parametrize("name", ["AP", "CVaR of groups", "contrastive"])
@@ -258,6 +271,71 @@ def test_repeated_samples_and_batches_of_other_sizes(name, compiled):
     assert_same(*runs)
 
 
+@pytest.mark.parametrize("name", ["ROC", "ROC, nothing drawn", "caps", "AUC", "KL of groups"])
+def test_batches_that_lack_something_are_carried_out_as_if_uncompiled(name, compiled):
+    """Buffers and random numbers go on as in steps that are not compiled."""
+    runs = []
+    for how in (True, False):
+        engine, optimizer, module = engine_of(name, compiled=how, sampling=UniformSampling(16))
+        batches = list(module.train_dataloader())
+        lacking = [{key: c[b["group"] == 1] for key, c in b.items()} for b in batches]
+        lacking += [{key: c[b["y"] == 0] for key, c in b.items()} for b in batches]
+        given = [*batches, *lacking, *batches]
+        runs.append(([dict(engine.train_batch(batch, optimizer)) for batch in given], engine))
+    assert_same(*runs)
+    usual = runs[0][1].algorithm._compiled
+    assert name == "ROC" or (usual._taken >= 3 and usual._unusual >= 4)  # that one has dropout
+
+
+def test_where_many_batches_are_unusual_they_are_not_taken_for_usual_ones_any_more(compiled):
+    engine, optimizer, module = engine_of("caps", compiled=True)
+    (batch, *_) = module.train_dataloader()
+    lacking = {key: column[batch["group"] != 1] for key, column in batch.items()}
+    for one in [batch] * 4 + [lacking] * 8:
+        engine.train_batch(one, optimizer)
+    assert engine.evaluations == 9
+    for one in [lacking, batch]:
+        engine.train_batch(one, optimizer)
+    assert engine.evaluations == 9  # arranged on the host, and compiled
+
+
+def test_a_batch_too_large_for_all_pairs_is_arranged_by_its_positions(compiled):
+    runs = []
+    for how in (True, False):
+        engine, optimizer, module = engine_of("AUC", compiled=how)
+        (batch, *_) = module.train_dataloader()
+        large = {key: column.repeat(20, *[1] * (column.dim() - 1)) for key, column in batch.items()}
+        runs.append(([dict(engine.train_batch(one, optimizer)) for one in (batch, batch, large, batch)], engine))
+    assert_same(*runs)
+
+
+def test_hooks_of_parameters_are_called(compiled):
+    runs, called = [], []
+    for how in (True, False):
+        engine, optimizer, module = engine_of("caps", compiled=how)
+        batches = list(module.train_dataloader())
+        figures = [dict(engine.train_batch(batch, optimizer)) for batch in batches]
+        handle = engine.params[0].register_hook(lambda gradient: called.append(gradient) or 2 * gradient)
+        figures += [dict(engine.train_batch(batch, optimizer)) for batch in batches]
+        handle.remove()
+        runs.append((figures, engine))
+    assert_same(*runs)
+    assert len(called) == 2 * len(batches)
+
+
+def test_a_backward_pass_of_ones_own_is_used(compiled):
+    class Doubling(PlainBackend):
+        def backward(self, surrogate, leaf=None):
+            return super().backward(2 * surrogate, leaf)
+
+    runs = []
+    for how in (True, False):
+        engine, optimizer, module = engine_of("caps", compiled=how)
+        engine.backend = Doubling()
+        runs.append(([dict(engine.train_batch(batch, optimizer)) for batch in module.train_dataloader()], engine))
+    assert_same(*runs)
+
+
 def test_a_batch_with_a_number_that_is_none_changes_nothing(compiled):
     engine, optimizer, module = engine_of("caps", compiled=True)
     batches = list(module.train_dataloader())
@@ -271,7 +349,7 @@ def test_a_batch_with_a_number_that_is_none_changes_nothing(compiled):
 
 
 def on_each_process(processes):
-    torch.compile = lambda function, options: COMPILED(function, backend="aot_eager", fullgraph=True)
+    torch.compile = whole
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch asks tensors with graph for their gradient, and hides the warning
