@@ -188,7 +188,7 @@ class DualState(nn.Module):
             NonFiniteError: if a value is NaN or infinite; no row has changed then.
         """
         place = index if isinstance(index, Place) else self.locate(index)
-        values = values.detach().to(self.rows.dtype)  # a value may overflow the rows' dtype
+        values = (values.detach() if values.requires_grad else values).to(self.rows.dtype)  # which it may overflow
         if not checked and not math.isfinite(values.sum()):  # the sum of finite values may overflow, so look again
             _require_finite(place.index, values)
         if place.positions is not None:
