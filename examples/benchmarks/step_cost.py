@@ -243,27 +243,56 @@ def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
     return interleaved(variants, batches(8, (128, 100), "cpu"), rounds, "cpu")
 
 
+def worst_group(network: nn.Module, groups: int) -> Step:
+    """Group DRO as Sagawa et al. do it, in one function: weights of the groups by their losses, no framework."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
+    q, numbers = torch.full((groups,), 1 / groups), torch.arange(groups).unsqueeze(1)
+
+    def step(batch: dict[str, Tensor]) -> None:
+        losses = binary_cross_entropy_with_logits(network(batch["x"]), batch["y"].float(), reduction="none")
+        member = (batch["four"] == numbers).float()
+        count = member.sum(1)
+        risks = member @ losses / (count + (count == 0))
+        q.mul_(torch.exp(0.01 * risks.detach())).div_(q.sum())
+        optimizer.zero_grad()
+        (q @ risks).backward()
+        optimizer.step()
+
+    return step
+
+
 def perceptron(rounds: int) -> Table:
     """MLP 122-256-256-1, batch 128, SGD: the engine, also compiled, against cross-entropy, ten steps in a row."""
     torch.manual_seed(0)
     model = TabularMLP([256, 256], 1, 122)
-    cases: dict[str, tuple[Any, list[Constraint], Any]] = {
-        "AUC": (SGD, [], None),
-        "AUC, 14 ROC constraints, SOX": (SOX_PARTS[0], [ROCFairness()], SOX_PARTS[1]),
-        "AUC, 14 ROC constraints, SONEX": (SONEX_PARTS[0], [ROCFairness()], SONEX_PARTS[1]),
-        "AUC, 200 caps, SOX": (SOX_PARTS[0], caps(200, "cell"), SOX_PARTS[1]),
+    cases: dict[str, tuple[Any, Any, list[Constraint], Any]] = {
+        "AUC": (AUC, SGD, [], None),
+        "AUC, 14 ROC constraints, SOX": (AUC, SOX_PARTS[0], [ROCFairness()], SOX_PARTS[1]),
+        "AUC, 14 ROC constraints, SONEX": (AUC, SONEX_PARTS[0], [ROCFairness()], SONEX_PARTS[1]),
+        "AUC, 200 caps, SOX": (AUC, SOX_PARTS[0], caps(200, "cell"), SOX_PARTS[1]),
+        "CVaR of 4 groups, SOX": (partial(CVaRGroupDRO, 0.5, num_groups=4), SOX_PARTS[0], [], None),
+        "CVaR of 4 groups, OOA": (partial(CVaRGroupDRO, 0.5, num_groups=4), lambda: OOA(0.01), [], None),
     }
-    variants: dict[str, Step] = {"BCE": plain(copy.deepcopy(model))}
-    for (name, (make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
-        algorithm, network = make(), copy.deepcopy(model)
-        problem = algorithm.pose(AUC(), copy.deepcopy(constraints), penalty, num_samples=10_000)
+    variants: dict[str, Step] = {"BCE": plain(copy.deepcopy(model)), "worst of 4 groups": worst_group(model, 4)}
+    for (name, (objective, make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
+        algorithm, network, measured = make(), copy.deepcopy(model), objective()
+        if compiled and isinstance(algorithm, OOA):
+            continue  # it has no compiled form
+        problem = algorithm.pose(measured, copy.deepcopy(constraints), penalty, num_samples=10_000)
         engine = Engine(network, problem, algorithm, compiled=compiled)
-        optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
-        variants[name + ", compiled" * compiled] = partial(engine.train_batch, optimizer=optimizer)
+        params = [*network.parameters(), *problem.objective.parameters()]
+        optimizer = torch.optim.SGD(params, lr=1e-4, momentum=0.9)
+        column = "four" if "group" in name else "group"
+
+        def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, c: str = column) -> None:
+            e.train_batch(batch | {"group": batch[c]}, o)
+
+        variants[name + ", compiled" * compiled] = step
     data, generator = batches(40, (128, 122), "cpu"), torch.Generator().manual_seed(1)
     for batch in data:  # other classes and groups at every place
         batch["y"], batch["group"] = torch.randint(2, (2, 128), generator=generator)
         batch["cell"] = torch.randint(200, (128,), generator=generator)
+        batch["four"] = torch.randint(4, (128,), generator=generator)
     return interleaved(variants, data, rounds, "cpu", clock=time.process_time, in_a_row=10)
 
 
@@ -316,7 +345,7 @@ def under_trainer(rounds: int, steps: int = 160) -> Table:
     model, rows = TabularMLP([256, 256], 1, 122), 128 * (steps + 1)
     columns = {"x": torch.randn(rows, 122), "y": (torch.rand(rows) < 0.25).long(), "group": torch.arange(rows) % 2}
 
-    def module(algorithm: Algorithm, constraints: list[Constraint], penalty: Any) -> FCCOModule:
+    def module(algorithm: Algorithm, constraints: list[Constraint], penalty: Any, *, compiled: bool) -> FCCOModule:
         return FCCOModule(
             copy.deepcopy(model),
             AUC(),
@@ -325,14 +354,19 @@ def under_trainer(rounds: int, steps: int = 160) -> Table:
             algorithm=algorithm,
             num_samples=rows,
             optimizer=lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
+            compiled=compiled,
         )
 
-    modules: dict[str, Callable[[], LightningModule]] = {
-        "plain Lightning": lambda: Plain(copy.deepcopy(model)),
-        "AUC": lambda: module(SGD(), [], None),
-        "AUC, 14 constraints, SOX": lambda: module(SOX_PARTS[0](), [ROCFairness()], SOX_PARTS[1]),
-        "AUC, 14 constraints, SONEX": lambda: module(SONEX_PARTS[0](), [ROCFairness()], SONEX_PARTS[1]),
+    cases: dict[str, tuple[Any, list[Constraint], Any]] = {
+        "AUC": (SGD, [], None),
+        "AUC, 14 constraints, SOX": (SOX_PARTS[0], [ROCFairness()], SOX_PARTS[1]),
+        "AUC, 14 constraints, SONEX": (SONEX_PARTS[0], [ROCFairness()], SONEX_PARTS[1]),
     }
+    modules: dict[str, Callable[[], LightningModule]] = {"plain Lightning": lambda: Plain(copy.deepcopy(model))}
+    for (name, (make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
+        modules[name + ", compiled" * compiled] = lambda m=make, c=constraints, p=penalty, how=compiled: module(  # type: ignore[misc]
+            m(), copy.deepcopy(c), p, compiled=how
+        )
     table = {name: column[:256] for name, column in columns.items()}
     loaders: dict[str, Callable[[], Any]] = {
         "torch's loader": lambda: DataLoader(Samples(columns), batch_size=128, shuffle=True, drop_last=True),

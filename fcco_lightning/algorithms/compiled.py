@@ -272,7 +272,9 @@ class CompiledSurrogate:
         holds = torch.stack([*(one.holds for one in arranged), torch.isfinite(value.detach())]).all()
         if self._traced is _NOTHING or not value.requires_grad:
             return _Usual(value, direct, outcomes, None, holds)
-        gradients = torch.autograd.grad(value, self._engine.params, allow_unused=True)
+        params = self._engine.params
+        found = iter(torch.autograd.grad(value, [p for p in params if p.requires_grad], allow_unused=True))
+        gradients = [next(found) if p.requires_grad else None for p in params]
         return _Usual(value.detach(), None if direct is None else direct.detach(), outcomes, gradients, holds)
 
     def _usually(
