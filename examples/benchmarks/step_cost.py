@@ -276,8 +276,6 @@ def perceptron(rounds: int) -> Table:
     variants: dict[str, Step] = {"BCE": plain(copy.deepcopy(model)), "worst of 4 groups": worst_group(model, 4)}
     for (name, (objective, make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
         algorithm, network, measured = make(), copy.deepcopy(model), objective()
-        if compiled and isinstance(algorithm, OOA):
-            continue  # it has no compiled form
         problem = algorithm.pose(measured, copy.deepcopy(constraints), penalty, num_samples=10_000)
         engine = Engine(network, problem, algorithm, compiled=compiled)
         params = [*network.parameters(), *problem.objective.parameters()]

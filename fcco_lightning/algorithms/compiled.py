@@ -28,9 +28,15 @@ _OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", 
 
 
 class Estimating(Protocol):
-    """What is asked of an algorithm, :class:`~fcco_lightning.algorithms.estimation.Estimation`."""
+    """What is asked of an algorithm, :class:`~fcco_lightning.algorithms.estimation.Estimation` or OOA.
+
+    Attributes:
+        smoothing: map on non-smooth outer functions.
+        needs_all_rows: whether its estimators move all rows of a term at once, so that only usual batches are compiled.
+    """
 
     smoothing: Smoothing
+    needs_all_rows: bool
 
     def estimator_of(self, term: Term) -> Estimator: ...
     def pairs_old(self, term: Term) -> bool: ...
@@ -175,6 +181,8 @@ class CompiledSurrogate:
         names = self._functions.names()
         if self._usual and (before is None or (names.network_alone and not self._draws)):
             return self._of_usual(batch, before)
+        if self._algorithm.needs_all_rows:
+            return self._uncompiled(engine.evaluate(batch, before))
         inside = engine.alone and not self._apart and (before is None or names.network_alone)
         seen = None if inside else engine.evaluate(batch, before)
         settled = self._settle(engine.attached(batch) if seen is None else seen.now.batch, seen)

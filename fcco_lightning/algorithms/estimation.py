@@ -26,6 +26,8 @@ class Estimation(Algorithm, ABC):
         objective_estimator: for the objective's inner functions, if other than ``estimator`` (SONEX paper, F.3).
     """
 
+    needs_all_rows = False
+
     def __init__(
         self,
         estimator: Estimator,

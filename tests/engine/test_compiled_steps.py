@@ -21,7 +21,9 @@ from fcco_lightning import (
     BSGD,
     MOAP,
     MSVR,
+    OOA,
     SGD,
+    SMD,
     SOAP,
     SONEX,
     SONX,
@@ -51,6 +53,7 @@ from fcco_lightning import (
     ROCFairness,
     TensorDataModule,
     UniformSampling,
+    WorstGroupDRO,
 )
 from fcco_lightning.engine import PlainBackend
 from fcco_lightning.errors import NonFiniteError
@@ -139,6 +142,8 @@ STEPS = {
     "CVaR of groups": (perceptron, groups(CVaRGroupDRO, 0.5), lambda: SONX(0.3), [], False),
     "CVaR of groups, smoothed": (perceptron, groups(CVaRGroupDRO, 0.5), SONEX, [], False),
     "KL of groups": (perceptron, groups(KLGroupDRO, 0.5), lambda: SOX(0.3), [], True),
+    "CVaR of groups, weights q": (perceptron, groups(CVaRGroupDRO, 0.5), lambda: OOA(0.1), [], True),
+    "worst group, weights q": (perceptron, groups(WorstGroupDRO), lambda: SMD(0.1), [], True),
     "contrastive, weighted": (Towers, GlobalContrastive, lambda: SOX(0.3), [], False),
     "contrastive": (Towers, GlobalContrastive, lambda: SOX(0.3), [], True),
     "contrastive, learnt": (Towers, lambda: GlobalContrastive(learn="global"), SONEX, [], False),
@@ -159,6 +164,7 @@ QUICK = [
     "AP in one step, caps",
     "mAP",
     "CVaR of groups",
+    "CVaR of groups, weights q",
     "contrastive",
     "contrastive, of samples",
     "partial AUC, own thresholds",
@@ -280,7 +286,9 @@ def test_repeated_samples_and_batches_of_other_sizes(name, compiled):
     assert_same(*runs)
 
 
-@pytest.mark.parametrize("name", ["ROC", "ROC, nothing drawn", "caps", "AUC", "KL of groups"])
+@pytest.mark.parametrize(
+    "name", ["ROC", "ROC, nothing drawn", "caps", "AUC", "KL of groups", "CVaR of groups, weights q"]
+)
 def test_batches_that_lack_something_are_carried_out_as_if_uncompiled(name, compiled, in_float64):
     """Buffers and random numbers go on as in steps that are not compiled."""
     runs = []
