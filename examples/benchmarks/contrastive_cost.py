@@ -21,6 +21,7 @@ ratio is the median (with quartiles) of the ratios within a round.  The optimize
 import argparse
 import copy
 import gc
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -131,11 +132,13 @@ def ours(
     algorithm: Algorithm,
     penalty: Penalty | None = None,
     autocast: Autocast = nullcontext,
+    *,
+    compiled: bool = False,
 ) -> Step:
     """One batch through the engine, under autocast as a whole as in ``Trainer.fit``; protected tasks with a penalty."""
     constraints = [] if penalty is None else [NonForgetting(names=[str(k) for k in range(TASKS)])]
     problem = algorithm.pose(objective, constraints, penalty, num_samples=SAMPLES)
-    engine = Engine(network, problem.to(next(network.parameters()).device), algorithm)
+    engine = Engine(network, problem.to(next(network.parameters()).device), algorithm, compiled=compiled)
     optimizer = adamw(nn.ModuleList([network, objective]))
 
     def step(batch: dict[str, Any]) -> None:
@@ -152,15 +155,22 @@ def learnt(temperature: Literal["global", "per_sample"]) -> GlobalContrastive:
 
 def variants(make: Callable[[], nn.Module], autocast: Autocast = nullcontext) -> dict[str, Callable[[], Step]]:
     """The objectives by name, the plain loop first; a network is made for each when it is called."""
-    return {
+    cases: dict[str, Callable[[], tuple[Objective, Algorithm]]] = {
+        "InfoNCE": lambda: (InfoNCE(TAU), SGD()),
+        "SOX": lambda: (GlobalContrastive(TAU), SOX(GAMMA)),
+        "SOX, learnt temperature": lambda: (learnt("global"), SOX(GAMMA)),
+        "SOX, temperatures of samples": lambda: (learnt("per_sample"), SOX(GAMMA)),
+        "SONEX": lambda: (GlobalContrastive(TAU), SONEX(GAMMA, 0.1)),
+    }
+    made = {
         "plain loop, InfoNCE": lambda: plain(make(), autocast),
         "SOX written out": lambda: written_out(make(), autocast),
-        "InfoNCE": lambda: ours(make(), InfoNCE(TAU), SGD(), autocast=autocast),
-        "SOX": lambda: ours(make(), GlobalContrastive(TAU), SOX(GAMMA), autocast=autocast),
-        "SOX, learnt temperature": lambda: ours(make(), learnt("global"), SOX(GAMMA), autocast=autocast),
-        "SOX, temperatures of samples": lambda: ours(make(), learnt("per_sample"), SOX(GAMMA), autocast=autocast),
-        "SONEX": lambda: ours(make(), GlobalContrastive(TAU), SONEX(GAMMA, 0.1), autocast=autocast),
     }
+    for (name, parts), compiled in itertools.product(cases.items(), (False, True)):
+        made[name + ", compiled" * compiled] = lambda p=parts, how=compiled: ours(  # type: ignore[misc]
+            make(), *p(), autocast=autocast, compiled=how
+        )
+    return made
 
 
 def objectives(rounds: int) -> Table:

@@ -192,18 +192,38 @@ class CompiledSurrogate:
         if settled is None:
             return self._uncompiled(seen or engine.evaluate(batch, before))
         if seen is None:
-            engine.stop_agreed = engine.stop_asked
-            outputs, earlier = None, None if before is None else engine.earlier_outputs(batch, before)
-        else:
-            batch, outputs, earlier = {}, seen.now.outputs, None
-        value, direct, outcomes = self._run(batch, outputs, earlier, settled.direct, settled.terms)
+            return self._proposed(settled, *self._from_network(batch, before, settled))
+        value, direct, outcomes = self._run({}, seen.now.outputs, None, None, settled.direct, settled.terms)
         return self._proposed(settled, value, direct, outcomes)
+
+    def _from_network(
+        self, batch: Batch, before: Sequence[Tensor] | None, settled: _Settled
+    ) -> tuple[Tensor, Tensor | None, list[_Outcome]]:
+        """What the function returns of a batch, with the network at the previous weights where it draws nothing."""
+        engine = self._engine
+        engine.stop_agreed = engine.stop_asked
+        if before is not None and self._near and not self._draws:
+            start = self._snapshot()
+            found = self._run(batch, None, None, before, settled.direct, settled.terms)
+            if not start.drawn:
+                return found  # type: ignore[no-any-return]
+            self._draws = True
+            start.restore()
+        earlier = None if before is None else engine.earlier_outputs(batch, before)
+        return self._run(batch, None, earlier, None, settled.direct, settled.terms)  # type: ignore[no-any-return]
+
+    def _snapshot(self) -> "_Snapshot":
+        return _Snapshot(self._functions.network, bool(self._functions.names().buffers))
+
+    @property
+    def _near(self) -> bool:
+        """Whether the outputs are on the CPU."""
+        return all(like.device.type == "cpu" for like in self._like.values())
 
     def _can_be_usual(self, batch: Batch) -> bool:
         """Whether all that is measured can be arranged as part of the compiled function, as this batch shows."""
         functions, objective, problem = self._functions, self._functions.objective, self._engine.problem
-        near = all(like.device.type == "cpu" for like in self._like.values())
-        if not (near and self._engine.alone and functions.direct_in_two_steps):
+        if not (self._near and self._engine.alone and functions.direct_in_two_steps):
             return False
         if problem.row_parameters is not None or any(term.per_sample for term in self._terms):
             return False
@@ -234,7 +254,7 @@ class CompiledSurrogate:
             terms.append(
                 _Term(number, None, None, None, arrived.outer, engine.every_row(reading), None, weight, inverse)
             )
-        start = _Snapshot(self._functions.network, bool(self._functions.names().buffers))
+        start = self._snapshot()
         with self._traced:
             found: _Usual = self._run_usual(batch, before, terms)
         self._draws = self._draws or (before is not None and start.drawn)
@@ -259,10 +279,6 @@ class CompiledSurrogate:
         """
         functions, objective = self._functions, self._functions.objective
         outputs = functions.outputs(batch)
-        earlier: dict[str, Any] = {}
-        if before is not None:
-            with torch.no_grad():
-                earlier = Elsewhere(functions, before).outputs(batch)
         device = first_tensor(next(iter(outputs.values()))).device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
             like = {name: first_tensor(wide(of_part)) for name, of_part in outputs.items()}
@@ -276,7 +292,7 @@ class CompiledSurrogate:
             for t, one in zip(terms, arranged, strict=False)
         ]
         g0 = None if given is None else (given.given,)
-        value, direct, outcomes = self._surrogate({}, outputs, earlier or None, g0, known)
+        value, direct, outcomes = self._surrogate(batch, outputs, None, before, g0, known)
         holds = torch.stack([*(one.holds for one in arranged), torch.isfinite(value.detach())]).all()
         if self._traced is _NOTHING or not value.requires_grad:
             return _Usual(value, direct, outcomes, None, holds)
@@ -369,6 +385,7 @@ class CompiledSurrogate:
         batch: Batch,
         outputs: Mapping[str, Any] | None,
         earlier: Mapping[str, Any] | None,
+        before: Sequence[Tensor] | None,
         direct: tuple[Any] | Tensor | None,
         terms: Sequence[_Term],
     ) -> tuple[Tensor, Tensor | None, list[_Outcome]]:
@@ -379,11 +396,15 @@ class CompiledSurrogate:
             outputs: of the network; None where it is part of this function.
             earlier: outputs of the network at the previous weights, where the inner values at these are computed here,
                 too; else None.
+            before: the previous weights, where these outputs are, too; else None.
             direct: see :class:`_Settled`.
             terms: see :class:`_Settled`.
         """
         if outputs is None:
             outputs = self._functions.outputs(batch)
+        if before is not None:
+            with torch.no_grad():
+                earlier = Elsewhere(self._functions, before).outputs(batch)
         algorithm, objective = self._algorithm, self._functions.objective
         name = next(iter(outputs))
         with torch.autocast(first_tensor(outputs[name]).device.type, enabled=False):
