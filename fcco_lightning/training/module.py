@@ -104,8 +104,9 @@ class FCCOModule(EvaluatingModule):
             all.  Of a larger split the figures are those of so many random samples, but for what the evaluation can
             count batch by batch (see :meth:`Evaluation.tally`), so that the memory does not grow with the split.
         compiled: whether the network is compiled by torch.compile, and with it, for most algorithms, what
-            follows from its outputs (inner functions, estimators, surrogate) as one graph.  That takes some seconds or
-            minutes at first.  Dropout draws the same masks as without.  CPUs need a C++ compiler for it, GPUs Triton.
+            follows from its outputs (inner functions, estimators, surrogate; on a CPU mostly the gradient, too) as one
+            graph.  That takes some seconds or minutes at first.  Dropout draws the same masks as without.  CPUs need a
+            C++ compiler for it, GPUs Triton.
     """
 
     def __init__(
