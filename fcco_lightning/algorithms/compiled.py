@@ -92,21 +92,19 @@ class _Outcome(NamedTuple):
     followed: Tensor
 
 
-class _Usual(NamedTuple):
-    """What the compiled function returns of a batch from its columns on.
+class _Found(NamedTuple):
+    """What the compiled function returns with the network as part of it.
 
     Attributes:
         value, direct, outcomes: S, g_0, and the outcome of every term.
-        gradients: of S with respect to the parameters, and then nothing has a graph; None where torch cannot compile
+        gradients: of S with respect to what is wanted, and then nothing has a graph; None where torch cannot compile
             them, and S has one.
-        holds: whether the batch is of the usual kind and S is finite; nothing else means anything if not.
     """
 
     value: Tensor
     direct: Tensor | None
     outcomes: list[_Outcome]
     gradients: Sequence[Tensor | None] | None
-    holds: Tensor
 
 
 class _Snapshot:
@@ -154,6 +152,7 @@ class CompiledSurrogate:
         self._like: dict[str, Tensor] = {}  # of the device and dtype of the outputs, by part
         self._apart = False  # whether a part of the problem is measured beforehand, hence the network, too
         self._run = _compiled(self._surrogate)
+        self._run_network = _compiled(self._from_network)
         self._run_usual = _compiled(self._from_columns)
         self._usual: bool | None = None  # whether batches are taken for usual ones; None before the first
         self._has_direct = False  # whether there is a g_0, arranged for usual batches
@@ -192,25 +191,65 @@ class CompiledSurrogate:
         if settled is None:
             return self._uncompiled(seen or engine.evaluate(batch, before))
         if seen is None:
-            return self._proposed(settled, *self._from_network(batch, before, settled))
-        value, direct, outcomes = self._run({}, seen.now.outputs, None, None, settled.direct, settled.terms)
+            return self._of_network(batch, before, settled)
+        value, direct, outcomes = self._run(seen.now.outputs, None, settled.direct, settled.terms)
         return self._proposed(settled, value, direct, outcomes)
 
-    def _from_network(
-        self, batch: Batch, before: Sequence[Tensor] | None, settled: _Settled
-    ) -> tuple[Tensor, Tensor | None, list[_Outcome]]:
-        """What the function returns of a batch, with the network at the previous weights where it draws nothing."""
-        engine = self._engine
+    def _of_network(self, batch: Batch, before: Sequence[Tensor] | None, settled: _Settled) -> Surrogate:
+        """The surrogate of a batch arranged on the host, with the network as part of the function."""
+        engine, earlier = self._engine, None
         engine.stop_agreed = engine.stop_asked
-        if before is not None and self._near and not self._draws:
-            start = self._snapshot()
-            found = self._run(batch, None, None, before, settled.direct, settled.terms)
-            if not start.drawn:
-                return found  # type: ignore[no-any-return]
+        # parameters of samples have a graph outside of the function, which torch does not compile
+        wanted = engine.params if self._near and engine.problem.row_parameters is None else None
+        if before is not None and not (self._near and not self._draws):
+            earlier, before = engine.earlier_outputs(batch, before), None
+        start = None if before is None else self._snapshot()
+        with self._traced:
+            found: _Found = self._run_network(batch, earlier, before, settled.direct, settled.terms, wanted)
+        if start is not None and start.drawn:  # the two passes had other masks
             self._draws = True
             start.restore()
-        earlier = None if before is None else engine.earlier_outputs(batch, before)
-        return self._run(batch, None, earlier, None, settled.direct, settled.terms)  # type: ignore[no-any-return]
+            return self._of_network(batch, before, settled)
+        surrogate = self._proposed(settled, found.value, found.direct, found.outcomes)
+        surrogate.know(engine.params, found.gradients)
+        return surrogate
+
+    def _from_network(
+        self,
+        batch: Batch,
+        earlier: Mapping[str, Any] | None,
+        before: Sequence[Tensor] | None,
+        direct: tuple[Any] | Tensor | None,
+        terms: Sequence[_Term],
+        wanted: Sequence[Tensor] | None,
+    ) -> _Found:
+        """A step from the network's input on.
+
+        Args:
+            batch: columns by part.
+            earlier: see :meth:`_surrogate`.
+            before: the previous weights, where the network is evaluated at these here; else None.
+            direct: see :class:`_Settled`.
+            terms: see :class:`_Settled`.
+            wanted: of which tensors the gradient is part of the function; None for none.
+        """
+        outputs = self._functions.outputs(batch)
+        earlier = earlier if before is None else self._earlier(batch, before)
+        return self._differentiated(*self._surrogate(outputs, earlier, direct, terms), wanted)
+
+    @torch.no_grad()
+    def _earlier(self, batch: Batch, before: Sequence[Tensor]) -> dict[str, Any]:
+        return Elsewhere(self._functions, before).outputs(batch)
+
+    def _differentiated(
+        self, value: Tensor, direct: Tensor | None, outcomes: list[_Outcome], wanted: Sequence[Tensor] | None
+    ) -> _Found:
+        """With the gradients, where torch can compile them."""
+        if wanted is None or self._traced is _NOTHING or not value.requires_grad:
+            return _Found(value, direct, outcomes, None)
+        found = iter(torch.autograd.grad(value, [w for w in wanted if w.requires_grad], allow_unused=True))
+        gradients = [next(found) if w.requires_grad else None for w in wanted]
+        return _Found(value.detach(), None if direct is None else direct.detach(), outcomes, gradients)
 
     def _snapshot(self) -> "_Snapshot":
         return _Snapshot(self._functions.network, bool(self._functions.names().buffers))
@@ -256,10 +295,10 @@ class CompiledSurrogate:
             )
         start = self._snapshot()
         with self._traced:
-            found: _Usual = self._run_usual(batch, before, terms)
+            found, holds = self._run_usual(batch, before, terms)
         self._draws = self._draws or (before is not None and start.drawn)
-        if not found.holds or (before is not None and self._draws):  # the two passes had other masks
-            self._unusual += not found.holds
+        if not holds or (before is not None and self._draws):  # the two passes had other masks
+            self._unusual += not holds
             self._usual = self._unusual < _SOME or self._unusual < self._taken / _FEW
             start.restore()
             return self._uncompiled(engine.evaluate(batch, before))
@@ -269,13 +308,17 @@ class CompiledSurrogate:
         surrogate.know(engine.params, found.gradients)
         return surrogate
 
-    def _from_columns(self, batch: Batch, before: Sequence[Tensor] | None, terms: Sequence[_Term]) -> _Usual:
+    def _from_columns(
+        self, batch: Batch, before: Sequence[Tensor] | None, terms: Sequence[_Term]
+    ) -> tuple[_Found, Tensor]:
         """A step from the columns of a usual batch on: a function of tensors.
 
         Args:
             batch: columns by part.
             before: the previous weights, where inner values are needed there.
             terms: all of the problem, without what follows from the columns.
+
+        Returns: what was found, and whether the batch is of the usual kind and S is finite; else it means nothing.
         """
         functions, objective = self._functions, self._functions.objective
         outputs = functions.outputs(batch)
@@ -286,20 +329,16 @@ class CompiledSurrogate:
             given = self._usually(objective, "arrange_direct", batch, like) if self._has_direct else None
         arranged = [one for one in (*usual, given) if one is not None]
         if len(arranged) < len(terms) + self._has_direct:  # a larger batch than the first may need another arrangement
-            return _Usual(torch.zeros(()), None, [], None, torch.zeros((), dtype=torch.bool))
+            return _Found(torch.zeros(()), None, [], None), torch.zeros((), dtype=torch.bool)
         known = [
             t._replace(given=one.given, seen=None if t.rows is None else ~t.rows[:, 0].isnan())
             for t, one in zip(terms, arranged, strict=False)
         ]
         g0 = None if given is None else (given.given,)
-        value, direct, outcomes = self._surrogate(batch, outputs, None, before, g0, known)
-        holds = torch.stack([*(one.holds for one in arranged), torch.isfinite(value.detach())]).all()
-        if self._traced is _NOTHING or not value.requires_grad:
-            return _Usual(value, direct, outcomes, None, holds)
-        params = self._engine.params
-        found = iter(torch.autograd.grad(value, [p for p in params if p.requires_grad], allow_unused=True))
-        gradients = [next(found) if p.requires_grad else None for p in params]
-        return _Usual(value.detach(), None if direct is None else direct.detach(), outcomes, gradients, holds)
+        earlier = None if before is None else self._earlier(batch, before)
+        measured = self._surrogate(outputs, earlier, g0, known)
+        found = self._differentiated(*measured, self._engine.params)
+        return found, torch.stack([*(one.holds for one in arranged), torch.isfinite(found.value.detach())]).all()
 
     def _usually(
         self, part: Objective | Constraint, name: str, batch: Batch, like: Mapping[str, Tensor]
@@ -382,29 +421,19 @@ class CompiledSurrogate:
 
     def _surrogate(
         self,
-        batch: Batch,
-        outputs: Mapping[str, Any] | None,
+        outputs: Mapping[str, Any],
         earlier: Mapping[str, Any] | None,
-        before: Sequence[Tensor] | None,
         direct: tuple[Any] | Tensor | None,
         terms: Sequence[_Term],
     ) -> tuple[Tensor, Tensor | None, list[_Outcome]]:
         """S, g_0, and the outcome of every term: a function of tensors.
 
         Args:
-            batch: columns by part, for the network; empty where that has been evaluated.
-            outputs: of the network; None where it is part of this function.
-            earlier: outputs of the network at the previous weights, where the inner values at these are computed here,
-                too; else None.
-            before: the previous weights, where these outputs are, too; else None.
+            outputs: of the network, by part.
+            earlier: those at the previous weights, where the inner values at these are computed here, too; else None.
             direct: see :class:`_Settled`.
             terms: see :class:`_Settled`.
         """
-        if outputs is None:
-            outputs = self._functions.outputs(batch)
-        if before is not None:
-            with torch.no_grad():
-                earlier = Elsewhere(self._functions, before).outputs(batch)
         algorithm, objective = self._algorithm, self._functions.objective
         name = next(iter(outputs))
         with torch.autocast(first_tensor(outputs[name]).device.type, enabled=False):

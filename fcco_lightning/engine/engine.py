@@ -463,7 +463,6 @@ class Engine:
         if gradients is not None and self.backend.put(surrogate.number, self.params, gradients):
             self._surrogates.append(surrogate.number)
             self._readings = surrogate.readings
-            self.backend.synchronise(self.params)
             return
         value = surrogate.value
         if not surrogate.readings and self.problem.objective.outer is not None:
