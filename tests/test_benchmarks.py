@@ -53,7 +53,7 @@ def test_figures_from_counts_are_those_of_all_samples_within_their_bounds():
 @pytest.mark.filterwarnings("ignore")
 def test_fits_take_turns_against_plain_lightning():
     table = script("step_cost").under_trainer(2, steps=8)
-    assert len(table) == 8
+    assert len(table) == 14
     assert table["plain Lightning, own loader"]["ratio"] == 1
     assert all(row["ms"] > 0 for row in table.values())
 
