@@ -138,7 +138,9 @@ def test_contrastive_cost_writes_its_tables(tmp_path, monkeypatch, capsys):
     import torch
 
     s = script("contrastive_cost")
-    monkeypatch.setattr(s, "objectives", lambda rounds: s.interleaved({"a": bool, "b": bool}, [1], rounds, "cpu"))
+    monkeypatch.setattr(
+        s, "objectives", lambda rounds, compiled: s.interleaved({"a": bool, "b": bool}, [1], rounds, "cpu")
+    )
     monkeypatch.setattr(s, "protected_tasks", lambda rounds: {})
     monkeypatch.setattr(sys, "argv", ["contrastive_cost.py", "--rounds", "4", "--out", str(tmp_path)])
     s.main()

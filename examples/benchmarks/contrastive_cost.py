@@ -3,7 +3,7 @@
 All variants make one step per round, on the same batch and in an order drawn anew; times are medians over rounds, a
 ratio is the median (with quartiles) of the ratios within a round.  The optimizer is AdamW everywhere::
 
-    uv run python examples/benchmarks/contrastive_cost.py            # CPU, one thread; --compiled for compiled steps, too
+    uv run python examples/benchmarks/contrastive_cost.py            # CPU, one thread; --compiled compiles, too
     uv run python examples/benchmarks/contrastive_cost.py --gpu      # ViT-B-16, needs CUDA
 
 - Objectives: two towers 512-512-128, batch 256.  The plain loop is CLIP's mini-batch loss (two cross-entropies); beside
