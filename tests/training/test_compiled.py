@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from fcco_lightning import (
     MSVR,
@@ -9,7 +10,10 @@ from fcco_lightning import (
     SOX,
     AveragePrecision,
     BalancedSampling,
+    CrossEntropy,
     HeavyBall,
+    LogisticLoss,
+    MeanAtMost,
     SquaredHingePenalty,
     TabularMLP,
 )
@@ -19,6 +23,11 @@ from tests.training.test_resume import SaveAt
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 DATA = {"batches": BalancedSampling(20)}
 JOBS = {
+    "SOX, a cap": {
+        "algorithm": lambda: SOX(0.3),
+        "objective": CrossEntropy,
+        "constraints": lambda: [MeanAtMost(LogisticLoss(), 0.1)],
+    },
     "SOX, average precision": {"algorithm": lambda: SOX(0.3), "objective": AveragePrecision},
     "SONEX, micro-batches": {"algorithm": SONEX, "micro_batch": 7},
     "MSVR": {"algorithm": lambda: MSVR(gamma=0.3, gamma_prime=0.5)},
@@ -42,6 +51,27 @@ def test_same_weights_rows_and_figures(name, make_module, make_trainer):
     (one, found), (other, expected) = (run(make_module, make_trainer, name, compiled=c) for c in (True, False))
     torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6, equal_nan=True)
     torch.testing.assert_close(one.callback_metrics, other.callback_metrics, rtol=1e-3, atol=1e-5)
+
+
+class Hooks(Callback):
+    """Counts the hooks of backward passes, and whether the gradients are there behind them."""
+
+    def __init__(self):
+        self.before, self.behind = 0, []
+
+    def on_before_backward(self, trainer, pl_module, loss):
+        self.before += 1
+
+    def on_after_backward(self, trainer, pl_module):
+        self.behind.append(all(p.grad is not None for p in pl_module.network.parameters()))
+
+
+def test_where_the_gradient_is_compiled_the_hooks_of_a_backward_pass_are_called(make_module, make_trainer):
+    hooks = Hooks()
+    trainer, module = run(make_module, make_trainer, "SOX, a cap", compiled=True, callbacks=[hooks])
+    assert module.algorithm._compiled._taken == trainer.global_step - 1
+    assert hooks.before == len(hooks.behind) == trainer.global_step > 10
+    assert all(hooks.behind)
 
 
 def test_a_checkpoint_is_that_of_the_network_and_continues(make_module, make_trainer, tmp_path):
