@@ -3,9 +3,9 @@
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
@@ -88,14 +88,12 @@ def holds(column: Tensor, condition: Condition, name: str) -> Tensor:
     Raises:
         DataError: if the condition names a text, which a column of numbers cannot contain.
     """
-    mask = torch.zeros(column.shape, dtype=torch.bool, device=column.device)
-    for value in values_of(condition, name):
-        compared = comparisons(value)
-        if compared:
-            mask |= torch.stack([operate(column, bound) for operate, bound in compared]).all(0)
-        else:
-            mask |= column == _number(value, name)
-    return mask
+    return reduce(operator.or_, [_meets(column, value, name) for value in values_of(condition, name)])
+
+
+def _meets(column: Tensor, value: Value, name: str) -> Tensor:
+    met: list[Tensor] = [operate(column, bound) for operate, bound in comparisons(value)]
+    return reduce(operator.and_, met) if met else column == _number(value, name)
 
 
 def _number(value: Value, name: str) -> float:

@@ -13,7 +13,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
-from fcco_lightning.engine import Drawn, Engine, Estimates, PlainBackend, Problem
+from fcco_lightning.engine import Drawn, Engine, Estimates, PlainBackend, Problem, name_index
 from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
@@ -140,14 +140,20 @@ class Criterion(nn.Module):
         self._end(write=self._accumulates())
         columns = engine.received(batch)
         self._outputs.given = outputs if len(columns) > 1 else dict.fromkeys(columns, outputs)
-        surrogate = self.algorithm.surrogate(engine, columns)
+        engine.problem.follow_pace(engine.optimizer)
+        try:
+            surrogate = self.algorithm.surrogate(engine, columns)
+        except IndexError:
+            name_index(engine)  # raises, if it is that of a row
+            raise
         self._backend.surrogate = surrogate.value
         engine.descend(surrogate)
         self.estimates = surrogate.estimates
         value = self._backend.surrogate
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
-        total = sum((estimate.to(value.dtype) for estimate in self.estimates.values()), torch.zeros_like(value))
+        known = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may say nothing of one
+        total = sum((estimate.to(value.dtype) for estimate in known), torch.zeros_like(value))
         return value + (total - value).detach()
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -266,9 +272,7 @@ def _with_one_forward(algorithm: Algorithm) -> SingleLoop:
         ConfigError: if it is more.
     """
     instead = "Use an Engine or FCCOModule, or one of SOX, SOAP, BSGD, SGD, MOAP and SCENT."
-    plain = isinstance(algorithm, SingleLoop) and (
-        type(algorithm).iteration is SingleLoop.iteration and type(algorithm).step is SingleLoop.step
-    )
+    plain = isinstance(algorithm, SingleLoop) and type(algorithm).iteration is SingleLoop.iteration
     if not plain or not isinstance(algorithm, SingleLoop):
         raise ConfigError(f"algorithm={algorithm.name} has iterations or a step of its own. {instead}")
     if algorithm.needs_previous:

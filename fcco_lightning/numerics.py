@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 _BISECTIONS = 100  # halves any float64 bracket down to its last bit
+_FEW = 1024  # entries up to which a table of all pairs is faster than sorting
 
 
 def project_to_simplex(v: Tensor, radius: float = 1.0) -> Tensor:
@@ -71,30 +72,69 @@ def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:
     return value * (1 + wide - wide.detach()) if logs.requires_grad else value
 
 
-def send(values: Tensor, to: Tensor) -> Tensor:
-    """``values`` on the device of ``to``, without waiting for it."""
-    return values if values.device == to.device else moved(values, to.device)
+class Known:
+    """A tensor that is known before training, on whatever device it is used; it is copied there once.
+
+    Args:
+        values: the tensor.
+
+    Example:
+        >>> Known(torch.arange(3)).like(torch.zeros(1))
+        tensor([0, 1, 2])
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = self._held = values
+
+    def like(self, other: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor on the device of ``other``, in its own dtype or another one."""
+        held, dtype = self._held, dtype or self.values.dtype
+        if held.device != other.device or held.dtype != dtype:
+            with torch.inference_mode(False):  # it may be part of a graph later
+                self._held = held = self.values.to(device=other.device, dtype=dtype)
+        return held
 
 
-def moved(values: Tensor, device: torch.device) -> Tensor:
-    """``values`` on a device, without waiting for it."""
-    return values.to(device, non_blocking=device.type != "mps")  # Apple's copies do not hold on to their source
+def counts(values: Tensor) -> Tensor:
+    """How often the value of every entry occurs, shape (b,), int64."""
+    if len(values) <= _FEW:
+        return (values.unsqueeze(1) == values).sum(1)
+    ordered = values.sort().values
+    return torch.searchsorted(ordered, values, right=True) - torch.searchsorted(ordered, values)
+
+
+def first_of_equals(index: Tensor) -> Tensor:
+    """The position of the first entry with the same value, for every entry of ``index`` (b,), int64."""
+    if 0 < len(index) <= _FEW:
+        return (index.unsqueeze(1) == index).to(torch.int8).argmax(1)
+    ordered, order = index.sort(stable=True)
+    return order[torch.searchsorted(ordered, index)]
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no value of the tensors is NaN or infinite."""
+    return look(tensors)[0]
 
 
 @torch.no_grad()
-def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether no value of the tensors is NaN or infinite; reads each once, and waits once.
+def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[bool, list[bool]]:
+    """Whether no value of the tensors is NaN or infinite, and some truth values, by one number read from the device.
 
-    A sum with a value that is not finite is not finite; where a sum of finite ones overflowed, all are looked at.
+    Args:
+        tensors: of any shapes, each of which is read once.
+        questions: truth values, scalars.
     """
-    if not tensors:
-        return True
-    if tensors[0].device.type == "cpu":
-        if all(math.isfinite(t.sum()) for t in tensors):
-            return True
-    elif math.isfinite(torch.stack([n.float() for n in torch._foreach_norm(list(tensors))]).sum()):
-        return True
-    return bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())
+    tensors = [t.detach() for t in tensors if t.numel()]
+    numbers = [n.to(torch.float32) for n in torch._foreach_norm(tensors)] if tensors else []
+    asked = [q.to(torch.float32) for q in questions]
+    if not numbers and not asked:
+        return True, []
+    size = torch.stack(numbers).sum().unsqueeze(0) if numbers else torch.zeros(1)
+    largest, *answers = torch.cat([size, *(a.view(1) for a in asked)]).tolist() if asked else [size.item()]
+    if not math.isfinite(largest):  # a number may be too large for its square, for float32, or for the sum
+        finite = bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())
+        return finite, [bool(a) for a in answers]
+    return True, [bool(a) for a in answers]
 
 
 def root(h: Callable[[float], float], guess: float, tolerance: float = 0.0) -> float:
@@ -137,3 +177,12 @@ def _expand(h: Callable[[float], float], start: float, step: float, tolerance: f
         point, step = point + step, 2 * step
         value = h(point)
     return point, value
+
+
+# TEMPORARY, while files are ported: do not use.
+def send(values: Tensor, to: Tensor) -> Tensor:
+    return values.to(to.device)
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    return values.to(device)

@@ -1,7 +1,7 @@
 """The records that travel between the parts of a training step.  No logic."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -67,53 +67,19 @@ class LatentVectors(NamedTuple):
     response: Tensor
 
 
-class Inner(NamedTuple):
-    """Mini-batch estimates of inner functions.
+class Rows(NamedTuple):
+    """What a batch says of the rows of one term, in shapes that follow from the size of the batch alone.
 
     Attributes:
-        index: which rows i they belong to, shape (b,), int64.  A row of which the batch says nothing is absent.
-        values: g_i(w; batch), shape (b, k), with graph.  Only what is sampled belongs here: a parameter that is known
-            exactly (a threshold, a temperature) enters through ``outer``, so that rows never remember an old value.
-        outer: f with its known parameters at their present values; None for the term's own f.
-        relevance: a weight of each row in the term's mean beside 1/n, shape (b,); None for 1.
-        owners: where single samples own the rows, their positions in the batch, shape (b,), int64, every copy of a
-            sample among them; None if they have to be looked up.
+        values: g_i(w; batch), shape (r, k), with graph; any finite numbers where ``weight`` is 0.
+        weight: what each row counts in the mean over all rows, without graph, shape (r,); 0 where the batch says
+            nothing of the row.  Of type bool where all rows count alike.
+        outer: f of these rows with its known parameters at their present values; None for the term's own.
     """
 
-    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index, which nobody needs here
     values: Tensor
+    weight: Tensor
     outer: OuterFunction | None = None
-    relevance: Tensor | None = None
-    owners: Tensor | None = None
-
-
-class Arrangement(NamedTuple):
-    """What the columns of a batch say of inner functions before the network's outputs are known.
-
-    Attributes:
-        index: the rows, as in :class:`Inner`, on the host.
-        given: what the values are computed from beside the outputs: tensors on the network's device, in any nesting of
-            tuples and dicts, such as positions and weights.
-        relevance: as in :class:`Inner`.
-        owners: as in :class:`Inner`.
-    """
-
-    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
-    given: Any
-    relevance: Tensor | None = None
-    owners: Tensor | None = None
-
-
-class Usual(NamedTuple):
-    """What the columns of a batch of the usual kind say, as tensors whose shapes follow from the batch's size alone.
-
-    Attributes:
-        given: as of an :class:`Arrangement`, of all rows in their order.
-        holds: whether the batch is of that kind, such as one that speaks of all rows; bool, without dimensions.
-    """
-
-    given: Any
-    holds: Tensor
 
 
 class Tracked(NamedTuple):
@@ -129,3 +95,24 @@ class Tracked(NamedTuple):
     rows: Tensor
     weights: Tensor
     at: Tensor
+
+
+# TEMPORARY, while files are ported: do not use.
+class Inner(NamedTuple):
+    index: Tensor
+    values: Tensor
+    outer: OuterFunction | None = None
+    relevance: Tensor | None = None
+    owners: Tensor | None = None
+
+
+class Arrangement(NamedTuple):
+    index: Tensor
+    given: object
+    relevance: Tensor | None = None
+    owners: Tensor | None = None
+
+
+class Usual(NamedTuple):
+    given: object
+    holds: Tensor

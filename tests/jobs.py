@@ -126,7 +126,7 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     data = make_data(
         **{
             "train": make_frame(job.get("rows", 200), 0),
-            "batches": job.get("sampling", UniformSampling)(job.get("union", 24) // size, **job.get("batches", {})),
+            "batches": UniformSampling(job.get("union", 24) // size, **job.get("batches", {})),
             **job.get("data", {}),
         }
     )

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from fcco_lightning.numerics import all_finite, increasing_root, project_to_simplex
+from fcco_lightning.numerics import Known, all_finite, counts, first_of_equals, increasing_root, project_to_simplex
 
 EXACT = 1e-12  # closed forms in float64
 SLSQP = 1e-6  # what the reference solver reaches
@@ -58,3 +58,30 @@ def test_all_finite(bad):
     assert all_finite(good)
     assert not all_finite([*good, torch.tensor([[1.0, bad]])])
     assert not all_finite([torch.tensor([float("inf"), -float("inf")])])
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 500, 1024, 1025, 4000])
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_equal_entries_are_counted_and_found(size, most):
+    """By tables of all pairs, or by sorting."""
+    values = torch.randint(-most, most, (size,), generator=torch.Generator().manual_seed(size + most))
+    _, place, number = np.unique(values.numpy(), return_inverse=True, return_counts=True)
+    assert counts(values).tolist() == number[place].tolist()
+    assert counts(values.double() / 3).tolist() == number[place].tolist()
+    first = {}
+    for position, value in enumerate(values.tolist()):
+        first.setdefault(value, position)
+    assert first_of_equals(values).tolist() == [first[value] for value in values.tolist()]
+    assert counts(values).dtype == first_of_equals(values).dtype == torch.int64
+
+
+def test_what_is_known_moves_once_to_where_it_is_used():
+    known = Known(torch.tensor([1, 1 / 3], dtype=torch.float64))
+    assert known.like(torch.zeros(1)) is known.values
+    with torch.inference_mode():
+        narrow = known.like(torch.zeros(1), torch.float32)
+    assert torch.equal(narrow, torch.tensor([1, 1 / 3]))
+    assert known.like(torch.zeros(1), torch.float32) is narrow
+    assert not narrow.is_inference()
+    assert known.like(torch.zeros(1, device="meta")).device.type == "meta"
+    assert known.like(torch.zeros(1)).tolist() == [1, 1 / 3]  # no digit was lost on the way

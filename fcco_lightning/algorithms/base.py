@@ -10,7 +10,7 @@ from torch import Tensor
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.distributed import Processes
-from fcco_lightning.engine import Drawn, Engine, Problem, Term
+from fcco_lightning.engine import Drawn, Engine, Evaluated, Problem, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Objective
 from fcco_lightning.records import Batch
@@ -103,6 +103,13 @@ class Algorithm(ABC):
     @abstractmethod
     def iteration(self, engine: Engine, batch: Batch) -> None:
         """One batch: measure, propose rows, descend, commit, update."""
+
+    def check(self, seen: Evaluated) -> None:  # noqa: B027
+        """Look at the first batch, and again at one that gave values that are not finite, and refuse its form.
+
+        Raises:
+            ConfigError: naming what the algorithm needs.
+        """
 
     def close(self, engine: Engine) -> None:  # noqa: B027
         """End what is left open where an epoch ends without a usable batch."""

@@ -85,7 +85,7 @@ class DoubleLoop(TwoDraws):
             return False
         self._previous.forget()
         for _ in range(self.recovery_steps):
-            engine.clear_gradient()
+            engine.optimizer.zero_grad(set_to_none=True)
             self._inner_iteration(engine, next(batches))
         with torch.no_grad():
             torch._foreach_copy_([p.data for p in self._params], self._point.tensors)
@@ -101,7 +101,7 @@ class DoubleLoop(TwoDraws):
             engine.commit(self._descent)
             if self.needs_previous:
                 self._previous.remember(engine.params)
-            engine.inner_step(self._descent, clip=self.clip in ("inner", "both"))
+            engine.update(by=self._descent, clip=self.clip in ("inner", "both"))
         self._count += 1
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,17 +1,15 @@
 """What algorithms with one and with two loops share: rows by an estimator, outer functions by a smoothing."""
 
 from abc import ABC
-from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.algorithms.base import Algorithm
-from fcco_lightning.algorithms.compiled import CompiledSurrogate
-from fcco_lightning.engine import Engine, Problem, Reading, Surrogate, Term
-from fcco_lightning.engine.engine import Evaluated
+from fcco_lightning.engine import Engine, Measured, Problem, Reading, Surrogate, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Estimator, Sampling, fill
+from fcco_lightning.estimators import Estimator, Sampling
 from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing
 from fcco_lightning.records import Batch, Tracked
 from fcco_lightning.steps import PreviousWeights
@@ -25,8 +23,6 @@ class Estimation(Algorithm, ABC):
         smoothing: map on non-smooth outer functions; None for none.
         objective_estimator: for the objective's inner functions, if other than ``estimator`` (SONEX paper, F.3).
     """
-
-    needs_all_rows = False
 
     def __init__(
         self,
@@ -69,69 +65,62 @@ class Estimation(Algorithm, ABC):
     def start(self, engine: Engine) -> None:
         self._params = engine.params
         self._previous = PreviousWeights()
-        self._compiled = CompiledSurrogate(self, engine) if engine.compilable else None
-        self._fading = [term for term in engine.problem.all_terms if self.estimator_of(term).decay() != 1]
 
     def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
-        """Measure a batch, propose rows, and pair the outer gradients with the inner functions."""
-        before = self._previous.tensors if self.needs_previous else None
-        if self._compiled is not None:
-            return self._compiled(batch, before)
-        return self.uncompiled(engine, engine.evaluate(batch, before))
+        """Measure a batch and let :meth:`step` follow."""
+        return engine.run(self.step, batch, self._previous.tensors if self.needs_previous else None)
 
-    def uncompiled(self, engine: Engine, seen: Evaluated) -> Surrogate:
-        """The same from the network's outputs."""
-        now = engine.inner(seen)
+    def step(self, now: Measured) -> Surrogate:
+        """New rows and outer gradients from what a batch says: a function of tensors, which can be compiled."""
         surrogate = Surrogate(now.direct)
         for reading in now.readings:
-            self.add(surrogate, reading, *self.track(engine, reading))
-        self.fade(engine, now.readings)
+            self.add(surrogate, reading, *self.track(surrogate, reading))
         return surrogate
-
-    def pairs_old(self, term: Term) -> bool:  # noqa: ARG002
-        """Whether a term's Jacobian meets the outer gradients from before the step, where the estimator says others."""
-        return False
-
-    def fade(self, engine: Engine, readings: Sequence[Reading]) -> None:
-        """Let the rows of terms of which the batch does not speak shrink, where the estimator has it so."""
-        for term in self._fading:
-            if all(reading.term is not term for reading in readings):
-                engine.shrink(term, self.estimator_of(term).decay())
 
     def add(self, surrogate: Surrogate, reading: Reading, tracked: Tracked, outer: OuterFunction) -> None:
         """Add a term to the surrogate: ``<y_i, g_i>``, and what carries the gradient of known parameters of f."""
         learnt = any(parameter.requires_grad for parameter in outer.parameters())
         known = self.estimator_of(reading.term).known_part(tracked, outer) if learnt else None
-        surrogate.add(reading, tracked.weights, known)
-        term = reading.term
-        surrogate.estimates.add(term.name, term.share, outer, tracked.at, reading.importance())
+        surrogate.add(reading, tracked.weights, outer, tracked.at, known)
 
-    def track(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
-        """Move the rows of a reading; the outer gradients, and f as the algorithm smooths it."""
+    def track(self, surrogate: Surrogate, reading: Reading) -> tuple[Tracked, OuterFunction]:
+        """Move the rows of a reading, and the multipliers that follow them.
+
+        Args:
+            surrogate: takes the new rows, which are to be written.
+            reading: of a term.
+
+        Returns: the outer gradients, and f as the algorithm smooths it.
+        """
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
-        rows, inner, sampling = self.held(engine, reading)
-        previous = None if reading.previous is None else reading.previous.detach().to(rows.dtype)
-        tracked = estimator.update(rows, inner, previous, outer, sampling)
+        rows, inner, sampling = self.held(reading)
+        earlier = None if reading.earlier is None else reading.earlier.to(rows.dtype)
+        tracked = estimator.update(rows, inner, earlier, outer, sampling)
         if estimator.remembers:
-            engine.propose(reading, tracked.rows, estimator.decay())
-        engine.propose_multipliers(reading, estimator.values(tracked.rows, inner))
+            surrogate.remember(reading, tracked.rows, estimator.decay())
+        multipliers = reading.term.multipliers
+        if multipliers is not None:
+            moved = multipliers.moved(estimator.values(tracked.rows, inner))
+            surrogate.propose(reading, multipliers.state, multipliers.state.gather(None), moved)
         return tracked, outer
 
-    def recall(self, engine: Engine, reading: Reading) -> tuple[Tracked, OuterFunction]:
+    def recall(self, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
-        rows, inner, _ = self.held(engine, reading)
+        rows, inner, _ = self.held(reading)
         return estimator.recalled(rows, inner, outer), outer
 
-    def held(self, engine: Engine, reading: Reading) -> tuple[Tensor, Tensor, Sampling]:
+    def held(self, reading: Reading) -> tuple[Tensor, Tensor, Sampling]:
         """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.
 
         A row never visited is the one that the estimator begins with.
         """
-        rows, seen = engine.rows(reading)
-        inner = reading.values.detach().to(rows.dtype)
-        sampling = Sampling(reading.inverse, seen, reading.term.range, reading.term.growth)
-        return fill(rows, seen, self.estimator_of(reading.term).first(inner)), inner, sampling
+        term, inner = reading.term, reading.values.detach()
+        if reading.held is None:
+            return inner, inner, Sampling(reading.inverse, None, term.range, term.growth)
+        inner, unseen = inner.to(reading.held.dtype), reading.held.isnan()
+        rows = torch.where(unseen, self.estimator_of(term).first(inner), reading.held)
+        return rows, inner, Sampling(reading.inverse, unseen, term.range, term.growth)
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         return self.estimator_of(term).weights(rows, self.smoothing(term.present_outer))
@@ -141,3 +130,4 @@ class Estimation(Algorithm, ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._previous.load_state_dict(state["previous"], self._params)
+

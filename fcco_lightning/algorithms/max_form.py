@@ -11,10 +11,9 @@ from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.ambiguity import AmbiguitySet, EuclideanPenalty, KLPenalty, Penalty
 from fcco_lightning.checks import one_of
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.engine import Engine, Problem, Reading, Surrogate, Term
+from fcco_lightning.engine import Problem, Proposal, Reading, Surrogate, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import fill
-from fcco_lightning.numerics import send
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import WorstCase
 
@@ -38,27 +37,27 @@ class MaxForm(Algorithm, ABC):
         return objective.max_form(), ()
 
     def prepare(self, problem: Problem) -> None:
-        penalty = penalty_of(problem)
-        if penalty is not None and isinstance(penalty, KLPenalty) != (self.geometry == "kl"):
-            raise ConfigError(
-                f"{self.name} with geometry={self.geometry!r} has no closed step for {penalty!r}. Use 'kl' with a "
-                "KLPenalty, and 'euclidean' with the others."
-            )
         for term in problem.all_terms:
             ambiguity_of(term)
+            penalty = penalty_of(term)
+            if penalty is not None and isinstance(penalty, KLPenalty) != (self.geometry == "kl"):
+                raise ConfigError(
+                    f"{self.name} with geometry={self.geometry!r} has no closed step for {penalty!r}. Use 'kl' with a "
+                    "KLPenalty, and 'euclidean' with the others."
+                )
             term.remember()
 
-    def weights(self, engine: Engine, term: Term) -> Tensor:
+    def weights(self, term: Term) -> Tensor:
         """q, uniform at first: (n,), in float64, for the weights of many rows are small and add up to one."""
-        rows, seen = engine.all_rows(term)
-        return fill(rows, seen, torch.full_like(rows, 1 / term.num_rows))[:, 0].double()
+        assert term.state is not None  # noqa: S101 - `prepare` has seen to it
+        rows = term.state.gather(None)
+        return fill(rows, torch.full_like(rows, 1 / term.num_rows))[:, 0].double()
 
     def direction(self, risks: Reading, values: Tensor) -> Tensor:
-        """``h_i = v_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (b, 1) -> (n,)."""
-        n = risks.term.num_rows
-        values = values.detach().double()[:, 0]
-        index = send(risks.index, values)
-        return values.new_zeros(n).index_copy_(0, index, n * risks.weight * values)  # weight = 1 / (n p_i)
+        """``h_i = v_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (r, 1) -> (n,)."""
+        n, values = risks.term.num_rows, values.detach().double()[:, 0]
+        h = torch.where(risks.present, n * risks.weight * values, 0.0)  # weight = 1 / (n p_i)
+        return h if risks.index is None else values.new_zeros(n).index_add(0, risks.index, h)
 
     def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
         """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""
@@ -71,11 +70,16 @@ class MaxForm(Algorithm, ABC):
     def add(self, surrogate: Surrogate, risks: Reading, q: Tensor, penalty: Penalty | None) -> None:
         """Add ``sum over the batch of q_i / p_i R_i`` to the surrogate, and to its estimate of F also the penalty."""
         term = risks.term
-        y = term.num_rows * q.to(term.dtype).unsqueeze(1).index_select(0, send(risks.index, q))
-        surrogate.add(risks, y)
-        surrogate.estimates.add(term.name, term.share, term.outer, y * risks.values.detach().to(y.dtype))
+        y = term.num_rows * q.to(term.dtype).unsqueeze(1)
+        y = y if risks.index is None else y.index_select(0, risks.index)
+        surrogate.add(risks, y, term.outer, y * risks.values.detach().to(y.dtype))
         if penalty is not None:
-            surrogate.estimates.add(term.name, -term.share, term.outer, penalty.value(q).to(y.dtype).reshape(1, 1))
+            surrogate.estimates.add_number(term.name, -term.share * penalty.value(q))
+
+    def remember(self, surrogate: Surrogate, term: Term, q: Tensor) -> None:
+        """Let q be written."""
+        assert term.state is not None  # noqa: S101 - `prepare` has seen to it
+        surrogate.proposals.append(Proposal(term.state, None, q.to(term.dtype).unsqueeze(1)))
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         return term.num_rows * rows
@@ -99,7 +103,7 @@ def ambiguity_of(term: Term) -> AmbiguitySet:
     return term.outer.ambiguity
 
 
-def penalty_of(problem: Problem) -> Penalty | None:
+def penalty_of(term: Term) -> Penalty | None:
     """``nu D(q, 1/n)`` of a max form, or None."""
-    penalty: Penalty | None = getattr(problem.objective, "penalty", None)
+    penalty: Penalty | None = getattr(term.part, "penalty", None)
     return penalty

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.engine import Engine, Reading, Surrogate
@@ -45,25 +46,33 @@ class MSVR(Estimation):
         self.require_stored_activations(engine)
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
-        weights = self._previous.tensors
-        before = None if weights is None else [w.detach().requires_grad_() for w in weights]
-        now = engine.inner(engine.evaluate(batch, before, graph=True))
-        surrogate, previous, changed = Surrogate(now.direct), Surrogate(now.previous_direct), _ChangedRows()
-        for reading in now.readings:
-            number = engine.problem.all_terms.index(reading.term)
-            changed.note(number, reading.index, self.held(engine, reading)[0])
-            if reading.previous is not None:
-                earlier = reading.at_previous()
-                self.add(previous, earlier, *self._recalled(engine, earlier, number))
-            self.add(surrogate, reading, *self.track(engine, reading))
+        earlier, old = self._at_previous(engine, batch)
+        now = engine.measure(engine.evaluate(batch))
+        surrogate, changed = Surrogate(now.direct), _ChangedRows()
+        for number, reading in enumerate(now.readings):
+            changed.note(number, reading, self.held(reading)[0])
+            there = reading._replace(earlier=earlier[number] if earlier else None)
+            self.add(surrogate, there, *self.track(surrogate, there))
         engine.descend(surrogate)
-        old = None if before is None else engine.gradients(previous, before)
         if engine.commit():
             new = [torch.zeros_like(p) if p.grad is None else p.grad for p in engine.params]
-            engine.replace_gradient([g.clone() for g in self._storm.update(new, old)])
+            for p, g in zip(engine.params, self._storm.update(new, old), strict=True):
+                p.grad = g.clone()
         self._changed = changed
         self._previous.remember(engine.params)
         engine.update()
+
+    def _at_previous(self, engine: Engine, batch: Batch) -> tuple[list[Tensor], list[Tensor] | None]:
+        """The inner values at the previous weights, without graph, and ``G_{t-1}(w_{t-1})``; nothing at first."""
+        weights = self._previous.tensors
+        if weights is None:
+            return [], None
+        with engine.functions.elsewhere(weights):
+            there = engine.measure(engine.evaluate(batch))
+            surrogate = Surrogate(there.direct)
+            for number, reading in enumerate(there.readings):
+                self.add(surrogate, reading, *self._recalled(reading, number))
+            return [reading.values.detach() for reading in there.readings], engine.gradients(surrogate.value)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "v": list(self._storm.v), "changed": self._changed.state_dict()}
@@ -73,10 +82,10 @@ class MSVR(Estimation):
         self._storm.v = like_parameters(state["v"], self._params)
         self._changed.load_state_dict(state["changed"], self._params[0].device)
 
-    def _recalled(self, engine: Engine, reading: Reading, number: int) -> tuple[Tracked, OuterFunction]:
+    def _recalled(self, reading: Reading, number: int) -> tuple[Tracked, OuterFunction]:
         """The outer gradients at the rows from before the previous step."""
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
-        rows, inner, sampling = self.held(engine, reading)
+        rows, inner, sampling = self.held(reading)
         rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
         return Tracked(rows, estimator.weights(rows, outer), rows), outer
 
@@ -85,22 +94,27 @@ class _ChangedRows:
     """The rows that a step has changed, as they were before it, by the number of their term."""
 
     def __init__(self) -> None:
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._before: dict[int, tuple[Tensor | None, Tensor]] = {}
 
-    def note(self, number: int, index: Tensor, rows: Tensor) -> None:
-        """Keep rows (b, k) of the indices (b,)."""
-        self._before[number] = (index, rows)
+    def note(self, number: int, reading: Reading, rows: Tensor) -> None:
+        """Keep the rows (r, k) of a reading; NaN of those of which the batch says nothing."""
+        self._before[number] = reading.index, torch.where(reading.present.unsqueeze(1), rows, torch.nan)
 
-    def undone(self, number: int, index: Tensor, rows: Tensor) -> Tensor:
-        """The present rows (b, k) of the indices (b,) with the changes undone."""
-        if number not in self._before:
-            return rows
-        return replaced(rows, index, *self._before[number])[0]
+    def undone(self, number: int, index: Tensor | None, rows: Tensor) -> Tensor:
+        """The present rows (r, k) of the indices (r,), or of all, with the changes undone."""
+        at, before = self._before.get(number, (None, rows))
+        undone = before if at is None or index is None else replaced(rows, index, at, before)[0]
+        return torch.where(undone.isnan(), rows, undone)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""
-        return {str(number): {"index": i.clone(), "before": r.clone()} for number, (i, r) in self._before.items()}
+        held = {str(number): {"index": i, "before": r} for number, (i, r) in self._before.items()}
+        return pytree.tree_map_only(Tensor, Tensor.clone, held)  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore, with rows on a device."""
-        self._before = {int(n): (one["index"].cpu(), one["before"].to(device)) for n, one in state.items()}
+        self._before = {int(n): (_on(one["index"], device), one["before"].to(device)) for n, one in state.items()}
+
+
+def _on(index: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if index is None else index.to(device)

@@ -1,49 +1,13 @@
 """OOA and SMD: primal-dual methods for group DRO that remember the weights q of the groups."""
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
-from fcco_lightning.algorithms.compiled import CompiledSurrogate
 from fcco_lightning.algorithms.max_form import Geometry, MaxForm, ambiguity_of, penalty_of
-from fcco_lightning.ambiguity import AmbiguitySet
 from fcco_lightning.checks import positive
-from fcco_lightning.engine import Engine, Reading, Surrogate, Term
-from fcco_lightning.engine.engine import Evaluated
+from fcco_lightning.engine import Engine, Evaluated, Measured, Reading, Surrogate, read
 from fcco_lightning.errors import DataError
-from fcco_lightning.estimators import Estimator, Sampling
-from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing
-from fcco_lightning.records import Batch, Tracked
-
-
-class _Ascent(Estimator):
-    """The step in q of a batch with all groups, as an estimator takes it: its rows are q, and ``y_i = n q_i``.
-
-    Args:
-        algorithm: whose step it is.
-        ambiguity: Q.
-    """
-
-    def __init__(self, algorithm: "OOA", ambiguity: AmbiguitySet) -> None:
-        self._algorithm, self._ambiguity = algorithm, ambiguity
-
-    def first(self, inner: Tensor) -> Tensor:
-        return torch.full_like(inner, 1 / len(inner))
-
-    def update(
-        self,
-        rows: Tensor,
-        inner: Tensor,
-        previous: Tensor | None,  # noqa: ARG002
-        outer: OuterFunction,  # noqa: ARG002
-        sampling: Sampling,
-    ) -> Tracked:
-        h = sampling.inverse * inner.double()
-        q = self._algorithm.ascend(rows[:, 0].double(), h[:, 0], self._ambiguity, self._algorithm.eta_dual, None)
-        q = q.to(rows.dtype).unsqueeze(1)
-        y = len(rows) * q
-        return Tracked(q, y, y * inner)
+from fcco_lightning.objectives.measurable import nan_where
+from fcco_lightning.records import Batch
 
 
 class OOA(MaxForm):
@@ -67,54 +31,29 @@ class OOA(MaxForm):
     w alternate as those of the Alter-SGD of the PG-SMD paper, section 5.2 (erratum PG-12), with one batch for both.
     """
 
-    smoothing: Smoothing = NoSmoothing()
-    needs_all_rows = True
-
     def __init__(self, eta_dual: float = 0.1, geometry: Geometry = "kl") -> None:
         super().__init__(geometry)
         self.eta_dual = positive("eta_dual", eta_dual)
 
-    def start(self, engine: Engine) -> None:
-        (term,) = engine.problem.all_terms
-        traced = self.geometry == "kl" and penalty_of(engine.problem) is None  # other steps look at numbers
-        self._compiled = CompiledSurrogate(self, engine) if engine.compilable and traced else None
-        self._ascent = _Ascent(self, ambiguity_of(term))
-
     def iteration(self, engine: Engine, batch: Batch) -> None:
-        if self._compiled is not None:
-            surrogate = self._compiled(batch, None)
-        else:
-            surrogate = self.uncompiled(engine, engine.evaluate(batch))
-        engine.descend(surrogate)
+        engine.descend(engine.run(self.step, batch))
         engine.commit()
         engine.update()
 
-    def estimator_of(self, term: Term) -> Estimator:  # noqa: ARG002
-        """The step in q."""
-        return self._ascent
-
-    def pairs_old(self, term: Term) -> bool:  # noqa: ARG002
-        """No: the new q is paired."""
-        return False
-
-    def fade(self, engine: Engine, readings: Sequence[Reading]) -> None:
-        """Nothing: a step in q concerns all groups."""
-
-    def uncompiled(self, engine: Engine, seen: Evaluated) -> Surrogate:
-        """The surrogate of the new q, which is proposed, from the network's outputs."""
-        now, penalty = engine.inner(seen), penalty_of(engine.problem)
+    def step(self, now: Measured) -> Surrogate:
+        """The new q, and the surrogate with it, from what a batch says."""
         surrogate = Surrogate(now.direct)
         for risks in now.readings:
-            term = risks.term
-            self.check(len(risks.index), term.num_rows)
-            q, h = self.weights(engine, term), self.direction(risks, risks.values)
-            q = self.ascend(q, h, ambiguity_of(term), self.eta_dual, penalty)
-            engine.propose_all(term, q.to(term.dtype).unsqueeze(1))
+            term, penalty = risks.term, penalty_of(risks.term)
+            h = self.direction(risks, self.required(risks))
+            q = self.ascend(self.weights(term), h, ambiguity_of(term), self.eta_dual, penalty)
+            self.remember(surrogate, term, q)
             self.add(surrogate, risks, q, penalty)
         return surrogate
 
-    def check(self, sampled: int, n: int) -> None:
-        """Refuse a batch that the method is not made for."""
+    def required(self, risks: Reading) -> Tensor:
+        """The risks (r, 1) of a batch, NaN where the method is not made for it."""
+        return risks.values
 
 
 class SMD(OOA):
@@ -130,9 +69,20 @@ class SMD(OOA):
     Source: ALEXR paper, App. F.
     """
 
-    def check(self, sampled: int, n: int) -> None:
+    def start(self, engine: Engine) -> None:
+        super().start(engine)
+        (term,) = engine.problem.all_terms
+        self._objective, self._num_rows = term.part, term.num_rows
+
+    def check(self, seen: Evaluated) -> None:
+        _, rows = self._objective.measure(*read(seen.outputs, seen.batch, self._objective))
+        sampled = len(rows.weight.nonzero()) if rows is not None else 0
+        n = self._num_rows
         if sampled < n:
             raise DataError(
                 f"SMD needs all {n} groups in every batch, this one holds {sampled}. Set groups_per_batch={n}, or use "
                 "OOA, which samples groups."
             )
+
+    def required(self, risks: Reading) -> Tensor:
+        return nan_where(~risks.present.all(), risks.values)

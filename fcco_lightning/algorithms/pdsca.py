@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import fraction, positive
-from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate, part_name
+from fcco_lightning.engine import Engine, Estimates, Evaluated, part_name
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import EMA
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity, mean_over_data
@@ -78,28 +78,30 @@ class PDSCA(Estimation):
         self._u, self._checked = [], False
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
-        seen = engine.evaluate(batch)
-        inner = engine.own_gradients(self._loss(engine, seen, batch), graph=self.hessian)
-        u = self._moved(engine.averaged(inner))
-        now = engine.inner(engine.evaluate_at(u, seen, batch))
-        outer = self._at_u(engine, now)
-        y = engine.gradients(outer, u)
+        seen, terms = engine.evaluate(batch), engine.problem.all_terms
+        inner = engine.gradients(self._loss(engine, seen, batch), own=True, graph=self.hessian)
+        u = self._moved(engine, inner)
+        with engine.functions.at(u):
+            there = engine.measure(engine.evaluate(batch), [t for t in terms if t.name == "objective"])
+            at_u = self.step(there)
+            y = engine.gradients(at_u.value, of_samples=True)
+            at_u.estimates = Estimates(None, at_u.estimates.computed())  # known parameters are those of u here
         step = [w - self.alpha * g for w, g in zip(engine.params, inner, strict=True)]
-        surrogate = outer.replaced(torch.stack([(a * b).sum() for a, b in zip(y, step, strict=True)]).sum())
-        for reading in now.readings:
-            if reading.term.name != "objective":
-                self.add(surrogate, reading, *self.track(engine, reading))
+        surrogate = at_u.replaced(torch.stack([(a * b).sum() for a, b in zip(y, step, strict=True)]).sum())
+        rest = [t for t in terms if t.name != "objective"]
+        for reading in engine.measure(seen, rest, direct=False).readings:
+            self.add(surrogate, reading, *self.track(surrogate, reading))
         engine.descend(surrogate)
         engine.commit()
-        self._u = [point.detach() for point in u]
+        self._u = u
         engine.update()
 
     def _loss(self, engine: Engine, seen: Evaluated, batch: Batch) -> Tensor:
         """This process's share of L, times the number of processes, so that their mean is L."""
         part = part_name(batch, self.part)
-        everything = seen.now.batch[part]
+        everything = seen.batch[part]
         if not self._checked:
-            outputs = seen.now.outputs[part]
+            outputs = seen.outputs[part]
             if not isinstance(outputs, Tensor):
                 raise DataError(
                     f"PDSCA takes the gradient of {type(self.loss).__name__}, a loss of scores, but the network "
@@ -111,21 +113,12 @@ class PDSCA(Estimation):
         share = engine.processes.size * _size(own) / _size(everything)
         return share * mean_over_data(self.loss(seen.own[part], own), own)
 
-    def _moved(self, gradient: list[Tensor]) -> list[Tensor]:
-        """The new u, exact at the first step."""
-        new = [w.detach() - self.alpha * g for w, g in zip(self._params, gradient, strict=True)]
-        if self._u:
-            new = list(torch._foreach_lerp(self._u, new, self.gamma))
-        return [u.requires_grad_() for u in new]
-
-    def _at_u(self, engine: Engine, now: Measured) -> Surrogate:
-        """The surrogate of F at u."""
-        surrogate = Surrogate(now.previous_direct)
-        for reading in now.readings:
-            if reading.term.name == "objective":
-                there = reading.at_previous()
-                self.add(surrogate, there, *self.track(engine, there))
-        return surrogate
+    def _moved(self, engine: Engine, inner: list[Tensor]) -> list[Tensor]:
+        """The new u, exact at the first step, from this process's gradients of L."""
+        gradients = [g.detach().clone() for g in inner]
+        engine.processes.average_(gradients)
+        new = [w.detach() - self.alpha * g for w, g in zip(self._params, gradients, strict=True)]
+        return list(torch._foreach_lerp(self._u, new, self.gamma)) if self._u else new
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "u": list(self._u)}

@@ -10,7 +10,7 @@ from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
 from fcco_lightning.algorithms.stages import ConcaveStages, Stage, Stages
 from fcco_lightning.engine import Engine, Problem, Surrogate, Term
 from fcco_lightning.errors import NonFiniteError
-from fcco_lightning.numerics import all_finite
+from fcco_lightning.numerics import look
 from fcco_lightning.records import Batch
 
 
@@ -81,21 +81,20 @@ class PGSMD(ProximallyGuided):
             self.end_stage(engine, self._mean)
 
     def _stage_of(self, problem: Problem, t: int) -> Stage:
-        penalty = penalty_of(problem)
-        mu = 0.0 if penalty is None else penalty.curvature(problem.all_terms[0].num_rows)
+        term = problem.all_terms[0]
+        penalty = penalty_of(term)
+        mu = 0.0 if penalty is None else penalty.curvature(term.num_rows)
         return self.stages(t, self.gamma, mu)
 
     def _inner_iteration(self, engine: Engine, batch: Batch, stage: Stage) -> None:
-        penalty = penalty_of(engine.problem)
         with self.looking():
-            now = engine.measure(batch)
+            now = engine.measure(engine.evaluate(batch))
             surrogate = Surrogate(now.direct)
             for risks in now.readings:
-                term = risks.term
-                q, h = self._weights(engine, term), self.direction(risks, self.values(engine, risks))
+                term, penalty = risks.term, penalty_of(risks.term)
+                q, h = self._weights(term), self.direction(risks, self.values(engine, risks))
                 self.add(surrogate, risks, q, penalty)
-                q = self.ascend(q, h, ambiguity_of(term), stage.eta_dual, penalty)
-                engine.propose_all(term, q.to(term.dtype).unsqueeze(1))
+                self.remember(surrogate, term, self.ascend(q, h, ambiguity_of(term), stage.eta_dual, penalty))
             engine.descend(surrogate)
             engine.commit(self._descent)
         if self._count == 0:
@@ -103,22 +102,25 @@ class PGSMD(ProximallyGuided):
         with self.inner_step(engine, stage.eta), torch.no_grad():
             torch._foreach_lerp_(self._mean, [p.data for p in self._params], 1 / (self._count + 2))
 
-    def _weights(self, engine: Engine, term: Term) -> Tensor:
+    def _weights(self, term: Term) -> Tensor:
         """The present q; at the start of a stage uniform, or the best response to the losses at the centre."""
         if self._count > 0:
-            return self.weights(engine, term)
+            return self.weights(term)
         if not self.stages.best_start:
             return self.uniform()
-        penalty = penalty_of(engine.problem) or self.proximity(0.0)
+        penalty = penalty_of(term) or self.proximity(0.0)
         return ambiguity_of(term).best_response(self._pass.values, penalty).q
 
     @torch.no_grad()
     def _pass_at_centre(self, engine: Engine, batch: Batch) -> None:
         """Take the losses of a batch at w, where the parameters are."""
-        for risks in engine.measure(batch).readings:
-            if not all_finite([risks.values]):
+        for risks in engine.measure(engine.evaluate(batch)).readings:
+            values = self._pass.joined(risks, risks.values)
+            losses = torch.where(risks.present.unsqueeze(1), risks.values, 0.0)
+            finite, (complete,) = look([losses], [~values.isnan().any()])
+            if not finite:
                 raise NonFiniteError("a loss at the centre is not finite; no row and no weight was changed.")
-            self._pass.add(risks, risks.values)
+            self._pass.take(values, complete=complete)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "mean": list(self._mean) if self.begun else []}

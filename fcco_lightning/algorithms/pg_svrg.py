@@ -10,9 +10,8 @@ from fcco_lightning.algorithms.max_form import Geometry, ambiguity_of, penalty_o
 from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
 from fcco_lightning.ambiguity import Penalty
 from fcco_lightning.checks import at_least, non_negative, positive
-from fcco_lightning.engine import Engine, Problem, Surrogate
+from fcco_lightning.engine import Engine, Surrogate, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.numerics import send
 from fcco_lightning.records import Batch
 from fcco_lightning.steps import PreviousWeights
 
@@ -154,50 +153,59 @@ class PGSVRG(ProximallyGuided):
     def _pass_at_snapshot(self, engine: Engine, batch: Batch) -> None:
         """Add what a batch says of G_z and G_q."""
         term, surrogate = engine.problem.all_terms[0], Surrogate(None)
-        q = self.weights(engine, term) if self._snapshots else self.uniform()
+        q = self.weights(term) if self._snapshots else self.uniform()
         with self.looking():
-            readings = [(risks, self.values(engine, risks)) for risks in engine.measure(batch).readings]
-            for risks, _ in readings:
-                y = q.index_select(0, send(risks.index, q)) * self._pass.fresh(risks) / risks.weight
-                surrogate.add(risks, y.to(term.dtype).unsqueeze(1))
-            gradient = engine.gradients(surrogate, self._params)
-            engine.commit()
+            (risks,) = engine.measure(engine.evaluate(batch)).readings
+            joined = self._pass.joined(risks, self.values(engine, risks))
+            y = (q if risks.index is None else q.index_select(0, risks.index)) * self._pass.fresh(risks)
+            y = torch.where(risks.present, risks.each * y / risks.weight, 0.0)  # each row once, whatever its chance
+            surrogate.add(risks, y.to(term.dtype).unsqueeze(1), term.outer, risks.values.detach())
+            gradient = engine.gradients(surrogate.value)
+            engine.commit(asked=~joined.isnan().any())
         if not self._pass.begun:
             self._full = [torch.zeros_like(p) for p in self._params]
             with self._point.held():
                 self._snapshot.remember(self._params)
         self._full = [a + g for a, g in zip(self._full, gradient, strict=True)]
-        for risks, values in readings:
-            self._pass.add(risks, values)
+        self._pass.take(joined, complete=engine.answer)
         self._q = q
 
     def _inner_iteration(self, engine: Engine, batch: Batch) -> None:
-        penalty = penalty_of(engine.problem)
-        snapshot = self._snapshot.tensors or ()
-        before = [w.detach().requires_grad_() for w in (self._params if self.linearised else snapshot)]
+        (term,) = engine.problem.all_terms
+        ambiguity, penalty = ambiguity_of(term), penalty_of(term)
+        q = self.weights(term) if self._count else self._q
         with self.looking():
-            now = engine.inner(engine.evaluate(batch, before, graph=True))
-            surrogate, at_snapshot = Surrogate(now.direct), Surrogate(None)
-            for risks in now.readings:
-                term, earlier = risks.term, risks.at_previous()
-                q = self.weights(engine, term) if self._count else self._q
-                change = self.along(engine, risks, snapshot) if self.linearised else risks.values - earlier.values
-                h = self._pass.values + self.direction(risks, change)
-                self.add(surrogate, risks, q, penalty)
-                self.add(at_snapshot, earlier, self._q, None)
-                q = self.ascend(q, h, ambiguity_of(term), self.eta_dual, self._pull(engine.problem))
-                engine.propose_all(term, q.to(term.dtype).unsqueeze(1))
+            old, change = self._at_snapshot(engine, batch)
+            now = engine.measure(engine.evaluate(batch))
+            surrogate, (risks,) = Surrogate(now.direct), now.readings
+            if change is None:
+                change = self.along(engine, risks, self._snapshot.tensors or ())
+            else:
+                change = risks.values - change
+            h = self._pass.values + self.direction(risks, change)
+            self.add(surrogate, risks, q, penalty)
+            self.remember(surrogate, term, self.ascend(q, h, ambiguity, self.eta_dual, self._pull(term)))
             engine.descend(surrogate)
-            old = engine.gradients(at_snapshot, before)
             engine.commit(self._descent)
             new = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
-            engine.replace_gradient([g - o + f for g, o, f in zip(new, old, self._full, strict=True)])
+            for p, g, o, f in zip(self._params, new, old, self._full, strict=True):
+                p.grad = g - o + f
         with self.inner_step(engine, self.eta):
             pass
 
-    def _pull(self, problem: Problem) -> Penalty:
+    def _at_snapshot(self, engine: Engine, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        """``sum qs_i grad R_i / p_i`` and the R_i of a batch at the snapshot, or at w where losses are linearised."""
+        point = [p.data for p in self._params] if self.linearised else self._snapshot.tensors or ()
+        with engine.functions.elsewhere(point):
+            (risks,) = engine.measure(engine.evaluate(batch), direct=False).readings
+            surrogate = Surrogate(None)
+            self.add(surrogate, risks, self._q, None)
+            gradient = engine.gradients(surrogate.value)
+        return gradient, None if self.linearised else risks.values.detach()
+
+    def _pull(self, term: Term) -> Penalty:
         """The penalty on q of a step, which is strongly convex: the objective's, or one that fades away."""
-        penalty = penalty_of(problem)
+        penalty = penalty_of(term)
         return self.proximity(1 / (self._stage + 2)) if penalty is None or penalty.nu == 0 else penalty
 
     def _end_loop(self, engine: Engine) -> None:

@@ -59,9 +59,16 @@ class ProximallyGuided(MaxForm, ABC):
         return now + self.along(engine, risks, self._params) if self.linearised else now
 
     def along(self, engine: Engine, risks: Reading, origin: Sequence[Tensor]) -> Tensor:
-        """``<grad R_i(w), z - origin>`` of a reading at w, (b, 1), without graph."""
+        """``<grad R_i(w), z - origin>`` of a reading at w, (r, 1), without graph; the graph of the values is kept."""
         steps = [z - o.detach() for z, o in zip(self._point.tensors, origin, strict=True)]
-        return engine.directional(risks.values, steps)
+        y = torch.zeros_like(risks.values, requires_grad=True)
+        gradients = engine.gradients((y * risks.values).sum(), own=True, graph=True)
+        along = torch.stack([(g * d).sum() for g, d in zip(gradients, steps, strict=True)]).sum()
+        if not along.requires_grad:
+            return torch.zeros_like(risks.values)
+        (found,) = torch.autograd.grad(along, y, retain_graph=True)
+        engine.processes.average_([found])
+        return found
 
     @contextmanager
     def inner_step(self, engine: Engine, eta: float) -> Iterator[None]:
@@ -69,7 +76,7 @@ class ProximallyGuided(MaxForm, ABC):
         self._descent.param_groups[0]["eta"] = eta
         with self._point.held() as centre:
             self._descent.centre = centre
-            engine.inner_step(self._descent)
+            engine.update(by=self._descent)
             yield
         self._count += 1
 

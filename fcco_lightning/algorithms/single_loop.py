@@ -29,8 +29,4 @@ class SingleLoop(Estimation):
         engine.commit()
         if self.needs_previous:
             self._previous.remember(engine.params)
-        self.step(engine)
-
-    def step(self, engine: Engine) -> None:
-        """The update of w with G in ``.grad``, which is None where no part of the surrogate depends on a parameter."""
         engine.update()

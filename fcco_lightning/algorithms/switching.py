@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.checks import non_negative
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Engine, Problem, Surrogate
+from fcco_lightning.engine import Measured, Problem, Surrogate
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import CorrectedEMA
 from fcco_lightning.objectives import Objective
-from fcco_lightning.records import Batch
 
 
 class Switching(SingleLoop):
@@ -59,22 +57,17 @@ class Switching(SingleLoop):
             )
         return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+, with the slope of h
 
-    def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
-        now = engine.measure(batch, self._previous.tensors if self.needs_previous else None)
-        surrogate, largest, violated = Surrogate(now.direct), self.tolerance, None
+    def step(self, now: Measured) -> Surrogate:
+        surrogate, worst, violated = Surrogate(now.direct), torch.tensor(self.tolerance), torch.zeros(())
         for reading in now.readings:
-            tracked, outer = self.track(engine, reading)
+            tracked, outer = self.track(surrogate, reading)
             if reading.term.name == "objective":
                 self.add(surrogate, reading, tracked, outer)
                 continue
             self.add(surrogate, reading, tracked._replace(weights=torch.zeros_like(tracked.weights)), outer)
-            h, row = _largest(outer.value(tracked.at))
-            if h > largest:
-                largest, violated = h, (tracked.weights[row].to(reading.values.dtype) * reading.values[row]).sum()
-        return surrogate if violated is None else surrogate.replaced(violated)
-
-
-def _largest(values: Tensor) -> tuple[float, int]:
-    """The largest of values (b,), and where it is."""
-    value, row = values.max(0)
-    return float(value), int(row)
+            h, row = torch.where(reading.present, outer.value(tracked.at), -torch.inf).max(0, keepdim=True)
+            slope = tracked.weights.index_select(0, row).to(reading.values.dtype) * reading.values.index_select(0, row)
+            exceeds = h > worst.to(h)
+            worst, violated = torch.where(exceeds, h, worst.to(h)), torch.where(exceeds, slope.sum(), violated.to(slope))
+        chosen = torch.where(worst > self.tolerance, violated, surrogate.value.to(violated))
+        return surrogate.replaced(chosen.sum())

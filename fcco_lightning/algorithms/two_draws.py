@@ -6,17 +6,21 @@ are.  This module says where the two draws come from.
 """
 
 from abc import ABC
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import torch
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import one_of
-from fcco_lightning.engine import Engine, Measured, Surrogate
-from fcco_lightning.engine.engine import Evaluated
-from fcco_lightning.engine.terms import Term
+from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.outer import Smoothing
-from fcco_lightning.records import Batch
+from fcco_lightning.records import Batch, Columns
 
+DUAL = "dual"
+"""Name of the part with the independent draw of samples that dual steps can take (``dual_PART`` for another part)."""
 Jacobian = Literal["halves", "part", "old", "reuse"]
 
 
@@ -54,46 +58,113 @@ class TwoDraws(Estimation, ABC):
         self.constraint_share = half
         self.objective_share = half if self.objective_estimator.convex_only else 1.0
 
+    def check(self, seen: Evaluated) -> None:
+        if self.jacobian == "halves":
+            _check_copies(seen)
+        elif self.jacobian == "part":
+            _dual_names(seen)
+
     def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
         before = self._previous.tensors if self.needs_previous else None
-        if self._compiled is not None and self.jacobian == "old":  # else samples differ, and terms are measured twice
-            return self._compiled(batch, before)
-        return self.uncompiled(engine, engine.evaluate(batch, before))
+        if self.jacobian in ("old", "reuse"):
+            return engine.run(self.step, batch, before)
+        return self._of_two_draws(engine, engine.evaluate(batch, before))
 
-    def pairs_old(self, term: Term) -> bool:
-        return self.jacobian == "old" and self.estimator_of(term).convex_only
-
-    def uncompiled(self, engine: Engine, seen: Evaluated) -> Surrogate:
-        terms = engine.problem.all_terms
-        dual = [term for term in terms if self.estimator_of(term).convex_only]
-        averaged = engine.inner(seen, terms=[term for term in terms if term not in dual])
-        surrogate = Surrogate(averaged.direct)
-        for reading in averaged.readings:
-            self.add(surrogate, reading, *self.track(engine, reading))
-        if dual:
-            self._add_dual(engine, surrogate, seen, dual)
+    def step(self, now: Measured) -> Surrogate:
+        """The step on one batch: the Jacobian meets the y from before it, or with "reuse" the new one."""
+        surrogate = Surrogate(now.direct)
+        for reading in now.readings:
+            tracked = self.track(surrogate, reading)
+            old = self.jacobian == "old" and self.estimator_of(reading.term).convex_only
+            self.add(surrogate, reading, *(self.recall(reading) if old else tracked))
         return surrogate
 
-    def _add_dual(self, engine: Engine, surrogate: Surrogate, seen: Evaluated, terms: list[Term]) -> None:
-        moving, jacobian = self._measured(engine, seen, terms)
-        if self.jacobian == "reuse":
-            for reading in moving.readings:
-                self.add(surrogate, reading, *self.track(engine, reading))
-            return
-        if self.jacobian == "old":
-            for reading in jacobian.readings:
-                self.add(surrogate, reading, *self.recall(engine, reading))
-        for reading in moving.readings:
-            self.track(engine, reading)
-        if self.jacobian != "old":
-            for reading in jacobian.readings:
-                self.add(surrogate, reading, *self.recall(engine, reading))
+    def _of_two_draws(self, engine: Engine, seen: Evaluated) -> Surrogate:
+        """The step on two draws, the first of which moves y."""
+        dual = [term for term in engine.problem.all_terms if self.estimator_of(term).convex_only]
+        rest = [term for term in engine.problem.all_terms if term not in dual]
+        surrogate = super().step(engine.measure(seen, rest))
+        first, second = _halves(seen) if self.jacobian == "halves" else (_dual_part(seen), seen)
+        moved = engine.measure(first, dual, direct=False).readings
+        for reading in moved:
+            self.track(surrogate, reading)
+        for reading in engine.measure(second.at_present(), dual, direct=False).readings:
+            self.add(surrogate, reading, *self.recall(surrogate.latest(reading)))
+        return surrogate
 
-    def _measured(self, engine: Engine, seen: Evaluated, terms: list[Term]) -> tuple[Measured, Measured]:
-        """The samples that move y, and those of the Jacobian."""
-        if self.jacobian in ("old", "reuse"):
-            now = engine.inner(seen, direct=False, terms=terms)
-            return now, now
-        first, second = seen.halves() if self.jacobian == "halves" else (seen.dual_part(), seen)
-        moving = engine.inner(first, direct=False, terms=terms)
-        return moving, engine.inner(second.at_present(), direct=False, terms=terms)
+
+def _halves(seen: Evaluated) -> tuple[Evaluated, Evaluated]:
+    """The first and the second half of the samples of every part."""
+    return _half(seen, first=True), _half(seen, first=False)
+
+
+def _half(seen: Evaluated, *, first: bool) -> Evaluated:
+    """Half of a batch, with half as many copies of every draw, of which both halves hold all; one copy is in one."""
+    halves: list[Any] = [{}, {}, None if seen.earlier is None else {}]
+    for name, columns in seen.batch.items():
+        size = _half_size(name, columns)
+        cut = slice(0, size) if first else slice(size, None)
+        for half, whole in zip(halves, (seen.outputs, seen.batch, seen.earlier), strict=True):
+            if whole is not None:
+                half[name] = pytree.tree_map(lambda leaf, cut=cut: leaf[cut], whole[name])
+        if "replaced" in columns:
+            copies = halves[1][name]["replaced"]
+            halves[1][name]["replaced"] = torch.where(copies > 1, copies // 2, copies)
+    outputs, batch, earlier = halves
+    return seen._replace(outputs=outputs, batch=batch, earlier=earlier)
+
+
+def _half_size(name: str, columns: Columns) -> int:
+    """Number of samples of the first half of a part.
+
+    Raises:
+        ConfigError: if the part holds one sample.
+    """
+    size = len(next(iter(columns.values())))
+    if size < 2:
+        raise ConfigError(
+            f"the part {name!r} of a batch holds {size} sample, two half-batches need two. Use larger batches, or "
+            "another choice of `jacobian`."
+        )
+    return size // 2
+
+
+def _check_copies(seen: Evaluated) -> None:
+    """Refuse batches whose halves do not hold all draws equally often.
+
+    Raises:
+        ConfigError: naming how often a batch holds them.
+    """
+    for copies in (columns["replaced"] for columns in seen.batch.values() if "replaced" in columns):
+        if bool((copies % 2 * (copies > 1)).any()):
+            raise ConfigError(
+                f"a batch drawn with replacement holds every draw {int(copies.max())} times, of which two half-batches "
+                "do not hold equally many. Use an even number of copies, or another choice of `jacobian`."
+            )
+
+
+def _dual_part(seen: Evaluated) -> Evaluated:
+    """The independent draws ("dual", "dual_protected", ...) under the names of the parts that they stand for.
+
+    Raises:
+        ConfigError: if the loaders give none.
+    """
+    pairs = _dual_names(seen)
+    outputs, batch = ({name: whole[dual] for name, dual in pairs.items()} for whole in (seen.outputs, seen.batch))
+    earlier = None if seen.earlier is None else {name: seen.earlier[dual] for name, dual in pairs.items()}
+    return seen._replace(outputs=outputs, batch=batch, earlier=earlier)
+
+
+def _dual_names(seen: Evaluated) -> dict[str, str]:
+    """By the name of a part that of its independent draw.
+
+    Raises:
+        ConfigError: if the loaders give none.
+    """
+    names = list(seen.batch)
+    if DUAL not in names:
+        raise ConfigError(
+            f"jacobian='part' takes y from a second, independent draw of samples, the part {DUAL!r} of a batch; "
+            f"the loaders give {names}. Wrap the datamodule's `batches` in TwoDraws, or use jacobian='halves'."
+        )
+    return {names[0]: DUAL} | {n.removeprefix(f"{DUAL}_"): n for n in names if n.startswith(f"{DUAL}_")}

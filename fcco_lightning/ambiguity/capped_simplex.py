@@ -11,7 +11,6 @@ from fcco_lightning.checks import fraction
 from fcco_lightning.errors import ConfigError
 
 _ROUNDING = 1e-9  # alpha n counts as whole, and as 1, up to it
-_STEPS = 200  # Newton's method takes about eight; halving a bracket to its last bit, about sixty
 
 
 @dataclass(frozen=True)
@@ -48,30 +47,21 @@ class CappedSimplex(AmbiguitySet):
         return torch.empty_like(weights).scatter_(0, risks.argsort(descending=True), weights)
 
     def nearest(self, v: Tensor) -> Weights:
-        # q = clip(v - t, 0, cap); its sum is piecewise linear in t, and Newton's method ends on the right piece after
-        # a few passes over v, without sorting it
-        cap, n = self.cap(len(v)), len(v)
-        top = v.max()
+        # q = clip(v - t, 0, cap); its sum falls with t, linearly between the ends of the pieces, v and v - cap
+        cap, top = self.cap(len(v)), v.max()
         v = v - top  # changes nothing but t, and keeps the digits of large v
-        low, high, t = float(v.min()) - cap, 0.0, float(v.mean()) - 1 / n
-        for _ in range(_STEPS):
-            q = (v - t).clamp(min=0, max=cap)
-            excess = float(q.sum()) - 1
-            if excess > 0:
-                low = max(low, t)
-            else:
-                high = min(high, t)
-            between = int(((q > 0) & (q < cap)).count_nonzero())
-            step = excess / between if between else 0.0
-            if t + step == t and (between or abs(excess) <= _ROUNDING):
-                break
-            before, t = t, t + step if between and low < t + step < high else (low + high) / 2
-            if t == before:  # no number lies within the bracket
-                break
+        ends = torch.cat([v, v - cap]).sort().values
+        sums, between = _above(v, ends), (v.sort().values, (v - cap).sort().values)
+        excess = sums - _above(v - cap, ends) - 1
+        last = ((excess >= 0).sum() - 1).clamp(min=0).view(1)  # the largest end at which the sum is at least 1
+        t = ends.index_select(0, last)
+        inner = _count_above(between[0], t) - _count_above(between[1], t)
+        t = t + excess.index_select(0, last) / inner.clamp(min=1)
+        q = (v - t).clamp(min=0, max=cap)
         # where v is large t keeps few digits behind the point; the weights between the bounds make up for it
         inside = (q > 0) & (q < cap)
         q = torch.where(inside, q - (q.sum() - 1) / inside.sum().clamp(min=1), q).clamp(min=0, max=cap)
-        return Weights(q, top + t)
+        return Weights(q, (top + t).squeeze(0))
 
     def nearest_kl(self, log_p: Tensor) -> Weights:
         # the k largest entries are at the cap, the others are p scaled to what is left; k is the least that fits
@@ -94,3 +84,15 @@ class CappedSimplex(AmbiguitySet):
         at_cap = math.log(cap) - descending.index_select(0, (k - 1).clamp(min=0))
         inside = torch.where(left > 0, scale, at_cap).squeeze(0)
         return Weights(q, -inside - math.log(n) - 1)
+
+
+def _above(v: Tensor, points: Tensor) -> Tensor:
+    """``sum_i [v_i - t]_+`` at every point t, by sorting."""
+    ordered = v.sort().values
+    tails = torch.cat([ordered.flip(0).cumsum(0).flip(0), ordered.new_zeros(1)])
+    return tails[torch.searchsorted(ordered, points, right=True)] - _count_above(ordered, points) * points
+
+
+def _count_above(ordered: Tensor, points: Tensor) -> Tensor:
+    """How many of some numbers, in increasing order, are above every point."""
+    return len(ordered) - torch.searchsorted(ordered, points, right=True)

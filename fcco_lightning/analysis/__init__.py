@@ -5,7 +5,13 @@ and gradients are those of a whole split.  So is the certificate of a constraine
 every constraint.  w is everything that is trained, of the network and of the objective.
 """
 
-from fcco_lightning.analysis.certificate import Certificate, certificate, penalty_multipliers, require_certifiable
+from fcco_lightning.analysis.certificate import (
+    Certificate,
+    Samples,
+    certificate,
+    penalty_multipliers,
+    require_certifiable,
+)
 from fcco_lightning.analysis.derivatives import jacobian
 from fcco_lightning.analysis.diagnosis import diagnose
 from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals
@@ -13,6 +19,7 @@ from fcco_lightning.analysis.eigenvalues import Spectrum, gram, spectrum
 from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, Jacobian, required_size
 from fcco_lightning.analysis.intervals import Interval, exact_binomial, intervals
 from fcco_lightning.analysis.stationary_points import GRID, Stationarity, stationarity
+from fcco_lightning.analysis.surrogates import surrogate
 
 __all__ = [
     "GRID",
@@ -21,6 +28,7 @@ __all__ = [
     "Duals",
     "Interval",
     "Jacobian",
+    "Samples",
     "Spectrum",
     "Stationarity",
     "certificate",
@@ -37,4 +45,5 @@ __all__ = [
     "required_size",
     "spectrum",
     "stationarity",
+    "surrogate",
 ]

@@ -11,18 +11,35 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.analysis.derivatives import undisturbed
-from fcco_lightning.analysis.dual_values import outer_gradients
 from fcco_lightning.analysis.eigenvalues import gram
 from fcco_lightning.analysis.inner_jacobian import MAX_VALUES
+from fcco_lightning.analysis.surrogates import surrogate
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes
-from fcco_lightning.engine import InnerFunctions, Samples, outputs_of_columns
+from fcco_lightning.engine import InnerFunctions, outputs_of_columns, read
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+from fcco_lightning.evaluation.split import inner_values
 from fcco_lightning.models import TwoViews
-from fcco_lightning.objectives import Objective
+from fcco_lightning.objectives import Measurable, Objective
 from fcco_lightning.outer import NoSmoothing, Smoothing, excess
-from fcco_lightning.records import Batch, Columns, Inner
+from fcco_lightning.records import Batch, Columns
+
+
+class Samples(NamedTuple):
+    """Whole data sets by part of a batch, that of the objective first.
+
+    Attributes:
+        outputs: of the network, nested tensors of first dimension n.
+        batch: the columns of the same samples, among them ``index``.
+    """
+
+    outputs: dict[str, Any]
+    batch: Batch
+
+    def of(self, measured: Measurable) -> tuple[Any, Any]:
+        """The outputs and the columns on which something is measured."""
+        return read(self.outputs, self.batch, measured)
 
 
 class Certificate(NamedTuple):
@@ -112,21 +129,21 @@ def certificate(
         wide = Samples(outputs, samples.batch)
         leaves: dict[str, list[Tensor]] = {name: pytree.tree_leaves(found) for name, found in outputs.items()}
         like = next(iter(leaves.values()))[0]
-        objective = _prepared(functions.objective, _of(wide, functions.objective)[1], max_values)
-        target, known = _of(wide, objective)
+        objective = _prepared(functions.objective, wide.of(functions.objective)[1], max_values)
+        target, known = wide.of(objective)
         own_rows = _sample_parameters(objective, known)
-        surrogate = _surrogate(objective, target, {**known, **own_rows})
+        value = _gradient_of(objective, target, {**known, **own_rows})
         numbers, sides = _signed(functions.constraints, wide, like)
         values = torch.full((len(numbers),), -torch.inf, dtype=torch.float64, device=like.device)
         values = values.scatter_reduce(0, sides.row, sides.excess, "amax")
-        pulled = [surrogate]
+        pulled = [value]
         if multipliers is None:
             pulled += list(numbers)
         elif len(numbers):
             given = torch.as_tensor(multipliers, dtype=torch.float64, device=like.device)
             pulled.append((given * _pushing_sign(sides, values)) @ numbers)
         slopes = [{name: _gradients(number, some) for name, some in leaves.items()} for number in pulled]
-        own = _own_gradient(surrogate, objective, own_rows)
+        own = _own_gradient(value, objective, own_rows)
         rows = _by_weights(functions, slopes, samples.batch, batches, processes)
     objective_gradient = torch.cat([rows[0], own])
     others = torch.nn.functional.pad(rows[1:], (0, len(own)))
@@ -162,7 +179,7 @@ def penalty_multipliers(
     total, slopes = sum(c.num_rows for c in constraints), list[float]()
     for c in constraints:
         phi = (smoothing or NoSmoothing())(penalty.outer(penalty.weight(epoch), c.kappa))
-        h = c.violation(_whole(c, samples).values)
+        h = c.violation(_whole(c, samples))
         slopes += (phi.subgradient((h + c.tolerance).unsqueeze(1)).squeeze(1) / total).tolist()
     return slopes
 
@@ -208,12 +225,6 @@ def _trained(functions: InnerFunctions) -> list[Tensor]:
     return list(functions.trainable().values())
 
 
-def _of(samples: Samples, part: Objective | Constraint) -> tuple[Any, Columns]:
-    """The outputs and the columns that an objective or a constraint is measured on."""
-    name = part.part if isinstance(part.part, str) else next(iter(samples.batch))
-    return samples.outputs[name], samples.batch[name]
-
-
 def _sample_parameters(objective: Objective, columns: Columns) -> dict[str, Tensor]:
     """The column of the parameters that every sample has of its own, as the start of a graph; empty without any.
 
@@ -247,30 +258,22 @@ def _prepared(objective: Objective, columns: Columns, max_values: float) -> Obje
     return own
 
 
-def _surrogate(objective: Objective, outputs: Any, columns: Columns) -> Tensor:
-    """A scalar with the gradient of F: ``g_0 + (1/n) sum_i r_i <y_i, g_i>`` with y_i the slope of f_i at g_i."""
-    direct, inner = objective.direct(outputs, columns), objective.inner(outputs, columns)
-    total = pytree.tree_leaves(outputs)[0].new_zeros(()) if direct is None else direct
-    outer = None if inner is None else inner.outer or objective.outer
-    if inner is None or outer is None:
-        return total
-    order = inner.index.argsort()  # a coupled f is of all rows in their order
-    values = inner.values[order]
-    if outer.coupled:
-        slope = outer_gradients(objective, values.detach())
-        return total + (slope * values).sum(1).mean()
-    if inner.outer is not None:
-        outer = inner.outer.take(order)
-    rows = (outer.subgradient(values.detach()) * values).sum(1)
-    if any(parameter.requires_grad for parameter in outer.parameters()):
-        rows = rows + outer.value(values.detach())
-    return total + (rows if inner.relevance is None else inner.relevance[order] * rows).mean()
+def _gradient_of(objective: Objective, outputs: Any, columns: Columns) -> Tensor:
+    """A scalar with the gradient of F.
+
+    Raises:
+        DataError: if F is not finite for what the data holds.
+    """
+    value, zero = surrogate(objective, outputs, columns), torch.zeros((), dtype=torch.float64)
+    if value is not None and not bool(value.isfinite()):
+        objective.check(outputs, columns)
+    return zero if value is None else value
 
 
-def _own_gradient(surrogate: Tensor, objective: Objective, own_rows: Mapping[str, Tensor]) -> Tensor:
+def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Tensor]) -> Tensor:
     """The gradient of F by the objective's own parameters and then by those of single samples, on the CPU."""
     parameters, rows = [p for p in objective.parameters() if p.requires_grad], list(own_rows.values())
-    found = _flat(_gradients(surrogate, [*parameters, *rows]), [*parameters, *rows])
+    found = _flat(_gradients(value, [*parameters, *rows]), [*parameters, *rows])
     if objective.sample_parameters is None:
         return found
     least, most = objective.sample_parameters.least, objective.sample_parameters.most
@@ -285,7 +288,7 @@ def _signed(constraints: Sequence[Constraint], samples: Samples, like: Tensor) -
     numbers, rows, signs, exceeded = [like.new_zeros(0)], list[Tensor](), list[Tensor](), list[Tensor]()
     first = 0
     for c in constraints:
-        values = _whole(c, samples).values
+        values = _whole(c, samples)
         outer = c.number(values)
         s, slope = outer.value(values.detach()), outer.subgradient(values.detach())
         product = (slope * values).sum(1)
@@ -301,18 +304,21 @@ def _signed(constraints: Sequence[Constraint], samples: Samples, like: Tensor) -
     )
 
 
-def _whole(constraint: Constraint, samples: Samples) -> Inner:
-    """The inner values of all rows, in their order."""
-    outputs, columns = _of(samples, constraint)
-    inner = constraint.inner(pytree.tree_map(Tensor.double, outputs), columns)
-    missing = set(range(constraint.num_rows)) - set(inner.index.tolist())
+def _whole(constraint: Constraint, samples: Samples) -> Tensor:
+    """The inner values of all rows, in their order.
+
+    Raises:
+        DataError: if the split says nothing of one.
+    """
+    outputs, columns = samples.of(constraint)
+    index, values = inner_values(constraint, pytree.tree_map(Tensor.double, outputs), columns)
+    missing = set(range(constraint.num_rows)) - set(index.tolist())
     if missing:
         raise DataError(
             f"the split has no sample of what the constraint {constraint.names[min(missing)]!r} is about. Use a split "
             "that holds every subset."
         )
-    order = inner.index.argsort()
-    return Inner(inner.index[order], inner.values[order])
+    return values
 
 
 def _pushing_sign(sides: _Sides, values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import InnerFunctions, outputs_of_columns
 from fcco_lightning.errors import DataError, NonFiniteError
 from fcco_lightning.objectives import MultiTaskGroupDRO, Objective
-from fcco_lightning.records import Columns
+from fcco_lightning.records import Columns, Rows
 
 
 def jacobian(
@@ -71,13 +71,21 @@ class _Sums:
         self.samples = torch.zeros(1, dtype=torch.float64)
 
     def add(self, part: Columns) -> None:
-        """Add the samples of one group."""
+        """Add the samples of one group.
+
+        Raises:
+            DataError: if a column is missing or wrong.
+        """
         objective, outputs = self.functions.objective, outputs_of_columns(self.functions.network, part)
-        for cell, count, mean in _means(objective, outputs, part):
+        direct, rows = objective.measure(outputs, part)
+        assert rows is not None  # noqa: S101 - a group objective
+        if not bool(rows.values.isfinite().all()):
+            objective.check(outputs, part)
+        for cell, count, mean in _means(objective, outputs, part, rows):
             self.counts[cell] += count
             self.values[cell] += count * mean.item()
             self.rows[cell].add_(_gradient(mean, self.weights).to(self.rows), alpha=count)
-        direct, size = objective.direct(outputs, part), len(part["group"])
+        size = len(part["group"])
         self.samples += size
         if direct is not None:
             self.direct += size * direct.item()
@@ -132,14 +140,13 @@ def _by_label(batch: Columns, column: str) -> Iterator[dict[str, Tensor]]:
         yield {name: values.index_select(0, chosen) for name, values in batch.items()}
 
 
-def _means(objective: Objective, outputs: Any, part: Columns) -> Iterator[tuple[int, int, Tensor]]:
+def _means(objective: Objective, outputs: Any, part: Columns, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
     """Compute g over samples of one group: ``(row k + column, number of samples, mean)`` of each of its entries."""
-    inner = objective.inner(outputs, part)  # checks labels and shapes
-    assert inner is not None  # noqa: S101 - a group objective
+    group, k = int(part["group"][0]), objective.width
     if not isinstance(objective, MultiTaskGroupDRO):
-        yield int(inner.index[0]), len(part["group"]), inner.values[0, 0]
+        yield group, len(part["group"]), rows.values[rows.weight != 0][0, 0]
         return
-    losses, group, k = objective.loss(outputs, part), int(part["group"][0]), objective.width
+    losses = objective.loss(outputs, part)
     if losses.dim() == 2:
         for task, column in enumerate(losses.unbind(1)):
             yield task * k + group, len(column), column.mean()

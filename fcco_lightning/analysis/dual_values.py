@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.algorithms import Algorithm
@@ -77,7 +76,7 @@ def remembered_duals(algorithm: Algorithm, terms: Sequence[Term]) -> Tensor | No
     """
     for term in terms:
         if term.name == "objective" and term.state is not None:
-            rows = term.state.read(torch.arange(term.num_rows, device=term.state.rows.device)).values
+            rows = term.state.gather(None)
             return algorithm.duals(term, rows[~rows[:, 0].isnan()].double()).detach().cpu()
     return None
 

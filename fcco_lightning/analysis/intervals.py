@@ -11,6 +11,7 @@ from torch import Tensor
 from fcco_lightning.checks import fraction
 from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.evaluation.split import inner_values
 from fcco_lightning.records import Columns
 
 
@@ -146,13 +147,13 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tens
     wide = outputs.detach().clone().double()
     known = {name: column.clone() for name, column in columns.items()}
     weight = torch.ones(len(wide), dtype=torch.float64, device=wide.device, requires_grad=True)
-    inner = constraint.inner(wide, {**known, "weight": weight})
-    if not inner.index.numel():
+    index, inner = inner_values(constraint, wide, {**known, "weight": weight})
+    if not len(index):
         return {}
-    slopes = constraint.number(inner.values).subgradient(inner.values.detach())
+    slopes = constraint.number(inner).subgradient(inner.detach())
     subsets = constraint.subsets(known)
     found: dict[int, _Means] = {}
-    for i, values, slope in zip(inner.index.tolist(), inner.values, slopes, strict=True):
+    for i, values, slope in zip(index.tolist(), inner, slopes, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
         masks = [] if subsets is None or constraint.range != (0.0, 1.0) else list(subsets[i])
         error = float((slope @ influence).norm())

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
-from fcco_lightning.engine import Estimated, InnerFunctions, Samples, as_batch, outputs_of, usable
+from fcco_lightning.analysis import surrogate
+from fcco_lightning.engine import as_batch, outputs_of, read, usable
+from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import summarise
 from fcco_lightning.objectives import Objective
@@ -201,19 +203,9 @@ def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[
         None if the batch says nothing.
     """
     given = usable(as_batch(batch), network)
-    samples = Samples(outputs_of(network, given), given)
-    measured: Estimated = InnerFunctions(network, objective, [])(samples)
-    loss = measured.direct
-    inner = measured.inner[0] if measured.inner else None
-    if inner is None or objective.outer is None or len(inner.values) == 0:
-        return loss
-    outer, values = inner.outer or objective.outer, inner.values.detach()
-    rows = (outer.subgradient(values) * inner.values).sum(1)
-    if any(parameter.requires_grad for parameter in outer.parameters()):
-        rows = rows + outer.value(values)
-    surrogate = (rows if inner.relevance is None else inner.relevance.to(rows.dtype) * rows).mean()
-    total: Tensor = surrogate if loss is None else loss + surrogate
-    return total
+    outputs, columns = read(outputs_of(network, given), given, objective)
+    with in_full(next(network.parameters()).device.type):
+        return surrogate(objective, outputs, columns)
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

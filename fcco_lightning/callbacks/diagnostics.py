@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from fcco_lightning.analysis import (
     MAX_VALUES,
     Certificate,
+    Samples,
     certificate,
     diagnose,
     jacobian,
@@ -26,7 +27,7 @@ from fcco_lightning.analysis import (
 from fcco_lightning.callbacks.summary_table import render_records, write_report
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Penalty, unique_names
-from fcco_lightning.engine import InnerFunctions, Samples
+from fcco_lightning.engine import InnerFunctions
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import GroupObjective
 from fcco_lightning.outer import MoreauSmoothing

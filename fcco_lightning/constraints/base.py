@@ -4,40 +4,36 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from itertools import groupby
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.two_steps import InTwoSteps
+from fcco_lightning.objectives.measurable import Measurable
 from fcco_lightning.outer import AbsoluteDifference, Linear, Multiplied, OuterFunction
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns
 
 
-class Constraint(InTwoSteps, ABC):
+class Constraint(Measurable, ABC):
     r"""m rows ``h_i(w) <= 0`` with ``h_i = h(g_i(w))`` for inner values g_i of width k.
 
     A penalty phi of one variable (hinge, smoothed hinge, squared hinge, at tolerance kappa) becomes an outer function
-    of g_i through :meth:`outer`, so that a constraint is one more compositional term.
+    of g_i through :meth:`outer`, so that a constraint is one more compositional term.  :meth:`measure` estimates the
+    g_i of all m rows in their order; a row has weight 0 where the batch lacks samples that it compares.
 
     Attributes:
         kappa: tolerance that is enforced.
         names: a short name per row, used in logs and pictures; its length is m.
-        width: k.
-        part: the part of a batch on which the constraint is measured, where several loaders contribute; None for the
-            objective's.
         range: the interval in which the inner values are known to lie, whatever the weights.
         sides: 2 where ``h_i = |s_i| - kappa`` for a number s_i of either sign, else 1.
     """
 
     kappa: float
     names: list[str]
-    width: int
-    part: str | tuple[str, ...] | None = None
     range: Range = Range()
-    sides: ClassVar[Literal[1, 2]] = 1
+    sides: Literal[1, 2] = 1
     _tolerance: float | None = None
 
     @property
@@ -78,23 +74,7 @@ class Constraint(InTwoSteps, ABC):
         """How many rows make one constraint as it was written down: all of them, but where several were joined."""
         return self.num_rows
 
-    def adapt(self, datamodule: Any) -> None:
-        """Take from the datamodule (or None) what must be known of the data before the first batch."""
-
-    def check(self, outputs: Any, batch: Columns) -> None:
-        """Look at the first batch and refuse data that the constraint would misread, such as labels -1 and 1.
-
-        The engine calls it once.
-
-        Args:
-            outputs: of the network for the constraint's part of the batch, of all processes together.
-            batch: its columns.
-
-        Raises:
-            DataError: naming the value and the remedy.
-        """
-
-    def reference(self, outputs: Any, batch: Columns) -> dict[str, Tensor]:  # noqa: ARG002
+    def reference(self, outputs: object, batch: Columns) -> dict[str, Tensor]:  # noqa: ARG002
         """Columns (n,) to remember of the weights from which training starts; by default none.
 
         Args:
@@ -102,25 +82,6 @@ class Constraint(InTwoSteps, ABC):
             batch: the split's columns.
         """
         return {}
-
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:  # noqa: ARG002
-        """Of which samples a batch must hold one each to speak of row i.
-
-        From them follows how likely a batch is to speak of a row, which its weight must make up for.
-
-        Args:
-            columns: of the whole training split.
-
-        Returns: for every row a list of masks (num_samples,), bool; None if that is not known.
-        """
-        return None
-
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        """Mini-batch estimates of g_i(w), with graph; rows that the batch says nothing about are absent."""
-        inner = super().inner(outputs, batch)
-        if inner is None:
-            raise NotImplementedError(f"{type(self).__name__} must define `inner`, or `arrange` and `values`.")
-        return inner
 
     @abstractmethod
     def outer(self, phi: OuterFunction) -> OuterFunction:
@@ -139,10 +100,6 @@ class Constraint(InTwoSteps, ABC):
             like: a tensor of the device and dtype on which it is computed.
         """
         return self.signed(Multiplied(like.new_ones(1, 1)))
-
-    def take(self, rows: Tensor) -> "Constraint":  # noqa: ARG002
-        """The constraint of some of its rows, (b,); itself unless rows have known numbers of their own."""
-        return self
 
     def alike(self) -> Hashable:
         """What neighbours must have equal so that :meth:`join` can measure them at once; None where it cannot."""
@@ -183,6 +140,16 @@ def unique_names(names: Sequence[str]) -> list[str]:
             name += "'"  # noqa: PLW2901
         found.append(name)
     return found
+
+
+class ValueAtMost(Constraint, ABC):
+    r"""``h_i(w) = g_i(w) - kappa <= 0``: what constraints on a single inner value share."""
+
+    def outer(self, phi: OuterFunction) -> OuterFunction:
+        return phi
+
+    def violation(self, values: Tensor) -> Tensor:
+        return values[:, 0] - self.tolerance
 
 
 class DifferenceAtMost(Constraint, ABC):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import one_of
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import required_column
 from fcco_lightning.records import Columns
 
@@ -93,6 +94,8 @@ class GroupComparisons:
         else:
             self.sides += [tuple(other for other in every if other != g) for g in every]
             self.pairs = [Comparison(g, size + g, f"{names[g]} - rest") for g in every]
+        self._numbers = Known(torch.tensor(single))
+        self._unions = Known(torch.tensor([[float(g in side) for g in every] for side in self.sides[size:]]))
 
     def members(self, batch: Columns, needed_by: object) -> Tensor:
         """Mark the samples of every side, shape (number of sides, B), bool.
@@ -101,10 +104,11 @@ class GroupComparisons:
             DataError: if the batch lacks the column.
         """
         groups = required_column(batch, self.column, needed_by)
-        single = groups == torch.arange(len(self.names), device=groups.device).unsqueeze(1)
+        single = groups == self._numbers.like(groups)
         if len(self.sides) == len(single):
             return single
-        return torch.cat([single, *(single[list(side)].any(0, keepdim=True) for side in self.sides[len(single) :])])
+        unions = self._unions.like(groups) @ single.to(torch.float32) > 0
+        return torch.cat([single, unions])
 
     def check(self, batch: Columns, needed_by: object) -> None:
         """Refuse groups without a number from 0 on; samples of no group are marked by -1.

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite
-from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.base import ValueAtMost
+from fcco_lightning.constraints.memberships import means_over, only_of
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity
-from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Arrangement, Columns
+from fcco_lightning.objectives.measurable import nan_where
+from fcco_lightning.records import Columns, Rows
 
 
-class ProtectedTasks(Constraint, ABC):
+class ProtectedTasks(ValueAtMost, ABC):
     r"""``h_k(w) <= 0`` for every protected task k, with ``h_k + kappa`` the mean over its samples of what has changed.
 
     What has changed is a number of each sample that compares the weights w with those from which training starts.  What
@@ -37,7 +36,6 @@ class ProtectedTasks(Constraint, ABC):
             known, as of an image that could not be read: such samples count nowhere.
     """
 
-    width = 1
     part = "protected"
     remembered: ClassVar[str]
 
@@ -68,12 +66,33 @@ class ProtectedTasks(Constraint, ABC):
         """A batch speaks of a task if it holds a sample of it of which the old model's part is known."""
         if "task" not in columns:
             return None
-        task, old = columns["task"], columns.get(self.remembered)
-        known = task >= 0 if old is None else _known(old)
-        return [[(task == k) & known] for k in range(len(self.names))]
+        known = None if self.remembered not in columns else _known(columns[self.remembered])
+        return [[of_task if known is None else of_task & known] for of_task in self._of_tasks(columns["task"])]
 
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        columns, batch = batch, on_host(batch)
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        task, size = self._columns(batch)[0], len(self.names)
+        if bool((task >= size).any()):
+            raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")
+
+    def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
+        """The means of the tasks, shape (m, 1); NaN if a task has no name."""
+        task, old = self._columns(batch)
+        member = self._of_tasks(task) & _known(old)
+        if isinstance(outputs, Tensor):
+            outputs = only_of(member, outputs)
+        means, known = means_over(member, self.change(outputs, batch, old.nan_to_num()), batch)
+        return None, Rows(nan_where((task >= len(self.names)).any(), means.unsqueeze(1)), known)
+
+    def _of_tasks(self, task: Tensor) -> Tensor:
+        """The samples of every task, shape (m, B), bool."""
+        return task == torch.arange(len(self.names), device=task.device).unsqueeze(1)
+
+    def _columns(self, batch: Columns) -> tuple[Tensor, Tensor]:
+        """The task, and what the old model made of a sample.
+
+        Raises:
+            DataError: if the batch lacks one of them.
+        """
         for name in ("task", self.remembered):
             if name not in batch:
                 own = type(self).__name__
@@ -82,29 +101,7 @@ class ProtectedTasks(Constraint, ABC):
                     f"tasks, such as ContinualCLIPDataModule; to evaluate, a checkpoint of a fit with {own}, which "
                     "remembers the old model."
                 )
-        task, old, size = batch["task"], batch[self.remembered], len(self.names)
-        if bool((task >= size).any()):
-            raise DataError(f"task must be < {size} ({self.names}), got {int(task.max())}. Number the tasks from 0.")
-        kept = ((task >= 0) & _known(old)).nonzero().squeeze(1)
-        task = task[kept]
-        weight = batch["weight"][kept].to(like.dtype) if "weight" in batch else torch.ones(len(task), dtype=like.dtype)
-        totals = weight.new_zeros(size).index_add(0, task, weight)
-        present = totals.nonzero().squeeze(1)
-        places = (kept, task, weight / totals[task], present)
-        return Arrangement(present, (columns, send(old.nan_to_num(), like), *(send(place, like) for place in places)))
-
-    def values(self, outputs: Any, given: Any) -> Tensor:
-        """The means of the tasks in the batch, shape (b, 1)."""
-        columns, old, kept, task, shares, present = given
-        change = self.change(outputs, columns, old).index_select(0, kept)
-        means = change.new_zeros(len(self.names)).index_add(0, task, shares.to(change.dtype) * change)
-        return means.index_select(0, present).unsqueeze(1)
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return phi
-
-    def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.tolerance
+        return batch["task"], batch[self.remembered]
 
 
 class NonForgetting(ProtectedTasks):

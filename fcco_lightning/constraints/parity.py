@@ -2,33 +2,31 @@
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
-from fcco_lightning.constraints.base import Constraint, DifferenceAtMost
+from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, ValueAtMost
 from fcco_lightning.constraints.comparisons import Against, Comparison, GroupComparisons
+from fcco_lightning.constraints.memberships import only_of, shares_of
 from fcco_lightning.constraints.vacuity import constant_decision, too_close
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
-from fcco_lightning.objectives import (
-    PairLoss,
-    Quantity,
-    SigmoidPair,
-    SoftRate,
-    binary_scores,
-    require_binary_labels,
-    required_column,
-)
+from fcco_lightning.numerics import Known
+from fcco_lightning.objectives import PairLoss, Quantity, SigmoidPair, SoftRate, binary_scores, require_binary_labels
+from fcco_lightning.objectives.base import one_label_each
 from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, RatioDifference, ratio_difference
-from fcco_lightning.records import Arrangement, Columns, Usual
+from fcco_lightning.records import Columns, Rows
+
+_AT_ONCE = 2**21  # pairs of samples that are compared at once
 
 
 class GroupConstraint(Constraint, ABC):
     """What constraints on groups share: one row for every kind of rate and every comparison of groups.
+
+    A row compares means over two sides, of the samples of a class or of all; a batch without such a sample of one side
+    leaves it untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
 
     Args:
         kappa: tolerance.
@@ -38,51 +36,80 @@ class GroupConstraint(Constraint, ABC):
 
     Attributes:
         kinds: names of the rates that are compared.
+        classes: the labels over which means are taken, of rates in the order of ``kinds``; none for all samples.
+        needs_labels: whether the labels ``y``, 0 and 1, play a role.
         comparisons: which groups are compared.
     """
 
     kinds: ClassVar[tuple[str, ...]]
+    classes: ClassVar[tuple[int, ...]] = ()
+    needs_labels: ClassVar[bool] = True
 
     def __init__(self, kappa: float, by: str, against: Against, groups: Sequence[str] | None) -> None:
         self.kappa, self.comparisons = kappa, GroupComparisons(by, against, groups)
-        self._name_rows()
+        self._labels = Known(torch.tensor(self.classes).view(-1, 1, 1))
+        self._name()
 
     @property
     def pairs(self) -> Sequence[Comparison]:
         """The two sides of every row of one kind."""
         return self.comparisons.pairs
 
-    def _name_rows(self) -> None:
-        self.names = [name for kind in self.kinds for name in self.comparisons.rows(kind)]
+    def _row_names(self) -> list[str]:
+        return [name for kind in self.kinds for name in self.comparisons.rows(kind)]
+
+    def _name(self) -> None:
+        self.names = self._row_names()
+        self._order = Known(torch.tensor([side for pair in self.pairs for side in (pair.first, pair.second)]))
 
     def adapt(self, datamodule: Any) -> None:
         """Take the groups, and their names, from the datamodule."""
         self.comparisons.adapt(datamodule)
-        self._name_rows()
+        self._name()
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         if self.needs_labels:
             require_binary_labels(batch, self)
         self.comparisons.check(batch, self)
 
-    @property
-    def needs_labels(self) -> bool:
-        """Whether the labels ``y``, 0 and 1, play a role."""
-        return True
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a row if it holds a sample of both sides, of the class."""
+        of_classes = self.members(columns)
+        return [[of[pair.first], of[pair.second]] for of in of_classes for pair in self.pairs]
+
+    def members(self, batch: Columns) -> Tensor:
+        """Mark the samples of every class and side, shape (number of classes, number of sides, B), bool.
+
+        Raises:
+            DataError: if the batch lacks a column, or has no single label for a sample.
+        """
+        sides = self.comparisons.members(batch, self)
+        if not self.classes:
+            return sides.unsqueeze(0)
+        y = one_label_each(batch, self)
+        return (y == self._labels.like(y)) & sides
+
+    def shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What a sample counts in the mean over every class and side, (c, s, B), and which have samples, (c, s).
+
+        The sides are those of the pairs if these are no more, so that nothing has to be picked out later.
+        """
+        member = self.members(batch)
+        if len(self._order.values) <= member.shape[1]:
+            member = member.index_select(1, self._order.like(member))
+        return shares_of(member, batch, dtype)
+
+    def by_pairs(self, table: Tensor) -> Tensor:
+        """What belongs to the sides of every pair, shape (c, p, 2, ...), from that of all sides, (c, s, ...)."""
+        if table.shape[1] < len(self._order.values):
+            table = table.index_select(1, self._order.like(table))
+        return table.view(len(table), -1, 2, *table.shape[2:])
 
 
 class _Rates(GroupConstraint):
-    r"""A row compares the means of q over side a and over side b, for every comparison of two sides.
-
-    The means are over the samples of a class, or over all; a batch without such a sample of one side leaves the row
-    untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
-
-    Attributes:
-        classes: the labels over which the means are taken, in the order of ``kinds``; None for all samples.
-    """
+    """A row compares the means of q over side a and over side b, for every comparison of two sides."""
 
     width = 2
-    classes: ClassVar[tuple[int | None, ...]]
 
     def __init__(
         self,
@@ -96,38 +123,20 @@ class _Rates(GroupConstraint):
         self.rate = rate or SoftRate()
         self.range = self.rate.range
 
-    @property
-    def needs_labels(self) -> bool:
-        return any(label is not None for label in self.classes)
-
     def check(self, outputs: Any, batch: Columns) -> None:
         super().check(outputs, batch)
         self.rate.check(outputs, batch)
 
-    def _members(self, batch: Columns) -> Tensor:
-        """The samples of every class and side, shape (number of classes, number of sides, B), bool."""
-        sides = self.comparisons.members(batch, self)
-        every = [sides if c is None else sides & (required_column(batch, "y", self) == c) for c in self.classes]
-        return torch.stack(every)
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """The means over both sides, shape (m, k)."""
+        values = self.of_samples(self.rate(outputs, batch), batch)
+        shares, known = self.shares(batch, values.dtype)
+        means = self.by_pairs(shares @ only_of(shares, values))  # (class, pair, side, values of a sample)
+        return None, Rows(means.flatten(0, 1).flatten(1), self.by_pairs(known).all(-1).flatten())
 
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds a sample of both sides, of the class."""
-        return [[of[pair.first], of[pair.second]] for of in self._members(columns) for pair in self.pairs]
-
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        columns, batch = batch, on_host(batch)
-        shares, known = _shares(self._members(batch), batch, like)
-        return _of_pairs(known, self.pairs, like, (columns, shares))
-
-    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
-        """The same for a batch with samples of all sides."""
-        shares, known = _shares(self._members(batch), batch, like)
-        return Usual(((batch, shares), [side.to(like.device) for side in _sides(self.pairs)], None), known.all())
-
-    def values(self, outputs: Tensor, given: Any) -> Tensor:
-        """The rates of both sides, shape (b, 2)."""
-        (columns, shares), sides, chosen = given
-        return _both_sides((shares @ self.rate(outputs, columns)).unsqueeze(-1), sides, chosen)
+    def of_samples(self, q: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """What is averaged: q itself, (B,), or several values of a sample, (B, k / 2)."""
+        return q
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """All decisions are equal, or too soft to tell: then all groups are treated alike, whatever the scores."""
@@ -151,7 +160,7 @@ class DemographicParity(_RateParity):
     """
 
     kinds = ("selection rate",)
-    classes = (None,)
+    needs_labels = False
 
 
 class EqualOpportunity(_RateParity):
@@ -189,7 +198,7 @@ class FourFifthsRule(_Rates):
     """
 
     kinds = ("four fifths",)
-    classes = (None,)
+    needs_labels = False
 
     def __init__(
         self,
@@ -213,8 +222,8 @@ class FourFifthsRule(_Rates):
                 both.append(Comparison(a, b, f"{sides[0]} / {sides[1]}"))
         return both
 
-    def _name_rows(self) -> None:
-        self.names = [f"{self.kinds[0]}: {pair.name}" for pair in self.pairs]
+    def _row_names(self) -> list[str]:
+        return [f"{self.kinds[0]}: {pair.name}" for pair in self.pairs]
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return Linear(phi, (-1.0, self.ratio))
@@ -237,24 +246,10 @@ class PredictiveParity(_Rates):
     width = 4
     sides = 2
     kinds = ("precision",)
-    classes = (None,)
 
-    @property
-    def needs_labels(self) -> bool:
-        return True
-
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        columns, batch = batch, on_host(batch)
-        positive = required_column(batch, "y", self) == 1
-        shares, known = _shares(self.comparisons.members(batch, self), batch, like)
-        return _of_pairs(known.unsqueeze(0), self.pairs, like, (columns, shares, send(positive, like)))
-
-    def values(self, outputs: Tensor, given: Any) -> Tensor:
-        """The means of q y and of q on both sides, shape (b, 4)."""
-        (columns, shares, positive), sides, chosen = given
-        q = self.rate(outputs, columns)
-        means = shares @ torch.stack([q * positive, q], dim=1)
-        return _both_sides(means.unsqueeze(0), sides, chosen)
+    def of_samples(self, q: Tensor, batch: Columns) -> Tensor:
+        """``q y`` and q, shape (B, 2)."""
+        return torch.stack([q * (one_label_each(batch, self) == 1), q], dim=1)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return RatioDifference(AbsoluteDistance(phi))
@@ -266,7 +261,32 @@ class PredictiveParity(_Rates):
         return ratio_difference(values).abs().squeeze(1) - self.tolerance
 
 
-class GroupAUCAtLeast(GroupConstraint):
+class _GroupAUC(GroupConstraint):
+    """What constraints on the AUCs of sides share."""
+
+    kinds = ("auc",)
+    classes = (1, 0)
+
+    def __init__(
+        self, kappa: float, loss: PairLoss | None, by: str, against: Against, groups: Sequence[str] | None
+    ) -> None:
+        super().__init__(kappa, by, against, groups)
+        self.loss = loss or SigmoidPair()
+        self.range = Range(0.0, 1.0) if isinstance(self.loss, SigmoidPair) else Range()
+
+    def mean_losses(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+        """The mean losses of the pairs within every side, shape (1, s), and which sides have both classes, (1, s)."""
+        scores = binary_scores(outputs)
+        shares, known = self.shares(batch, scores.dtype)
+        losses = pair_losses(self.loss, only_of(shares, scores), shares[0], shares[1])
+        return losses.unsqueeze(0), known.all(0, keepdim=True)
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
+        """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
+        return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
+
+
+class GroupAUCAtLeast(ValueAtMost, _GroupAUC):
     r"""``h(w) = least - AUC_a(w) <= 0`` for every group a, with ``AUC_a = 1 - mean of l(s_i - s_j)``.
 
     The mean is over the pairs of a positive i and a negative j of the group; with the sigmoid loss it is a smoothed
@@ -283,46 +303,27 @@ class GroupAUCAtLeast(GroupConstraint):
         ConfigError: if ``least`` is not in (0, 1].
     """
 
-    width = 1
-    kinds = ("auc",)
-
     def __init__(
         self, least: float, loss: PairLoss | None = None, by: str = "group", groups: Sequence[str] | None = None
     ) -> None:
-        self.least, self.loss = fraction("least", least), loss or SigmoidPair()
-        super().__init__(1 - least, by, "pairs", groups)
-        self.range = Range(0.0, 1.0) if isinstance(self.loss, SigmoidPair) else Range()
+        self.least = fraction("least", least)
+        super().__init__(1 - least, loss, by, "pairs", groups)
 
-    def _name_rows(self) -> None:
+    def _name(self) -> None:
         self.names = [f"auc: {name}" for name in self.comparisons.names]
+        self._order = Known(torch.arange(self.num_rows))  # a row is of one side
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a group if it holds both of its classes."""
-        y = required_column(columns, "y", self)
-        return [[side & (y == 1), side & (y != 1)] for side in self.comparisons.members(columns, self)]
+        return [list(side) for side in self.members(columns).unbind(1)]
 
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
-        """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
-        return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
-
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        pairs, known = _pairs_within(self, batch, like)
-        index = known.nonzero().squeeze(1)
-        return Arrangement(index, (pairs, send(index, like)))
-
-    def values(self, outputs: Tensor, given: Any) -> Tensor:
-        """The mean losses of the groups, shape (b, 1)."""
-        pairs, chosen = given
-        return _mean_losses(self.loss, outputs, pairs).index_select(0, chosen).unsqueeze(1)
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return phi
-
-    def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.tolerance
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """The mean losses of the groups, shape (m, 1)."""
+        losses, known = self.mean_losses(outputs, batch)
+        return None, Rows(losses.T, known[0])
 
 
-class AUCParity(DifferenceAtMost, GroupConstraint):
+class AUCParity(DifferenceAtMost, _GroupAUC):
     r"""``h(w) = |AUC_a(w) - AUC_b(w)| - kappa <= 0`` for every comparison of two sides.
 
     The AUC of a side is as in :class:`GroupAUCAtLeast`, over pairs within the side.
@@ -333,8 +334,6 @@ class AUCParity(DifferenceAtMost, GroupConstraint):
         by, against, groups: as of :class:`DemographicParity`.
     """
 
-    kinds = ("auc",)
-
     def __init__(
         self,
         kappa: float = 0.02,
@@ -343,112 +342,38 @@ class AUCParity(DifferenceAtMost, GroupConstraint):
         against: Against = "pairs",
         groups: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(non_negative("kappa", kappa), by, against, groups)
-        self.loss = loss or SigmoidPair()
-        self.range = Range(0.0, 1.0) if isinstance(self.loss, SigmoidPair) else Range()
+        super().__init__(non_negative("kappa", kappa), loss, by, against, groups)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds both classes of both sides."""
-        y, sides = required_column(columns, "y", self), self.comparisons.members(columns, self)
-        return [
-            [sides[side] & is_class for side in (pair.first, pair.second) for is_class in (y == 1, y != 1)]
-            for pair in self.pairs
-        ]
+        sides = self.members(columns).unbind(1)
+        return [[*sides[pair.first], *sides[pair.second]] for pair in self.pairs]
 
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
-        """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
-        return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
-
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        pairs, known = _pairs_within(self, batch, like)
-        return _of_pairs(known.unsqueeze(0), self.pairs, like, pairs)
-
-    def values(self, outputs: Tensor, given: Any) -> Tensor:
-        """The mean losses of both sides, shape (b, 2)."""
-        pairs, sides, chosen = given
-        return _both_sides(_mean_losses(self.loss, outputs, pairs).view(1, -1, 1), sides, chosen)
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """The mean losses of both sides, shape (m, 2)."""
+        losses, known = self.mean_losses(outputs, batch)
+        return None, Rows(self.by_pairs(losses)[0], self.by_pairs(known)[0].all(-1))
 
 
-class _PairsWithin(NamedTuple):
-    """The pairs of a positive and a negative of one side, of all sides.
+def pair_losses(loss: PairLoss, scores: Tensor, of_positives: Tensor, of_negatives: Tensor) -> Tensor:
+    """``sum_ij v_i w_j l(s_i - s_j)`` for the shares v and w of every side, shape (s,).
 
-    Attributes:
-        positives: positions, shape (a,).
-        negatives: positions, shape (b,).
-        of_positives: what every positive counts on a side, shape (number of sides, a).
-        of_negatives: what every negative counts, shape (number of sides, b), so that the pairs of a side add up to 1.
-    """
-
-    positives: Tensor
-    negatives: Tensor
-    of_positives: Tensor
-    of_negatives: Tensor
-
-
-def _pairs_within(constraint: GroupConstraint, batch: Columns, like: Tensor) -> tuple[_PairsWithin, Tensor]:
-    """The pairs within the sides, and which sides have both classes, on the host."""
-    batch = on_host(batch)
-    positive = required_column(batch, "y", constraint) == 1
-    member = constraint.comparisons.members(batch, constraint).to(like.dtype)
-    if "weight" in batch:
-        member = member * batch["weight"].to(like.dtype)
-    of_positives, of_negatives = member[:, positive], member[:, ~positive]
-    total = (of_positives.sum(1) * of_negatives.sum(1)).unsqueeze(1)
-    of_negatives = of_negatives / torch.where(total > 0, total, 1.0)
-    positions = (side.nonzero().squeeze(1) for side in (positive, ~positive))
-    pairs = _PairsWithin(*(send(part, like) for part in (*positions, of_positives, of_negatives)))
-    return pairs, total.squeeze(1) > 0
-
-
-def _mean_losses(loss: PairLoss, outputs: Tensor, pairs: _PairsWithin) -> Tensor:
-    """Mean loss of the pairs within every side, shape (number of sides,)."""
-    scores = binary_scores(outputs)
-    p, n = scores.index_select(0, pairs.positives), scores.index_select(0, pairs.negatives)
-    return ((pairs.of_positives @ loss(p.unsqueeze(1) - n)) * pairs.of_negatives).sum(1)
-
-
-def _shares(member: Tensor, batch: Columns, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What every sample counts in the mean over each subset (..., B), and which have samples, on the host.
+    All pairs of samples are formed, a block of rows at a time where they are many; positives then come first, so that
+    no block needs the samples before it.
 
     Args:
-        member: of which subset each sample is, shape (..., B), bool, on the host.
-        batch: columns, on the host.
-        like: a tensor of the device and dtype of the result.
+        loss: l.
+        scores: s, shape (B,).
+        of_positives: v, shape (s, B), >= 0.
+        of_negatives: w, shape (s, B), 0 where v is not.
     """
-    weighted = member.to(like.dtype)
-    if "weight" in batch:
-        weighted = weighted * batch["weight"].to(like.dtype)
-    count = weighted.sum(-1, keepdim=True)
-    return send(weighted / torch.where(count > 0, count, 1.0), like), count.squeeze(-1) > 0
-
-
-def _sides(pairs: Sequence[Comparison]) -> list[Tensor]:
-    """The first and the second sides of comparisons, on the host."""
-    return [torch.tensor(side) for side in zip(*((pair.first, pair.second) for pair in pairs), strict=True)]
-
-
-def _of_pairs(known: Tensor, pairs: Sequence[Comparison], like: Tensor, given: Any) -> Arrangement:
-    """The rows of comparisons.
-
-    Args:
-        known: of which kinds and sides the batch has samples, shape (number of kinds, number of sides), on the host.
-        pairs: the two sides of every row of a kind.
-        like: a tensor of the network's device.
-        given: what the means are computed from; beside it are given the sides, and which rows are known.
-    """
-    sides = _sides(pairs)
-    index = (known[:, sides[0]] & known[:, sides[1]]).flatten().nonzero().squeeze(1)
-    return Arrangement(index, (given, [send(side, like) for side in sides], send(index, like)))
-
-
-def _both_sides(means: Tensor, sides: Sequence[Tensor], chosen: Tensor | None) -> Tensor:
-    """The rows of comparisons, from means of every kind and side (kinds, number of sides, width of a side).
-
-    Args:
-        means: see above.
-        sides: the first and the second ones.
-        chosen: the known rows; None for all.
-    """
-    both = torch.cat([means.index_select(1, side) for side in sides], dim=-1)
-    rows = both.flatten(0, 1)
-    return rows if chosen is None else rows.index_select(0, chosen)
+    size = len(scores)
+    if size * size <= _AT_ONCE:
+        return ((of_positives @ loss(scores.unsqueeze(1) - scores)) * of_negatives).sum(1)
+    order = of_positives.sum(0).argsort(descending=True)
+    s, v, w = (t.index_select(-1, order) for t in (scores, of_positives, of_negatives))
+    rows, sums = max(1, _AT_ONCE // size), list[Tensor]()
+    for i in range(0, size, rows):
+        losses = loss(s[i : i + rows].unsqueeze(1) - s[i:])
+        sums.append(((v[:, i : i + rows] @ losses) * w[:, i:]).sum(1))
+    return torch.stack(sums).sum(0)

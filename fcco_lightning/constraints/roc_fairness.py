@@ -3,21 +3,20 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints.base import DifferenceAtMost
-from fcco_lightning.constraints.comparisons import Against, GroupComparisons
+from fcco_lightning.constraints.comparisons import Against
+from fcco_lightning.constraints.parity import GroupConstraint
 from fcco_lightning.constraints.vacuity import spread
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
-from fcco_lightning.objectives import Quantity, binary_scores, require_binary_labels, required_column
-from fcco_lightning.records import Arrangement, Columns, Usual
+from fcco_lightning.numerics import Known
+from fcco_lightning.objectives import Quantity, binary_scores
+from fcco_lightning.records import Columns, Rows
 
 
 class ScoreScale(ABC):
@@ -95,7 +94,7 @@ def _quantiles(scores: Tensor, levels: Tensor) -> Tensor:
     return torch.lerp(ranked[below], ranked[above], position - below)
 
 
-class ROCFairness(DifferenceAtMost):
+class ROCFairness(DifferenceAtMost, GroupConstraint):
     r"""``h_tau^{+-}(w) = |mean_favoured sigma((s - tau)/T) - mean_other sigma((s - tau)/T)| - kappa <= 0``.
 
     One row of width 2 (rate of the favoured group, rate of the other) per threshold over the positives (true positive
@@ -124,6 +123,8 @@ class ROCFairness(DifferenceAtMost):
     """
 
     range = Range(0.0, 1.0)
+    kinds = ("tpr", "fpr")
+    classes = (1, 0)
 
     def __init__(
         self,
@@ -138,88 +139,34 @@ class ROCFairness(DifferenceAtMost):
         if not thresholds or len(set(thresholds)) != len(thresholds):
             raise ConfigError(f"thresholds must be a non-empty list without repeats, got {list(thresholds)!r}.")
         self.thresholds = tuple(float(t) for t in thresholds)
-        self.kappa = non_negative("kappa", kappa)
-        if kappa >= 1:
+        if non_negative("kappa", kappa) >= 1:
             raise ConfigError(f"kappa is a difference of rates and must be < 1, got {kappa!r}.")
         self.temperature = positive("temperature", temperature)
         self.scale = scale or RawScores()
-        self.comparisons = GroupComparisons(by, against, groups)
-        self._cached: tuple[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] | None = None
-        self._name_rows()
+        self._levels = Known(torch.tensor(self.thresholds, dtype=torch.float64))
+        super().__init__(kappa, by, against, groups)
 
-    def _name_rows(self) -> None:
+    def _row_names(self) -> list[str]:
         """By class, comparison and threshold."""
-        self.names = []
-        for rate in ("tpr", "fpr"):
+        names = list[str]()
+        for rate in self.kinds:
             by_threshold = [self.comparisons.rows(f"{rate}@{t:g}", always=False) for t in self.thresholds]
-            self.names += [name for of_pair in zip(*by_threshold, strict=True) for name in of_pair]
-
-    def adapt(self, datamodule: Any) -> None:
-        """Take the groups, and their names, from the datamodule."""
-        self.comparisons.adapt(datamodule)
-        self._cached = None
-        self._name_rows()
-
-    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
-        require_binary_labels(batch, self)
-        self.comparisons.check(batch, self)
+            names += [name for of_pair in zip(*by_threshold, strict=True) for name in of_pair]
+        return names
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of the rates of a class if it holds a sample of it from both sides."""
-        sides, rows = self.comparisons.members(columns, self), list[Sequence[Tensor]]()
-        for label in (1, 0):
-            of_class = columns["y"] == label
-            for pair in self.comparisons.pairs:
-                both = [of_class & sides[pair.first], of_class & sides[pair.second]]
-                rows += [both] * len(self.thresholds)
-        return rows
+        return [both for both in super().subsets(columns) for _ in self.thresholds]
 
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        thresholds, order = self._constants(like)
-        shares, known = self._shares(on_host(batch), like.dtype)
-        given = (send(shares, like), thresholds, order)
-        index = torch.arange(self.num_rows)
-        if bool(known.all()):
-            return Arrangement(index, (*given, None))
-        both = torch.stack([known[:, pair.first] & known[:, pair.second] for pair in self.comparisons.pairs], dim=1)
-        index = index[both.flatten().repeat_interleave(len(self.thresholds))]
-        return Arrangement(index, (*given, send(index, like)))
-
-    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
-        """The same for a batch with both classes of all sides."""
-        shares, known = self._shares(batch, like.dtype)
-        return Usual((shares, *self._constants(like), None), known.all())
-
-    def values(self, outputs: Tensor, given: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> Tensor:
-        """The rates of both sides, shape (b, 2)."""
-        shares, thresholds, order, chosen = given
-        scores = self.scale(binary_scores(outputs))
-        rates = shares @ torch.sigmoid((scores.unsqueeze(1) - thresholds) / self.temperature)
-        # (class, pair; side; tau) -> (class, pair, tau; side)
-        rates = rates.index_select(0, order).view(-1, 2, len(self.thresholds)).transpose(1, 2).reshape(-1, 2)
-        return rates if chosen is None else rates.index_select(0, chosen)
-
-    def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What every sample counts in the rate of a class and a side, shape (2 sides, B), and which rates are known.
-
-        The positives are first; the second has the shape (2, sides), bool.  Both are on the host.
-        """
-        positive, sides = required_column(batch, "y", self) == 1, self.comparisons.members(batch, self)
-        member = torch.cat([sides & positive, sides & ~positive])
-        weighted = member * batch["weight"].to(dtype) if "weight" in batch else member.to(dtype)
-        count = weighted.sum(dim=1, keepdim=True)
-        return weighted / torch.where(count > 0, count, 1.0), (count > 0).view(2, -1)
-
-    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Thresholds, and the first and the second side of every pair, on the device and in the dtype of ``like``."""
-        key = (like.device, like.dtype)
-        if self._cached is None or self._cached[0] != key:
-            with torch.inference_mode(False):  # they may be part of a graph later
-                sides = [side for pair in self.comparisons.pairs for side in (pair.first, pair.second)]
-                rows = [row * len(self.comparisons.sides) + side for row in range(2) for side in sides]
-                thresholds = torch.tensor(self.thresholds, dtype=like.dtype, device=like.device)
-                self._cached = key, (thresholds, torch.tensor(rows, device=like.device))
-        return self._cached[1]
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """The rates of both sides, shape (m, 2); those of other samples are finite, and count 0 times."""
+        scores = self.scale(binary_scores(outputs)).unsqueeze(1)
+        above = scores - self._levels.like(scores, scores.dtype)
+        above = above if self.temperature == 1 else above / self.temperature
+        shares, known = self.shares(batch, scores.dtype)
+        rates = self.by_pairs(shares @ torch.sigmoid(above))  # (class, pair, side, threshold)
+        known = self.by_pairs(known).all(-1).unsqueeze(-1).expand(-1, -1, rates.shape[-1])
+        return None, Rows(rates.transpose(2, 3).reshape(-1, 2), known.flatten())
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""

@@ -1,6 +1,8 @@
 """Subsets of the samples that a person describes by columns and values."""
 
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from fcco_lightning.conditions import Condition, Where, described, holds, values_of
 from fcco_lightning.errors import DataError
+from fcco_lightning.numerics import Known
 from fcco_lightning.records import Columns
 
 
@@ -56,8 +59,7 @@ class Subset:
                 f"`{self.argument}` names the column(s) {missing}, the batch has {sorted(batch)}. Use y (label, 0 or "
                 "1), group (1 for the favoured group) or another column of the data."
             )
-        some_column = next(iter(batch.values()))
-        mask = torch.ones(some_column.shape[0], dtype=torch.bool, device=some_column.device)
+        mask = _everyone(next(iter(batch.values())))
         for name, condition in self._resolved.items():
             mask = mask & holds(batch[name], condition, name)
         return mask
@@ -109,9 +111,7 @@ class Subset:
 
 
 class Subsets:
-    """Several subsets, of which the samples of a batch are marked at once.
-
-    Every column is looked at once: all subsets that ask for one number each are compared with it together.
+    """Several subsets, of which the samples of a batch are marked at once, column by column.
 
     Args:
         subsets: after :meth:`Subset.adapt`.
@@ -131,15 +131,13 @@ class Subsets:
         if any(asked.name not in batch for asked in self._columns):
             for subset in self._subsets:
                 subset.mask(batch)  # says what is missing
-        some_column = next(iter(batch.values()))
-        mask = torch.ones(len(self._subsets), len(some_column), dtype=torch.bool, device=some_column.device)
-        for asked in self._columns:
-            mask &= asked.holds(batch[asked.name])
-        return mask
+        if not self._columns:
+            return _everyone(next(iter(batch.values()))).expand(len(self._subsets), -1)
+        return reduce(operator.and_, (asked.holds(batch[asked.name]) for asked in self._columns))
 
 
 class _Asked:
-    """What several subsets ask of one column.
+    """What several subsets ask of one column: most often a number each, with which it is compared at once.
 
     Args:
         name: of the column.
@@ -148,23 +146,24 @@ class _Asked:
 
     def __init__(self, name: str, conditions: Sequence[Condition | None]) -> None:
         self.name = name
-        numbers = dict.fromkeys(float(c) for c in conditions if isinstance(c, bool | int | float))
-        others = {repr(c): c for c in conditions if c is not None and not isinstance(c, bool | int | float)}
-        row = {repr(number): k for k, number in enumerate(numbers)}
-        row |= {text: len(numbers) + k for k, text in enumerate(others)}
-        everyone = len(row)
-        self._numbers, self._others = torch.tensor(list(numbers), dtype=torch.float64), list(others.values())
-        self._rows = torch.tensor([everyone if c is None else row[_key(c)] for c in conditions])
+        numbers = [float(c) for c in conditions if isinstance(c, bool | int | float)]
+        self._numbers = Known(torch.tensor(numbers, dtype=torch.float64).unsqueeze(1))
+        self._whole = all(number.is_integer() and abs(number) < 2**53 for number in numbers)
+        self._others = {repr(c): c for c in conditions if not isinstance(c, bool | int | float)}
+        # where the answer to each subset stands: in the table of the numbers, in their order, or below it
+        ahead, below = iter(range(len(numbers))), {text: len(numbers) + k for k, text in enumerate(self._others)}
+        self._rows = Known(torch.tensor([below[repr(c)] if repr(c) in below else next(ahead) for c in conditions]))
 
     def holds(self, column: Tensor) -> Tensor:
         """Which samples meet the condition of each subset, shape (m, B), bool."""
-        if self._rows.device != column.device:
-            self._rows, self._numbers = self._rows.to(column.device), self._numbers.to(column.device)
-        tables = [column == self._numbers.unsqueeze(1).to(torch.promote_types(column.dtype, torch.float32))]
-        tables += [holds(column, condition, self.name).unsqueeze(0) for condition in self._others]
-        tables.append(torch.ones(1, len(column), dtype=torch.bool, device=column.device))
-        return torch.cat(tables).index_select(0, self._rows)
+        whole = self._whole and not column.is_floating_point()
+        dtype = torch.int64 if whole else torch.promote_types(column.dtype, torch.float32)
+        table = column == self._numbers.like(column, dtype)
+        if not self._others:
+            return table
+        others = [_everyone(column) if c is None else holds(column, c, self.name) for c in self._others.values()]
+        return torch.cat([table, torch.stack(others)]).index_select(0, self._rows.like(column))
 
 
-def _key(condition: Condition) -> str:
-    return repr(float(condition)) if isinstance(condition, bool | int | float) else repr(condition)
+def _everyone(column: Tensor) -> Tensor:
+    return torch.ones(len(column), dtype=torch.bool, device=column.device)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, TensorDataset
 
-from fcco_lightning.data.plans import Drawn, UniformBatches
+from fcco_lightning.data.plans import Drawn, ShuffledBatches
 from fcco_lightning.errors import DataError
 from fcco_lightning.records import TARGET
 
@@ -70,7 +70,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             batch_size: over all processes together.
             drop_last: whether an epoch's last batch is left out if it is short.
         """
-        return {TARGET: Drawn(self.columns, UniformBatches(len(self), batch_size, drop_last=drop_last))}
+        return {TARGET: Drawn(self.columns, ShuffledBatches(len(self), batch_size, drop_last=drop_last))}
 
 
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:

@@ -26,24 +26,19 @@ def unpack(buffers: Tensor, like: Sequence[Tensor], sizes: Sequence[int]) -> lis
     """The tensors of all processes, concatenated along the first dimension.
 
     Args:
-        buffers: one row per process, uint8.
+        buffers: one row per process, uint8, at aligned addresses.
         like: tensors of the dtypes and shapes that were packed, up to the first dimension.
         sizes: first dimension of each process.
     """
-    even = len(set(sizes)) == 1
-    offsets, whole = [0] * len(sizes), []
+    even, offsets, whole = len(set(sizes)) == 1, [0] * len(sizes), []
     for t in like:
-        row = t.dtype.itemsize * t.shape[1:].numel()
-        spans = [(o, o + b * row) for o, b in zip(offsets, sizes, strict=True)]
+        lengths = [size * t.dtype.itemsize * t.shape[1:].numel() for size in sizes]
         if even:
-            parts = [buffers[:, slice(*spans[0])].reshape(-1)]
+            flat = buffers[:, offsets[0] : offsets[0] + lengths[0]].reshape(-1)
         else:
-            parts = [buffer[slice(*span)] for buffer, span in zip(buffers, spans, strict=True)]
-        flat = parts[0] if even else torch.cat(parts)
-        # a copy at an aligned address, whatever the offset was
-        flat = flat.contiguous() if flat.storage_offset() % t.dtype.itemsize == 0 else flat.clone()
+            flat = torch.cat([b[o : o + n] for b, o, n in zip(buffers, offsets, lengths, strict=True)])
         whole.append(flat.view(t.dtype).view(sum(sizes), *t.shape[1:]))
-        offsets = [o + _padded(b * row) for o, b in zip(offsets, sizes, strict=True)]
+        offsets = [o + _padded(n) for o, n in zip(offsets, lengths, strict=True)]
     return whole
 
 

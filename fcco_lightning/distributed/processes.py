@@ -64,7 +64,8 @@ class Processes:
         self.size = dist.get_world_size(group) if running else 1
         self.rank = dist.get_rank(group) if running else 0
         self.seconds, self.bytes = 0.0, 0
-        self._on_gpu = running and "gloo" not in dist.get_backend(group)
+        # where the backend needs all tensors; None for where they are
+        self._device = torch.device("cuda") if running and "gloo" not in dist.get_backend(group) else None
         self._capacity = 0
         self._announced: BaseException | None = None  # the failure here that the others know of
 
@@ -76,10 +77,6 @@ class Processes:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
         """The same: a copy of what refers to processes refers to these."""
         return self
-
-    def share(self, count: int) -> slice:
-        """This process's part of ``count`` consecutive items, as even as can be."""
-        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def gather(self, tensors: Sequence[Tensor], mark: int = 0) -> Gathered:
         """Concatenate the tensors of all processes along the first dimension, differentiably.
@@ -102,25 +99,22 @@ class Processes:
             return Gathered(list(tensors), [tensors[0].shape[0] if tensors else 0], [mark])
         with self.guard():
             rows = _rows(tensors)
-        contents = [self._reachable(t.detach()).contiguous() for t in tensors]
-        layout = zlib.crc32(repr([(t.dtype, tuple(t.shape[1:])) for t in contents]).encode())
+        contents = [t.detach().to(self._device or t.device).contiguous() for t in tensors]
+        kinds = [f"{str(t.dtype)[6:]} (b, {', '.join(map(str, t.shape[1:]))})" for t in contents]
+        layout = zlib.crc32(repr(kinds).encode())
         headers, everything = self._exchange(contents, [0, packed_size(contents), rows, layout, mark, 0])
         if any(h[3] != layout for h in headers):
-            shapes = self._everyone([f"{str(t.dtype)[6:]} (b, {', '.join(map(str, t.shape[1:]))})" for t in contents])
+            who = "; ".join(f"process {r} has {of_one}" for r, of_one in enumerate(self._everyone(kinds)))
             raise PeerError(
-                "the processes do not speak of the same tensors: "
-                + "; ".join(f"process {r} has {s}" for r, s in enumerate(shapes))
-                + ". Give every process the same configuration and data."
+                f"the processes do not speak of the same tensors: {who}. Give every process the same configuration and "
+                "data."
             )
         sizes = [h[2] for h in headers]
-        union = unpack(everything[:, _HEADER_BYTES:], contents, sizes)
-        union = [u.to(t.device) for t, u in zip(tensors, union, strict=True)]
-        start = sum(sizes[: self.rank])
-        whole = [
-            _Union.apply(t, u, start, self.size) if t.requires_grad and torch.is_grad_enabled() else u
-            for t, u in zip(tensors, union, strict=True)
-        ]
-        return Gathered(whole, sizes, [h[4] for h in headers])
+        start, union = sum(sizes[: self.rank]), list[Tensor]()
+        for t, u in zip(tensors, unpack(everything[:, _HEADER_BYTES:], contents, sizes), strict=True):
+            with_graph = t.requires_grad and torch.is_grad_enabled()
+            union.append(_Union.apply(t, u.to(t.device), start, self.size) if with_graph else u.to(t.device))
+        return Gathered(union, sizes, [h[4] for h in headers])
 
     def fail(self, error: BaseException, timeout: float | None = None) -> None:
         """Tell the others, which are in :meth:`gather` or :meth:`agree` or on their way, why this process is not.
@@ -204,7 +198,7 @@ class Processes:
         self, contents: Sequence[Tensor], header: list[int], timeout: float | None = None
     ) -> tuple[list[list[int]], Tensor]:
         """Headers and buffers of all processes.  All of them agree on the size of a buffer, so that none has to ask."""
-        device = contents[0].device if contents else self._device()
+        device = contents[0].device if contents else self._device or torch.device("cpu")
         while True:
             buffer = torch.empty(_HEADER_BYTES + self._capacity, dtype=torch.uint8, device=device)
             buffer[:_HEADER_BYTES].view(torch.int64).copy_(torch.tensor(header))
@@ -230,12 +224,6 @@ class Processes:
         raise PeerError(
             "; ".join(f"process {rank} failed with {reasons[rank]}" for rank in failed) + ". So this process stops too."
         )
-
-    def _reachable(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device()) if self._on_gpu else tensor
-
-    def _device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if self._on_gpu else torch.device("cpu")
 
     @contextmanager
     def _timed(self, sent: int) -> Iterator[None]:

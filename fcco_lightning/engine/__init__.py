@@ -1,10 +1,10 @@
 """Parts assembled into one problem, and the verbs with which any loop trains on it."""
 
 from fcco_lightning.engine.backend import Backend, PlainBackend
-from fcco_lightning.engine.causes import named_samples, narrow_weights
+from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_weights
 from fcco_lightning.engine.engine import Engine, Evaluated, Measured
-from fcco_lightning.engine.estimates import Estimates, Surrogate
-from fcco_lightning.engine.forward import Estimated, InnerFunctions, Samples
+from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
+from fcco_lightning.engine.functions import InnerFunctions, read, wide
 from fcco_lightning.engine.parts import (
     as_batch,
     columns_of,
@@ -23,24 +23,26 @@ __all__ = [
     "BatchDraws",
     "Drawn",
     "Engine",
-    "Estimated",
     "Estimates",
     "Evaluated",
     "InnerFunctions",
     "Measured",
     "PlainBackend",
     "Problem",
+    "Proposal",
     "Reading",
-    "Samples",
     "Surrogate",
     "Term",
     "as_batch",
     "columns_of",
+    "name_index",
     "named_samples",
     "narrow_weights",
     "other_columns",
     "outputs_of",
     "outputs_of_columns",
     "part_name",
+    "read",
     "usable",
+    "wide",
 ]

@@ -28,15 +28,16 @@ class Backend(Protocol):
         Returns: the gradient with respect to the leaf, in true units; None where the surrogate does not depend on it.
         """
 
-    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> bool:
+    def takes_gradients(self, params: Sequence[Tensor]) -> bool:
+        """Whether gradients that were computed with the surrogate may take the place of a backward pass."""
+
+    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """Leave gradients that were computed with the surrogate in ``.grad``, as :meth:`backward` would.
 
         Args:
             value: the surrogate's, without graph.
             params: the parameters.
             gradients: of their shapes; None for one that the surrogate does not depend on.
-
-        Returns: False, and nothing is done, where only a backward pass does all that there is to do.
         """
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
@@ -86,13 +87,14 @@ class PlainBackend:
         surrogate.backward()  # type: ignore[no-untyped-call]
         return None if leaf is None else leaf.grad
 
-    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> bool:  # noqa: ARG002
-        """``p.grad = g``, unless a subclass has a backward pass of its own, or a parameter has hooks."""
-        if type(self).backward is not PlainBackend.backward or hooked(params):
-            return False
+    def takes_gradients(self, params: Sequence[Tensor]) -> bool:
+        """Yes, unless a subclass has a backward pass of its own, or a parameter has hooks."""
+        return type(self).backward is PlainBackend.backward and not hooked(params)
+
+    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:  # noqa: ARG002
+        """``p.grad = g``."""
         for p, g in zip(params, gradients, strict=True):
             p.grad = g
-        return True
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """One collective."""

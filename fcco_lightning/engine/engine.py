@@ -1,6 +1,7 @@
 """The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -8,22 +9,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.engine.backend import Backend, PlainBackend
-from fcco_lightning.engine.causes import causes
-from fcco_lightning.engine.estimates import Estimates, Surrogate
-from fcco_lightning.engine.forward import Elsewhere, Estimated, InnerFunctions, RandomState, Samples
-from fcco_lightning.engine.parts import as_batch, part_name, received
+from fcco_lightning.engine.compiling import Compiled
+from fcco_lightning.engine.diagnosis import check, name_index, refuse
+from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
+from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read
+from fcco_lightning.engine.parts import as_batch, received
 from fcco_lightning.engine.problem import Problem
-from fcco_lightning.engine.row_parameters import RowStep
+from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.terms import Reading, Term
-from fcco_lightning.engine.union import KnownRows, unite
-from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
-from fcco_lightning.numerics import all_finite
-from fcco_lightning.objectives.base import nothing
-from fcco_lightning.records import Batch
-from fcco_lightning.state import DualState, Place, replaced
-
-_FULL = (torch.float32, torch.float64)
-_OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
+from fcco_lightning.engine.union import unite
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.numerics import all_finite, look
+from fcco_lightning.records import Batch, Rows
 
 
 class Method(Protocol):
@@ -31,79 +28,45 @@ class Method(Protocol):
 
     def start(self, engine: "Engine") -> None: ...
     def iteration(self, engine: "Engine", batch: Batch) -> None: ...
+    def check(self, seen: "Evaluated") -> None: ...
     def close(self, engine: "Engine") -> None: ...
     def finish(self, engine: "Engine", batches: Iterator[Batch]) -> bool: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Measured(NamedTuple):
-    """What a batch says at the present weights, and perhaps at others.
-
-    Attributes:
-        direct: estimate of g_0 with graph, a scalar, or None.
-        readings: of every term that the batch speaks of.
-        previous_direct: estimate of g_0 at the other weights, where a graph was asked for there.
-    """
-
-    direct: Tensor | None
-    readings: list[Reading]
-    previous_direct: Tensor | None = None
-
-
 class Evaluated(NamedTuple):
     """The network's outputs for the samples of a batch, of all processes together.
 
     Attributes:
-        now: at the present weights, with graph.
-        before: at the other weights; None where there are none.
-        elsewhere: the inner functions at the other weights.
-        known: rows that came along, by the state that they belong to.
-        own: the network's outputs by part for the samples of this process alone, at the present weights, with graph.
-        graph: whether what is measured at the other weights has a graph, too.
+        outputs: by part, at the weights that the parameters hold, with graph.
+        batch: columns by part, all but the network's input where processes share the batch.
+        earlier: the outputs at other weights, without graph; None where there are none.
+        before: these weights.
+        own: the outputs for the samples of this process alone.
     """
 
-    now: Samples
-    before: Samples | None
-    elsewhere: Elsewhere | None
-    known: Mapping[DualState, KnownRows]
+    outputs: dict[str, Any]
+    batch: Batch
+    earlier: dict[str, Any] | None
+    before: Sequence[Tensor] | None
     own: Mapping[str, Any]
-    graph: bool = False
-
-    def halves(self) -> tuple["Evaluated", "Evaluated"]:
-        """The first and the second half of the samples."""
-        now = self.now.halves()
-        before = (None, None) if self.before is None else self.before.halves()
-        first, second = (self._replace(now=n, before=b) for n, b in zip(now, before, strict=True))
-        return first, second
 
     def at_present(self) -> "Evaluated":
         """The same without the second evaluation."""
-        return self._replace(before=None, elsewhere=None)
-
-    def part(self, name: str) -> "Evaluated":
-        """The samples of one part of the batch, for terms that name none."""
-        before = None if self.before is None else self.before.part(name)
-        return self._replace(now=self.now.part(name), before=before)
-
-    def dual_part(self) -> "Evaluated":
-        """The independent draw of samples that came as the part "dual"."""
-        before = None if self.before is None else self.before.dual_part()
-        return self._replace(now=self.now.dual_part(), before=before)
+        return self._replace(earlier=None, before=None)
 
 
-class Proposal(NamedTuple):
-    """New values of the rows of a state, not yet written.
+class Measured(NamedTuple):
+    """What a batch says.
 
     Attributes:
-        name: of what they belong to, for messages.
+        direct: estimate of g_0 with graph, a scalar, or None.
+        readings: of the terms.
     """
 
-    name: str
-    state: DualState
-    place: Place
-    rows: Tensor
-    decay: float
+    direct: Tensor | None
+    readings: list[Reading]
 
 
 class Engine:
@@ -113,8 +76,9 @@ class Engine:
     every process measures the inner functions on the outputs of all (:func:`unite`), so rows and surrogate are the same
     everywhere, and the gradients add up.
 
-    An iteration measures, reads rows, proposes new ones, descends (a backward pass), and commits: until then no row and
-    no weight has changed, and :meth:`commit` looks at everything at once, so that a bad batch changes nothing.
+    An iteration measures a batch, which reads the rows, makes a surrogate with new rows, descends (a backward pass) and
+    commits: until then no row and no weight has changed, and :meth:`commit` looks at everything at once, so that a bad
+    batch changes nothing.
 
     Args:
         network: called as ``network(batch["x"])``, or with the whole batch if it is a
@@ -124,7 +88,19 @@ class Engine:
         backend: how to differentiate and step; a bare loop by default.
         micro_batch: largest number of samples of a part that pass through the network at once, so that batches of any
             size fit into memory (see :func:`~fcco_lightning.engine.micro_batches.recomputed`); None for all.
-        compiled: whether steps are compiled by torch.compile, by most algorithms, see :attr:`compilable`.
+        compiled: whether steps are compiled by torch.compile, see :class:`~fcco_lightning.engine.compiling.Compiled`.
+
+    Attributes:
+        optimizer: the user's, while a batch is trained on.
+        params: what is trained.
+        network_alone: whether all that is trained is the network's.
+        stop_asked: whether this process was asked to stop.
+        stop_agreed: whether any was; all processes know it in the same step.
+        last_batch: whether the epoch ends with the batch.
+        has_schedule: whether the learning rate has one.
+        answer: to what was asked in the last :meth:`commit`.
+        given: the batch that is being trained on, of this process, until the commit.
+        seen: the same, evaluated.
 
     Example:
         >>> import torch
@@ -138,7 +114,6 @@ class Engine:
     """
 
     optimizer: Optimizer
-    """The user's, while a batch is trained on."""
 
     def __init__(
         self,
@@ -152,23 +127,14 @@ class Engine:
     ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
-        self.compiled = compiled
         self.backend = backend or PlainBackend(self.processes)
         self.params = list(self.functions.trainable().values())
-        self.has_schedule = False  # of the learning rate
-        self.last_batch = False  # of an epoch
-        self._checked = False  # whether the parts have looked at a batch
-        self._followers = problem.states_of_samples
-        self.stop_asked = False  # of this process
-        self.stop_agreed = False  # of any; all processes know it in the same step
-        self._proposals: list[Proposal] = []
-        self._surrogates: list[Tensor] = []
-        self._gradients: list[Tensor] = []
-        self._readings: list[Reading] = []
-        self._stored: list[tuple[Place, Tensor, Tensor | None]] = []
-        self._row_step: RowStep | None = None
-        self._estimates: Estimates = Estimates(None)
-        self._outputs: Mapping[str, Any] = {}  # of the last evaluation, with graph
+        self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
+        self.compiled = Compiled(self) if compiled else None
+        self.checked = False  # whether the parts have looked at a batch
+        self._estimates = Estimates(None)
+        self.network_alone = self._only_network()
+        self._forget()
         algorithm.start(self)
 
     # ------------------------------------------------------------------------------------------------- for the loop
@@ -186,21 +152,22 @@ class Engine:
         Returns: estimates of the parts of F by name, computed when looked at.
 
         Raises:
-            NonFiniteError: before any row or weight has changed.
+            NonFiniteError, DataError, StateIndexError: before any row or weight has changed.
         """
         if not self.params:
             raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
         self.optimizer, self.last_batch = optimizer, last_batch
-        self.clear_gradient()  # before the forwards: their activations then have that memory
+        optimizer.zero_grad(set_to_none=True)  # before the forwards: their activations then have that memory
+        self.problem.follow_pace(optimizer)
         with self.processes.guard():
             columns = self.received(batch)
         try:
             self.algorithm.iteration(self, columns)
-        except NonFiniteError as error:
-            error.args = (f"{error}{causes(columns, self.functions.network)}",)
+        except IndexError:
+            name_index(self)  # raises, if it is that of a row
             raise
         finally:
-            self._clear()
+            self._forget()
         return self._estimates
 
     def close_inner_loop(self, optimizer: Optimizer) -> None:
@@ -226,7 +193,7 @@ class Engine:
         """
         parts = received(as_batch(batch), self.functions.network, self.params[0].device)
         first = next(iter(parts.values()))
-        if self._followers and "index" not in first:
+        if "index" not in first and self.problem.needs_index:
             raise DataError(
                 f"a batch has no column `index`, by which single samples find their rows; it has {sorted(first)}. Wrap "
                 "the data set: DataLoader(IndexedDataset(dataset), ...)."
@@ -242,8 +209,7 @@ class Engine:
         if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
             return False
         known = {id(p) for p in self.params}
-        self.params = params
-        self.functions.forget_names()
+        self.params, self.network_alone = params, self._only_network()
         self.algorithm.start(self)
         return any(id(p) not in known for p in params)
 
@@ -257,271 +223,130 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------- for iterations
 
-    @property
-    def compilable(self) -> bool:
-        """Whether what follows from the network's outputs may be compiled.
+    def run(
+        self, step: Callable[[Measured], Surrogate], batch: Batch, before: Sequence[Tensor] | None = None
+    ) -> Surrogate:
+        """What follows from a batch by a step of an algorithm: a function of tensors, compiled if the user asked.
 
-        Not with a weight of the penalty that follows a schedule, as it would be compiled anew for every value; and the
-        default dtype must be that of the rows.
+        Args:
+            step: what an algorithm makes of a measured batch.
+            batch: of this process.
+            before: see :meth:`evaluate`.
         """
-        scheduled = getattr(self.problem.penalty, "schedule", None) is not None
-        return self.compiled and torch.get_default_dtype() in _FULL and not scheduled
+        if self.compiled is not None and self.compiled.applies(before):
+            return self.compiled(step, batch, before)
+        return step(self.measure(self.evaluate(batch, before)))
 
-    @property
-    def alone(self) -> bool:
-        """Whether this process has all samples of a batch, and evaluates the network on all of them at once."""
-        return self.processes.size == 1 and self.functions.micro_batch is None
+    def evaluate(self, batch: Batch, before: Sequence[Tensor] | None = None) -> Evaluated:
+        """The network's outputs at the present weights and, without graph, at the weights ``before``.
 
-    def measure(self, batch: Batch, before: Sequence[Tensor] | None = None) -> Measured:
-        """Inner functions and g_0 on a batch: :meth:`evaluate`, then :meth:`inner` on all of its samples."""
-        return self.inner(self.evaluate(batch, before))
-
-    def evaluate(self, batch: Batch, before: Sequence[Tensor] | None = None, *, graph: bool = False) -> Evaluated:
-        """The network's outputs at the present weights and, without moving any buffer, at the weights ``before``.
-
-        Both passes draw the same dropout masks.
+        Both passes draw the same dropout masks, and no buffer moves twice.
 
         Args:
             batch: of this process.
             before: in the order of ``params``; None for no second pass.
-            graph: whether the second pass has a graph too, for gradients at those weights; g_0 is then measured there.
 
         Raises:
             NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
         """
-        network = self.functions.network
         with self.processes.guard():
-            random = RandomState(self.params[0].device) if before is not None else None
+            random = None if before is None else RandomState(self.params[0].device)
             outputs = [self.functions.outputs(batch)]
-            elsewhere = None
             if before is not None and random is not None:
-                elsewhere = Elsewhere(self.functions, before, random)
-                with torch.set_grad_enabled(graph):
-                    outputs.append(elsewhere.outputs(batch))
+                with torch.no_grad(), random.again(), self.functions.at(before):
+                    outputs.append(self.functions.outputs(batch))
+        own = outputs[0]
         # behind it all processes compute the same, so they fail together
-        union = unite(
-            outputs, batch, network, self._followers, self.processes, stop=self.stop_asked, last=self.last_batch
+        united, columns, self.stop_agreed = unite(
+            outputs, batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
         )
-        self.stop_agreed = union.stop
-        columns = self.attached(union.batch)
-        earlier = None if elsewhere is None else Samples(union.outputs[1], columns)
-        now = Samples(union.outputs[0], columns)
-        self._outputs = now.outputs
-        if not self._checked:
-            self.functions.check(now)
-            self._checked = True
-        return Evaluated(now, earlier, elsewhere, union.known, outputs[0], graph)
-
-    def earlier_outputs(self, batch: Batch, weights: Sequence[Tensor]) -> dict[str, Any]:
-        """The network's outputs at other weights, without graph, ahead of those at the present ones.
-
-        Both passes draw the same dropout masks.
-
-        Args:
-            batch: of this process.
-            weights: in the order of ``params``.
-        """
-        with torch.no_grad():
-            return Elsewhere(self.functions, weights, RandomState(self.params[0].device)).outputs(batch)
-
-    def attached(self, batch: Batch) -> Batch:
-        """The columns with the parameters of the samples, where these have some, as one more."""
         parameters = self.problem.row_parameters
-        return batch if parameters is None else parameters.attach(batch)
+        columns = columns if parameters is None else parameters.attach(columns)
+        seen = Evaluated(united[0], columns, united[1] if len(united) > 1 else None, before, own)
+        self.given, self.seen = batch, seen
+        if not self.checked:
+            check(self, seen)
+            self.checked = True
+        return seen
 
-    def evaluate_at(self, weights: Sequence[Tensor], seen: Evaluated, batch: Batch) -> Evaluated:
-        """Add the outputs at other weights, which are known only after a first look at the present ones.
-
-        As the second pass of :meth:`evaluate` with graph, but for the dropout masks, which are drawn anew.
-
-        Args:
-            weights: in the order of ``params``.
-            seen: the first look.
-            batch: of this process.
-
-        Raises:
-            NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
-        """
-        with self.processes.guard():
-            elsewhere = Elsewhere(self.functions, weights)
-            outputs = [elsewhere.outputs(batch)]
-        union = unite(outputs, batch, self.functions.network, [], self.processes)
-        before = Samples(union.outputs[0], seen.now.batch)
-        return seen._replace(before=before, elsewhere=elsewhere, graph=True)
-
-    def inner(
-        self,
-        seen: Evaluated,
-        *,
-        direct: bool = True,
-        terms: Sequence[Term] | None = None,
-    ) -> Measured:
-        """Inner functions and g_0 from the network's outputs.
+    def measure(self, seen: Evaluated, terms: Sequence[Term] | None = None, *, direct: bool = True) -> Measured:
+        """Inner functions, with the rows that are remembered of them, and g_0.
 
         Args:
             seen: see :meth:`evaluate`; all of its samples are used.
-            direct: whether g_0 is measured.
             terms: which terms are measured; None for all.
+            direct: whether g_0 is measured.
         """
-        chosen, which = self.problem.all_terms, None
-        if terms is not None:
-            which = [i for i, term in enumerate(chosen) if term in terms]
-            chosen = [chosen[i] for i in which]
-        now: Estimated = self.functions(seen.now, which, direct=direct)
-        before: Estimated | None = None
-        if seen.elsewhere is not None and seen.before is not None:
-            with torch.set_grad_enabled(seen.graph):
-                known = now.arrangements  # the samples are the same
-                before = seen.elsewhere.measure(seen.before, which, known, direct=direct and seen.graph)
-        readings = []
-        for i, term in enumerate(chosen):
-            one = now.inner[i]
-            if one is not None:
-                columns = seen.now.batch[part_name(seen.now.batch, term.owners_part)]
-                old = None if before is None else before.inner[i]
-                along = None if term.state is None else seen.known.get(term.state)
-                reading = term.reading(one, old, columns, along)
-                readings += [] if reading is None else [reading]
-        return Measured(self.weighted(now.direct), readings, None if before is None else self.weighted(before.direct))
-
-    def weighted(self, direct: Tensor | None) -> Tensor | None:
-        """An estimate of g_0 from a batch, times what makes up for batches that have none."""
+        objective, g0 = self.problem.objective, None
+        readings: list[Reading] = []
+        with in_full(self.params[0].device.type):
+            if direct and objective.outer is None:
+                g0 = objective.measure(*read(seen.outputs, seen.batch, objective))[0]
+            for term in self.problem.all_terms:
+                own, wanted = direct and term.part is objective, terms is None or term in terms
+                if not own and not wanted:
+                    continue
+                outputs, columns = read(seen.outputs, seen.batch, term.part)
+                found, rows = term.part.measure(outputs, columns)
+                g0 = found if own else g0
+                if wanted and rows is not None:
+                    earlier = None if seen.earlier is None else self._earlier(seen, term)
+                    readings.append(term.reading(rows, earlier, columns))
         weight = self.problem.direct_weight
-        return direct if direct is None or weight == 1 else weight * direct
-
-    def rows(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
-        """Remembered rows (b, k) of a reading, with what has been proposed for them, and which were ever visited."""
-        rows, seen = self._read_once(reading)
-        for proposal in self._proposals:
-            if proposal.state is reading.term.state and len(proposal.rows):
-                rows, seen = _overlay(rows, seen, reading.index, proposal)
-        return rows, seen
-
-    def every_row(self, reading: Reading) -> Tensor | None:
-        """The same of a reading of all rows of one process: as they are held, not copied, unless some are proposed.
-
-        Rows that were never visited hold NaN.  None where the term keeps no rows.
-        """
-        state = reading.term.state
-        if state is None or all(proposal.state is not state for proposal in self._proposals):
-            return None if state is None else state.rows
-        return self.rows(reading)[0]
-
-    def _read_once(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
-        """Rows as they are stored; a second reading of the same ones in an iteration costs no second exchange."""
-        if reading.place is None:
-            return reading.term.read(reading)
-        for place, rows, seen in self._stored:
-            if place is reading.place:
-                return rows, seen
-        rows, seen = reading.term.read(reading)
-        self._stored.append((reading.place, rows, seen))
-        return rows, seen
-
-    def propose(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
-        """Remember new values (b, k) for the rows of a reading, to be written by :meth:`commit`.
-
-        Args:
-            reading: whose rows these are.
-            rows: their new values.
-            decay: factor on all other rows of the term.
-        """
-        if reading.place is not None:
-            self._propose(reading.term, reading.place, rows, decay)
-
-    def propose_multipliers(self, reading: Reading, values: Tensor) -> None:
-        """Let the multipliers of a reading's rows, if it has any, follow their inner values when :meth:`commit` writes.
-
-        Args:
-            reading: whose rows these are.
-            values: the new u_i, shape (b, k).
-        """
-        multipliers, group = reading.term.multipliers, self.optimizer.param_groups[0]
-        if multipliers is not None:
-            first = group.get("initial_lr", group["lr"])  # a schedule notes it
-            moved = multipliers.moved(reading.index, values, float(group["lr"] / first) if first else 1.0)
-            self._proposals.append(_proposal("multipliers", multipliers.state, *moved, 1.0))
-
-    def shrink(self, term: Term, factor: float) -> None:
-        """Multiply all rows of a term of which the batch does not speak, when :meth:`commit` writes."""
-        rows = self.params[0].new_empty(0, term.width)
-        place = _state(term).locate(torch.empty(0, dtype=torch.int64))
-        self._propose(term, place, rows, factor)
-
-    def all_rows(self, term: Term) -> tuple[Tensor, Tensor | None]:
-        """All rows (n, k) of a term, and which were ever visited: O(n), for small tables."""
-        return _state(term).read(torch.arange(term.num_rows))
-
-    def propose_all(self, term: Term, rows: Tensor) -> None:
-        """Remember new values (n, k) for all rows of a term, to be written by :meth:`commit`."""
-        place = _state(term).locate(torch.arange(term.num_rows))
-        self._propose(term, place, rows, 1.0)
+        return Measured(g0 if g0 is None or weight == 1 else weight * g0, readings)
 
     def descend(self, surrogate: Surrogate) -> None:
-        """Leave the gradient of the surrogate in ``.grad`` of the parameters, averaged over the processes, unscaled."""
-        gradients, self._estimates = surrogate.gradients, surrogate.estimates
-        if gradients is not None and self.backend.put(surrogate.number, self.params, gradients):
-            self._surrogates.append(surrogate.number)
-            self._readings = surrogate.readings
-            return
-        value = surrogate.value
-        if not surrogate.readings and self.problem.objective.outer is not None:
-            # a batch that says nothing has gradient 0: not None, which momentum and DistributedDataParallel would see
-            value = value + nothing(self._outputs)
-        self._surrogates.append(value)
-        self._readings = surrogate.readings
-        leaf, by_rows = self._unmoved_rows, None
-        if value.requires_grad:
+        """Leave the gradient of the surrogate in ``.grad`` of the parameters, averaged over the processes, unscaled.
+
+        The surrogate's rows are written by :meth:`commit`.
+        """
+        self._estimates = surrogate.estimates
+        value, leaf, by_rows = surrogate.value, self._leaf, surrogate.by_rows
+        self._looked_at.append(value.detach())
+        self._proposals += surrogate.proposals
+        self._counted += surrogate.counted
+        if surrogate.gradients is not None:
+            self.backend.put(value, self.params, surrogate.gradients)
+        elif value.requires_grad:
             by_rows = self.backend.backward(value, leaf)
             self.backend.synchronise(self.params)
-        if leaf is not None:
-            self._move_rows(by_rows)
+        self._move_parameters(by_rows)
 
-    def gradients(self, surrogate: Surrogate, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients of a surrogate with respect to other tensors, summed over the processes as ``.grad`` is."""
-        leaf, value = self._unmoved_rows, surrogate.value
-        if leaf is None:
-            return self.averaged(self._own_gradients(value, weights))
-        *gradients, by_rows = self._own_gradients(value, [*weights, leaf])
-        self._move_rows(by_rows if value.requires_grad else None)
-        return self.averaged(gradients)
-
-    def own_gradients(self, value: Tensor, *, graph: bool) -> list[Tensor]:
-        """This process's gradients of a scalar with respect to the parameters; its graph is kept for what follows.
+    def gradients(
+        self, value: Tensor, *, own: bool = False, graph: bool = False, of_samples: bool = False
+    ) -> list[Tensor]:
+        """Gradients of a scalar with respect to the parameters, at which :meth:`commit` is going to look, too.
 
         Args:
-            value: measured on the outputs of this process alone (``own`` of :class:`Evaluated`).
-            graph: whether the gradients have a graph of their own, so that they can be differentiated once more.
+            value: with graph.
+            own: whether they are those of this process alone, the graph of the value being kept; otherwise they are
+                averaged over the processes, without graph.
+            graph: whether they have a graph of their own, so that they can be differentiated once more.
+            of_samples: whether the parameters of single samples, if there are any, move by the value.
         """
-        return self._own_gradients(value, self.params, keep=True, graph=graph)
+        self._looked_at.append(value.detach())
+        leaves = [self._leaf] if of_samples and self._leaf is not None else []
+        found: Sequence[Tensor | None] = [None] * (len(self.params) + len(leaves))
+        if value.requires_grad:
+            found = self.backend.gradients(value, [*self.params, *leaves], keep=own, graph=graph)
+        of_weights = [torch.zeros_like(w) if g is None else g for w, g in zip(self.params, found, strict=False)]
+        if leaves:
+            self._move_parameters(found[-1])
+        if own:
+            return of_weights
+        of_weights = [g.detach().clone() for g in of_weights]
+        self.processes.average_(of_weights)
+        self._gradients += of_weights
+        return of_weights
 
-    def directional(self, values: Tensor, steps: Sequence[Tensor]) -> Tensor:
-        """Derivatives of inner values (b, k) along a step of the parameters, without graph; that of the values is kept.
-
-        Args:
-            values: with graph, as a :class:`Reading` has them.
-            steps: in the order of ``params``.
-        """
-        y = torch.zeros_like(values, requires_grad=True)
-        gradients = self._own_gradients((y * values).sum(), self.params, keep=True, graph=True)
-        along = torch.stack([(g * d).sum() for g, d in zip(gradients, steps, strict=True)]).sum()
-        if not along.requires_grad:  # the batch said nothing
-            return torch.zeros_like(values)
-        (own,) = torch.autograd.grad(along, y, retain_graph=True)
-        return self.averaged([own])[0]
-
-    def averaged(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients averaged over the processes, without graph; :meth:`commit` sees whether they are finite."""
-        averages = [g.detach().clone() for g in gradients]
-        self.processes.average_(averages)
-        self._gradients += averages
-        return averages
-
-    def commit(self, mover: Optimizer | None = None) -> bool:
+    def commit(self, mover: Optimizer | None = None, asked: Tensor | None = None) -> bool:
         """Write what was proposed, if everything of this iteration is finite: values, rows and gradients.
+
+        It is the one look at numbers that a step takes.
 
         Args:
             mover: the optimizer that steps next, if it is not the user's.
+            asked: a truth value that is wanted as :attr:`answer`, a scalar.
 
         Returns: False if gradients overflowed in half precision and the step is going to be dropped for that.
 
@@ -530,143 +355,77 @@ class Engine:
         """
         self.backend.prepare(mover or self.optimizer)
         gradients = [*(p.grad for p in self.params if p.grad is not None), *self._gradients]
-        values = [*self._surrogates, *(p.rows for p in self._proposals)]
-        values += [] if self._row_step is None else [self._row_step.values]
-        usable = all_finite([*values, *gradients])
-        if not usable and not all_finite(values):
-            self._refuse()
-        if not usable and not self.backend.drops_overflows:
-            self._refuse_gradient()
-        self._write()
+        values = [*self._looked_at, *(p.rows if p.finite is None else p.finite for p in self._proposals)]
+        questions = [t for t in (asked, self.problem.knows_units) if t is not None]
+        usable, answers = look([*values, *gradients], questions)
+        self.answer = asked is not None and answers[0]
+        if not usable and not (self.backend.drops_overflows and all_finite(values)):
+            refuse(self, values)
+        for state, index, rows, decay, _ in self._proposals:
+            if decay != 1:
+                state.scale_(decay)
+            state.scatter_(index, rows)
+        for weights, index, each in self._counted:
+            weights.count(index, each)
+        self.problem.take_units(self._estimates, known=len(questions) > (asked is not None) and answers[-1])
+        self._forget()
         return usable
 
     def discard(self) -> None:
         """Forget what was proposed and is not going to be committed."""
-        self._clear()
+        self._forget()
 
-    def inner_step(self, optimizer: Optimizer, *, clip: bool = True) -> None:
-        """Let another optimizer step on ``.grad``: an inner iteration, which is no update of w."""
-        self.backend.inner_step(optimizer, clip=clip)
-
-    def replace_gradient(self, gradient: Sequence[Tensor]) -> None:
-        """Put a corrected gradient in the place of what :meth:`descend` left, in the order of ``params``."""
-        for p, g in zip(self.params, gradient, strict=True):
-            p.grad = g
-
-    def clear_gradient(self) -> None:
-        """Forget what the backward pass before left."""
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def update(self, gradient: Sequence[Tensor] | None = None, *, clip: bool = True) -> None:
-        """Let the user's optimizer step: an update of w.
+    def update(
+        self, gradient: Sequence[Tensor] | None = None, *, by: Optimizer | None = None, clip: bool = True
+    ) -> None:
+        """Let the user's optimizer step: an update of w; or another one, an inner iteration, which is none.
 
         Args:
             gradient: in the order of ``params``, set by hand; None for what :meth:`descend` left.
+            by: an optimizer for an inner iteration; None for the user's.
             clip: whether gradients are clipped, if the user asked for that.
         """
-        if gradient is not None:
-            self.replace_gradient(gradient)
-        self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
+        for p, g in zip(self.params, gradient or (), strict=gradient is not None):
+            p.grad = g
+        if by is not None:
+            self.backend.inner_step(by, clip=clip)
+        else:
+            self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
 
     # ------------------------------------------------------------------------------------------------------- details
 
-    def _own_gradients(self, value: Tensor, weights: Sequence[Tensor], **options: bool) -> list[Tensor]:
-        self._surrogates.append(value)
-        if not value.requires_grad:  # the batch said nothing
-            return [torch.zeros_like(w) for w in weights]
-        computed = self.backend.gradients(value, weights, **options)
-        return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, computed, strict=True)]
-
-    def _propose(self, term: Term, place: Place, rows: Tensor, decay: float) -> None:
-        self._proposals.append(_proposal(term.name, _state(term), place, rows, decay))
+    @property
+    def alone(self) -> bool:
+        """Whether this process has all samples of a batch, and evaluates the network on all of them at once."""
+        return self.processes.size == 1 and self.functions.micro_batch is None
 
     @property
-    def _unmoved_rows(self) -> Tensor | None:
-        """The parameters of the batch's samples, until the first surrogate of an iteration has moved them."""
+    def _leaf(self) -> Tensor | None:
+        """The parameters of the batch's samples, until the first gradient of an iteration has moved them."""
+        return None if self.problem.row_parameters is None else self.problem.row_parameters.leaf
+
+    def _move_parameters(self, gradient: Tensor | None) -> None:
         parameters = self.problem.row_parameters
-        return None if parameters is None or self._row_step is not None else parameters.leaf
+        moved = None if parameters is None else parameters.step(gradient)
+        self._proposals += [] if moved is None else [moved]
 
-    def _move_rows(self, gradient: Tensor | None) -> None:
-        parameters = self.problem.row_parameters
-        if parameters is not None:
-            self._row_step = parameters.step(gradient)
+    def _earlier(self, seen: Evaluated, term: Term) -> Rows | None:
+        """The inner functions of a term at the other weights, without graph."""
+        outputs, columns = read(seen.earlier or {}, seen.batch, term.part)
+        there: AbstractContextManager[None] = nullcontext()
+        if not self.network_alone and seen.before is not None:
+            there = self.functions.at(seen.before)
+        with torch.no_grad(), there:
+            return term.part.measure(outputs, columns)[1]
 
-    def _write(self) -> None:
-        for _, state, place, rows, decay in self._proposals:
-            if decay != 1:
-                state.scale_(decay)
-            state.write(place, rows, checked=True)
-        for reading in self._readings:
-            reading.term.count(reading.index)
-        for term in self.problem.all_terms:
-            if term.multipliers is not None:
-                term.multipliers.measure(self._estimates)
-        if self.problem.row_parameters is not None:
-            self.problem.row_parameters.commit(self._row_step)
-        self._clear()
+    def _only_network(self) -> bool:
+        """Whether all that is trained is the network's, so that the other parts are the same at other weights."""
+        return all(name.startswith("network.") for name in self.functions.trainable())
 
-    def _clear(self) -> None:
-        self._proposals, self._surrogates, self._gradients, self._readings = [], [], [], []
-        self._stored, self._row_step, self._outputs = [], None, {}
-
-    def _refuse(self) -> None:
-        """Name the first part that is not finite.
-
-        Raises:
-            NonFiniteError: always.
-        """
-        raise NonFiniteError(
-            f"{self._blame()} is not finite; no row and no weight was changed. The scores or the features hold "
-            "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
-            "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches. "
-            f"If values overflow: {self.problem.objective.against_overflow}"
-        )
-
-    def _refuse_gradient(self) -> None:
-        """Say whether the gradient overflowed, or a derivative does not exist.
-
-        Raises:
-            NonFiniteError: always.
-        """
-        unchanged = "the gradient is not finite although the loss is; no row and no weight was changed."
-        size = max((abs(float(s.detach())) for s in self._surrogates), default=0.0)
-        if size < _OVERFLOWS:
-            raise NonFiniteError(
-                f"{unchanged} Look for a function without derivative at a value that occurs, such as sqrt or norm at 0."
-            )
-        largest = max((float(r.values.detach().abs().max()) for r in self._readings), default=size)
-        raise NonFiniteError(
-            f"{unchanged} It overflows: inner values reach {largest:.1e}, and times the slopes of the outer functions "
-            f"{size:.1e}. {self.problem.objective.against_overflow} Or lower the learning rate."
-        )
-
-    def _blame(self) -> str:
-        objective = self.problem.objective
-        direct = self._estimates.direct
-        if direct is not None and not bool(torch.isfinite(direct)):
-            return f"the objective {type(objective).__name__} (value {direct.item()})"
-        for reading in self._readings:
-            bad = (~torch.isfinite(reading.values)).any(1)
-            if bool(bad.any()):
-                return f"the inner value of row {int(reading.index[bad][0])} of the {reading.term.name}"
-        for proposal in self._proposals:  # on samples whose values are not in the surrogate
-            bad = (~torch.isfinite(proposal.rows)).any(1)
-            if bool(bad.any()):
-                return f"the new value of row {int(proposal.place.index[bad][0])} of the {proposal.name}"
-        return "a sum of finite values, or a value at the previous weights,"
-
-
-def _proposal(name: str, state: DualState, place: Place, rows: Tensor, decay: float) -> Proposal:
-    return Proposal(name, state, place, rows.to(state.rows.dtype), decay)  # a value may overflow the rows' dtype
-
-
-def _state(term: Term) -> DualState:
-    if term.state is None:
-        raise ConfigError(f"the {term.name} keeps no rows: call term.remember() in the algorithm's prepare().")
-    return term.state
-
-
-def _overlay(rows: Tensor, seen: Tensor | None, index: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
-    """``rows`` with those replaced for which there is a proposal."""
-    rows, proposed = replaced(rows, index, proposal.place.index, proposal.rows)
-    return rows, None if seen is None else seen | proposed
+    def _forget(self) -> None:
+        self._proposals: list[Proposal] = []
+        self._counted: list[tuple[RowWeights, Tensor | None, Tensor]] = []
+        self._looked_at: list[Tensor] = []
+        self._gradients: list[Tensor] = []
+        self.given: Batch = {}
+        self.seen: Evaluated | None = None

@@ -1,126 +1,160 @@
 """The surrogate of a batch, and the estimates of F that are logged."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.terms import Reading
 from fcco_lightning.outer import OuterFunction
+from fcco_lightning.state import DualState, replaced
 
 
 class Estimates(Mapping[str, Tensor]):
     """Running estimates of the parts of F by name, detached scalars; computed when asked for, so a step costs nothing.
 
+    A part of which the batch says nothing is NaN.
+
     Args:
         direct: estimate of g_0, or None.
+        known: estimates that have been computed, by name.
     """
 
-    def __init__(self, direct: Tensor | None) -> None:
+    def __init__(self, direct: Tensor | None, known: Iterable[tuple[str, Tensor]] = ()) -> None:
         self.direct = None if direct is None else direct.detach()
-        self._parts: list[tuple[str, float, OuterFunction, Tensor, Tensor | None]] = []
+        self._terms: list[tuple[Reading, OuterFunction, Tensor]] = []
+        self._others: list[tuple[str, Tensor]] = [*known]
 
-    def add(self, name: str, share: float, outer: OuterFunction, at: Tensor, importance: Tensor | None = None) -> None:
-        """Add ``share * mean_i c_i f(u_i)`` to a part, with the importances c (b,) of the rows, or 1."""
-        self._parts.append((name, share, outer, at, importance))
+    def add(self, reading: Reading, outer: OuterFunction, at: Tensor) -> None:
+        """Add ``share * mean_i c_i f(u_i)`` to a part, with u (r, k) and the importances c of the rows."""
+        self._terms.append((reading, outer, at))
+
+    def add_number(self, name: str, value: Tensor) -> None:
+        """Add a number to a part."""
+        self._others.append((name, value.detach()))
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
-        values = [
-            share * (outer.value(u) if c is None else c.to(u.dtype) * outer.value(u)).mean()
-            for part, share, outer, u, c in self._parts
-            if part == name
-        ]
+        values = [r.mean(outer.value(at)) for r, outer, at in self._terms if r.term.name == name]
+        values += [value for part, value in self._others if part == name]
         if name == "objective" and self.direct is not None:
             values.append(self.direct)
         if not values:
             raise KeyError(name)
-        return torch.stack([v.to(values[0].dtype) for v in values]).sum()
+        every = torch.stack([v.to(values[0].dtype).reshape(()) for v in values])
+        return torch.where(every.isnan().all(), torch.nan, every.nansum())
 
     def __iter__(self) -> Iterator[str]:
         direct = [] if self.direct is None else ["objective"]
-        return iter(dict.fromkeys([*direct, *(name for name, *_ in self._parts)]))
+        others = (name for name, _ in self._others)
+        return iter(dict.fromkeys([*direct, *(r.term.name for r, _, _ in self._terms), *others]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def computed(self) -> list[tuple[str, Tensor]]:
+        """All of them, by name."""
+        return [(name, self[name]) for name in self]
 
-class _WithGradients(torch.autograd.Function):
-    """A scalar whose derivatives with respect to some parameters have been computed with it."""
 
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor | None], *params: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.gradients = gradients
-        return value.clone()
+class Proposal(NamedTuple):
+    """New values of rows of a state, not yet written.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        # given away, so that they become `.grad` without being copied
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:
-            raise RuntimeError("a compiled surrogate has been differentiated before: set `compiled` to false.")
-        if factor != 1:  # a loss scaler's
-            gradients = [None if g is None else g * factor for g in gradients]
-        return (None, None, *gradients)
+    Attributes:
+        state: whose rows these are.
+        index: which rows, shape (r,), int64; None for all, in their order.
+        rows: their new values, shape (r, k), without graph.
+        decay: factor on all other rows.
+        finite: what must be finite for that; None for the rows.  (A row of which a batch says nothing may be one never
+            written, which is NaN.)
+    """
+
+    state: DualState
+    index: Tensor | None  # type: ignore[assignment]  # the field hides tuple.index
+    rows: Tensor
+    decay: float = 1.0
+    finite: Tensor | None = None
 
 
 class Surrogate:
     r"""``S(w) = g_0(w) + sum over terms, sum over rows i of the batch, of weight_i <y_i, g_i(w)>``.
 
-    Its gradient is the estimate G of grad F; its value means nothing.
+    Its gradient is the estimate G of grad F; its value means nothing.  With it goes what a step is going to write.
 
     Args:
         direct: estimate of g_0 with graph, or None.
 
     Attributes:
-        readings: of the terms that are part of it.
-        gradients: with respect to the parameters, where they have been computed with S; else None.
+        estimates: of the parts of F.
+        proposals: rows to be written, once all is known to be finite.
+        counted: rows of which the batch speaks, where their probabilities are estimated.
+        gradients: of S with respect to the parameters, where they have been computed with it; else None.
+        by_rows: the same with respect to the parameters of samples.
     """
 
     def __init__(self, direct: Tensor | None) -> None:
         self._parts = [] if direct is None else [direct]
         self.estimates = Estimates(direct)
-        self.readings: list[Reading] = []
+        self.proposals: list[Proposal] = []
+        self.counted: list[tuple[RowWeights, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None
-        self._params: Sequence[Tensor] = []
+        self.by_rows: Tensor | None = None
 
-    def add(self, reading: Reading, y: Tensor, known: Tensor | None = None) -> None:
-        """Add a term with outer gradients y (b, k) and, per row (b,), what carries its known parameters' gradient."""
-        self.readings.append(reading)
+    def add(
+        self, reading: Reading, y: Tensor, outer: OuterFunction, at: Tensor, known: Tensor | None = None
+    ) -> None:
+        """Add a term.
+
+        Args:
+            reading: of the term.
+            y: outer gradients, shape (r, k).
+            outer: f, as it is smoothed.
+            at: inner values at which the outer gradients are taken, shape (r, k).
+            known: what carries the gradient of known parameters of f, shape (r,).
+        """
         self._parts.append(reading.pair(y))
         if known is not None:
             self._parts.append(reading.total(known))
+        self.estimates.add(reading, outer, at)
+        if reading.term.weights.counted:
+            self.counted.append((reading.term.weights, reading.index, reading.each))
+
+    def remember(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
+        """Propose new rows (r, k) of a term that keeps some; those of which the batch says nothing only decay."""
+        if reading.term.state is not None:
+            held = reading.held if decay == 1 else decay * reading.held
+            self.propose(reading, reading.term.state, held, rows, decay)
+
+    def propose(
+        self, reading: Reading, state: DualState, held: Tensor, rows: Tensor, decay: float = 1.0
+    ) -> None:
+        """Propose rows of a state for those of a reading of which the batch says something; the others stay ``held``."""
+        rows = rows.to(held.dtype)
+        new = torch.where(reading.present.unsqueeze(1), rows, held)
+        self.proposals.append(Proposal(state, reading.index, new, decay, rows))
+
+    def latest(self, reading: Reading) -> Reading:
+        """A reading with the rows that have been proposed in the place of those that are held."""
+        for state, index, rows, *_ in self.proposals:
+            if state is not reading.term.state or reading.held is None:
+                continue
+            if index is None or reading.index is None:
+                return reading._replace(held=rows)
+            return reading._replace(held=replaced(reading.held, reading.index, index, rows)[0])
+        return reading
 
     def replaced(self, value: Tensor) -> "Surrogate":
-        """Another scalar with graph in the place of S; the same readings and estimates of F."""
+        """Another scalar with graph in the place of S; the same proposals and estimates of F."""
         other = Surrogate(value)
-        other.estimates, other.readings = self.estimates, self.readings
+        other.estimates, other.proposals, other.counted = self.estimates, self.proposals, self.counted
         return other
 
-    def know(self, params: Sequence[Tensor], gradients: Sequence[Tensor | None] | None) -> None:
-        """Take the gradients of S with respect to the parameters, where they have been computed with it.
-
-        Args:
-            params: the parameters.
-            gradients: of their shapes, None for one that S does not depend on; None where S has a graph.
-        """
-        self._params, self.gradients = params, gradients
-
     @property
-    def number(self) -> Tensor:
-        """S, a scalar, with graph unless :attr:`gradients` are known."""
+    def value(self) -> Tensor:
+        """S, a scalar with graph unless :attr:`gradients` are known."""
         total = self._parts[0] if self._parts else torch.zeros(())
         for part in self._parts[1:]:
             total = total + part
         return total
-
-    @property
-    def value(self) -> Tensor:
-        """S, a scalar with graph."""
-        if self.gradients is None:
-            return self.number
-        value: Tensor = _WithGradients.apply(self.number, self.gradients, *self._params)
-        return value

@@ -1,6 +1,6 @@
 """A loader's batch as a record of named parts, and the network's outputs for it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.engine.loader_columns import as_columns, described, fields_of
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.hosted import to_device
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.records import TARGET, Batch, Columns
 
@@ -53,23 +52,21 @@ def part_name(batch: Mapping[str, Any], name: str | None) -> str:
     return name
 
 
-def outputs_of(network: nn.Module, batch: Batch, call: Callable[..., Any] | None = None) -> dict[str, Any]:
+def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
     """The network's outputs by part of the batch; all parts pass through it together.
 
     Args:
         network: a :class:`BatchNetwork` is given the batch, any other module the columns ``x`` of all parts at once.
         batch: parts by name, see :func:`usable`.
-        call: takes the place of the network.
     """
-    run = call or network
     if isinstance(network, BatchNetwork):
-        return dict(run(batch))
+        return dict(network(batch))
     if len(batch) == 1:
         ((name, columns),) = batch.items()
-        return {name: _call(run, columns["x"], network)}
+        return {name: _call(network, columns["x"])}
     inputs = [columns["x"] for columns in batch.values()]
     sizes = [len(x) for x in inputs]
-    leaves, structure = pytree.tree_flatten(_call(run, torch.cat(inputs), network))
+    leaves, structure = pytree.tree_flatten(_call(network, torch.cat(inputs)))
     pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
     return {name: pytree.tree_unflatten(list(one), structure) for name, one in zip(batch, pieces, strict=True)}
 
@@ -94,7 +91,7 @@ def _type_of_weights(network: nn.Module) -> torch.dtype | None:
     return next((p.dtype for p in held if p is not None and p.is_floating_point()), None)
 
 
-def _call(run: Callable[[Any], Any], x: Any, network: nn.Module) -> Any:
+def _call(network: nn.Module, x: Any) -> Any:
     """The network's outputs.
 
     Raises:
@@ -102,7 +99,7 @@ def _call(run: Callable[[Any], Any], x: Any, network: nn.Module) -> Any:
     """
     dtype = x.dtype if isinstance(x, Tensor) else None
     try:
-        return run(x)
+        return network(x)
     except (TypeError, RuntimeError) as error:
         known, text = dtype is not None and dtype == _type_of_weights(network), str(error)
         misshapen = isinstance(error, RuntimeError) and any(word in text for word in _OF_SHAPES)
@@ -135,11 +132,16 @@ def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
 
 
 def received(batch: Batch, network: nn.Module, device: torch.device) -> Batch:
-    """The batch as the network takes it and on its device, where the host keeps the columns that it has."""
+    """The batch as the network takes it, and on its device."""
     batch = usable(batch, network)
     if device.type == "cpu":
         return batch
-    return {name: to_device(part, device, other_columns(network, part)) for name, part in batch.items()}
+    return {name: {n: _moved(c, device) for n, c in part.items()} for name, part in batch.items()}
+
+
+def _moved(column: Any, device: torch.device) -> Any:
+    # without waiting for the device; Apple's copies do not hold on to their source
+    return column.to(device, non_blocking=device.type != "mps") if isinstance(column, Tensor) else column
 
 
 def usable(batch: Batch, network: nn.Module) -> Batch:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
@@ -13,19 +14,17 @@ from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_parameters import RowParameters
 from fcco_lightning.engine.row_weights import (
     Drawn,
-    EstimatedWeights,
     RowWeights,
-    SampleWeights,
-    SubsetWeights,
     can_know,
     partner_presence,
     presence,
     require_company,
     warn_of_rare_rows,
 )
-from fcco_lightning.engine.terms import Term, kept
-from fcco_lightning.objectives import Objective, RowDomain
-from fcco_lightning.state import DualState, Layout, RowMap
+from fcco_lightning.engine.terms import Term
+from fcco_lightning.errors import DataError
+from fcco_lightning.objectives import Measurable, Objective, RowDomain
+from fcco_lightning.state import DualState, Layout
 
 
 class Problem(nn.Module):
@@ -75,6 +74,7 @@ class Problem(nn.Module):
         self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
         self.constraints = kept_together(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
+        self._pace, self._units_known = 1.0, False
         objective.prepare(num_samples)
         objective.join(self.processes)
         terms: list[Term] = []
@@ -84,10 +84,18 @@ class Problem(nn.Module):
         self.all_terms, self.terms = terms, nn.ModuleList(terms)
         per_sample = objective.sample_parameters
         self.row_parameters = (
-            None if per_sample is None else RowParameters(per_sample, num_samples, self.processes, layout, dtype)
+            None
+            if per_sample is None
+            else RowParameters(
+                per_sample, num_samples, self.processes, layout, dtype, repeats=self._repeats(objective.part)
+            )
         )
         self.direct_weight = self._direct_weight()
         self._sampling = None  # the columns of the data are not needed any more
+        for number, state in enumerate(m for m in self.modules() if isinstance(m, DualState)):
+            state.number = number
+        for number, term in enumerate(terms):
+            term.weights.number = number
 
     @property
     def objective(self) -> Objective:
@@ -97,13 +105,48 @@ class Problem(nn.Module):
     @property
     def states(self) -> list[DualState]:
         """The dual states of all terms that keep rows."""
-        return kept(self.all_terms)
+        return [term.state for term in self.all_terms if term.state is not None]
 
     @property
-    def states_of_samples(self) -> list[DualState]:
-        """Those in which row i belongs to sample i of the first part: their rows can come along with a batch."""
-        states = kept([term for term in self.all_terms if term.per_sample and term.row_map is None])
-        return states if self.row_parameters is None else [*states, self.row_parameters.state]
+    def needs_index(self) -> bool:
+        """Whether single samples find rows by their index."""
+        return self.row_parameters is not None or any(term.per_sample and term.state for term in self.all_terms)
+
+    def follow_pace(self, optimizer: Optimizer) -> None:
+        """Let the steps of multipliers follow the schedule of the learning rate."""
+        group = optimizer.param_groups[0]
+        first = group.get("initial_lr", group["lr"])  # a schedule notes it
+        pace = float(group["lr"] / first) if first else 1.0
+        if pace != self._pace:
+            self._pace = pace
+            for multipliers in self._multipliers:
+                multipliers.pace = torch.tensor(pace, dtype=torch.float64)
+
+    @property
+    def knows_units(self) -> Tensor | None:
+        """Whether the units of multipliers are known, as a tensor; None where that has been read, or there are none."""
+        held = self._multipliers
+        return None if self._units_known or not held else torch.stack([~m.unit.isnan() for m in held]).all()
+
+    def take_units(self, estimates: Mapping[str, Tensor], *, known: bool) -> None:
+        """Let the multipliers take their unit from the first batch that says something of the objective.
+
+        Args:
+            estimates: of the parts of F on a batch.
+            known: whether the units were known before it, as :attr:`knows_units` says.
+        """
+        self._units_known = self._units_known or known
+        if not self._units_known and self._multipliers and "objective" in estimates:
+            for multipliers in self._multipliers:
+                multipliers.measure(estimates["objective"])
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._units_known = False  # the units are those of the checkpoint, which may not know them
+
+    @property
+    def _multipliers(self) -> list[MultiplierRows]:
+        return [term.multipliers for term in self.all_terms if term.multipliers is not None]
 
     def multipliers(self) -> dict[str, float]:
         """The multiplier of every row of the constraints by its name, see :meth:`Term.multiplier_values`.
@@ -129,41 +172,41 @@ class Problem(nn.Module):
         domain = objective.row_domain(num_samples, None if drawn is None else drawn.columns)
         outer = objective.outer  # it may depend on what the objective now knows of the rows
         assert outer is not None  # noqa: S101 - the caller has seen to it
-        row_map = None if domain.owners is None else RowMap(domain.owners.flatten())
-        weights: RowWeights
-        if domain.per_sample:
-            weights = self._sample_weights(objective, domain, row_map, of_batch)
-        else:
-            weights = self._subset_weights(objective, domain, of_batch)
+        row_of = None if domain.owners is None else _numbered(domain.owners)
+        num_rows = domain.num_rows if domain.owners is None else int(domain.owners.sum())
         return Term(
             "objective",
+            objective,
             outer,
-            domain.num_rows if row_map is None else row_map.num_rows,
-            objective.width,
+            num_rows,
             share=1.0,
-            distinct=objective.distinct,
             dtype=torch.promote_types(self._dtype, objective.dtype),
-            weights=weights,
+            weights=self._weights_of_objective(domain, num_rows, of_batch),
             range=domain.range,
-            row_map=row_map,
             per_sample=domain.per_sample,
-            part=objective.part,
+            row_of=row_of,
+            num_names=None if domain.owners is None else domain.owners.numel(),
+            repeats=not domain.per_sample or self._repeats(objective.part),
             processes=self.processes,
             layout=layout if domain.per_sample else "auto",
             growth=objective.growth,
         )
 
-    def _sample_weights(
-        self, objective: Objective, domain: RowDomain, row_map: RowMap | None, of_batch: float
-    ) -> SampleWeights:
-        owners, partners = domain.owners, domain.partners
-        if owners is None or row_map is None:
-            return SampleWeights()
-        drawn = self._drawn(objective.part)
-        together: torch.Tensor | float = 1.0
+    def _weights_of_objective(self, domain: RowDomain, num_rows: int, of_batch: float) -> RowWeights:
+        if not domain.per_sample:
+            return self._subset_weights(self.objective, num_rows, of_batch)
+        owners, partners, drawn = domain.owners, domain.partners, self._drawn(self.objective.part)
+        if owners is None:
+            return RowWeights(num_rows, 1.0, 1.0)
+        together: Tensor | float = 1.0
         if drawn is not None and partners is not None:
-            together = partner_presence(owners, partners, drawn, type(objective).__name__, of_batch)
-        return SampleWeights(len(owners) / row_map.num_rows, owners[0].numel(), together)
+            together = partner_presence(owners, partners, drawn, type(self.objective).__name__, of_batch)
+        return RowWeights(num_rows, together, len(owners) / num_rows)
+
+    def _repeats(self, part: str | tuple[str, ...] | None) -> bool:
+        """Whether a batch may hold a sample twice."""
+        drawn = self._drawn(part[0] if isinstance(part, tuple) else part)
+        return drawn is None or not getattr(drawn.plan, "distinct", False)
 
     def _constraint_term(self, constraint: Constraint, of_batch: float) -> Term:
         multipliers = None
@@ -175,15 +218,14 @@ class Problem(nn.Module):
             outer, share = multipliers.outer(), float(constraint.num_rows)
         return Term(
             "penalty",
+            constraint,
             outer,
             constraint.num_rows,
-            constraint.width,
             share=share,
-            distinct=True,
             dtype=self._dtype,
-            weights=self._subset_weights(constraint, RowDomain(constraint.num_rows), of_batch),
+            weights=self._subset_weights(constraint, constraint.num_rows, of_batch),
             range=constraint.range,
-            part=constraint.part,
+            repeats=False,
             processes=self.processes,
             multipliers=multipliers,
         )
@@ -204,14 +246,33 @@ class Problem(nn.Module):
             return None
         return next(iter(self._sampling.values())) if part is None else self._sampling.get(part)
 
-    def _subset_weights(self, part: Any, domain: RowDomain, of_batch: float) -> RowWeights:
+    def _subset_weights(self, part: Measurable, num_rows: int, of_batch: float) -> RowWeights:
         drawn = self._drawn(part.part)
         subsets = None if drawn is None else part.subsets(drawn.columns)
         if drawn is None or subsets is None or not can_know(subsets):
-            return EstimatedWeights(domain.num_rows)
-        names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(domain.num_rows)]
+            return RowWeights(num_rows)
+        names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(num_rows)]
         probability = presence(subsets, drawn, names, of_batch)
         warn_of_rare_rows(probability, names)
         if isinstance(part, Objective):
             part.know_presence(probability)
-        return SubsetWeights(probability)
+        return RowWeights(num_rows, probability)
+
+
+def _numbered(owners: Tensor) -> Tensor:
+    """The row of every sample, or label of a sample, and n for those that own none, shape (N + 1,), int32.
+
+    They are numbered 0, 1, ... in their order.  The last entry is n + 1, which is no row: that of what does not exist.
+
+    Raises:
+        DataError: if none owns a row.
+    """
+    owners = owners.flatten().cpu()
+    rows, number = owners.cumsum(0) - owners.long(), int(owners.sum())
+    if number == 0:
+        raise DataError(
+            f"none of the {len(owners)} training samples owns a row of the term: for an average over the positives, "
+            "for instance, the training split must hold a positive. Check the labels."
+        )
+    kind = torch.int32 if number < 2**31 - 2 else torch.int64
+    return torch.cat([torch.where(owners, rows, number), torch.tensor([number + 1])]).to(kind)

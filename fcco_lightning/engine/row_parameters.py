@@ -1,23 +1,13 @@
 """Parameters that belong to single samples, trained beside the weights at the cost of the batch alone."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.distributed import Processes
-from fcco_lightning.hosted import on_host, with_column
-from fcco_lightning.numerics import send
+from fcco_lightning.engine.estimates import Proposal
 from fcco_lightning.objectives import SampleParameters
 from fcco_lightning.records import Batch
-from fcco_lightning.state import DualState, Layout, Place, repeats
-
-
-class RowStep(NamedTuple):
-    """New values (b, k) of rows that are all different: their numbers (b,), or their place."""
-
-    at: Tensor | Place
-    values: Tensor
+from fcco_lightning.state import Copies, DualState, Layout, copies
 
 
 class RowParameters(nn.Module):
@@ -32,6 +22,7 @@ class RowParameters(nn.Module):
         processes: that share the rows.
         layout: of the rows, see :class:`DualState`.
         dtype: of the rows.
+        repeats: whether a batch may hold a sample twice.
     """
 
     def __init__(
@@ -41,47 +32,36 @@ class RowParameters(nn.Module):
         processes: Processes,
         layout: Layout,
         dtype: torch.dtype = torch.float32,
+        *,
+        repeats: bool = True,
     ) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.repeats = spec, repeats
         self.state = DualState(num_rows, spec.width, dtype, processes, layout)
-        self._leaf: tuple[Place, Tensor] | None = None
+        self.leaf: Tensor | None = None
+        """The parameters attached last, by which surrogates are differentiated, until :meth:`step` has been taken."""
+        self._index = torch.empty(0, dtype=torch.int64)
 
     def attach(self, batch: Batch) -> Batch:
         """The batch with the samples' parameters as one more column of its first part."""
         name, columns = next(iter(batch.items()))
-        place = self.state.locate(on_host(columns)["index"])
-        rows, seen = self.state.read(place)
-        if seen is not None:
-            rows = torch.where(seen.unsqueeze(1), rows, self.spec.start)
-        self._leaf = place, rows.requires_grad_()
-        return {**batch, name: with_column(columns, self.spec.name, rows)}
+        self._index = columns["index"]
+        held = self.state.gather(self._index)
+        self.leaf = torch.where(held.isnan(), self.spec.start, held).requires_grad_()
+        return {**batch, name: {**columns, self.spec.name: self.leaf}}
 
-    @property
-    def leaf(self) -> Tensor | None:
-        """The parameters attached last, by which surrogates are differentiated, until :meth:`step` has been taken."""
-        return None if self._leaf is None else self._leaf[1]
-
-    def step(self, gradient: Tensor | None) -> RowStep | None:
+    def step(self, gradient: Tensor | None) -> Proposal | None:
         """What the parameters attached last become.
 
         Args:
             gradient: of a surrogate with respect to them, (b, k), in true units; None where it does not depend on them.
         """
-        leaf, self._leaf = self._leaf, None
+        leaf, self.leaf = self.leaf, None
         if leaf is None or gradient is None:
             return None
-        place, values = leaf
-        start, gradient, again = values.detach(), gradient.detach(), repeats(place.index)
-        if again is not None:  # a sample that came more than once has one row
-            at = send(again.position, values)
-            start = start.new_empty(len(again.index), start.shape[1]).index_copy_(0, at, start)
-            gradient = torch.zeros_like(start).index_add_(0, at, gradient)
-        # the surrogate is a mean over the sampled i, a repeated one counting once
-        moved = torch.sub(start, gradient, alpha=self.spec.lr * len(start)).clamp_(self.spec.least, self.spec.most)
-        return RowStep(place if again is None else again.index, moved)
-
-    def commit(self, step: RowStep | None) -> None:
-        """Write the rows of ``step``."""
-        if step is not None:
-            self.state.write(*step, checked=True)
+        again: Copies | None = copies(self._index) if self.repeats else None
+        number: Tensor | int = len(leaf)  # the surrogate is a mean over the sampled i, a repeated one counting once
+        if again is not None:
+            gradient, number = again.total(gradient), (1 / again.count.to(leaf.dtype)).sum().round()
+        moved = leaf.detach() - self.spec.lr * number * gradient.detach()
+        return Proposal(self.state, self._index, moved.clamp(self.spec.least, self.spec.most))

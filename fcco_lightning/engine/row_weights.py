@@ -6,18 +6,19 @@ all n rows (Horvitz and Thompson), however rare a row is.
 """
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import DataError
+from fcco_lightning.numerics import Known, counts
 from fcco_lightning.objectives.base import Partition
 from fcco_lightning.objectives.self_weights import expected_copies
 from fcco_lightning.records import Columns
+from fcco_lightning.state import Copies
 
 RARE = 1 / 20
 """Share of the batches below which a row counts as rarely seen."""
@@ -26,7 +27,11 @@ _MOST_SUBSETS = 10  # of a row, for exact probabilities: all 2^c - 1 unions are 
 
 
 class BatchDraws(Protocol):
-    """How batches are drawn: what is needed of a batch plan."""
+    """How batches are drawn: what is needed of a batch plan.
+
+    It may also have ``distinct``, whether no batch holds a sample twice, and ``most(counts)``, the largest number of
+    marked samples in a batch, of ``counts`` (S,) in every stratum.
+    """
 
     @property
     def strata(self) -> Tensor | None:
@@ -45,172 +50,107 @@ class Drawn(Protocol):
     def plan(self) -> BatchDraws: ...
 
 
-class Arrival(NamedTuple):
-    """The rows of a term of which a batch speaks; all tensors are on the host.
+class RowWeights(nn.Module):
+    r"""``1/(n p_i)`` of the rows of a batch, with p_i the probability that a batch says something of row i.
 
-    Attributes:
-        index: rows, shape (b,), all different.
-        samples: for terms with a row per sample: the samples that own these rows, shape (b,); where a sample may own
-            one for each of T labels, ``T sample + label``.
-        columns: of the part of the batch.
-        owners: positions in the batch of one copy of each of these samples, shape (b,); None if not known.
-        copies: how often the batch holds each, shape (b,), where ``owners`` are known; None for once.
-    """
+    *Rows of groups or constraints* have known probabilities, or where these are not known estimates by how often
+    batches have spoken of them: ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, c_i of which spoke of row i, with
+    b of the n rows in a batch on average, so that at first all rows count as equally likely.  The estimate is not
+    exact, and is part of checkpoints.
 
-    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
-    samples: Tensor
-    columns: Columns
-    owners: Tensor | None = None
-    copies: Tensor | None = None
-
-
-class RowWeights(nn.Module, ABC):
-    """Weights of the rows of a batch in the mean over all rows of a term; computed on the host."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002
-        return self  # probabilities need their digits, whatever the module's precision, and stay on the host
-
-    @abstractmethod
-    def forward(self, arrival: Arrival) -> Tensor | float:
-        """One weight a row, shape (b,), or one for all."""
-
-    @property
-    def same(self) -> bool:
-        """Whether the weights of rows that are not those of samples are the same in all batches with all rows."""
-        return True
-
-
-class SampleWeights(RowWeights):
-    r"""For terms in which single samples own the rows.
-
-    A row weighs ``(n_samples / n_rows) v_i c_i / B`` in a batch of B, which holds its sample c_i times, with v the
-    batch's column ``weight``.  Its expectation is 1/n_rows whatever else is in the batch, also where the weights of a
-    batch do not add up to B (those of groups or queries of different sizes do not).  Where samples are drawn with
+    *Rows of samples* weigh ``(n_samples / n_rows) v_i c_i / B`` in a batch of B, which holds the sample c_i times, with
+    v the batch's column ``weight``.  Its expectation is 1/n_rows whatever else is in the batch, also where the weights
+    of a batch do not add up to B (those of groups or queries of different sizes do not).  Where samples are drawn with
     replacement (column ``replaced``), c_i is its mean over the batches that hold the sample: all of these then count
-    alike, as they do for the remembered row.
-
-    Where batches have no such column, all v are 1, and the different samples of the batch share its weight equally.
-    The number counts all samples and not those with a row only, which differ from batch to batch: what a batch says of
-    a row may depend on that number (in average precision it does), and a mean over them would then be biased.
-
-    Where a batch speaks of a row only if it also holds another kind of sample, the weight is divided by the probability
-    of that, given that it holds the owner.
-
-    Args:
-        samples_per_row: n_samples / n_rows, > 0.
-        rows_per_sample: T, where a sample may own a row for each of T labels.
-        partner_presence: probability that a batch which holds the owner of row i speaks of it, shape (n_rows,) in
-            (0, 1], or one number for all rows.
-    """
-
-    partner_presence: Tensor | None
-
-    def __init__(
-        self, samples_per_row: float = 1.0, rows_per_sample: int = 1, partner_presence: Tensor | float = 1.0
-    ) -> None:
-        super().__init__()
-        self.samples_per_row, self.rows_per_sample = samples_per_row, rows_per_sample
-        self._same_for_all = partner_presence if isinstance(partner_presence, float) else 1.0
-        self.register_buffer(
-            "partner_presence", partner_presence if isinstance(partner_presence, Tensor) else None, persistent=False
-        )
-
-    def forward(self, arrival: Arrival) -> Tensor | float:
-        weight = self._alone(arrival)
-        if self.partner_presence is not None:
-            return weight / self.partner_presence.index_select(0, arrival.index)
-        return weight if self._same_for_all == 1 else weight / self._same_for_all
-
-    def _alone(self, arrival: Arrival) -> Tensor | float:
-        """The weights where a batch speaks of every row whose owner it holds."""
-        columns = arrival.columns
-        every = self.samples_per_row == 1 and self.rows_per_sample == 1
-        if "index" not in columns or (every and "weight" not in columns):
-            return 1 / len(arrival.index)
-        if arrival.owners is not None and "weight" in columns:
-            owners, copies = arrival.owners, arrival.copies
-        else:
-            index, order = columns["index"].sort()
-            if "weight" not in columns:
-                return self.samples_per_row / (1 + int((index[1:] != index[:-1]).sum()))
-            samples = arrival.samples // self.rows_per_sample
-            first = torch.searchsorted(index, samples)
-            copies = torch.searchsorted(index, samples, right=True) - first
-            owners = order[first.clamp(max=len(index) - 1)]
-        weight = columns["weight"].index_select(0, owners)
-        if "replaced" in columns:
-            weight = weight * expected_copies(columns).index_select(0, owners).to(weight.dtype)
-        elif copies is not None:
-            weight = weight * copies
-        return weight * (self.samples_per_row / len(columns["index"]))
-
-
-class SubsetWeights(RowWeights):
-    r"""For terms whose rows are groups or constraints: ``1/(n p_i)`` with known probabilities.
-
-    Args:
-        probability: p_i that a batch speaks of row i, shape (n,), in (0, 1].
-    """
-
-    probability: Tensor
-
-    def __init__(self, probability: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("probability", probability, persistent=False)
-        self._equal = float(probability[0]) if bool((probability == probability[0]).all()) else None
-
-    def forward(self, arrival: Arrival) -> Tensor | float:
-        n = len(self.probability)
-        if self._equal is not None:
-            return 1 / (n * self._equal)
-        return 1 / (n * self.probability.index_select(0, arrival.index))
-
-
-class EstimatedWeights(RowWeights):
-    r"""The same with probabilities estimated by how often a batch has spoken of row i, where the plan is not known.
-
-    ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, c_i of which spoke of row i, with b of the n rows in a batch on
-    average: at first all rows count as equally likely.  The estimate is not exact, and is part of checkpoints.
+    alike, as they do for the remembered row.  Without the column all v are 1, and the different samples of the batch
+    share its weight equally.  The number counts all samples and not those with a row only, which differ from batch to
+    batch: what a batch says of a row may depend on that number (in average precision it does), and a mean over them
+    would then be biased.  Where a batch says something of a row only if it also holds another kind of sample, the
+    weight is divided by the probability of that, given that it holds the owner.
 
     Args:
         num_rows: n.
+        probability: p_i of every row, shape (n,), in (0, 1], or one number; of rows of samples that of a batch which
+            holds the owner.  None to estimate them.
+        samples_per_row: n_samples / n_rows, where samples own the rows; None elsewhere.
+
+    Attributes:
+        number: of the term whose rows these are.
     """
 
-    counts: Tensor
+    number: int = 0
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(
+        self, num_rows: int, probability: Tensor | float | None = None, samples_per_row: float | None = None
+    ) -> None:
         super().__init__()
-        self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64))  # the last one: batches
-        self._even: bool | None = None  # whether every batch has spoken of every row; None where that must be looked up
+        self.num_rows, self.samples_per_row = num_rows, samples_per_row
+        self.counted = probability is None
+        if probability is None:
+            self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64))  # the last one: batches
+        elif isinstance(probability, Tensor):
+            probability = torch.where(probability > 0, probability, 1.0)  # of what is never measured
+            alike = bool((probability == probability[0]).all())
+            probability = float(probability[0]) if alike else probability
+        # one more for the row that is none
+        one = torch.ones(1, dtype=torch.float64)
+        self._known = Known(torch.cat([probability, one])) if isinstance(probability, Tensor) else probability
 
-    def forward(self, arrival: Arrival) -> Tensor | float:
-        n = len(self.counts) - 1
-        if len(arrival.index) == n and self.same:
-            return 1 / n
-        counts, batches = self.counts[:-1], self.counts[-1]
-        seen = counts.index_select(0, arrival.index) + 1  # with this batch, which is counted when it is committed
-        average = (counts.sum() + len(arrival.index)) / (n * (batches + 1))
-        return (batches + 1 + _PRIOR) / (n * (seen + _PRIOR * average))
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = self._buffers.get("counts")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if kept is not None:  # counts need their digits, whatever the module's precision
+            self._buffers["counts"] = kept.to(self._buffers["counts"].device)
+        return self
 
-    def count(self, index: Tensor) -> None:
-        """Take note that a batch has spoken of the rows ``index``, all different."""
-        if len(index) == len(self.counts) - 1:
-            self.counts.add_(1)
-            return
-        self.counts.index_add_(0, index, self.counts.new_ones(len(index)))
-        self.counts[-1] += 1
-        self._even = None
+    def forward(self, index: Tensor | None, columns: Columns, each: Tensor, again: Copies | None) -> Tensor | float:
+        """The weights of the entries of a batch, shape (r,), or one number for all.
 
-    @property
-    def same(self) -> bool:
-        """Whether every batch has spoken of every row."""
-        if self._even is None:
-            self._even = not bool((self.counts[:-1] != self.counts[-1]).any())
-        return self._even
+        Args:
+            index: rows of the entries, shape (r,); None for all rows.
+            columns: of the samples that own the rows.
+            each: how much of its row an entry is, shape (r,); 0 where nothing is said.
+            again: how the entries repeat; None if they do not.
+        """
+        if self.counted:
+            return self._estimated(index, each)
+        weight = 1 / self.num_rows if self.samples_per_row is None else self._of_samples(columns, each, again)
+        if not isinstance(self._known, Known):
+            return weight if self._known is None else weight / self._known
+        known = self._known.like(each)
+        return weight / (known[:-1] if index is None else known.index_select(0, index))
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._even = None
+    def count(self, index: Tensor | None, each: Tensor) -> None:
+        """Take note of what a batch has spoken of; arguments as above."""
+        if self.counted:
+            held = self._buffers["counts"]
+            held[-1] += 1
+            if index is None:
+                held[:-1] += each
+            else:
+                held.index_add_(0, index, each.to(held.dtype))
+
+    def _estimated(self, index: Tensor | None, each: Tensor) -> Tensor:
+        counted, batches = self._buffers["counts"][:-1], self._buffers["counts"][-1]
+        present = (each > 0).to(counted.dtype)
+        seen = (counted if index is None else counted.index_select(0, index)) + present  # with this batch
+        average = (counted.sum() + each.sum()) / (self.num_rows * (batches + 1))
+        return (batches + 1 + _PRIOR) / (self.num_rows * (seen + _PRIOR * average))
+
+    def _of_samples(self, columns: Columns, each: Tensor, again: Copies | None) -> Tensor | float:
+        """The weights where a batch says something of every row whose owner it holds."""
+        assert self.samples_per_row is not None  # noqa: S101 - the caller has seen to it
+        size = len(columns["index"])
+        if "weight" not in columns:
+            different = size if again is None else (1 / counts(columns["index"]).double()).sum().round()
+            return self.samples_per_row / different
+        weight, times = columns["weight"], len(each) // size
+        if "replaced" in columns:
+            weight = weight * expected_copies(columns).to(weight.dtype)
+        weight = weight.repeat(times) if times > 1 else weight  # of all samples for one label after the other
+        if again is not None and "replaced" not in columns:
+            weight = weight * again.count
+        return weight * (self.samples_per_row / size)
 
 
 def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:

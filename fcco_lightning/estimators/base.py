@@ -29,13 +29,13 @@ class Sampling(NamedTuple):
     Attributes:
         inverse: 1/p_i, with p_i the probability that row i is in a batch: n/B1 where B1 of n rows are drawn alike;
             shape (b, 1), or one number for all.
-        seen: which of them have been visited before, shape (b,), bool; None if all have.
+        unseen: which of the numbers have never been written before, shape (b, k), bool; None if all have.
         range: the interval in which g_i lies.
         growth: how many times the row an inner value may be for an outer gradient taken at the row, > 1; None for any.
     """
 
     inverse: Tensor | float
-    seen: Tensor | None = None
+    unseen: Tensor | None = None
     range: Range = Range()
     growth: float | None = None
 
@@ -113,6 +113,6 @@ class Estimator(ABC):
         return outer.value(tracked.at)
 
 
-def fill(rows: Tensor, seen: Tensor | None, first: Tensor) -> Tensor:
-    """``rows`` with those never visited replaced by ``first``; all of shape (b, k), ``seen`` (b,) or None for all."""
-    return rows if seen is None else torch.where(seen.unsqueeze(1), rows, first)
+def fill(rows: Tensor, first: Tensor) -> Tensor:
+    """``rows`` with those never visited, which are NaN, replaced by ``first``; all of shape (b, k)."""
+    return torch.where(rows.isnan(), first.to(rows.dtype), rows)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators.base import Estimator, Sampling, fill
+from fcco_lightning.estimators.base import Estimator, Sampling
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.records import Tracked
 
@@ -89,7 +89,7 @@ class ScaledEMA(Estimator):
         sampling: Sampling,
     ) -> Tracked:
         new = torch.lerp(rows, (inner * sampling.inverse).to(rows.dtype), self.gamma)
-        new = fill(new, sampling.seen, inner)
+        new = new if sampling.unseen is None else torch.where(sampling.unseen, inner, new)
         return Tracked(new, outer.subgradient(new), new)
 
 
@@ -137,7 +137,8 @@ class CorrectedEMA(Estimator):
     ) -> Tracked:
         new = torch.lerp(rows, inner, self.gamma)
         if previous is not None:
-            previous = fill(previous, sampling.seen, inner)  # a first visit is exact
+            if sampling.unseen is not None:  # a first visit is exact
+                previous = torch.where(sampling.unseen, inner, previous)
             new = sampling.range.project(new + self.correction(sampling) * (inner - previous))
         at = sampling.trusted(new if self.fresh else rows, inner)
         return Tracked(new, outer.subgradient(at), at)

@@ -161,10 +161,32 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
     names = unique_names([name for c in constraints for name in c.names])
     for c in constraints:
         own, names = names[: c.num_rows], names[c.num_rows :]
-        inner = c.inner(outputs.double(), batch)
-        for i, h in zip(inner.index.tolist(), c.violation(inner.values).tolist(), strict=True):
+        index, inner = inner_values(c, outputs.double(), batch)
+        for i, h in zip(index.tolist(), c.violation(inner).tolist(), strict=True):
             values[f"h/{own[i]}"] = h
     return values
+
+
+def inner_values(constraint: Constraint, outputs: Any, batch: Columns) -> tuple[Tensor, Tensor]:
+    """Measure the rows of a constraint of which a split has samples.
+
+    Args:
+        constraint: The constraint.
+        outputs: The network's outputs on the whole split.
+        batch: The columns of the split.
+
+    Returns:
+        Which rows these are, in increasing order, shape (r,), and their inner values with graph, shape (r, k).
+
+    Raises:
+        DataError: if the split lacks a column, or values are not finite because the constraint would misread the split.
+    """
+    _, rows = constraint.measure(outputs, batch)
+    assert rows is not None  # noqa: S101 - a constraint has nothing else
+    if not bool(rows.values.isfinite().all()):
+        constraint.check(outputs, batch)
+    index = rows.weight.nonzero().squeeze(1)
+    return index, rows.values[index]
 
 
 def concatenate(parts: Sequence[tuple[Any, dict[str, Tensor]]], processes: Processes) -> tuple[Any, dict[str, Tensor]]:

@@ -31,6 +31,7 @@ from fcco_lightning.objectives.latent_variable import LatentVariable
 from fcco_lightning.objectives.list_mle import ListMLE
 from fcco_lightning.objectives.list_net import ListNet
 from fcco_lightning.objectives.lists import ListObjective
+from fcco_lightning.objectives.measurable import Measurable, nan_where
 from fcco_lightning.objectives.multi_instance import MultiInstanceAUC
 from fcco_lightning.objectives.ndcg import NDCG
 from fcco_lightning.objectives.neighbourhood_components import NeighbourhoodComponents
@@ -93,6 +94,7 @@ __all__ = [
     "LogisticLoss",
     "LogisticPair",
     "MeanAveragePrecision",
+    "Measurable",
     "MeanPooling",
     "MultiInstanceAUC",
     "MultiLabelLoss",
@@ -121,6 +123,7 @@ __all__ = [
     "WorstGroupDRO",
     "binary_scores",
     "mean_over_data",
+    "nan_where",
     "require_binary_labels",
     "required_column",
 ]

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
-from fcco_lightning.hosted import SameAgain, on_host
-from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import BinaryObjective, RowDomain, nothing, require_binary_labels, required_column
+from fcco_lightning.objectives.base import BinaryObjective, RowDomain, require_binary_labels, required_column
 from fcco_lightning.objectives.ranking import both_classes, class_shares, warn_of_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
-from fcco_lightning.records import Arrangement, Columns, Usual
+from fcco_lightning.records import Columns, Rows
 
 
 class AUCMargin(BinaryObjective):
@@ -38,18 +36,19 @@ class AUCMargin(BinaryObjective):
     """
 
     width = 2
-    distinct = True
 
     def __init__(self, margin: float = 1.0, *, sigmoid: bool = False) -> None:
         super().__init__(sigmoid=sigmoid)
         self.outer: OuterFunction = Linear(SquaredHinge(rho=2.0, kappa=-positive("margin", margin)), (1.0, -1.0))
         self.margin = margin
-        self._again = SameAgain[tuple[Tensor, ...]]()
         self.a, self.b = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row."""
         return RowDomain(1)
+
+    def rows_of(self, batch: Columns) -> None:
+        """The one row."""
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
         """A batch speaks of the means if it holds both classes."""
@@ -62,39 +61,10 @@ class AUCMargin(BinaryObjective):
         require_binary_labels(batch, self)
         warn_of_ratios(batch, self)
 
-    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[Tensor, ...]:
-        """Weights of the samples in the means over negatives and positives, (2, B); nothing without both classes."""
-        batch = on_host(batch)
-        y, weight = required_column(batch, "y", self), batch.get("weight")
-        return self._again((y, weight), (like.device, like.dtype), lambda: self._shares(y, weight, like))
-
-    def direct_value(self, outputs: Any, given: tuple[Tensor, ...]) -> Tensor:
-        """The mean squared distances from a and b; 0 if the batch lacks a class."""
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows]:
+        """The mean squared distances from a and b, and the mean scores; nothing of a batch that lacks a class."""
         scores = self.scores(outputs)
-        if not given:
-            return nothing(scores)
+        shares, known = class_shares(required_column(batch, "y", self), batch.get("weight"), scores.dtype)
         centres = torch.stack([self.b, self.a]).unsqueeze(1)
-        return ((scores - centres).square() * given[0]).sum()
-
-    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual:
-        shares, known = class_shares(required_column(batch, "y", self), batch.get("weight"), like)
-        return Usual((shares,), known)
-
-    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual:
-        """The row, of a batch with both classes."""
-        return self.arrange_direct_usual(batch, like)
-
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        """The row, if the batch holds both classes."""
-        given = self.arrange_direct(batch, like)
-        return Arrangement(torch.zeros(len(given), dtype=torch.int64), given)
-
-    def values(self, outputs: Any, given: tuple[Tensor, ...]) -> Tensor:
-        """The mean scores of the negatives and of the positives, shape (1, 2)."""
-        scores = self.scores(outputs)
-        return (given[0] @ scores).unsqueeze(0) if given else scores.new_zeros(0, 2)
-
-    @staticmethod
-    def _shares(y: Tensor, weight: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
-        shares, known = class_shares(y, weight, like)
-        return (send(shares, like),) if bool(known) else ()
+        spread = ((scores - centres).square() * (shares * known)).sum()
+        return spread, Rows((shares @ scores).unsqueeze(0), known.unsqueeze(0))

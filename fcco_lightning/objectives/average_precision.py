@@ -8,15 +8,15 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
+from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
-from fcco_lightning.objectives.pair_sums import label_pair_sums, pair_sums
+from fcco_lightning.objectives.measurable import nan_where
+from fcco_lightning.objectives.pair_sums import Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
-from fcco_lightning.objectives.ranking import RankingObjective, known_labels
-from fcco_lightning.objectives.self_weights import by_strata, common_weights, comparison_weights, self_and_others
+from fcco_lightning.objectives.ranking import RankingObjective, known_labels, sums_over_data
+from fcco_lightning.objectives.self_weights import by_strata, check_comparisons
 from fcco_lightning.outer import Ratio
-from fcco_lightning.records import Arrangement, Columns
+from fcco_lightning.records import Columns, Rows
 
 
 class AveragePrecision(RankingObjective):
@@ -62,63 +62,22 @@ class AveragePrecision(RankingObjective):
             raise ConfigError(f"prevalence must be 'data' or lie in (0, 1), got {prevalence!r}.")
         self.prevalence = prevalence
 
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        """The positives of a batch own the rows; every one is compared with all of it.
+    def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
+        """For every positive i the weighted sums of ``l(s_i - s_j)`` over the positives j, and over all j: eq. (7).
 
         Raises:
-            DataError: if the batch has fewer than two samples, or no column ``y``.
+            DataError: if there is not one score per sample, the batch has fewer than two, or no column ``y``.
         """
-        batch = on_host(batch)
-        y, columns = required_column(batch, "y", self), [batch.get(name) for name in ("y", "weight", "stratum")]
-        beside = (self.num_samples, self.class_sizes, like.device, like.dtype)
-        owners, given = self._again(columns, beside, lambda: self._compared(y, batch, like))
-        if given is None and len(owners):  # every owner has weights of its own, which depend on repeated samples, too
-            table = comparison_weights("dataset", owners, batch, self.num_samples, like.dtype)
-            changes = self._changes(y == 1, like.dtype)
-            given = send(owners, like), send(table if changes is None else table * changes, like), None
-        return Arrangement(batch["index"][owners], given, owners=owners)
-
-    def _compared(self, y: Tensor, batch: Columns, like: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """The owners; where they are, the samples' weights in both sums (B, 2), and what is added for an owner, (1,).
-
-        The last two where they are the same for all owners.
-        """
-        positive = y == 1
-        owners = positive.nonzero().squeeze(1)
-        if not len(owners):
-            return owners, None
-        common = common_weights(positive, owners, batch, self.num_samples, like.dtype)
-        if common is None:
-            return owners, None
-        (shares, excess), changes = common, self._changes(positive, like.dtype)
-        shares = shares if changes is None else shares * changes
-        # the positive itself, whose loss is l(0), has a weight of its own
-        offset = excess * (self._class_changes()[1] * self.own)
-        weights = torch.stack([shares * positive, shares], dim=1)
-        return owners, (send(owners, like), send(weights, like), send(offset, like))
-
-    def values(self, outputs: Any, given: tuple[Tensor, Tensor, Tensor | None] | None) -> Tensor:
-        """Weighted sums (m, 2) of the losses of the owners over the positives, and over all samples.
-
-        Raises:
-            DataError: if there is not one score per sample.
-        """
-        scores = self.scores(outputs)
-        if given is None:
-            return scores.new_zeros(0, 2)
-        owners, weights, offset = given
-        if offset is not None:
-            return pair_sums(self.loss, scores, owners, None, weights, offset=offset)
-        weighted = self.loss(scores.index_select(0, owners).unsqueeze(1) - scores) * weights
-        return torch.stack([weighted.index_select(1, owners).sum(1), weighted.sum(1)], dim=1)
-
-    def _changes(self, positive: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """What the weights of samples are multiplied by for another prevalence than the data's, (B,); None for 1."""
-        of_negatives, of_positives = self._class_changes()
-        return None if of_positives == 1 else torch.where(positive, of_positives, of_negatives).to(dtype)
+        scores, positive = self.scores(outputs), self._owners(batch)
+        is_positive, (of_negatives, of_positives) = positive.to(scores.dtype), self._class_changes()
+        among_positives = of_positives * is_positive
+        among_all = among_positives + of_negatives * (1 - is_positive)
+        masks = torch.stack([among_positives, among_all])
+        given = {"itself": self.own, "owners": positive, "most": self.most_owners}
+        return None, Rows(sums_over_data(self.loss, scores, masks, batch, self.num_samples, **given), positive)
 
     def _class_changes(self) -> tuple[float, float]:
-        """The same for negatives and positives."""
+        """What negatives and positives count more for another prevalence than the data's."""
         if self.class_sizes is None or self.prevalence == "data":
             return 1.0, 1.0
         negatives, positives = self.class_sizes
@@ -161,9 +120,9 @@ class MeanAveragePrecision(Objective):
         self.missing = missing
         self.num_samples: int | None = None
         self.one_label_each = False
-        # numbers of samples of which a label is known, and has the value 1: (T,), on the host
-        self.known = self.positives = torch.zeros(0, dtype=torch.int64)
-        self._relevance = torch.zeros(0, dtype=torch.float64)  # of the rows of a label in the mean over all rows, (T,)
+        self.labels = 0
+        # numbers of samples of which a label is known, and has the value 1, and what its rows count, shape (T,)
+        self.known = self.positives = self._relevance = Known(torch.zeros(0))
 
     def prepare(self, num_samples: int) -> None:
         """Take n."""
@@ -187,109 +146,104 @@ class MeanAveragePrecision(Objective):
                 f"MeanAveragePrecision needs y of shape (n, T), or (n,) beside a column `task`, got {tuple(y.shape)} "
                 f"and the columns {sorted(columns or ())}. Name several label columns, or use AveragePrecision for one."
             )
-        labels = int(task.max()) + 1
-        self.known = torch.bincount(
-            task[y != self.missing] if self.missing is not None else task.flatten(), minlength=labels
-        )
-        self.positives = torch.bincount(task[y == 1], minlength=labels)
-        self._relevance = int(self.positives.sum()) / (labels * self.positives.double())
-        empty = ((self.positives == 0) | (self.positives == self.known)).nonzero().flatten().tolist()
+        labels, missing = int(task.max()) + 1, y == self.missing
+        known, positives = (torch.bincount(task[of], minlength=labels) for of in (~missing, y == 1))
+        empty = ((positives == 0) | (positives == known)).nonzero().flatten().tolist()
         if empty:
             raise DataError(
-                f"label {empty[0]} has {int(self.positives[empty[0]])} positives among {int(self.known[empty[0]])} "
+                f"label {empty[0]} has {int(positives[empty[0]])} positives among {int(known[empty[0]])} "
                 f"known training samples, but needs both classes (so do {len(empty)} labels in all). Leave them out."
             )
-        return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.own / int(self.known.max())))
+        self.labels, self.known, self.positives = labels, Known(known), Known(positives)
+        self._relevance = Known(int(positives.sum()) / (labels * positives.double()))
+        return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.own / int(known.max())))
 
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        """All pairs of a label and a positive of it in a batch.
-
-        Raises:
-            DataError: if ``y`` or ``task`` is missing, or if a batch has fewer than two samples, or of a label with a
-                positive no negative, or one positive where two are needed.
-        """
-        batch = on_host(batch)
-        y, labels = required_column(batch, "y", self), len(self.known)
-        if y.dim() != (1 if self.one_label_each else 2) or (not self.one_label_each and y.shape[1] != labels):
-            raise self._unfit("y", y)
-        return (self._of_one_label_each if self.one_label_each else self._of_all_labels)(y, batch, like)
-
-    def values(self, outputs: Tensor, given: tuple[Tensor, ...]) -> Tensor:
-        """The two sums of every row, shape (r, 2).
-
-        Raises:
-            DataError: if there is not one output per sample and label.
-        """
-        size = given[0].shape[-1]
-        if outputs.dim() != 2 or outputs.shape != (size, len(self.known)):
-            raise self._unfit("outputs", outputs)
+    def rows_of(self, batch: Columns) -> Tensor:
+        """The samples, or all pairs of a sample and a label, one label after the other."""
+        index = required_column(batch, "index", self)
         if self.one_label_each:
-            positive, shares, owner, task = given
-            scores = outputs.gather(1, task.unsqueeze(1)).squeeze(1)
-            losses = shares.to(scores.dtype) * self.loss(scores.index_select(0, owner).unsqueeze(1) - scores)
-            return torch.stack([losses @ positive.to(losses.dtype), losses.sum(1)], dim=1)
-        positive, shares, owner, label, offset = given
-        values = label_pair_sums(self.loss, outputs, owner, label, positive, shares)
-        return values if offset is None else values + offset
+            return index
+        return (index * self.labels + torch.arange(self.labels, device=index.device).unsqueeze(1)).flatten()
 
-    def _unfit(self, name: str, found: Tensor) -> DataError:
-        labels = len(self.known)
-        return DataError(
-            f"MeanAveragePrecision needs outputs of shape (B, {labels}), one for each of {labels} labels, and y of "
-            f"shape {'(B,)' if self.one_label_each else f'(B, {labels})'}, got {name} of shape {tuple(found.shape)}. "
-            "Give the network one output per label."
-        )
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        """Refuse batches that say nothing of some samples.
 
-    def _of_all_labels(self, y: Tensor, batch: Columns, like: Tensor) -> Arrangement:
-        size, labels = y.shape
-        holds = y == 1
-        owner, label = holds.nonzero(as_tuple=True)
-        n = at_least("num_samples", self.num_samples or 0, 1)
-        offset = None
-        # weights of a mean over all n samples, and from them those over the samples of which the label is known
-        if by_strata(batch):
-            shares = comparison_weights("dataset", torch.arange(size), batch, n, like.dtype)[owner]
-        else:
-            own, others = self_and_others("dataset", size, n)
-            shares = torch.full((1, 1), others, dtype=like.dtype)
-            offset = torch.full((1, 1), (own - others) * self.own, dtype=like.dtype) if own != others else None
-        if self.missing is not None:
-            scale = (n / self.known[label]).unsqueeze(1).to(like.dtype)
-            shares = shares * (y != self.missing).T[label] * scale
-            offset = None if offset is None else offset * scale
-        given = (holds.T.index_select(0, label), shares, owner, label, offset)
-        return self._arranged(batch["index"][owner] * labels + label, owner, label, given, like)
-
-    def _of_one_label_each(self, y: Tensor, batch: Columns, like: Tensor) -> Arrangement:
-        task = required_column(batch, "task", self)
-        positive, negative = y == 1, y == 0
-        owner = positive.nonzero().squeeze(1)
-        label, known, positives = task[owner], self.known[task], self.positives[task]
-        of_negatives, of_positives = (self._held(task[one])[task] for one in (negative, positive))
-        lonely = positive & (((of_positives == 1) & (positives > 1)) | (of_negatives == 0))
-        if bool(lonely.any()):
-            first = int(lonely.nonzero()[0])
+        Raises:
+            DataError: if a batch holds of a label with a positive no negative, or one positive where two are needed, or
+                see :func:`check_comparisons`.
+        """
+        positive = required_column(batch, "y", self) == 1
+        if not self.one_label_each:
+            if by_strata(batch):
+                check_comparisons(batch, self.num_samples, owners=positive.any(1))
+            return
+        task, (of_negatives, of_positives) = batch["task"], self._held(batch)
+        lonely = self._lonely(batch).nonzero().flatten()
+        if len(lonely):
+            first = int(lonely[0])
             raise DataError(
-                f"a batch holds {int(of_positives[first])} of {int(positives[first])} positives and "
+                f"a batch holds {int(of_positives[first])} of {int(self.positives.values[task[first]])} positives and "
                 f"{int(of_negatives[first])} negatives of label {int(task[first])}, and so says nothing of the others. "
                 "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
-        # of the mean over the n_t samples of the label: itself, each of the other positives, each of the negatives
+
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """The two sums of every pair of a sample and a label, or of every sample for its label.
+
+        Raises:
+            DataError: if ``y`` or ``task`` is missing, the batch has fewer than two samples, or there is not one output
+                per sample and label.
+        """
+        y = required_column(batch, "y", self)
+        if y.dim() != (1 if self.one_label_each else 2) or (not self.one_label_each and y.shape[1] != self.labels):
+            raise self._unfit("y", y)
+        if outputs.shape != (len(y), self.labels):
+            raise self._unfit("outputs", outputs)
+        return None, (self._of_one_label_each if self.one_label_each else self._of_all_labels)(outputs, y, batch)
+
+    def _unfit(self, name: str, found: Tensor) -> DataError:
+        return DataError(
+            f"MeanAveragePrecision needs outputs of shape (B, {self.labels}), one for each of {self.labels} labels, and "
+            f"y of shape {'(B,)' if self.one_label_each else f'(B, {self.labels})'}, got {name} of shape "
+            f"{tuple(found.shape)}. Give the network one output per label."
+        )
+
+    def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
+        scores, holds = outputs.T.contiguous(), (y == 1).T
+        # from weights of a mean over all n samples those of one over the samples of which the label is known
+        n, known = at_least("num_samples", self.num_samples or 0, 1), self.known.like(y).unsqueeze(1)
+        every = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * (n / known)
+        masks = torch.stack([every * holds, every], dim=1).to(scores.dtype).detach()
+        owners = holds.any(0)
+        sums = sums_over_data(self.loss, scores, masks, batch, n, itself=self.own, owners=owners)
+        relevance = self._relevance.like(scores, scores.dtype).unsqueeze(1)
+        return Rows(sums.flatten(0, 1), (holds * relevance).flatten())
+
+    def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
+        task, positive, dtype = required_column(batch, "task", self), y == 1, outputs.dtype
+        known, positives = (one.like(y)[task].to(dtype) for one in (self.known, self.positives))
+        of_negatives, of_positives = self._held(batch)
+        # of the mean over the n_t samples of the label: each of the other positives, each of the negatives
         others = (positives - 1) / (known * (of_positives - 1).clamp(min=1))
-        against = negative * (known - positives) / (known * of_negatives.clamp(min=1))
-        shares = torch.where(positive, others, against) * (label.unsqueeze(1) == task)
-        shares.scatter_(1, owner.unsqueeze(1), (1 / known[owner]).unsqueeze(1))
-        return self._arranged(batch["index"][owner], owner, label, (positive, shares, owner, task), like)
+        against = (y == 0) * (known - positives) / (known * of_negatives.clamp(min=1))
+        shares = torch.where(positive, others, against).to(dtype)
+        masks, one = torch.stack([shares * positive, shares]), torch.ones_like(shares)
+        scores = outputs.gather(1, task.unsqueeze(1)).squeeze(1)
+        sums = pair_sums(self.loss, scores, masks, table=Strata(task, 0 * one, one))
+        sums = sums + ((1 / known - shares) * self.own).unsqueeze(1)  # itself
+        relevance = self._relevance.like(y)[task].to(dtype)
+        return Rows(nan_where(self._lonely(batch).unsqueeze(1), sums), positive * relevance)
 
-    def _arranged(
-        self, index: Tensor, owner: Tensor, label: Tensor, given: tuple[Tensor | None, ...], like: Tensor
-    ) -> Arrangement:
-        """Rows with the weight 1/(T n_t+) beside that of all alike."""
-        there = tuple(None if one is None else send(one, like) for one in given)
-        return Arrangement(index, there, self._relevance[label].to(like.dtype), owner)
+    def _held(self, batch: Columns) -> list[Tensor]:
+        """How many negatives and positives of its label a batch holds for every sample, shape (B,)."""
+        y, task = batch["y"], batch["task"]
+        none = torch.zeros(self.labels, device=y.device)
+        return [none.index_add(0, task, (y == label).to(none.dtype))[task] for label in (0, 1)]
 
-    def _held(self, task: Tensor) -> Tensor:
-        return torch.bincount(task, minlength=len(self.known))
+    def _lonely(self, batch: Columns) -> Tensor:
+        """Positives of which a batch does not hold what they are compared with, shape (B,), bool."""
+        (of_negatives, of_positives), positives = self._held(batch), self.positives.like(batch["y"])[batch["task"]]
+        return (batch["y"] == 1) & (((of_positives == 1) & (positives > 1)) | (of_negatives == 0))
 
 
 def _loss_of_itself(loss: PairLoss) -> float:

@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.objectives.two_steps import InTwoSteps, first_tensor
+from fcco_lightning.objectives.measurable import Measurable
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Columns, Usual
+from fcco_lightning.records import Columns
 
 
 class SampleParameters(NamedTuple):
@@ -43,7 +42,7 @@ class RowDomain(NamedTuple):
         num_rows: n, the number of rows; ignored where ``owners`` is given.
         per_sample: whether single samples own the rows (and not groups, tasks or constraints).
         owners: with ``per_sample``: which training samples own a row, shape (num_samples,), bool; None for all.  The
-            rows are numbered 0, 1, ... in the order of their owners, but :meth:`Objective.inner` names them by the
+            rows are numbered 0, 1, ... in the order of their owners, but :meth:`Objective.rows_of` names them by the
             samples' ``index``.  Where a sample owns a row for each of some of T labels, shape (num_samples, T), and a
             row is named by ``T index + label``.
         range: the interval in which the inner values are known to lie, whatever the weights.
@@ -92,20 +91,15 @@ class Partition(Sequence[Sequence[Tensor]]):
         return [self.of == row] if partner < 0 else [self.of == row, self.partners[partner]]
 
 
-class Objective(nn.Module, InTwoSteps, ABC):
+class Objective(nn.Module, Measurable, ABC):
     r"""``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``; a subclass offers either part or both.
 
     An objective is a module, so it may own parameters that are trained with the network (a temperature, a CVaR
     threshold).  It never sees the dual state.  ``outputs`` is what the network returned for the samples of its part of
-    the batch.
+    the batch.  By default every training sample owns a row.
 
     Attributes:
         outer: f, or None where there is no compositional part.
-        width: k, the number of inner values per row.
-        distinct: whether the rows of one batch are all different by construction (groups, tasks), so that duplicates
-            need not be looked for.
-        part: the part of a batch on which it is measured, where several loaders contribute; None for the first.  With
-            several names, ``outputs`` and ``batch`` are mappings of these parts.
         dtype: of the rows, unless a wider one is asked for.
         sample_parameters: parameters that every sample has of its own, or None.
         growth: how many times a remembered row an inner value may be for an outer gradient taken at the row, > 1; None
@@ -117,16 +111,14 @@ class Objective(nn.Module, InTwoSteps, ABC):
 
     against_overflow: str = "Scale the scores or the features down."
     outer: OuterFunction | None = None
-    width: int = 1
-    distinct: bool = False
-    part: str | tuple[str, ...] | None = None
     dtype: torch.dtype = torch.float32
     growth: float | None = None
     by_blocks: bool = False
     sample_parameters: SampleParameters | None = None
 
-    def adapt(self, datamodule: Any) -> None:
-        """Take from the datamodule (or None) what must be known of the data before the first batch."""
+    def rows_of(self, batch: Columns) -> Tensor | None:
+        """The samples of the batch; see :meth:`Measurable.rows_of`."""
+        return required_column(batch, "index", self)
 
     def prepare(self, num_samples: int) -> None:
         """Take the size of the training split, before the first batch."""
@@ -138,19 +130,6 @@ class Objective(nn.Module, InTwoSteps, ABC):
         the processes here; which samples are a process's own the column ``here`` says.
         """
 
-    def check(self, outputs: Any, batch: Any) -> None:
-        """Look at the first batch and refuse data that the objective would misread, such as labels -1 and 1.
-
-        The engine calls it once.
-
-        Args:
-            outputs: of the network for the objective's part of the batch, of all processes together.
-            batch: its columns; with several parts, both are mappings of these.
-
-        Raises:
-            DataError: naming the value and the remedy.
-        """
-
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """The rows of the compositional part: by default one for every training sample.
 
@@ -159,19 +138,6 @@ class Objective(nn.Module, InTwoSteps, ABC):
             columns: of the whole training split, without the network's input; None where only batches are known.
         """
         return RowDomain(num_samples, per_sample=True)
-
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:  # noqa: ARG002
-        """For rows that are groups or tasks: of which samples a batch must hold one each to speak of row i.
-
-        From them follows how likely a batch is to speak of a row, which its weight must make up for.
-
-        Args:
-            columns: of the whole training split.
-
-        Returns: for every row a list of masks (num_samples,), bool (a :class:`Partition` where rows are many); None if
-            that is not known.
-        """
-        return None
 
     def know_presence(self, probability: Tensor) -> None:
         """Learn how likely a batch is to speak of each row, shape (n,), where that follows from :meth:`subsets`.
@@ -183,7 +149,7 @@ class Objective(nn.Module, InTwoSteps, ABC):
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:  # noqa: ARG002
         """Of which samples a batch must hold one each for g_0 to be measured, as masks (num_samples,); None for any.
 
-        A batch that lacks one of them has ``direct`` 0; the others weigh the more.
+        In a batch that lacks one of them g_0 is 0; the others weigh the more.
         """
         return None
 
@@ -197,31 +163,6 @@ class Objective(nn.Module, InTwoSteps, ABC):
             f"{type(self).__name__} is not a maximum over weights of groups, as OOA and SMD need. Use CVaRGroupDRO or "
             "WorstGroupDRO, or another algorithm, such as SONEX."
         )
-
-    def direct(self, outputs: Any, batch: Columns) -> Tensor | None:
-        """Mini-batch estimate of g_0(w): a scalar with graph, or None."""
-        given = self.arrange_direct(batch, first_tensor(outputs))
-        return None if given is None else self.direct_value(outputs, given)
-
-    def arrange_direct(self, batch: Columns, like: Tensor) -> Any:  # noqa: ARG002
-        """What the columns say of g_0: the first of two steps, as :meth:`arrange`, where :meth:`direct` has two.
-
-        Args:
-            batch: columns of the part.
-            like: a tensor of the device and dtype of the network's outputs.
-
-        Returns: tensors on the network's device, in any nesting of tuples and dicts; None where g_0 is not measured in
-            two steps.
-        """
-        return None
-
-    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual | None:  # noqa: ARG002
-        """The same for a batch of which nothing is missing, as a function of tensors; see :meth:`arrange_usual`."""
-        return None
-
-    def direct_value(self, outputs: Any, given: Any) -> Tensor:
-        """The second step: the estimate of g_0 from the network's outputs and what :meth:`arrange_direct` returned."""
-        raise NotImplementedError(f"{type(self).__name__} arranges batches and lacks `direct_value`.")
 
 
 class BinaryObjective(Objective, ABC):
@@ -247,17 +188,6 @@ class BinaryObjective(Objective, ABC):
         """
         scores = binary_scores(outputs)
         return scores.sigmoid() if self.sigmoid else scores
-
-
-def nothing(outputs: Any) -> Tensor:
-    """What an objective adds for a batch that says nothing: 0, with the graph of the network's outputs.
-
-    The gradient is then 0 and not missing, so that momentum and weight decay act in this step as in any other.
-    """
-    if isinstance(outputs, Tensor):  # as most networks have it, at less cost
-        return outputs[:0].sum()
-    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
-    return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves]).sum()
 
 
 def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
@@ -334,3 +264,7 @@ def binary_scores(outputs: Tensor) -> Tensor:
             "Give the network a single output."
         )
     return outputs
+
+
+def nothing(outputs: Any) -> Tensor:  # TEMPORARY, while files are ported: do not use
+    return outputs[:0].sum()

@@ -3,7 +3,7 @@
 import math
 import warnings
 from abc import ABC
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,18 @@ from fcco_lightning.checks import positive as above_zero
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters
-from fcco_lightning.objectives.log_means import Shared, Weigh, log_means
+from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters, required_column
+from fcco_lightning.objectives.log_means import Shared, by_table, log_means, on_diagonal
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
     SelfWeight,
     by_strata,
+    check_comparisons,
     comparison_weights,
     self_and_others,
 )
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
-from fcco_lightning.records import HERE, Arrangement, Columns, Inner
+from fcco_lightning.records import HERE, Columns, Rows
 
 _SMALL_TAU = 0.02  # below it rows are often wrong by more than `growth` when a pair is seen again
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
@@ -61,13 +60,12 @@ class PairObjective(Objective, ABC):
         """Take the processes that share every batch."""
         self._processes = processes
 
-    def shared(self, size: int, batch: Columns, weigh: Weigh) -> Shared:
-        """Who computes what of a batch of ``size`` pairs; all here where it is this process's alone (evaluation)."""
-        host = on_host(batch)
-        if HERE not in host:
-            return Shared(slice(0, size), Processes(alone=True), weigh)
-        own = host[HERE].nonzero().flatten().tolist() or [0, -1]
-        return Shared(slice(own[0], own[-1] + 1), self._processes, weigh)
+    def shared(self, batch: Columns) -> Shared | None:
+        """Who computes what of a batch; None where it is this process's alone (a single one, or evaluation)."""
+        if self._processes.size == 1 or HERE not in batch:
+            return None
+        own = batch[HERE].nonzero().flatten().tolist() or [0, -1]  # a column of the CPU: nothing waits for a device
+        return Shared(slice(own[0], own[-1] + 1), self._processes)
 
 
 class GlobalContrastive(PairObjective):
@@ -184,51 +182,46 @@ class GlobalContrastive(PairObjective):
         least = self._floor if self.positive != "dataset" else 1 / num_samples
         return RowDomain(num_samples, per_sample=True, range=Range(least=least))
 
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement | None:  # noqa: ARG002
-        """Rows of all pairs; not where pairs are weighed one by one, or several processes divide the similarities."""
-        host = on_host(batch)
-        return None if by_strata(host) or HERE in host else Arrangement(host["index"], batch)
-
-    def values(self, outputs: Any, given: Columns) -> Tensor:
+    def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
         """Estimates (B, 2) from the B pairs of a batch, each against all of it.
 
         Raises:
+            ConfigError: if n is needed and not known.
             DataError: if the outputs are not pairs, or a batch holds fewer than two.
         """
-        return self._logs(outputs, given, self._tau(given)).double().exp()
+        tau = self._tau(batch)
+        values = self._logs(*embeddings(outputs), tau, batch).double().exp()
+        outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
+        return None, Rows(values, values.new_ones(len(values), dtype=torch.bool), outer)
 
-    def known_outer(self, given: Columns) -> OuterFunction | None:
-        tau = self._tau(given)
-        return LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        """Refuse batches that say nothing of some of the pairs with which others are compared.
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        return self.arranged(outputs, Arrangement(on_host(batch)["index"], batch))
+        Raises:
+            DataError: see :func:`~fcco_lightning.objectives.self_weights.check_comparisons`.
+        """
+        if self.positive != "batch" and by_strata(batch):
+            check_comparisons(batch, self._num_samples)
 
     def _tau(self, batch: Columns) -> Tensor | float:
         """The temperature, or the two of every pair, (B, 2)."""
         if self.sample_parameters is not None:
-            return batch[self.sample_parameters.name]
+            return required_column(batch, self.sample_parameters.name, self)
         return self.tau if self.temperature is None else self.temperature()
 
-    def _logs(self, outputs: Any, batch: Columns, tau: Tensor | float) -> Tensor:
+    def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
-        image, text = embeddings(outputs)
-        return log_means(image, text, as_tensor(tau, image), self.shared(len(image), batch, self._weigh(image, batch)))
-
-    def _weigh(self, like: Tensor, batch: Columns) -> Weigh:
-        """The weight of every negative; in uniform batches it depends on their size only."""
-        kind, size, n, batch = self.positive, len(like), self._num_samples, on_host(batch)
+        each, shared = two_of_each(tau, image), self.shared(batch)
         if not by_strata(batch):
-            own, others = (math.log(w) if w else -math.inf for w in self_and_others(kind, size, n))
-            return EqualNegatives(own, others)
-        every = torch.arange(size)
+            own, others = self_and_others(self.positive, len(image), self._num_samples)
+            return log_means(image, text, each, on_diagonal(log(own / others)), shared) + log(others)
 
-        def weigh(logits: Tensor, anchors: slice, others: slice) -> float:
-            weights = comparison_weights(kind, every[anchors], batch, n, like.dtype, others=others)
-            logits += send(weights, logits).log()
-            return 0.0
+        def table(anchors: slice, others: slice) -> Tensor:
+            return comparison_weights(
+                self.positive, batch, self._num_samples, image.dtype, anchors=anchors, others=others
+            ).log()
 
-        return weigh
+        return log_means(image, text, each, by_table(table, len(image)), shared)
 
 
 class InfoNCE(PairObjective):
@@ -249,12 +242,17 @@ class InfoNCE(PairObjective):
         self.tau = greater("tau", tau, LEAST_TAU, equal=True)
         self.temperature = Temperature(tau, tau_min) if learn else None
 
-    def direct(self, outputs: Any, batch: Columns) -> Tensor:
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, None]:
+        """The loss of a batch.
+
+        Raises:
+            DataError: if the outputs are not pairs, or a batch holds fewer than two.
+        """
         image, text = embeddings(outputs)
-        tau = as_tensor(self.tau if self.temperature is None else self.temperature(), image)
-        logs = log_means(image, text, tau, self.shared(len(image), batch, EqualNegatives(0.0, 0.0)))
+        tau = two_of_each(self.tau if self.temperature is None else self.temperature(), image)
+        logs = log_means(image, text, tau, on_diagonal(0.0), self.shared(batch))
         both = logs.mean(0).sum()  # the two cross-entropies: log sum_j exp(s_ij / tau) - s_ii / tau
-        return both / 2 if self.temperature is not None else self.tau * both
+        return both / 2 if self.temperature is not None else self.tau * both, None
 
 
 def embeddings(outputs: Any) -> tuple[Tensor, Tensor]:
@@ -275,26 +273,12 @@ def embeddings(outputs: Any) -> tuple[Tensor, Tensor]:
     return image.to(wide), text.to(wide)
 
 
-def similarities(outputs: Any) -> Tensor:
-    """S = (s_ij), shape (B, B), at least in float32 also under autocast; see :func:`embeddings`."""
-    image, text = embeddings(outputs)
-    with torch.autocast(image.device.type, enabled=False):
-        return image @ text.T
+def two_of_each(tau: Tensor | float, like: Tensor) -> Tensor:
+    """The temperatures (B, 2) of the pairs, given that of all or those of each, in the dtype of B embeddings."""
+    tau = tau.to(like.dtype) if isinstance(tau, Tensor) else like.new_full((), tau)
+    return tau.expand(len(like), 2)
 
 
-class EqualNegatives(NamedTuple):
-    """Logarithms of the weight of the anchor itself and of each other sample; -inf is the logarithm of 0."""
-
-    own: float
-    others: float
-
-    def __call__(self, logits: Tensor, anchors: slice, others: slice) -> float:
-        """See :class:`~fcco_lightning.objectives.log_means.Weigh`."""
-        if self.own != self.others:
-            logits.diagonal(anchors.start - others.start).add_(self.own - self.others)
-        return self.others
-
-
-def as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:
-    """A temperature on the device and in the dtype of some embeddings."""
-    return tau.to(like.dtype) if isinstance(tau, Tensor) else torch.full((), tau, dtype=like.dtype, device=like.device)
+def log(weight: float) -> float:
+    """The logarithm of a weight, -inf for 0."""
+    return math.log(weight) if weight else -math.inf

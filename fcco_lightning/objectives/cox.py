@@ -8,12 +8,13 @@ from torch import Tensor
 from fcco_lightning.checks import one_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import exp_with_tangent, send
+from fcco_lightning.numerics import Known, counts, exp_with_tangent
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
-from fcco_lightning.objectives.self_weights import stands_for
+from fcco_lightning.objectives.lists import equals_before, require
+from fcco_lightning.objectives.measurable import nan_where
+from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
 from fcco_lightning.outer import Log
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns, Rows
 
 
 class CoxPartialLikelihood(Objective):
@@ -53,7 +54,7 @@ class CoxPartialLikelihood(Objective):
         super().__init__()
         self.ties = one_of("ties", ties, ("efron", "breslow"))
         self._num_samples: int | None = None
-        self._tied: Tensor | None = None  # l_i/d of every sample, (n,), on the host
+        self._tied: Known | None = None  # l_i/d of every sample, (n,); None where all are 0
 
     def prepare(self, num_samples: int) -> None:
         self._num_samples = num_samples
@@ -76,57 +77,43 @@ class CoxPartialLikelihood(Objective):
                 f"CoxPartialLikelihood needs events, but `event` is 0 for all {len(event)} training samples. Check "
                 "which value means that the event was observed."
             )
-        shares = tie_shares(time, event) if self.ties == "efron" else torch.zeros(len(time), dtype=torch.float64)
-        self._tied = shares.cpu()
-        return RowDomain(0, per_sample=True, owners=event, range=Range(least=1 - float(self._tied.max())))
+        shares = tie_shares(time, event)
+        most = float(shares.max()) if self.ties == "efron" else 0.0
+        self._tied = Known(shares) if most else None
+        return RowDomain(0, per_sample=True, owners=event, range=Range(least=1 - most))
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        """Estimates for the events of a batch from all of its samples.
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        check_comparisons(batch, self._num_samples, owners=survival(batch, self)[1])
 
-        Raises:
-            DataError: if the outputs are not one score per sample, or times or events are missing or wrong.
-        """
-        scores, batch = binary_scores(outputs).double(), on_host(batch)
-        time, event = survival(batch, self)
-        anchors = event.nonzero().squeeze(1)
-        others, tied = self._others(batch, anchors, time, event)
-        mine = scores.index_select(0, send(anchors, scores)).unsqueeze(1)
-        values = send(1 - tied, scores) + (send(others, scores) * exp_with_tangent(scores - mine)).sum(1)
-        return Inner(batch["index"][anchors], values.unsqueeze(1), owners=anchors)
-
-    def _others(self, batch: Columns, anchors: Tensor, time: Tensor, event: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how much each sample counts in the risk set of each anchor, (m, B), and l/d of the anchors, (m,)."""
-        own = time[anchors].unsqueeze(1)
-        weights = stands_for(batch, anchors, self._num_samples) * (time >= own)
-        if self.ties == "breslow" or self._tied is None:
-            return weights, torch.zeros(len(anchors), dtype=torch.float64)
-        tied = self._tied[batch["index"][anchors]]
-        return weights * (1 - tied.unsqueeze(1) * ((time == own) & event)), tied
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """Estimates for the events of a batch from all of its samples."""
+        scores, (time, event) = binary_scores(outputs).double(), survival(batch, self, look=False)
+        index, own, least = batch["index"], time.unsqueeze(1), torch.ones_like(scores)
+        counted = stands_for(batch, self._num_samples, owners=event) * (time >= own)
+        if self._tied is not None:
+            least = 1 - self._tied.like(index)[index]
+            counted = torch.where(event & (time == own), counted * least.unsqueeze(1), counted)
+        values = least + torch.linalg.vecdot(counted, exp_with_tangent(scores - scores.unsqueeze(1)))
+        wrong = time.isnan() | (event ^ (batch["event"] != 0))
+        return None, Rows(nan_where(wrong.any(), values).unsqueeze(1), event)
 
 
-def survival(columns: Columns, needed_by: object) -> tuple[Tensor, Tensor]:
+def survival(columns: Columns, needed_by: object, *, look: bool = True) -> tuple[Tensor, Tensor]:
     """Return the times (B,) in their dtype and the events (B,) as truth values.
 
     Raises:
-        DataError: if a column is missing, times are negative or not finite, or events are not 0 and 1.
+        DataError: if a column is missing, or, where one looks at the numbers, times are negative or not finite, or
+            events are not 0 and 1.
     """
     time, event = required_column(columns, "time", needed_by), required_column(columns, "event", needed_by)
     if time.dim() != 1 or event.shape != time.shape:
         raise DataError(
             f"there must be one time and one event per sample, got shapes {tuple(time.shape)} and {tuple(event.shape)}."
         )
-    wrong = ~(torch.isfinite(time) & (time >= 0))
-    if bool(wrong.any()):
-        raise DataError(
-            f"`time` must be finite and >= 0, got {time[wrong][0].item()!r} at position {int(wrong.nonzero()[0])}. "
-            "Count times from the beginning of the observation, and remove the rows without one."
-        )
-    wrong = (event != 0) & (event != 1)
-    if bool(wrong.any()):
-        raise DataError(
-            f"`event` must be 1 (observed) or 0 (censored), got {event[wrong][0].item()!r} at position "
-            f"{int(wrong.nonzero()[0])}. Recode the column."
-        )
+    if look:
+        remedy = "Count times from the beginning of the observation, and remove the rows without one."
+        require("`time`", time, torch.isfinite(time) & (time >= 0), "finite and >= 0", remedy)
+        require("`event`", event, (event == 0) | (event == 1), "1 (observed) or 0 (censored)", "Recode the column.")
     return time, event == 1
 
 
@@ -143,11 +130,6 @@ def tie_shares(time: Tensor, event: Tensor) -> Tensor:
         >>> tie_shares(torch.tensor([2.0, 5.0, 2.0, 2.0]), torch.tensor([True, True, False, True])).tolist()
         [0.0, 0.0, 0.0, 0.5]
     """
-    where = event.nonzero().squeeze(1)
-    _, place, count = torch.unique(time[where], return_inverse=True, return_counts=True)
-    order = place.argsort(stable=True)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=time.device) - (count.cumsum(0) - count)[place[order]]
-    shares = torch.zeros(len(time), dtype=torch.float64, device=time.device)
-    shares[where] = rank.double() / count[place]
+    observed, shares = time[event], torch.zeros(len(time), dtype=torch.float64, device=time.device)
+    shares[event] = equals_before(observed).double() / counts(observed)
     return shares

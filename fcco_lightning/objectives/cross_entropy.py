@@ -1,11 +1,10 @@
 """Plain cross-entropy."""
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.objectives.base import Objective, mean_over_data
 from fcco_lightning.objectives.quantities import CrossEntropyLoss
-from fcco_lightning.records import Columns, Usual
+from fcco_lightning.records import Columns
 
 
 class CrossEntropy(Objective):
@@ -18,11 +17,5 @@ class CrossEntropy(Objective):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         CrossEntropyLoss().check(outputs, batch)
 
-    def arrange_direct(self, batch: Columns, like: Tensor) -> Columns:  # noqa: ARG002
-        return batch
-
-    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual:
-        return Usual(batch, like.new_ones((), dtype=torch.bool))
-
-    def direct_value(self, outputs: Tensor, given: Columns) -> Tensor:
-        return mean_over_data(CrossEntropyLoss()(outputs, given), given)
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
+        return mean_over_data(CrossEntropyLoss()(outputs, batch), batch), None

@@ -12,7 +12,7 @@ from fcco_lightning.objectives.base import binary_scores
 from fcco_lightning.objectives.lists import graded
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.quantities import Quantity
-from fcco_lightning.objectives.self_weights import stands_for
+from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
 from fcco_lightning.records import Columns
 
 
@@ -36,7 +36,7 @@ class Exposure(Quantity):
             default.
 
     Raises:
-        DataError: from ``check``, if batches do not say how they were drawn.
+        DataError: from ``check``, if batches do not say how they were drawn, or hold one item of a part of a list.
     """
 
     loss: PairLoss = field(default_factory=lambda: SigmoidPair(0.1))
@@ -49,17 +49,19 @@ class Exposure(Quantity):
                 f"{type(self).__name__} compares an item with all others of its list, but nothing says which part of "
                 "the list a batch holds. Set `batches: QuerySampling`."
             )
+        check_comparisons(batch, len(batch["index"]), within=True)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        scores, (query, _) = binary_scores(outputs), graded(batch, self)
+        scores, (query, _) = binary_scores(outputs), graded(batch, self, look=False)
         above = self._of_batch(scores, query, batch) if "stratum" in batch else self._of_split(scores, query)
         return math.log(2) / torch.log1p(1 + above)
 
     def _of_batch(self, scores: Tensor, query: Tensor, batch: Columns) -> Tensor:
         """Sum of l over the others of an item's list, (B,), from those that the batch holds."""
-        every = torch.arange(len(query), device=query.device)
-        stands = stands_for(batch, every, len(query), within=query.unsqueeze(1) == query)
-        return (stands.to(scores.dtype) * self.loss(scores.unsqueeze(1) - scores)).sum(1)
+        same_list = query.unsqueeze(1) == query
+        stands = stands_for(batch, len(query), within=same_list).to(scores.dtype)
+        difference = torch.where(same_list, scores.unsqueeze(1) - scores, 0.0)  # l of other lists may overflow
+        return (stands * self.loss(difference)).sum(1)
 
     def _of_split(self, scores: Tensor, query: Tensor) -> Tensor:
         """The same where lists are whole, one after the other, so that memory is that of the longest list."""

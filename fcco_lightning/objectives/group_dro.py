@@ -1,6 +1,7 @@
 """Group distributionally robust objectives: a worst case over the risks of groups."""
 
-from abc import ABC, abstractmethod
+import math
+from abc import ABC
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,10 +11,9 @@ from torch import Tensor, nn
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
 from fcco_lightning.checks import at_least, finite, positive
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import Objective, Partition, RowDomain
-from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
+from fcco_lightning.numerics import Known
+from fcco_lightning.objectives.base import Objective, Partition, RowDomain, required_column
+from fcco_lightning.objectives.quantities import MOST_ROWS, CrossEntropyLoss, Quantity, means_by_part, parts_of
 from fcco_lightning.outer import (
     ChiSquare,
     Hinge,
@@ -24,7 +24,7 @@ from fcco_lightning.outer import (
     Shifted,
     WorstCase,
 )
-from fcco_lightning.records import Arrangement, Columns, Inner, Usual
+from fcco_lightning.records import Columns, Rows
 
 
 class GroupObjective(Objective, ABC):
@@ -33,14 +33,20 @@ class GroupObjective(Objective, ABC):
     Where samples are not drawn uniformly the mean is weighted by the column ``weight``.  It is then a ratio of two
     estimates for a group that crosses strata (classes of balanced batches), with a bias of the order of 1/B.
 
-    Batches carry ``group`` (B,), whole numbers in [0, n).  A group that a batch lacks keeps its row.
+    Batches carry ``group`` (B,), whole numbers in [0, n).  A group that a batch lacks keeps its row.  The rows of a
+    batch are all groups or, where these are far more than its samples (n > 4 B), the group of every sample.
 
     Args:
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
+
+    Attributes:
+        ambiguity: Q, where the objective is a worst case over some weights of the groups.
+        tail: alpha, where the objective is a mean over the worst alpha n groups.
     """
 
-    distinct = True
+    ambiguity: AmbiguitySet | None = None
+    tail: float | None = None
 
     def __init__(self, loss: Quantity | None = None, num_groups: int | None = None) -> None:
         super().__init__()
@@ -59,10 +65,21 @@ class GroupObjective(Objective, ABC):
                 "num_groups out."
             )
 
-    def check(self, outputs: Tensor, batch: Columns) -> None:
+    def check(self, outputs: Any, batch: Columns) -> None:
+        """Refuse group labels that are out of range, and what the loss would misread."""
         self.loss.check(outputs, batch)
+        group = required_column(batch, "group", self)
+        out = group[group != self._position(batch)]
+        if out.numel():
+            wrong = (out.min() if out.min() < 0 else out.max()).item()
+            raise DataError(
+                f"group labels must lie in 0..{self._known_groups() - 1}, got {wrong} at batch position "
+                f"{int((group == wrong).nonzero()[0])}. Number the groups from 0."
+            )
 
     def _set_num_groups(self, num_groups: int) -> None:
+        if self.ambiguity is not None:
+            self.ambiguity.check(num_groups)
         self.num_groups = num_groups
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
@@ -82,69 +99,39 @@ class GroupObjective(Objective, ABC):
             )
         return self.num_groups
 
-    @property
-    def tail(self) -> float | None:
-        """Alpha, where the objective is a mean over the worst alpha n groups."""
-        return None
+    def rows_of(self, batch: Columns) -> Tensor | None:
+        """All groups, or those of the samples where these are far fewer."""
+        few = self._known_groups() <= MOST_ROWS * len(required_column(batch, "group", self))
+        return None if few else self._position(batch)
 
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        """The groups in the batch, which of them each sample is in, and what they count.
-
-        Raises:
-            DataError: if there is no column ``group``, or a label in it is out of range.
-        """
-        columns, batch = batch, on_host(batch)
-        present, position, counts = self._groups(batch)
-        weight = None
-        if "weight" in batch:
-            weight = batch["weight"].to(like.dtype)
-            counts = weight.new_zeros(len(present)).index_add(0, position, weight)
-            weight = send(weight, like)
-        return Arrangement(present, (columns, send(position, like), send(counts.to(like.dtype), like), weight))
-
-    def arrange_usual(self, batch: Columns, like: Tensor) -> Usual | None:
-        """The same for a batch with samples of all groups."""
-        if self.num_groups is None or "group" not in batch:
-            return None
-        group, last = batch["group"], self.num_groups - 1
-        position = group.long().clamp(0, last)
-        weight = batch["weight"].to(like.dtype) if "weight" in batch else None
-        each = torch.ones_like(position, dtype=like.dtype) if weight is None else weight
-        counts = each.new_zeros(self.num_groups).index_add(0, position, each)
-        return Usual((batch, position, counts, weight), (counts > 0).all() & (group == position).all())
-
-    def values(self, outputs: Any, given: Any) -> Tensor:
-        """R_i of the groups in the batch, shape (b, 1), with graph.
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
+        """R_i of every group, shape (n, 1), or of that of every sample, (B, 1).
 
         Raises:
-            DataError: if there is not one loss per sample.
+            DataError: if there is no column ``group``, or not one loss per sample.
         """
-        columns, position, counts, weight = given
-        losses = self.loss(outputs, columns)
+        losses = self.loss(outputs, batch)
         if losses.dim() != 1:
             raise DataError(
                 f"{type(self).__name__} needs one loss per sample, {type(self.loss).__name__} gave "
                 f"{tuple(losses.shape)}. MultiTaskGroupDRO takes several."
             )
-        losses = losses if weight is None else weight * losses
-        sums = losses.new_zeros(counts.shape).index_add(0, position, losses)
-        risks: Tensor = sums / counts
-        return risks.unsqueeze(1)
+        position, weight = self._members(batch, losses)
+        part, num_parts = parts_of(position, self._known_groups())
+        risks, total = means_by_part(part, num_parts, weight * losses if "weight" in batch else losses, weight)
+        if part is not position:
+            risks, total = risks.index_select(0, part), total.index_select(0, part)
+        return None, Rows(risks.unsqueeze(1), total != 0)
 
-    def _groups(self, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
-        """The groups of a batch in increasing order, which of them each sample is in, and their sizes."""
-        if "group" not in batch:
-            raise DataError(f"{type(self).__name__} needs the column `group`, the batch has {sorted(batch)}.")
-        present, position, counts = torch.unique(batch["group"], return_inverse=True, return_counts=True)
-        if len(present) and self.num_groups is not None:
-            low, high = int(present[0]), int(present[-1])
-            if low < 0 or high >= self.num_groups:
-                wrong = low if low < 0 else high
-                raise DataError(
-                    f"group labels must lie in 0..{self.num_groups - 1}, got {wrong} at batch position "
-                    f"{int((batch['group'] == wrong).nonzero()[0])}. Number the groups from 0."
-                )
-        return present, position, counts
+    def _position(self, batch: Columns) -> Tensor:
+        """The group of every sample, shape (B,), int64; the nearest one for a label that is out of range."""
+        return required_column(batch, "group", self).long().clamp(0, self._known_groups() - 1)
+
+    def _members(self, batch: Columns, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """The group of every sample, and its weight, NaN for a label that is out of range; shape (B,)."""
+        position = self._position(batch)
+        weight = batch["weight"].to(losses.dtype) if "weight" in batch else 1.0
+        return position, torch.where(position == batch["group"], weight, torch.nan).to(losses.dtype)
 
 
 class _ShiftedGroupObjective(GroupObjective):
@@ -157,8 +144,12 @@ class _ShiftedGroupObjective(GroupObjective):
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
         threshold: c to start from.
+
+    Attributes:
+        base: the function h.
     """
 
+    base: OuterFunction
     scale: float = 1.0
 
     def __init__(self, loss: Quantity | None, num_groups: int | None, threshold: float) -> None:
@@ -166,26 +157,13 @@ class _ShiftedGroupObjective(GroupObjective):
         self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
 
     @property
-    @abstractmethod
-    def base(self) -> OuterFunction:
-        """The function h."""
-
-    @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
         """f, at the present threshold."""
         return Shifted(self.base, self.threshold, self.scale)
 
-    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[()]:  # noqa: ARG002
-        return ()
-
-    def arrange_direct_usual(self, batch: Columns, like: Tensor) -> Usual:  # noqa: ARG002
-        return Usual((), like.new_ones((), dtype=torch.bool))
-
-    def direct_value(self, outputs: Any, given: Any) -> Tensor:  # noqa: ARG002
-        return self.threshold
-
-    def known_outer(self, given: Any) -> OuterFunction:  # noqa: ARG002
-        return self.outer
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
+        """C, and R_i as in :meth:`GroupObjective.measure`."""
+        return self.threshold, super().measure(outputs, batch)[1]
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):
@@ -211,20 +189,7 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
     ) -> None:
         self.ambiguity = CappedSimplex(alpha)
         super().__init__(loss, num_groups, threshold)
-
-    @property
-    def base(self) -> OuterFunction:
-        """``[u]_+ / alpha``."""
-        return Hinge(rho=1 / self.ambiguity.alpha)
-
-    def _set_num_groups(self, num_groups: int) -> None:
-        self.ambiguity.check(num_groups)
-        super()._set_num_groups(num_groups)
-
-    @property
-    def tail(self) -> float | None:
-        """Alpha."""
-        return self.ambiguity.alpha
+        self.base, self.tail = Hinge(rho=1 / alpha), alpha
 
     def max_form(self) -> Objective:
         return GroupMaxForm(self.ambiguity, self.loss, self.num_groups)
@@ -239,18 +204,14 @@ class WorstGroupDRO(_ShiftedGroupObjective):
         threshold: s to start from.
     """
 
+    base = Hinge(rho=1.0)
+
     def __init__(self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0) -> None:
         super().__init__(loss, num_groups, threshold)
 
-    @property
-    def base(self) -> OuterFunction:
-        """``n [u]_+``."""
-        return Hinge(rho=float(self.num_groups or 1))
-
-    @property
-    def tail(self) -> float | None:
-        """1/n."""
-        return 1 / (self.num_groups or 1)
+    def _set_num_groups(self, num_groups: int) -> None:
+        super()._set_num_groups(num_groups)
+        self.base, self.tail = Hinge(rho=float(num_groups)), 1 / num_groups
 
     def max_form(self) -> Objective:
         return GroupMaxForm(None, self.loss, self.num_groups)
@@ -278,13 +239,7 @@ class ChiSquareGroupDRO(_ShiftedGroupObjective):
         threshold: float = 0.0,
     ) -> None:
         super().__init__(loss, num_groups, threshold)
-        self._base = ChiSquare(lam0, half)
-        self.scale = positive("lam0", lam0)
-
-    @property
-    def base(self) -> OuterFunction:
-        """``lam0 phi*(u)``."""
-        return self._base
+        self.base, self.scale = ChiSquare(lam0, half), positive("lam0", lam0)
 
 
 class KLGroupDRO(_ShiftedGroupObjective):
@@ -307,13 +262,7 @@ class KLGroupDRO(_ShiftedGroupObjective):
         threshold: float = 0.0,
     ) -> None:
         super().__init__(loss, num_groups, threshold)
-        self._base = KullbackLeibler(lam0)
-        self.scale = positive("lam0", lam0)
-
-    @property
-    def base(self) -> OuterFunction:
-        """``lam0 (exp(u) - 1)``."""
-        return self._base
+        self.base, self.scale = KullbackLeibler(lam0), positive("lam0", lam0)
 
     def max_form(self) -> Objective:
         return GroupMaxForm(None, self.loss, self.num_groups, KLPenalty(self.scale))
@@ -338,16 +287,14 @@ class GroupMaxForm(GroupObjective):
     ) -> None:
         self.ambiguity, self.penalty = ambiguity, penalty
         super().__init__(loss, num_groups)
-        self.outer: OuterFunction = WorstCase(ambiguity or CappedSimplex(1 / (num_groups or 1)))
-
-    def _set_num_groups(self, num_groups: int) -> None:
-        if self.ambiguity is not None:
-            self.ambiguity.check(num_groups)
-        super()._set_num_groups(num_groups)
-        self.outer = WorstCase(self.ambiguity or CappedSimplex(1 / num_groups))
 
     @property
-    def tail(self) -> float | None:
+    def outer(self) -> OuterFunction:  # type: ignore[override]
+        """The worst case over Q."""
+        return WorstCase(self.ambiguity or CappedSimplex(1 / (self.num_groups or 1)))
+
+    @property
+    def tail(self) -> float | None:  # type: ignore[override]
         """Of Q, if it is a capped simplex."""
         ambiguity = self.ambiguity or CappedSimplex(1 / (self.num_groups or 1))
         return ambiguity.alpha if isinstance(ambiguity, CappedSimplex) else None
@@ -385,7 +332,7 @@ class MultiTaskGroupDRO(GroupObjective):
 
     def _set_num_groups(self, num_groups: int) -> None:
         super()._set_num_groups(num_groups)
-        self.width = num_groups
+        self.width, self._first = num_groups, Known(num_groups * torch.arange(self.num_tasks))
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every task."""
@@ -401,32 +348,39 @@ class MultiTaskGroupDRO(GroupObjective):
         every = [mask for (mask,) in groups]
         return [every if tasks is None else [m & (tasks == t) for m in every] for t in range(self.num_tasks)]
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        losses, groups, batch = self.loss(outputs, batch), self.width, on_host(batch)
-        self._groups(batch)  # checks their labels
+    def check(self, outputs: Any, batch: Columns) -> None:
+        """Refuse groups and tasks that are out of range, and what the loss would misread."""
+        super().check(outputs, batch)
+        task = batch.get("task")
+        if task is not None and bool(((task < 0) | (task >= self.num_tasks)).any()):
+            raise DataError(f"tasks must lie in 0..{self.num_tasks - 1}, got {int(task.min())}..{int(task.max())}.")
+
+    def rows_of(self, batch: Columns) -> None:
+        """All tasks."""
+
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
+        """R_ij of every task and group, shape (n, m).
+
+        Raises:
+            DataError: if a column is missing, or there are losses of another number of tasks.
+        """
+        losses, shape = self.loss(outputs, batch), (self.num_tasks, self.width)
+        cell, weight = self._cells(losses, batch)
+        weighted = (weight * losses if "weight" in batch else losses).reshape(-1)
+        risks, total = means_by_part(cell.reshape(-1), math.prod(shape), weighted, weight.reshape(-1))
+        return None, Rows(risks.view(shape), total.view(shape).amin(1) != 0)  # NaN is not left out
+
+    def _cells(self, losses: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+        """``m task + group`` of every loss, and its weight, NaN where one of both is out of range."""
+        group, weight = self._members(batch, losses)
         if losses.dim() == 2:
             if losses.shape[1] != self.num_tasks:
                 raise DataError(f"num_tasks={self.num_tasks}, but {type(self.loss).__name__} gave {losses.shape[1]}.")
-            cell = batch["group"].unsqueeze(1) + groups * torch.arange(self.num_tasks)
-        else:
-            cell = batch["group"] + groups * self._task(batch)
-        weight = torch.ones(losses.shape, dtype=losses.dtype)
-        if "weight" in batch:
-            weight = weight * batch["weight"].to(losses.dtype).view(-1, *[1] * (losses.dim() - 1))
-        cell, shape = cell.reshape(-1), (self.num_tasks, groups)
-        totals = weight.new_zeros(self.num_tasks * groups).index_add(0, cell, weight.reshape(-1)).view(shape)
-        weighted, zeros = (send(weight, losses) * losses).reshape(-1), losses.new_zeros(self.num_tasks * groups)
-        sums = zeros.index_add(0, send(cell, losses), weighted).view(shape)
-        complete = (totals > 0).all(1).nonzero().squeeze(1)
-        return Inner(complete, sums.index_select(0, send(complete, sums)) / send(totals[complete], sums))
-
-    def _task(self, batch: Columns) -> Tensor:
+            return group.unsqueeze(1) + self._first.like(group), weight.unsqueeze(1).expand_as(losses)
         if "task" not in batch:
             raise DataError(
                 f"one loss per sample needs the column `task`, the batch has {sorted(batch)}. Or use a loss that gives "
                 "the losses of all tasks, such as MultiLabelLoss."
             )
-        task = batch["task"]
-        if len(task) and not (int(task.min()) >= 0 and int(task.max()) < self.num_tasks):
-            raise DataError(f"tasks must lie in 0..{self.num_tasks - 1}, got {int(task.min())}..{int(task.max())}.")
-        return task
+        task = batch["task"].clamp(0, self.num_tasks - 1)
+        return group + self.width * task, torch.where(task == batch["task"], weight, torch.nan)

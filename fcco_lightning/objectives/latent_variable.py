@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import bounded_exp, send
-from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.numerics import bounded_exp
+from fcco_lightning.objectives.base import Objective, RowDomain
 from fcco_lightning.objectives.robust_logistic import signs
 from fcco_lightning.outer import LogRatio
-from fcco_lightning.records import Columns, Inner, LatentVectors
+from fcco_lightning.records import Columns, LatentVectors, Rows
 
 LATENT = "latent"
 """The part of a batch that holds the sampled values of the latent variable."""
@@ -49,16 +49,22 @@ class LatentVariable(Objective):
         """One row for every sample."""
         return RowDomain(num_samples, per_sample=True, range=Range(least=0.0))
 
-    def inner(self, outputs: Any, batch: Mapping[str, Columns]) -> Inner:  # type: ignore[override]
+    def rows_of(self, batch: Mapping[str, Columns]) -> Tensor | None:  # type: ignore[override]
+        return super().rows_of(batch["target"])
+
+    def check(self, outputs: Any, batch: Mapping[str, Columns]) -> None:  # noqa: ARG002
+        signs(batch["target"], self, look=True)
+
+    def measure(self, outputs: Any, batch: Mapping[str, Columns]) -> tuple[None, Rows]:
         samples, latent = _vectors(outputs, "target"), _vectors(outputs, LATENT)
-        columns = on_host(batch["target"])
-        sign = send(signs(required_column(columns, "y", self), self), samples.response)
+        sign = signs(batch["target"], self)
         wide = torch.promote_types(samples.affinity.dtype, torch.float32)
         prior = samples.affinity.to(wide) @ latent.affinity.to(wide).T
         response = sign.to(wide).unsqueeze(1) * (samples.response.to(wide) @ latent.response.to(wide).T)
         # each with its own logarithm of the number of values
         logs = torch.stack([(logsigmoid(response) + prior).logsumexp(1), prior.logsumexp(1)], 1)
-        return Inner(columns["index"], bounded_exp(logs - math.log(prior.shape[1])))
+        values = bounded_exp(logs - math.log(prior.shape[1]))
+        return None, Rows(values, torch.ones_like(sign, dtype=torch.bool))
 
 
 def _vectors(outputs: Any, part: str) -> LatentVectors:

@@ -23,10 +23,7 @@ class ListMLE(ListObjective):
 
     def importance(self, lists: Lists) -> Tensor:
         """1 for every item that is not among the least relevant of its list."""
-        lowest = lists.grade.new_zeros(lists.number).scatter_reduce_(
-            0, lists.of, lists.grade, "amin", include_self=False
-        )
-        return (lists.grade > lowest[lists.of]).double()
+        return (lists.grade > lists.extreme("amin")[lists.of]).double()
 
     def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:
         """exp(h_j - h_i) where j is less relevant than i, else 0."""

@@ -1,18 +1,18 @@
 """What the losses of ranked lists share: which items own a row, how much each counts, and sums over an item's list."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
+from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
-from fcco_lightning.objectives.self_weights import stands_for
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.objectives.measurable import nan_where
+from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
+from fcco_lightning.records import Columns, Rows
 
 
 class Lists(NamedTuple):
@@ -32,28 +32,21 @@ class Lists(NamedTuple):
         """Sum over every list of values (n,) of its items, shape (number,)."""
         return values.new_zeros(self.number).index_add_(0, self.of, values)
 
-    def ordered(self) -> bool:
-        """Whether some list has items of different grades."""
-        ends = [
-            self.grade.new_zeros(self.number).scatter_reduce_(0, self.of, self.grade, end, include_self=False)
-            for end in ("amin", "amax")
-        ]
-        return not torch.equal(*ends)
+    def extreme(self, end: Literal["amin", "amax"]) -> Tensor:
+        """The least or largest grade of every list, shape (number,)."""
+        none = self.grade.new_zeros(self.number)
+        return none.scatter_reduce_(0, self.of, self.grade, end, include_self=False)
 
     def softmax(self) -> Tensor:
         """Softmax of the grades within every list, shape (n,)."""
-        highest = self.grade.new_full((self.number,), -torch.inf).scatter_reduce_(0, self.of, self.grade, "amax")
-        powers = (self.grade - highest[self.of]).exp()
+        powers = (self.grade - self.extreme("amax")[self.of]).exp()
         return powers / self.total(powers)[self.of]
 
     def rank(self) -> Tensor:
         """Place 1, 2, ... of every item in its list by falling grade (ties in the order of the table), shape (n,)."""
         order = (-self.grade).argsort(stable=True)
-        order = order[self.of[order].argsort(stable=True)]
-        sizes = torch.bincount(self.of, minlength=self.number)
-        firsts = sizes.cumsum(0) - sizes
         rank = torch.empty_like(order)
-        rank[order] = torch.arange(len(order), device=order.device) - firsts[self.of[order]] + 1
+        rank[order] = equals_before(self.of[order]) + 1
         return rank
 
 
@@ -75,7 +68,7 @@ class ListObjective(Objective, ABC):
     def __init__(self) -> None:
         super().__init__()
         self._num_samples: int | None = None
-        self._relevance: Tensor | None = None  # (n_rows / Q) c_i of every sample, (n,), on the host
+        self._relevance: Known | None = None  # (n_rows / Q) c_i of every sample, (n,)
 
     @abstractmethod
     def importance(self, lists: Lists) -> Tensor:
@@ -83,11 +76,13 @@ class ListObjective(Objective, ABC):
 
     @abstractmethod
     def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:
-        """Return l >= 0 for m items against B others, shape (m, B).
+        """Return l >= 0 for B items i against B items j, shape (B, B).
+
+        Most pairs do not count, being of different lists, but l must be finite there too.
 
         Args:
-            difference: h_j - h_i, shape (m, B).
-            own: grades of the items i, shape (m, 1).
+            difference: h_j - h_i, shape (B, B), float64.
+            own: grades of the items i, shape (B, 1).
             others: grades of the items j, shape (B,).
         """
 
@@ -112,42 +107,40 @@ class ListObjective(Objective, ABC):
         lists = Lists(grade.double(), of, len(names))
         importance = self.importance(lists)
         owners = importance > 0
-        if not (bool(owners.any()) and lists.ordered()):
+        if not bool(owners.any()) or torch.equal(lists.extreme("amin"), lists.extreme("amax")):
             raise DataError(
                 f"{name} finds no item to learn from in {len(names)} lists: no list has items of different grades, or "
                 "all grades are 0. Check the columns `query` and `y`."
             )
-        number = len(torch.unique(of[owners]))
-        self._relevance = (importance * int(owners.sum()) / number).cpu()
+        self._relevance = Known(importance * int(owners.sum()) / len(torch.unique(of[owners])))
         return RowDomain(0, per_sample=True, owners=owners, range=Range(least=1.0))
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        """Estimates for the items of a batch that own a row, each from all items of its list that the batch holds.
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        graded(batch, self)
+        check_comparisons(batch, self._num_samples, owners=self._relevance_of(batch) > 0, within=True)
 
-        Raises:
-            ConfigError: before the training split is known.
-            DataError: if the outputs are not one score per item, or queries or grades are missing or wrong.
-        """
-        batch, scores = on_host(batch), binary_scores(outputs).double()
-        query, grade = graded(batch, self)
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """Estimates for all items of a batch, each from all items of its list that the batch holds."""
+        scores, (query, grade) = binary_scores(outputs).double(), graded(batch, self, look=False)
+        relevance, same_list = self._relevance_of(batch), query.unsqueeze(1) == query
+        weights = stands_for(batch, self._num_samples, owners=relevance > 0, within=same_list)
+        compared = self.compared(scores - scores.unsqueeze(1), grade.unsqueeze(1), grade)
+        values = 1 + torch.linalg.vecdot(weights, compared)
+        return None, Rows(nan_where(grade.isnan().any(), values).unsqueeze(1), relevance)
+
+    def _relevance_of(self, batch: Columns) -> Tensor:
+        """How much the row of each item of a batch counts, shape (B,), float64; 0 for an item that owns none."""
         if self._relevance is None:
             raise ConfigError(f"{type(self).__name__} does not know the training split yet: pose the problem first.")
-        relevance = self._relevance[batch["index"]]
-        anchors = (relevance > 0).nonzero().squeeze(1)
-        same_list = query[anchors].unsqueeze(1) == query
-        weights = stands_for(batch, anchors, self._num_samples, within=same_list)
-        mine, grades = scores.index_select(0, send(anchors, scores)), send(grade, scores)
-        own = send(grade[anchors], scores).unsqueeze(1)
-        compared = self.compared(scores - mine.unsqueeze(1), own, grades)
-        values = 1 + (send(weights, scores) * compared).sum(1)
-        return Inner(batch["index"][anchors], values.unsqueeze(1), relevance=relevance[anchors], owners=anchors)
+        return self._relevance.like(batch["index"])[batch["index"]]
 
 
-def graded(columns: Columns, needed_by: object) -> tuple[Tensor, Tensor]:
+def graded(columns: Columns, needed_by: object, *, look: bool = True) -> tuple[Tensor, Tensor]:
     """Return the queries and the grades, shape (B,) each.
 
     Raises:
-        DataError: if a column is missing, queries are not whole numbers, or a grade is negative or not finite.
+        DataError: if a column is missing, queries are not whole numbers, or, where one looks at the numbers, a grade is
+            negative or not finite.
     """
     query, grade = required_column(columns, "query", needed_by), required_column(columns, "y", needed_by)
     if query.is_floating_point() or query.dim() != 1 or grade.shape != query.shape:
@@ -155,10 +148,22 @@ def graded(columns: Columns, needed_by: object) -> tuple[Tensor, Tensor]:
             f"`query` must hold one whole number per item and `y` one grade, got {query.dtype} of shape "
             f"{tuple(query.shape)} and grades of shape {tuple(grade.shape)}."
         )
-    wrong = ~((grade >= 0) & torch.isfinite(grade))
-    if bool(wrong.any()):
-        raise DataError(
-            f"grades in `y` must be finite and >= 0 (0 is irrelevant), got {grade[wrong][0].item()!r} at position "
-            f"{int(wrong.nonzero()[0])}. Shift or recode the column."
-        )
+    if look:
+        right = (grade >= 0) & torch.isfinite(grade)
+        require("grades in `y`", grade, right, "finite and >= 0 (0 is irrelevant)", "Shift or recode the column.")
     return query, grade
+
+
+def require(what: str, values: Tensor, right: Tensor, rule: str, remedy: str) -> None:
+    """Refuse a column where not all is right, naming the first value of which that is so."""
+    if not bool(right.all()):
+        at = int((~right).nonzero()[0])
+        raise DataError(f"{what} must be {rule}, got {values[at].item()!r} at position {at}. {remedy}")
+
+
+def equals_before(values: Tensor) -> Tensor:
+    """How many entries of the same value come before each entry, shape (n,), int64: 0, 0, 1 and 2 for 7, 3, 7 and 7."""
+    ordered, order = values.sort(stable=True)
+    before = torch.empty_like(order)
+    before[order] = torch.arange(len(order), device=order.device) - torch.searchsorted(ordered, ordered)
+    return before

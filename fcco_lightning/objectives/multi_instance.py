@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
+from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import Objective, Partition, RowDomain
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
-from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bags_of
+from fcco_lightning.objectives.pooling import Pooling, SmoothMaxPooling, bag_column, bags_of
+from fcco_lightning.objectives.quantities import means_by_part, parts_of
 from fcco_lightning.objectives.ranking import both_classes
 from fcco_lightning.outer import OuterFunction, PooledPairs
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns, Rows
 
 
 class MultiInstanceAUC(Objective):
@@ -42,7 +42,6 @@ class MultiInstanceAUC(Objective):
         loss: l; :class:`SigmoidPair` by default.
     """
 
-    distinct = True
     dtype = torch.float64
 
     def __init__(self, pooling: Pooling | None = None, loss: PairLoss | None = None) -> None:
@@ -50,14 +49,15 @@ class MultiInstanceAUC(Objective):
         self.pooling = pooling or SmoothMaxPooling()
         self.loss = loss or SigmoidPair()
         self.width = self.pooling.width
-        # on the host: of the bags, sorted by name; and the number of bags by those of a class
-        self._names, self._positive = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
-        self._each = torch.empty(2, dtype=torch.float64)
+        # of the bags, sorted by name: names, which are positive, and n / n_i, the number of bags by those of a class
+        self._names = Known(torch.empty(0, dtype=torch.int64))
+        self._positive = Known(torch.empty(0, dtype=torch.bool))
+        self._share = Known(torch.empty(0, dtype=torch.float64))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
         """The losses of the pairs of all bags, once these are known from :meth:`row_domain`."""
-        return self._pairs(torch.arange(len(self._names)))
+        return PooledPairs(self.pooling, self.loss, self._positive.values, self._share.values)
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every bag, by increasing name.
@@ -68,10 +68,11 @@ class MultiInstanceAUC(Objective):
         """
         both_classes(columns, self)
         assert columns is not None  # noqa: S101 - refused by both_classes
-        bags = bags_of(on_host(columns), self)
-        self._names, self._positive = bags.names, bags.labels(on_host(columns), self) == 1
-        sizes = torch.bincount(self._positive.long(), minlength=2).double()
-        self._each = sizes.sum() / sizes
+        bags = bags_of(columns, self)
+        positive = bags.labels(columns, self) == 1
+        sizes = torch.bincount(positive.long(), minlength=2).double()
+        self._names, self._positive = Known(bags.names), Known(positive)
+        self._share = Known((len(positive) / sizes)[positive.long()])
         return RowDomain(len(bags.names), range=self.pooling.range)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
@@ -87,7 +88,8 @@ class MultiInstanceAUC(Objective):
         Raises:
             DataError: if batches never speak of a bag.
         """
-        for label, of_class in ((1, self._positive), (0, ~self._positive)):
+        positive = self._positive.values
+        for label, of_class in ((1, positive), (0, ~positive)):
             least, most = (float(end) for end in probability[of_class].aminmax())
             if least < 1e-6:  # 0 up to rounding
                 raise DataError(
@@ -103,36 +105,41 @@ class MultiInstanceAUC(Objective):
                     stacklevel=2,
                 )
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner | None:
-        """The means over the instances of every bag in the batch; None if it lacks one of the classes.
-
-        Raises:
-            DataError: if the outputs do not fit the pooling, or bags are missing, wrong or not of the training split.
-        """
-        batch = on_host(batch)
-        terms, bags = self.pooling.terms(outputs), bags_of(batch, self)
-        rows = self._rows(bags)
-        positive = self._positive[rows]
-        if bool(positive.all()) or not bool(positive.any()):
-            return None
-        means = bags.means(terms, batch.get("weight"))
-        alike = torch.ones_like(means[:, 0])  # in F; estimates of it then count a bag the more the rarer it is drawn
-        return Inner(rows, means, self._pairs(rows, means), alike)
-
-    def _rows(self, bags: Bags) -> Tensor:
-        """The rows of the bags of a batch."""
-        if not len(self._names):
-            raise ConfigError(f"{type(self).__name__} does not know the training split yet: pose the problem first.")
-        rows = torch.searchsorted(self._names, bags.names).clamp(max=len(self._names) - 1)
-        strange = self._names[rows] != bags.names
-        if bool(strange.any()):
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        """Refuse bags that are none of the training split."""
+        strange = bag_column(batch, self)[self._rows(batch)[1]]
+        if strange.numel():
             raise DataError(
-                f"bag {int(bags.names[strange][0])} of a batch is none of the {len(self._names)} bags of the training "
+                f"bag {int(strange.min())} of a batch is none of the {len(self._names.values)} bags of the training "
                 "split. Name the bags of both in the same way."
             )
-        return rows
 
-    def _pairs(self, rows: Tensor, like: Tensor | None = None) -> PooledPairs:
-        positive = self._positive[rows]
-        share, like = self._each[positive.long()], positive if like is None else like
-        return PooledPairs(self.pooling, self.loss, send(positive, like), send(share, like))
+    def rows_of(self, batch: Columns) -> Tensor:
+        """The bag of every instance."""
+        return self._rows(batch)[0]
+
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
+        """The means over the bag of every instance, shape (B, k), with the weight 0 if one of the classes lacks.
+
+        Raises:
+            DataError: if the outputs do not fit the pooling, or bags are missing or wrong.
+        """
+        terms, (row, strange) = self.pooling.terms(outputs), self._rows(batch)
+        weight = torch.where(strange, torch.nan, batch.get("weight", 1.0)).to(terms.dtype)
+        part, num_parts = parts_of(row, len(self._names.values))
+        means, _ = means_by_part(part, num_parts, weight.unsqueeze(1) * terms, weight)
+        positive = self._positive.like(row).index_select(0, row)
+        compared = (positive != positive[:1]).any() | strange  # a strange bag is NaN, which must not be left out
+        ones = torch.ones_like(weight)
+        copies = ones.new_zeros(num_parts).index_add(0, part, ones).index_select(0, part)
+        outer = PooledPairs(self.pooling, self.loss, positive, self._share.like(row).index_select(0, row), copies)
+        return None, Rows(means.index_select(0, part), compared.to(terms.dtype), outer)
+
+    def _rows(self, batch: Columns) -> tuple[Tensor, Tensor]:
+        """The row of the bag of every instance, and whether it is another one's, its bag being strange; shape (B,)."""
+        bag = bag_column(batch, self)
+        names = self._names.like(bag)
+        if not len(names):
+            raise ConfigError(f"{type(self).__name__} does not know the training split yet: pose the problem first.")
+        row = torch.searchsorted(names, bag).clamp(max=len(names) - 1)
+        return row, names.index_select(0, row) != bag

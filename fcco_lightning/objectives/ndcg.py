@@ -65,9 +65,10 @@ class NDCG(ListObjective):
             DataError: if a grade is too large for its gain.
         """
         gains = self.gains(lists.grade)
-        discounted = gains / torch.log2(1 + lists.rank().double())
+        rank = lists.rank()
+        discounted = gains / torch.log2(1 + rank.double())
         if self.top_k is not None:
-            discounted = discounted * (lists.rank() <= self.top_k)
+            discounted = discounted * (rank <= self.top_k)
         return gains / lists.total(discounted)[lists.of].clamp(min=torch.finfo(torch.float64).tiny)
 
     def gains(self, grade: Tensor) -> Tensor:

@@ -6,12 +6,10 @@ from torch import Tensor
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
-from fcco_lightning.objectives.self_weights import stands_for
+from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
 from fcco_lightning.outer import Ratio
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns, Rows
 
 
 class NeighbourhoodComponents(Objective):
@@ -69,11 +67,11 @@ class NeighbourhoodComponents(Objective):
                 )
         return RowDomain(num_samples, per_sample=True, range=Range(0.0, 1.0))
 
-    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+    def check(self, outputs: Tensor, batch: Columns) -> None:
         """Refuse embeddings in which nobody has a neighbour: all gradients would be 0 for ever.
 
         Raises:
-            DataError: if e_ij is 0 for all pairs of a batch.
+            DataError: if e_ij is 0 for all pairs of a batch, or it holds one sample of a class that has more.
         """
         if outputs.dim() != 2 or len(outputs) < 2:
             return  # refused by name where it is measured
@@ -85,24 +83,19 @@ class NeighbourhoodComponents(Objective):
                 f"distances are from {float(distance.min()):g} on: nothing can be learnt of them. Raise the "
                 "temperature to about that, or start from smaller weights."
             )
+        check_comparisons(batch, self._num_samples or len(outputs))
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        """Estimates for all samples of a batch, each from all others.
-
-        Raises:
-            DataError: if the outputs are not embeddings, ``y`` is missing, or the batch holds one sample.
-        """
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """Estimates for all samples of a batch, each from all others."""
         if outputs.dim() != 2:
             raise DataError(
                 f"NeighbourhoodComponents needs embeddings, shape (B, d), got {tuple(outputs.shape)}. Give the network "
                 "several outputs."
             )
-        batch = on_host(batch)
-        y, distance = _classes(batch, self), _squared_distances(outputs.double())
-        stands = send(stands_for(batch, torch.arange(len(y)), self._num_samples), distance)
-        near = stands * (-distance / self.temperature).exp()
-        sums = torch.stack([(near * send(y.unsqueeze(1) == y, near)).sum(1), near.sum(1)], dim=1)
-        return Inner(batch["index"], sums / ((self._num_samples or len(y)) - 1))
+        y, stands = _classes(batch, self), stands_for(batch, self._num_samples)
+        near = stands * (_squared_distances(outputs.double()) / -self.temperature).exp()
+        sums = torch.stack([(near * (y.unsqueeze(1) == y)).sum(1), near.sum(1)], dim=1)
+        return None, Rows(sums / ((self._num_samples or len(y)) - 1), torch.ones_like(y, dtype=torch.bool))
 
 
 def _squared_distances(z: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from fcco_lightning.checks import greater, one_of
 from fcco_lightning.objectives.pairwise import ExponentialPair, PairLoss
 from fcco_lightning.objectives.ranking import RankingObjective
 from fcco_lightning.outer import OuterFunction, Power
-from fcco_lightning.records import Arrangement, Columns
+from fcco_lightning.records import Columns, Rows
 
 
 class PNormPush(RankingObjective):
@@ -47,9 +47,6 @@ class PNormPush(RankingObjective):
         self.owner = int(one_of("push_over", push_over, ("negatives", "positives")) == "positives")
         self.loss = loss or ExponentialPair()
 
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        return self._arranged_pairs(batch, like)
-
-    def values(self, outputs: Any, given: Any) -> Tensor:
-        """Mean losses of the samples that own rows against those of the other class in the batch, shape (a, 1)."""
-        return self._means(self.loss, outputs, given)
+    def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
+        """Mean losses of the samples that own rows against those of the other class in the batch."""
+        return None, Rows(*self._means(self.loss, self.scores(outputs), batch, self.dtype))

@@ -2,15 +2,70 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
-from typing import Any, Protocol
+from functools import reduce, wraps
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives.measurable import nan_where
 
-_BLOCK = 2**16  # pairs that are formed at a time where there are many: what fits into a core's cache
+FEW_PAIRS = 2**18
+"""Number of pairs up to which they are formed all at once, which is then fastest."""
+_MOST_KEPT = 2**21  # pairs up to which their slopes are kept for the backward pass, and not computed again
+_BLOCK = 2**17  # pairs that are formed at a time beyond: what fits into a core's cache
+_ALL = slice(None)
+
+Table: TypeAlias = Callable[[slice], Tensor]
+"""Weights of the pairs of all samples j with some of the owners i, shape (B, m'), without graph."""
+
+
+class Few:
+    """Some samples of a batch, at most q, in shapes that do not depend on their number.
+
+    Args:
+        marked: which samples, shape (B,), bool.
+        most: q.
+
+    Attributes:
+        places: their positions, and B for each of those missing, shape (q,), int64.
+        beyond: whether they are more than q, so that some are missed.
+    """
+
+    def __init__(self, marked: Tensor, most: int) -> None:
+        self.size = len(marked)
+        self.places = torch.nonzero_static(marked, size=most, fill_value=self.size).squeeze(1)
+        self.beyond = marked.sum() > most
+
+    def of(self, values: Tensor) -> Tensor:
+        """Theirs among the values (..., B) of all samples, 0 for those missing, shape (..., q)."""
+        return pad(values, (0, 1)).index_select(-1, self.places)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Their values (q, k) among zeros for the other samples, shape (B, k); NaN if they are too many."""
+        every = values.new_zeros(self.size + 1, values.shape[1]).index_copy(0, self.places, values)
+        return nan_where(self.beyond, every[: self.size])
+
+
+class Strata:
+    """A table of weights of pairs: one for the pairs within a stratum, another for those of different strata.
+
+    Args:
+        stratum: of the samples, shape (B,).
+        across: weights of the samples seen from another stratum, shape (B,), equal within a stratum.
+        within: weights of the others in a sample's stratum as it sees them, shape (B,).
+        owners: who they are; None for all samples.
+    """
+
+    def __init__(self, stratum: Tensor, across: Tensor, within: Tensor, owners: Few | None = None) -> None:
+        self.stratum, self.across = stratum, across
+        of = (lambda values: values) if owners is None else owners.of
+        self.own, self.within, self.excess = of(stratum), of(within), of(within - across)
+
+    def __call__(self, some: slice) -> Tensor:
+        same = (self.stratum.unsqueeze(1) - self.own[some]).eq_(0).to(self.across.dtype)
+        return torch.lerp(self.across.unsqueeze(1), self.within[some], same)
 
 
 class Elementwise(Protocol):
@@ -22,250 +77,280 @@ class Elementwise(Protocol):
     def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
         """l(d) and l'(d), without graph."""
 
+    def squares(self, owners: Tensor, scores: Tensor) -> "Squares | None":
+        """The losses as squares, where they are."""
+
+
+class Squares(NamedTuple):
+    """Losses ``(c_i - x_j)^2`` of pairs, with ``hinge`` where the difference is positive and 0 elsewhere.
+
+    Attributes:
+        c: of the owners, shape (m,), float64.
+        x: of the samples, shape (B,), float64.
+        hinge: whether only positive differences count.
+    """
+
+    c: Tensor
+    x: Tensor
+    hinge: bool
+
+    def sums(self, weights: Tensor, table: Table | None = None, thresholds: Tensor | None = None) -> Tensor | None:
+        """``sum_j W_kj T_ji [(c_i - x_j)^2 - t_i]_+`` by sorting and prefix sums, shape (k, m).
+
+        Returns: None for a table that is not one of :class:`Strata`, or for thresholds without hinge.
+        """
+        if not (table is None or isinstance(table, Strata)) or not (thresholds is None or self.hinge):
+            return None
+        if table is None:
+            return self._sums(weights.double(), None, thresholds)
+        across = self._sums(weights.double() * table.across, None, thresholds)
+        return across + table.excess * self._sums(weights.double(), table, thresholds)
+
+    def _sums(self, weights: Tensor, within: Strata | None, thresholds: Tensor | None) -> Tensor:
+        """``c_i^2 V_0 - 2 c_i V_1 + V_2`` with the sums V of W times 1, x and x^2 over the j that count."""
+        reach = self.c.detach() if self.hinge else torch.full_like(self.c, torch.inf)
+        if thresholds is not None:
+            reach = reach - thresholds.detach().clamp(min=0).sqrt()
+        v0, v1, v2 = _moments(self.x, weights, reach, within)
+        squares = self.c.square() * v0 - 2 * self.c * v1 + v2
+        return squares if thresholds is None else squares - thresholds * v0
+
+
+def _moments(x: Tensor, weights: Tensor, reach: Tensor, strata: Strata | None) -> Tensor:
+    """Sums of W, W x and W x^2 over the j with ``x_j < reach_i``, of the stratum of i if given, shape (3, k, m)."""
+    order = x.detach().argsort()
+    if strata is not None:
+        order = order[strata.stratum[order].argsort(stable=True)]
+    x, weights = x[order], weights[:, order]
+    before, place = pad(torch.stack([weights, weights * x, weights * x.square()]).cumsum(-1), (1, 0)), x.detach()
+    if strata is None:
+        return before.index_select(-1, torch.searchsorted(place, reach))
+    stratum = strata.stratum[order]
+    first, last = (torch.searchsorted(stratum, strata.own, right=right) for right in (False, True))
+    apart = 2 * (place.amax() - place.amin()) + 1  # moves the strata away from each other, for one search in all
+    end = torch.searchsorted(place + apart * torch.searchsorted(stratum, stratum), reach + apart * first)
+    return before.index_select(-1, end.clamp(first, last)) - before.index_select(-1, first)
+
+
+class _Pairs(NamedTuple):
+    """What :func:`pair_sums` is given: scores of the samples (..., B) and of the owners (m,), thresholds (m,)."""
+
+    loss: Elementwise
+    table: Table | None
+    scores: Tensor
+    weights: Tensor
+    owners: Tensor | None
+    thresholds: Tensor | None = None
+
+    @property
+    def mine(self) -> Tensor:
+        """Scores of the owners."""
+        return self.scores if self.owners is None else self.owners
+
+    @property
+    def number(self) -> int:
+        """How many pairs there are."""
+        return self.mine.numel() * self.scores.shape[-1]
+
+    def squared(self) -> Tensor | None:
+        """The sums without forming the pairs, shape (k, m), where they can be had."""
+        squares = self.loss.squares(self.mine, self.scores)
+        return None if squares is None else squares.sums(self.weights, self.table, self.thresholds)
+
+    def blocks(self, most: int = _MOST_KEPT) -> list[slice]:
+        """The owners, all at once up to some number of pairs, or else as many at a time as fit into a cache."""
+        if self.number <= most:
+            return [_ALL]
+        size, m = max(1, _BLOCK // len(self.scores)), len(self.mine)
+        return [slice(first, first + size) for first in range(0, m, size)]
+
+    def differences(self, some: slice) -> Tensor:
+        """``o_i - s_j``, shape (..., B, m')."""
+        return self.mine[..., some].unsqueeze(-2) - self.scores.unsqueeze(-1)
+
+    def sums(self) -> Tensor:
+        """The sums (..., k, m), by operators that autograd differentiates."""
+        parts = []
+        for some in self.blocks():
+            losses = self.loss(self.differences(some))
+            if self.thresholds is not None:
+                losses = (losses - self.thresholds[some]).clamp(min=0)
+            if self.table is not None:
+                losses = losses * self.table(some)
+            parts.append(self.weights @ losses.to(self.weights.dtype))
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+    def with_slopes(self, some: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Sums of some owners (..., k, m'), slopes (..., B, m'), less derivatives by thresholds (k, m'); no graph."""
+        losses, slopes = self.loss.with_slope(self.differences(some))
+        table, above = None if self.table is None else self.table(some), None
+        if self.thresholds is not None:
+            excess = losses - self.thresholds[some]
+            losses, above = excess.clamp(min=0), excess.ge_(0)
+            slopes, above = slopes * above, above if table is None else above * table
+            above = self.weights @ above.to(self.weights.dtype)
+        if table is not None:
+            losses, slopes = losses * table, slopes * table
+        return self.weights @ losses.to(self.weights.dtype), slopes, above
+
 
 def pair_sums(
     loss: Elementwise,
     scores: Tensor,
-    owners: Tensor,
-    others: Tensor | None,
     weights: Tensor,
-    thresholds: Tensor | None = None,
+    owners: Few | None = None,
     *,
-    sign: float = 1.0,
-    offset: Tensor | None = None,
+    partners: Few | None = None,
+    table: Table | None = None,
+    thresholds: Tensor | None = None,
 ) -> Tensor:
-    r"""``v_ik = c + sum_j W_jk l(sign (s_i - s_j))`` for owners i and others j; with thresholds ``[l - t_i]_+`` for l.
+    r"""``v_ik = sum_j W_kj T_ji l(s_i - s_j)`` over all samples j; with thresholds ``[l - t_i]_+`` in the place of l.
 
-    Autograd would keep and pass every step from the scores to the values; here the derivative
-    ``dv_ik/ds_i = -sum_j dv_ik/ds_j = sign sum_j W_jk l'_ij`` is one product of matrices.  The result can be
-    differentiated as often as the loss can; from the second time on autograd does so.
+    Autograd would keep and pass every step from the scores to the values; here the derivative by the pairs
+    ``dv_ik = sum_j W_kj T_ji l'_ij (ds_i - ds_j)`` is one product of matrices.  Which pairs are formed at a time the
+    shapes decide: few all at once; of many, squared losses take sorting and prefix sums, O(B log B), and others go
+    block by block, in memory O(B), for the derivative once more.  The result can be differentiated as often as the loss
+    can; from the second time on autograd does so, and keeps all pairs.
+
+    Args:
+        loss: l.
+        scores: s, shape (B,), or (T, B) for T sets of scores of which each has sums of its own.
+        weights: W, shape (k, B), or (T, k, B), without graph; the sums have its dtype.
+        owners: the samples i; the others' sums are 0.  None for all.
+        partners: the samples j, without a table; all others have W = 0.  None where they are not known.
+        table: T; None for 1.
+        thresholds: t, shape (B,); None for sums of l itself.
+
+    Returns: shape (B, k), or (T, B, k).
+    """
+    if owners is not None:
+        thresholds = None if thresholds is None else owners.of(thresholds)
+        return owners.spread(_sums(_Pairs(loss, table, scores, weights, owners.of(scores), thresholds)))
+    if partners is not None:
+        given = partners.of(scores), partners.of(weights), scores
+        return nan_where(partners.beyond, _sums(_Pairs(loss, None, *given, thresholds)))
+    pairs = _Pairs(loss, table, scores, weights, None, thresholds)
+    if scores.dim() > 1 and pairs.number > FEW_PAIRS:
+        return torch.stack([pair_sums(loss, *each, table=table) for each in zip(scores, weights, strict=True)])
+    return _sums(pairs)
+
+
+def pair_mean(loss: Elementwise, scores: Tensor, v: Tensor, w: Tensor, owners: Few | None = None) -> Tensor:
+    """``sum_ij v_i w_j l(s_i - s_j)`` over all pairs of samples, a scalar, by the same ways as :func:`pair_sums`.
 
     Args:
         loss: l.
         scores: s, shape (B,).
-        owners: positions of the i, shape (m,), int64.
-        others: positions of the j, shape (b,), int64; None for all B.
-        weights: W, shape (b, k), without graph; the sums have its dtype.
-        thresholds: t, shape (m, 1); None for sums of l itself.
-        sign: 1, or -1 where d is the score of the other less that of the owner.
-        offset: c, shape (1,), without graph; None for 0.
-
-    Returns: shape (m, k).
+        v: weights of the i, shape (B,), without graph.
+        w: weights of the j, shape (B,), without graph.
+        owners: samples of which all others have v = 0; None where they are not known.
     """
-    result: Tensor = _PairSums.apply(loss, scores, owners, others, weights, thresholds, sign, offset)
-    return result
+    mine, v = (None, v) if owners is None else (owners.of(scores), owners.of(v))
+    pairs = _Pairs(loss, None, scores, w.unsqueeze(0), mine)
+    if pairs.number <= FEW_PAIRS:
+        mean = w @ loss(pairs.differences(_ALL)) @ v
+    elif (sums := pairs.squared()) is not None:
+        mean = (sums[0] @ v.double()).to(scores.dtype)
+    else:
+        mean = (_MeanByBlocks.apply if _by_formula() else _plain_mean)(v, *pairs)
+    return mean if owners is None else nan_where(owners.beyond, mean)
 
 
-def pair_mean(loss: Elementwise, scores: Tensor, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """``sum_ij v_i w_j l(s_i - s_j)`` over positives i and negatives j, all pairs at once.
-
-    Args:
-        loss: l.
-        scores: s, shape (B,).
-        positives: positions of the i, shape (a,), int64, all different.
-        negatives: positions of the j, shape (b,), int64, all different.
-        v: weights of the positives, shape (a,), without graph.
-        w: weights of the negatives, shape (b,), without graph.
-
-    Returns: a scalar, which can be differentiated as often as the loss can.
-    """
-    result: Tensor = _PairMean.apply(loss, scores, positives, negatives, v, w)
-    return result
+def _sums(pairs: _Pairs) -> Tensor:
+    """The sums (..., m, k) by the fastest way."""
+    sums = None if pairs.number <= FEW_PAIRS else pairs.squared()
+    if sums is None:
+        sums = (_PairSums.apply if _by_formula() else _plain_sums)(*pairs)
+    return sums.to(pairs.weights.dtype).mT
 
 
-def label_pair_sums(
-    loss: Elementwise, outputs: Tensor, owner: Tensor, label: Tensor, positive: Tensor, shares: Tensor
-) -> Tensor:
-    """``sum_j W_rj l(s_i - s_j)`` over the positives j of a label, and over all j; a row r is an owner and a label.
-
-    Args:
-        loss: l.
-        outputs: scores, a column for every label, shape (B, T).
-        owner: position of i for every row, shape (r,), int64.
-        label: its label, shape (r,), int64.
-        positive: whether j is a positive of it, shape (r, B), bool.
-        shares: W, broadcast to (r, B), without graph.
-
-    Returns: shape (r, 2), which can be differentiated as often as the loss can.
-    """
-    result: Tensor = _LabelPairSums.apply(loss, outputs, owner, label, positive, shares)
-    return result
+def _by_formula() -> bool:
+    """Whether there may be a gradient, and not that of a functional transform, which differentiates operators."""
+    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
-def mean_by_blocks(loss: Elementwise, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The same of the scores of positives (a,) and negatives (b,) in memory O(a + b); it has one derivative."""
-    result: Tensor = _MeanByBlocks.apply(loss, positives, negatives, v, w)
-    return result
+def _plain_sums(*given: Any) -> Tensor:
+    return _Pairs(*given).sums()
+
+
+def _plain_mean(v: Tensor, *given: Any) -> Tensor:
+    pairs = _Pairs(*given)
+    return (pairs.sums()[0].double() @ v.double()).to(pairs.scores.dtype)
 
 
 def _exact(backward: Callable[..., Any]) -> Callable[..., Any]:
     """The backward pass with autocast off, as the forward pass has it; the caller of backward may have it on."""
 
     @wraps(backward)
-    def run(ctx: Any, *gradients: Tensor) -> Any:
-        device = gradients[0].device.type
+    def run(ctx: Any, gradient: Tensor) -> Any:
+        device = gradient.device.type
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            return backward(ctx, *gradients)
+            return backward(ctx, gradient)
 
     return run
 
 
-def _differences(scores: Tensor, owners: Tensor, others: Tensor | None, sign: float) -> Tensor:
-    mine = scores.index_select(0, owners).unsqueeze(1)
-    opposite = scores if others is None else scores.index_select(0, others)
-    return mine - opposite if sign > 0 else opposite - mine
+def _by_autograd(function: Callable[..., Tensor], given: tuple[Any, ...], gradient: Tensor) -> list[Tensor | None]:
+    """Gradients by the arguments that have one, with graph."""
+    needed = [isinstance(one, Tensor) and one.requires_grad for one in given]
+    # each by itself: some may be functions of others
+    apart = [one.view_as(one) if need else one for one, need in zip(given, needed, strict=True)]
+    wanted = [one for one, need in zip(apart, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(function(*apart), wanted, gradient, create_graph=True))
+    return [next(found) if need else None for need in needed]
 
 
 class _PairSums(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        loss: Elementwise,
-        scores: Tensor,
-        owners: Tensor,
-        others: Tensor | None,
-        weights: Tensor,
-        thresholds: Tensor | None,
-        sign: float,
-        offset: Tensor | None,
-    ) -> Tensor:
-        d = _differences(scores, owners, others, sign)
-        losses, slopes = loss.with_slope(d) if ctx.needs_input_grad[1] else (loss(d), None)
-        above = None
-        if thresholds is not None:
-            above = losses >= thresholds
-            losses = (losses - thresholds).clamp_(min=0)
-        ctx.loss, ctx.sign = loss, sign
-        ctx.save_for_backward(scores, owners, others, weights, thresholds, slopes, above)
-        sums = losses.to(weights.dtype) @ weights
-        return sums if offset is None else sums.add_(offset)
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        pairs, ctx.given = _Pairs(*given), given[:2]
+        kept: list[Tensor | None] = []
+        if any(ctx.needs_input_grad) and len(pairs.blocks()) == 1:
+            sums, *kept = pairs.with_slopes(_ALL)
+        else:
+            sums = pairs.sums()
+        ctx.save_for_backward(*given[2:], *kept)
+        return sums
 
     @staticmethod
     @_exact
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scores, owners, others, weights, thresholds, slopes, above = ctx.saved_tensors
-        (gradient,) = gradients
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        pairs, kept, parts = _Pairs(*ctx.given, *ctx.saved_tensors[:4]), ctx.saved_tensors[4:], []
         if torch.is_grad_enabled():
-            wanted = [t for t in (scores, thresholds) if t is not None and t.requires_grad]
-            losses = ctx.loss(_differences(scores, owners, others, ctx.sign))
-            if thresholds is not None:
-                losses = (losses - thresholds).clamp(min=0)
-            sums = losses.to(weights.dtype) @ weights
-            found = iter(torch.autograd.grad(sums, wanted, gradient, create_graph=True))
-            by_scores, by_thresholds = (
-                next(found) if t is not None and t.requires_grad else None for t in (scores, thresholds)
-            )
-            return None, by_scores, None, None, None, by_thresholds, None, None
-        by_scores = by_thresholds = None
-        of_pairs = gradient @ weights.T
-        if above is not None and ctx.needs_input_grad[5]:
-            by_thresholds = -(of_pairs * above).sum(1, keepdim=True).to(thresholds.dtype)
-        if slopes is not None:
-            of_pairs = of_pairs if above is None else of_pairs * above
-            table = of_pairs.to(slopes.dtype).mul_(slopes) if ctx.sign > 0 else of_pairs.to(slopes.dtype) * -slopes
-            by_others = table.sum(0).neg_().to(scores.dtype)
-            by_scores = by_others if others is None else torch.zeros_like(scores).index_copy_(0, others, by_others)
-            by_scores.index_add_(0, owners, table.sum(1).to(scores.dtype))
-        return None, by_scores, None, None, None, by_thresholds, None, None
-
-
-class _LabelPairSums(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        loss: Elementwise,
-        outputs: Tensor,
-        owner: Tensor,
-        label: Tensor,
-        positive: Tensor,
-        shares: Tensor,
-    ) -> Tensor:
-        d, slopes = _label_differences(outputs, owner, label), None
-        if ctx.needs_input_grad[1]:
-            losses, slopes = loss.with_slope(d)
-            slopes = slopes * shares
-        else:
-            losses = loss(d)
-        ctx.loss = loss
-        ctx.save_for_backward(outputs, owner, label, positive, shares, slopes)
-        return _over_positives_and_all(losses * shares, positive)
-
-    @staticmethod
-    @_exact
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        outputs, owner, label, positive, shares, slopes = ctx.saved_tensors
-        (gradient,) = gradients
-        if torch.is_grad_enabled():
-            losses = ctx.loss(_label_differences(outputs, owner, label)) * shares
-            sums = _over_positives_and_all(losses, positive)
-            (by_outputs,) = torch.autograd.grad(sums, outputs, gradient, create_graph=True)
-        else:
-            table = torch.addcmul(gradient[:, 1:], gradient[:, :1], positive).mul_(slopes)
-            by_outputs = outputs.new_zeros(outputs.shape[1], outputs.shape[0]).index_add_(0, label, table, alpha=-1).T
-            by_outputs = by_outputs.index_put((owner, label), table.sum(1), accumulate=True)
-        return None, by_outputs, None, None, None, None
-
-
-def _label_differences(outputs: Tensor, owner: Tensor, label: Tensor) -> Tensor:
-    return outputs[owner, label].unsqueeze(1) - outputs.T.index_select(0, label)
-
-
-def _over_positives_and_all(losses: Tensor, positive: Tensor) -> Tensor:
-    return torch.stack([(losses * positive).sum(1), losses.sum(1)], dim=1)
-
-
-class _PairMean(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, loss: Elementwise, scores: Tensor, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor
-    ) -> Tensor:
-        d = _differences(scores, positives, negatives, 1.0)
-        ctx.loss = loss
-        losses, slopes = loss.with_slope(d) if ctx.needs_input_grad[1] else (loss(d), None)
-        ctx.save_for_backward(scores, positives, negatives, v, w, slopes)
-        return v @ (losses @ w)
-
-    @staticmethod
-    @_exact
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scores, positives, negatives, v, w, slopes = ctx.saved_tensors
-        (gradient,) = gradients
-        if torch.is_grad_enabled():
-            mean = v @ (ctx.loss(_differences(scores, positives, negatives, 1.0)) @ w)
-            (by_scores,) = torch.autograd.grad(mean, scores, gradient, create_graph=True)
-        else:
-            v = gradient * v
-            by_scores = torch.zeros_like(scores).index_copy_(0, positives, (slopes @ w).mul_(v))
-            by_scores.index_copy_(0, negatives, (v @ slopes).mul_(w).neg_())
-        return None, by_scores, None, None, None, None
+            return tuple(_by_autograd(_plain_sums, pairs, gradient))
+        for some in pairs.blocks():
+            slopes, above = kept or pairs.with_slopes(some)[1:]
+            upstream = gradient[..., some]
+            of_pairs = (pairs.weights.mT @ upstream).to(slopes.dtype).mul_(slopes)
+            parts.append((of_pairs.sum(-2), of_pairs.sum(-1), None if above is None else -(upstream * above).sum(-2)))
+        of_owners, of_others, of_thresholds = zip(*parts, strict=True)
+        by_owners, by_others = torch.cat(of_owners, -1), reduce(torch.add, of_others)
+        by_thresholds = None if pairs.thresholds is None else torch.cat(of_thresholds)
+        if pairs.owners is None:
+            return None, None, by_owners - by_others, None, None, by_thresholds
+        return None, None, -by_others, None, by_owners, by_thresholds
 
 
 class _MeanByBlocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, loss: Elementwise, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        wanted = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        total = torch.zeros((), dtype=torch.float64, device=positives.device)
-        of_positives, of_negatives = [], torch.zeros_like(negatives)
-        size = max(1, _BLOCK // len(negatives))
-        for first in range(0, len(positives), size):
-            share, d = v[first : first + size], positives[first : first + size].unsqueeze(1) - negatives
-            losses, slopes = loss.with_slope(d) if wanted else (loss(d), None)
-            total += share @ (losses @ w)
-            if slopes is not None:
-                of_positives.append((slopes @ w).mul_(share))
-                of_negatives -= share @ slopes
-        if wanted:
-            ctx.save_for_backward(torch.cat(of_positives), of_negatives.mul_(w))
-        return total.to(positives.dtype)
+    def forward(ctx: Any, v: Tensor, *given: Any) -> Tensor:
+        pairs, w, ctx.given, parts = _Pairs(*given), given[3][0], given[:2], []
+        if not any(ctx.needs_input_grad):
+            return _plain_mean(v, *given)
+        for some in pairs.blocks(_BLOCK):
+            losses, slopes = pairs.loss.with_slope(pairs.differences(some))
+            share = v[some]
+            parts.append(((w @ losses @ share).double(), (w @ slopes).mul_(share), slopes @ share))
+        means, of_owners, of_others = zip(*parts, strict=True)
+        ctx.save_for_backward(v, *given[2:], torch.cat(of_owners), reduce(torch.add, of_others) * w)
+        return reduce(torch.add, means).to(pairs.scores.dtype)
 
     @staticmethod
     @_exact
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # the slopes would count as constants
-            raise ConfigError(
-                "a mean over very many pairs has no second derivative here. Use smaller batches, or the loss "
-                "SquaredPair or SquaredHingePair."
-            )
-        of_positives, of_negatives = ctx.saved_tensors
-        (gradient,) = gradients
-        return None, gradient * of_positives, gradient * of_negatives, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        v, *given, by_owners, by_others = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return tuple(_by_autograd(_plain_mean, (v, *ctx.given, *given), gradient))
+        if given[2] is None:
+            return None, None, None, gradient * (by_owners - by_others), None, None, None
+        return None, None, None, -gradient * by_others, None, gradient * by_owners, None

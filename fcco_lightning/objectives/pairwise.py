@@ -2,17 +2,16 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from fcco_lightning.checks import positive
-from fcco_lightning.numerics import exp_with_tangent, send
-from fcco_lightning.objectives.pair_sums import mean_by_blocks, pair_mean
+from fcco_lightning.numerics import exp_with_tangent
+from fcco_lightning.objectives.pair_sums import Squares
 
-FEW_PAIRS = 2**16
-"""Number of pairs up to which they are formed all at once, which is then fastest."""
 _MOST_IN_FLOAT32 = 50.0  # exponent of a loss, which overflows at 88
 _MOST_EXPONENT = 500.0  # float64 overflows at 709, and the mean over negatives and f are still to come
 
@@ -35,48 +34,9 @@ class PairLoss(ABC):
             (slopes,) = torch.autograd.grad(losses.sum(), d)
         return losses.detach(), slopes
 
-    def mean(
-        self,
-        scores: Tensor,
-        positives: Tensor,
-        negatives: Tensor,
-        v: Tensor | None = None,
-        w: Tensor | None = None,
-    ) -> Tensor:
-        """The weighted mean of ``l(s_i - s_j)`` over all pairs of a positive i and a negative j, a scalar.
-
-        Of many pairs no more are held at a time than fit into a cache, so that memory is O(B); the gradient is that of
-        all pairs, and can be taken once.
-
-        Args:
-            scores: s, shape (B,).
-            positives: positions of the i, shape (a,), int64, a >= 1.
-            negatives: positions of the j, shape (b,), int64, b >= 1.
-            v: weights of the positives, shape (a,), of sum 1, see :func:`shares`; None where all are alike.
-            w: weights of the negatives, shape (b,), likewise.
-        """
-        v = shares(None, positives, scores) if v is None else v
-        w = shares(None, negatives, scores) if w is None else w
-        if len(positives) * len(negatives) <= FEW_PAIRS:
-            return pair_mean(self, scores, positives, negatives, v, w)
-        return self._mean_of_many(scores[positives], scores[negatives], v, w)
-
-    def mean_over_all(self, scores: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """``sum_ij v_i w_j l(s_i - s_j)`` over all pairs of samples, a scalar.
-
-        The shapes do not depend on the classes, so that it can be compiled once.
-
-        Args:
-            scores: s, shape (B,).
-            v: shares of the samples among the positives, shape (B,), of sum 1; 0 for a negative.
-            w: shares among the negatives, likewise.
-        """
-        mean: Tensor = v @ (self(scores.unsqueeze(1) - scores) @ w)
-        return mean
-
-    def _mean_of_many(self, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """The same of scores of positives (a,) and negatives (b,) for shares v and w that add up to 1."""
-        return mean_by_blocks(self, positives, negatives, v, w)
+    def squares(self, owners: Tensor, scores: Tensor) -> Squares | None:  # noqa: ARG002
+        """The losses of the differences of scores (m,) and (B,) as squares, if they are: sums then need no pairs."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -95,10 +55,10 @@ class SigmoidPair(PairLoss):
         positive("scale", self.scale)
 
     def __call__(self, d: Tensor) -> Tensor:
-        return torch.sigmoid(d / -self.scale)
+        return torch.sigmoid(d * (-1 / self.scale))
 
     def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        losses = torch.sigmoid(d / -self.scale)
+        losses = torch.sigmoid(d * (-1 / self.scale))
         slopes = (losses - 1).mul_(losses)
         return losses, slopes if self.scale == 1 else slopes.div_(self.scale)
 
@@ -108,6 +68,7 @@ class SquaredPair(PairLoss):
     """``l(d) = (margin - d)^2``, margin > 0."""
 
     margin: float = 1.0
+    hinge: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         positive("margin", self.margin)
@@ -119,44 +80,23 @@ class SquaredPair(PairLoss):
         gap = self.margin - d
         return gap.square(), gap.mul_(-2)
 
-    def _mean_of_many(self, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """``(margin - E p + E n)^2 + Var p + Var n``: O(a + b)."""
-        p, n, v, w = positives.double(), negatives.double(), v.double(), w.double()
-        at_p, at_n = v @ p, w @ n
-        mean = (self.margin - at_p + at_n).square() + v @ (p - at_p).square() + w @ (n - at_n).square()
-        return mean.to(positives.dtype)
+    def squares(self, owners: Tensor, scores: Tensor) -> Squares:
+        middle = scores.detach().double().mean()  # around it, as sums of squares differ by little
+        return Squares(self.margin - (owners.double() - middle), middle - scores.double(), self.hinge)
 
 
 @dataclass(frozen=True)
-class SquaredHingePair(PairLoss):
+class SquaredHingePair(SquaredPair):
     """``l(d) = max(0, margin - d)^2``, margin > 0."""
 
-    margin: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("margin", self.margin)
+    hinge: ClassVar[bool] = True
 
     def __call__(self, d: Tensor) -> Tensor:
-        return (self.margin - d).clamp(min=0).square()
+        return (self.margin - d).relu().square()
 
     def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        gap = (self.margin - d).clamp_(min=0)
+        gap = (self.margin - d).relu_()
         return gap.square(), gap.mul_(-2)
-
-    def _mean_of_many(self, positives: Tensor, negatives: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """By sorting, O((a + b) log a): negative j has a loss with the positives below ``c_j = s_j + margin``.
-
-        Their losses add up to ``c_j^2 V_0 - 2 c_j V_1 + V_2`` with the sums V of their shares times 1, s_i and s_i^2.
-        """
-        # differences of large sums: in float64, around a middle of the scores
-        centre = positives.detach().double().mean()
-        p, order = (positives.double() - centre).sort()
-        c, v, w = negatives.double() - centre + self.margin, v.double()[order], w.double()
-        sums = torch.stack([v, v * p, v * p.square()]).cumsum(1)
-        below = torch.searchsorted(p.detach(), c.detach())
-        v0, v1, v2 = torch.cat([sums.new_zeros(3, 1), sums], dim=1)[:, below]
-        mean: Tensor = w @ (c.square() * v0 - 2 * c * v1 + v2)
-        return mean.to(positives.dtype)
 
 
 @dataclass(frozen=True)
@@ -216,19 +156,3 @@ class ExponentialOf(PairLoss):
         excess = exponent.sub_(power)
         value = power.exp_()
         return value * excess.add_(1), slopes / self.lam * value
-
-
-def shares(weight: Tensor | None, positions: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Weights of the samples at some positions that add up to 1, shape (a,).
-
-    Args:
-        weight: of all samples, shape (B,), where the positions are; None where all are alike.
-        positions: shape (a,), int64.
-        like: a tensor of the device of the result.
-        dtype: of the result; None for that of ``like``.
-    """
-    dtype = dtype or like.dtype
-    if weight is None:
-        return torch.full(positions.shape, 1 / len(positions), device=like.device, dtype=dtype)
-    weight = weight.index_select(0, positions).to(dtype)
-    return send(weight / weight.sum(), like)

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from fcco_lightning.checks import finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import SampleParameters, nothing, required_column
-from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair, shares
-from fcco_lightning.objectives.ranking import ComparedClasses, RankingObjective, both_classes
+from fcco_lightning.objectives.base import SampleParameters, required_column
+from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
+from fcco_lightning.objectives.ranking import RankingObjective, both_classes, class_shares
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
-from fcco_lightning.records import Arrangement, Columns
+from fcco_lightning.records import Columns, Rows
 
 
 class CVaRPartialAUC(RankingObjective):
@@ -95,66 +93,34 @@ class CVaRPartialAUC(RankingObjective):
         self.class_sizes = int(negative.sum()), int(positive.sum())
         return [positive, negative]
 
-    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[Any, ...]:
-        """The pairs, the s_i, and weights of the positives; nothing with ``min_tpr``, or without both classes."""
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows | None]:
+        """C, and what is sampled of the L_i; or without ``min_tpr`` the mean of the L_i at their present thresholds."""
+        scores, y = self.scores(outputs), required_column(batch, "y", self)
+        thresholds = self._thresholds(batch, scores.dtype) if self.max_fpr < 1 else None
+        excess, rows = self._means(self.loss, scores, batch, scores.dtype, thresholds)
+        if thresholds is not None:
+            excess = excess / self.max_fpr
         if self.min_tpr:
-            return ()
-        _, pairs, _, owners = self._arranged_pairs(batch, like, None)
-        if owners is None or pairs is None:
-            return ()
-        return pairs, self._thresholds(owners, batch, like), shares(on_host(batch).get("weight"), owners, like)
+            return self.threshold, Rows(
+                excess, rows, self._outer(0.0 if thresholds is None else thresholds.unsqueeze(1))
+            )
+        assert thresholds is not None  # noqa: S101 - one of the two is left out
+        shares, known = class_shares(y, batch.get("weight"), scores.dtype)
+        return (shares[1] * known) @ (thresholds + excess.squeeze(1)), None
 
-    def direct_value(self, outputs: Any, given: tuple[Any, ...]) -> Tensor:
-        """C, or without ``min_tpr`` the mean of the L_i at their present thresholds."""
-        if self.min_tpr:
-            return self.threshold
-        if not given:
-            return nothing(outputs)
-        pairs, thresholds, share = given
-        mean: Tensor = share @ (thresholds + self._excess(outputs, pairs, thresholds)).squeeze(1)
-        return mean
-
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement | None:
-        """The pairs and the s_i, if there are any; None without ``min_tpr``."""
-        if not self.min_tpr:
-            return None
-        arranged, thresholds = self._arranged_pairs(batch, like, None), None
-        if self.max_fpr < 1 and arranged.given is not None and arranged.owners is not None:
-            thresholds = self._thresholds(arranged.owners, batch, like)
-        return arranged._replace(given=(arranged.given, thresholds))
-
-    def values(self, outputs: Any, given: tuple[ComparedClasses | None, Tensor | None]) -> Tensor:
-        """What is sampled of the L_i of the batch's positives, shape (a, 1)."""
-        return self._excess(outputs, *given)
-
-    def known_outer(self, given: tuple[ComparedClasses | None, Tensor | None]) -> OuterFunction:
-        return self._outer(0.0 if given[1] is None else given[1])
-
-    def _excess(self, outputs: Any, pairs: ComparedClasses | None, thresholds: Tensor | None) -> Tensor:
-        """``mean_j [l_ij - s_i]_+ / max_fpr``, or the mean loss where all negatives count, shape (a, 1)."""
-        mean = self._means(self.loss, outputs, pairs, thresholds)
-        return mean if thresholds is None else mean / self.max_fpr
-
-    def _thresholds(self, owners: Tensor, batch: Columns, like: Tensor) -> Tensor:
-        """The s_i of the positives, shape (a, 1), with the graph of L_i and not of L_i n / n_+.
+    def _thresholds(self, batch: Columns, dtype: torch.dtype) -> Tensor:
+        """The s_i of all samples, shape (B,), with the graph of L_i and not of L_i n / n_+.
 
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
-        every = required_column(batch, "threshold", self)
-        given = every.index_select(0, send(owners, every)).to(like.dtype)
-        if given.requires_grad:
-            share = self._share_of_owners(owners, on_host(batch), like)
-            given.register_hook(lambda g: g * share)  # type: ignore[no-untyped-call]
-        return given
-
-    def _share_of_owners(self, owners: Tensor, host: Columns, like: Tensor) -> Tensor | float:
-        """n_+ / n, or that of the batches where samples are weighted, shape (a, 1)."""
-        if self.class_sizes is None:  # only batches are known
-            return len(owners) / len(host["index"])
-        share = self.class_sizes[1] / sum(self.class_sizes)
-        if "weight" not in host:
-            return share
-        return send(share / host["weight"][owners].unsqueeze(1).to(like.dtype), like)
+        given = required_column(batch, "threshold", self).squeeze(1).to(dtype)
+        owners, weight = self._owners(batch), batch.get("weight")
+        share = owners.to(dtype).mean()  # n_+ / n, where only batches are known
+        if self.class_sizes is not None:
+            share = torch.full_like(share, self.class_sizes[1] / sum(self.class_sizes))
+            if weight is not None:
+                share = torch.where(weight > 0, share / weight.to(dtype), 0.0)
+        return torch.lerp(given.detach(), given, share)
 
 
 class KLPartialAUC(RankingObjective):
@@ -214,23 +180,10 @@ class KLPartialAUC(RankingObjective):
             return Log(self.lam, floor=1.0)
         return KullbackLeiblerOfLog(self.lam, self.tau, self.threshold, floor=1.0)
 
-    def arrange_direct(self, batch: Columns, like: Tensor) -> tuple[()] | None:  # noqa: ARG002
-        """Nothing, where there is c."""
-        return None if self.tau is None else ()
-
-    def direct_value(self, outputs: Any, given: Any) -> Tensor:  # noqa: ARG002
-        """C."""
-        return self.threshold
-
-    def arrange(self, batch: Columns, like: Tensor) -> Arrangement:
-        return self._arranged_pairs(batch, like)
-
-    def values(self, outputs: Any, given: Any) -> Tensor:
-        """``mean_j exp(l_ij / lam)`` of the batch's positives, shape (a, 1)."""
-        return self._means(ExponentialOf(self.loss, self.lam), outputs, given)
-
-    def known_outer(self, given: Any) -> OuterFunction:  # noqa: ARG002
-        return self.outer
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows]:
+        """C, where there is one, and ``mean_j exp(l_ij / lam)`` of the batch's positives."""
+        rows = self._means(ExponentialOf(self.loss, self.lam), self.scores(outputs), batch, self.dtype)
+        return (None, Rows(*rows)) if self.tau is None else (self.threshold, Rows(*rows, self.outer))
 
     def _range(self) -> Range:
         """Losses are not negative."""

@@ -11,8 +11,9 @@ from torch import Tensor
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.numerics import bounded_exp, send
+from fcco_lightning.numerics import bounded_exp
 from fcco_lightning.objectives.base import binary_scores, require_binary_labels, required_column
+from fcco_lightning.objectives.quantities import means_by_part
 from fcco_lightning.records import Columns
 
 _BOUND = 300.0  # of exponents: the products and quotients of such exponentials stay within float64
@@ -20,7 +21,7 @@ _LEAST = math.exp(-_BOUND)
 
 
 class Bags(NamedTuple):
-    """The bags of which a table, or a batch, holds instances.
+    """The bags of which a table holds instances.
 
     Attributes:
         names: their values in the column ``bag``, in increasing order, shape (m,), int64.
@@ -30,12 +31,9 @@ class Bags(NamedTuple):
     names: Tensor
     of: Tensor
 
-    def means(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The mean over every bag, shape (m, k), of values (n, k) of its instances, weighted by ``weight`` (n,)."""
-        weight = torch.ones(len(self.of), dtype=values.dtype) if weight is None else weight.to(values.dtype)
-        totals = weight.new_zeros(len(self.names)).index_add(0, self.of, weight)
-        weighted, zeros = send(weight.unsqueeze(1), values) * values, values.new_zeros(len(self.names), values.shape[1])
-        return zeros.index_add(0, send(self.of, values), weighted) / send(totals.unsqueeze(1), values)
+    def means(self, values: Tensor) -> Tensor:
+        """The mean over every bag, shape (m, k), of values (n, k) of its instances."""
+        return means_by_part(self.of.to(values.device), len(self.names), values, torch.ones_like(values[:, 0]))[0]
 
     def labels(self, columns: Columns, needed_by: object) -> Tensor:
         """The labels ``y`` of the bags, 0 or 1, shape (m,), int64.
@@ -61,8 +59,8 @@ class Bags(NamedTuple):
         return (some > 0).long()
 
 
-def bags_of(columns: Columns, needed_by: object) -> Bags:
-    """The bags of a table or batch by its column ``bag``.
+def bag_column(columns: Columns, needed_by: object) -> Tensor:
+    """The column ``bag`` of a table or batch, shape (n,).
 
     Raises:
         DataError: if the column is missing, or is not one whole number per instance.
@@ -73,7 +71,12 @@ def bags_of(columns: Columns, needed_by: object) -> Bags:
             f"`bag` must hold one whole number per instance, which names its bag, got {bag.dtype} of shape "
             f"{tuple(bag.shape)}. Number the bags, for example with pandas.factorize."
         )
-    return Bags(*torch.unique(bag, return_inverse=True))
+    return bag
+
+
+def bags_of(columns: Columns, needed_by: object) -> Bags:
+    """The bags of a table, by :func:`bag_column`; how many there are is looked at."""
+    return Bags(*torch.unique(bag_column(columns, needed_by), return_inverse=True))
 
 
 class Pooling(ABC):

@@ -11,8 +11,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.estimators import Range
+from fcco_lightning.numerics import first_of_equals
 from fcco_lightning.objectives.base import binary_scores, one_label_each, require_binary_labels, required_column
 from fcco_lightning.records import Columns
+
+MOST_ROWS = 4
+"""Rows for every sample of a batch up to which all are gone through at each step."""
 
 
 class Quantity(ABC):
@@ -29,7 +33,7 @@ class Quantity(ABC):
         """One value per sample."""
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
-        """Look at the first batch and refuse labels that the quantity would misread; see :meth:`Objective.check`."""
+        """Look at a batch and refuse labels that the quantity would misread; see :meth:`Measurable.check`."""
 
 
 @dataclass(frozen=True)
@@ -197,3 +201,32 @@ class MultiLabelLoss(Quantity):
                 "must be (B, T). Give the network one output per task."
             )
         return binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
+
+
+def means_by_part(part: Tensor, num_parts: int, weighted: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted means of a quantity over the parts of a batch.
+
+    Args:
+        part: of every sample, in 0..num_parts - 1, shape (b,), int64.
+        num_parts: m.
+        weighted: weight times value of every sample, shape (b,) or (b, k), with graph.
+        weight: of every sample, >= 0, shape (b,), without graph; NaN makes the mean of its part NaN.
+
+    Returns: the means, shape (m,) or (m, k), 0 for a part without samples, and the sum of the weights of a part, (m,).
+    """
+    total = weight.new_zeros(num_parts).index_add(0, part, weight)
+    sums = weighted.new_zeros(num_parts, *weighted.shape[1:]).index_add(0, part, weighted)
+    by = total.clamp(min=torch.finfo(total.dtype).tiny)
+    return sums / (by if sums.dim() == 1 else by.unsqueeze(1)), total
+
+
+def parts_of(row: Tensor, num_rows: int) -> tuple[Tensor, int]:
+    """The samples of a batch by row: the rows themselves, or the first sample of each where there are far more rows.
+
+    Args:
+        row: of every sample, in 0..num_rows - 1, shape (b,), int64.
+        num_rows: n.
+
+    Returns: the part of every sample, shape (b,), int64; and the number of parts.
+    """
+    return (row, num_rows) if num_rows <= MOST_ROWS * len(row) else (first_of_equals(row), len(row))

@@ -2,33 +2,20 @@
 
 import warnings
 from abc import ABC
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import SameAgain, on_host
-from fcco_lightning.numerics import send
+from fcco_lightning.numerics import counts
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
-from fcco_lightning.objectives.pair_sums import pair_sums
-from fcco_lightning.objectives.pairwise import PairLoss, shares
-from fcco_lightning.records import Arrangement, Columns
-
-
-class ComparedClasses(NamedTuple):
-    """The samples of a batch that own rows, and those of the other class that each of them is compared with.
-
-    Attributes:
-        owners: positions in the batch, shape (a,), int64, on the device of the outputs.
-        others: positions of the other class, shape (b,), int64, there too.
-        share: weights of these in a mean over them, shape (b, 1).
-    """
-
-    owners: Tensor
-    others: Tensor
-    share: Tensor
+from fcco_lightning.objectives.measurable import nan_where
+from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
+from fcco_lightning.objectives.pairwise import PairLoss
+from fcco_lightning.objectives.self_weights import by_strata, check_comparisons, comparison_weights, self_and_others
+from fcco_lightning.records import Columns
 
 
 class RankingObjective(BinaryObjective, ABC):
@@ -44,16 +31,17 @@ class RankingObjective(BinaryObjective, ABC):
         owner: label of the class whose samples own the rows.
         num_samples: n, known from :meth:`prepare` on.
         class_sizes: numbers of the negatives and of the positives, known from :meth:`row_domain` on.
+        most_owners: the largest number of owners in a batch, None where it is not known.  Where they are few, other
+            pairs of large batches are not formed; a batch that has more gives NaN.
+        most_partners: the same for the samples that own no rows, in objectives that compare owners with these only.
     """
 
     owner: int = 1
     needs_partner: ClassVar[bool] = True
     num_samples: int | None = None
     class_sizes: tuple[int, int] | None = None
-
-    def __init__(self, *, sigmoid: bool = False) -> None:
-        super().__init__(sigmoid=sigmoid)
-        self._again = SameAgain[tuple[Tensor, Any]]()  # the owners of rows, and what is given beside
+    most_owners: int | None = None
+    most_partners: int | None = None
 
     def prepare(self, num_samples: int) -> None:
         """Take n."""
@@ -74,55 +62,102 @@ class RankingObjective(BinaryObjective, ABC):
         )
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
-        """Warn where means over the other class are ratios: see :func:`warn_of_ratios`."""
+        """Warn where means over the other class are ratios; refuse batches that say nothing of some samples.
+
+        See :func:`warn_of_ratios`; and where samples are compared with all others :func:`check_comparisons`.
+        """
         if self.needs_partner:
             warn_of_ratios(batch, self)
+        elif by_strata(batch):
+            check_comparisons(batch, self.num_samples, owners=self._owners(batch))
 
     def _range(self) -> Range:
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""
         return Range(least=0.0)
 
-    def _arranged_pairs(self, batch: Columns, like: Tensor, dtype: torch.dtype | None = torch.float64) -> Arrangement:
-        """Owners, the others, and what each of these counts; no rows without both classes.
-
-        Args:
-            batch: columns.
-            like: as for :meth:`arrange`.
-            dtype: of what they count, and of their means; None for that of ``like``.
-        """
-        batch = on_host(batch)
-        y, weight, dtype = required_column(batch, "y", self), batch.get("weight"), dtype or like.dtype
-        owners, given = self._again(
-            (y, weight), (like.device, dtype), lambda: self._compared_classes(y, weight, like, dtype)
-        )
-        return Arrangement(batch["index"][owners], given, owners=owners)
-
-    def _compared_classes(
-        self, y: Tensor, weight: Tensor | None, like: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, ComparedClasses | None]:
-        owners, others = self._classes(y)
-        if not len(owners) or not len(others):
-            return owners[:0], None
-        share = shares(weight, others, like, dtype).unsqueeze(1)
-        return owners, ComparedClasses(send(owners, like), send(others, like), share)
+    def _owners(self, batch: Columns) -> Tensor:
+        """Which samples of a batch own rows, shape (B,), bool."""
+        return required_column(batch, "y", self) == self.owner
 
     def _means(
-        self, loss: PairLoss, outputs: Any, given: ComparedClasses | None, thresholds: Tensor | None = None
-    ) -> Tensor:
-        """The mean losses of the arranged owners against the other class, or those of ``[l - t_i]_+``, shape (a, 1)."""
-        scores = self.scores(outputs)
-        if given is None:
-            return scores.new_zeros(0, 1, dtype=self.dtype)
-        return pair_sums(loss, scores, given.owners, given.others, given.share, thresholds, sign=self._sign)
+        self, loss: PairLoss, scores: Tensor, batch: Columns, dtype: torch.dtype, thresholds: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The mean losses against the other class, or those of ``[l - t_i]_+``, and which samples are rows.
 
-    @property
-    def _sign(self) -> float:
-        return 1.0 if self.owner == 1 else -1.0
+        Args:
+            loss: l.
+            scores: shape (B,).
+            batch: columns.
+            dtype: of the means.
+            thresholds: t, shape (B,).
 
-    def _classes(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the samples that own rows, and of the others."""
-        owns = y == self.owner
-        return owns.nonzero().squeeze(1), (~owns).nonzero().squeeze(1)
+        Returns: shape (B, 1); and the owners, if the batch holds both classes, shape (B,), bool.
+        """
+        owners = self._owners(batch)
+        shares, known = class_shares(batch["y"], batch.get("weight"), dtype)
+        s, share = scores if self.owner == 1 else -scores, shares[1 - self.owner].unsqueeze(0)
+        some, others = few(owners, self.most_owners), few(~owners, self.most_partners)
+        return pair_sums(loss, s, share, some, partners=others, thresholds=thresholds), owners & known
+
+
+def few(marked: Tensor, most: int | None) -> Few | None:
+    """Samples of a large batch, if they are known to be less than half of it.
+
+    Args:
+        marked: which samples, shape (B,), bool.
+        most: how many there are at most; None if that is not known.
+    """
+    size = len(marked)
+    return None if most is None or 2 * most >= size or size**2 <= FEW_PAIRS else Few(marked, most)
+
+
+def sums_over_data(
+    loss: PairLoss,
+    scores: Tensor,
+    masks: Tensor,
+    batch: Columns,
+    num_samples: int | None,
+    *,
+    itself: float,
+    owners: Tensor,
+    most: int | None = None,
+) -> Tensor:
+    r"""``sum_j v_ij M_kj l(s_i - s_j)``, v_ij the weights of the samples j in a mean over the data as i sees it.
+
+    They are those of :func:`~fcco_lightning.objectives.self_weights.comparison_weights`, 1/n for i itself.  Batches
+    with a column ``weight`` and no strata hold no sample twice.
+
+    Args:
+        loss: l.
+        scores: shape (B,), or (T, B).
+        masks: M, shape (k, B), or (T, k, B).
+        batch: columns.
+        num_samples: n.
+        itself: l(0).
+        owners: samples of which the sums are wanted, shape (B,), bool; those of the others are any finite numbers.
+        most: how many they are at most; None if that is not known.
+
+    Returns: shape (B, k), or (T, B, k); NaN where the batch says nothing of some samples.
+    """
+    size, some = len(owners), few(owners, most)
+    own, others = self_and_others("dataset", size, num_samples)
+    if not by_strata(batch):
+        return torch.add(pair_sums(loss, scores, masks * others, some), masks.mT, alpha=(own - others) * itself)
+    if "stratum" in batch:
+
+        def table(which: slice) -> Tensor:
+            who = which if some is None else some.places[which].clamp(max=size - 1)
+            weights = comparison_weights("dataset", batch, num_samples, scores.dtype, owners=owners, anchors=who)
+            return torch.where(owners[who], weights.T, 0.0)
+
+        return pair_sums(loss, scores, masks, some, table=table)
+    weight = batch["weight"]
+    across, held = weight.to(scores.dtype) / size, counts(weight)
+    within = (across * held - own).clamp(min=0) / (held - 1).clamp(min=1)
+    lonely = owners & (held == 1) & (across > 1.5 * own)
+    within = nan_where(lonely, within)
+    sums = pair_sums(loss, scores, masks, some, table=Strata(weight, across, within, some))
+    return torch.addcmul(sums, masks.mT, ((own - within) * itself).unsqueeze(1))
 
 
 def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
@@ -147,21 +182,21 @@ def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
     return [positive, ~positive]
 
 
-def class_shares(y: Tensor, weight: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What every sample counts in the means over the negatives and over the positives, and whether there are both.
+def class_shares(y: Tensor, weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What every sample counts in the means over the negatives and over the positives of a batch.
 
     Args:
         y: labels, shape (B,).
         weight: of the samples, shape (B,); None where all are alike.
-        like: a tensor of the dtype of the result.
+        dtype: of the result.
 
-    Returns: shares (2, B) of sum 1 each, where they are known; and a bool without dimensions.
+    Returns: shares (2, B) of sum 1 each, or 0 for a class that the batch lacks; and whether it holds both, a bool.
     """
     positive = y == 1
-    members = torch.stack([~positive, positive])
-    weights = members.to(like.dtype) if weight is None else members * weight.to(like.dtype)
+    members = torch.stack([~positive, positive]).to(dtype)
+    weights = members if weight is None else members * weight.to(dtype)
     totals = weights.sum(1, keepdim=True)
-    return weights / totals, (totals > 0).all()
+    return weights / totals.clamp(min=torch.finfo(dtype).tiny), (totals > 0).all()
 
 
 def warn_of_ratios(batch: Columns, objective: Objective) -> None:

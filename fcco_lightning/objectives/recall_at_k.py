@@ -3,19 +3,14 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import binary_scores, required_column
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
-from fcco_lightning.objectives.ranking import RankingObjective
-from fcco_lightning.objectives.self_weights import comparison_weights
+from fcco_lightning.objectives.ranking import RankingObjective, sums_over_data
 from fcco_lightning.outer import Hinge, OuterFunction
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns, Rows
 
 
 class RecallAtK(RankingObjective):
@@ -45,6 +40,7 @@ class RecallAtK(RankingObjective):
         super().__init__()
         self.k = at_least("k", k, 1)
         self.loss = loss or SquaredHingePair()
+        self.own = float(self.loss(torch.zeros((), dtype=torch.float64)))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -61,19 +57,17 @@ class RecallAtK(RankingObjective):
             )
         super().prepare(num_samples)
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        """Estimates of ``rank_i / n`` for the positives of a batch.
+    def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
+        """Estimates of ``rank_i / n``.
 
         Raises:
             DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
         """
-        scores, batch = binary_scores(outputs), on_host(batch)
-        owners = (required_column(batch, "y", self) == 1).nonzero().squeeze(1)
-        shares = comparison_weights("dataset", owners, batch, self.num_samples, scores.dtype)
-        mine = scores.index_select(0, send(owners, scores))
-        losses: Tensor = send(shares, scores) * self.loss(mine.unsqueeze(1) - scores)
-        return Inner(batch["index"][owners], losses.sum(1, keepdim=True), owners=owners)
+        scores, owners = self.scores(outputs), self._owners(batch)
+        every, given = torch.ones_like(scores.detach()).unsqueeze(0), {"itself": self.own, "most": self.most_owners}
+        ranks = sums_over_data(self.loss, scores, every, batch, self.num_samples, owners=owners, **given)
+        return None, Rows(ranks, owners)
 
     def _range(self) -> Range:
         """At least what the positive itself contributes."""
-        return Range(least=float(self.loss(torch.zeros((), dtype=torch.float64))) / sum(self.class_sizes or (1,)))
+        return Range(least=self.own / sum(self.class_sizes or (1,)))

@@ -1,13 +1,12 @@
 """Logistic regression that is invariant to perturbations of its input."""
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import send
-from fcco_lightning.objectives.base import Objective, binary_scores, required_column
+from fcco_lightning.objectives.base import Objective, binary_scores, one_label_each
 from fcco_lightning.outer import Softplus
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns, Rows
 
 
 class RobustLogistic(Objective):
@@ -31,22 +30,27 @@ class RobustLogistic(Objective):
 
     outer = Softplus()
 
-    def inner(self, outputs: Tensor, batch: Columns) -> Inner:
-        scores, batch = binary_scores(outputs), on_host(batch)
-        sign = send(signs(required_column(batch, "y", self), self), scores).to(scores.dtype)
-        return Inner(batch["index"], (-sign * scores).unsqueeze(1))
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        signs(batch, self, look=True)
+
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        scores = binary_scores(outputs)
+        values = -signs(batch, self).to(scores.dtype) * scores
+        return None, Rows(values.unsqueeze(1), torch.ones_like(values, dtype=torch.bool))
 
 
-def signs(y: Tensor, needed_by: object) -> Tensor:
-    """Labels 0 and 1 as -1 and 1, shape (B,).
+def signs(batch: Columns, needed_by: object, *, look: bool = False) -> Tensor:
+    """Labels 0 and 1 as -1 and 1, shape (B,); any other is NaN, or refused where one looks.
 
     Raises:
-        DataError: for any other label, naming the class of ``needed_by``.
+        DataError: if there is not one label ``y`` per sample, or, with ``look``, it is neither 0 nor 1, naming the
+            class of ``needed_by``.
     """
-    if not bool(((y == 0) | (y == 1)).all()):
-        found = sorted(set(y.tolist()))[:6]
+    y = one_label_each(batch, needed_by)
+    sign = torch.where(y == 1, 1.0, torch.where(y == 0, -1.0, torch.nan))
+    if look and bool(sign.isnan().any()):
         raise DataError(
-            f"{type(needed_by).__name__} needs labels y in {{0, 1}}, the batch has {found}. Say which value is "
-            "positive (data.columns.positive), or recode them."
+            f"{type(needed_by).__name__} needs labels y in {{0, 1}}, the batch has {sorted(set(y.tolist()))[:6]}. Say "
+            "which value is positive (data.columns.positive), or recode them."
         )
-    return 2 * y - 1
+    return sign

@@ -5,11 +5,10 @@ from typing import Any
 import torch
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty, Simplex
-from fcco_lightning.hosted import on_host
 from fcco_lightning.objectives.base import Objective
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction, WorstCase
-from fcco_lightning.records import Columns, Inner
+from fcco_lightning.records import Columns, Rows
 
 
 class SampleDRO(Objective):
@@ -45,5 +44,6 @@ class SampleDRO(Objective):
     def max_form(self) -> Objective:
         return self
 
-    def inner(self, outputs: Any, batch: Columns) -> Inner:
-        return Inner(on_host(batch)["index"], self.loss(outputs, batch).unsqueeze(1))
+    def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
+        losses = self.loss(outputs, batch)
+        return None, Rows(losses.unsqueeze(1), torch.ones_like(losses, dtype=torch.bool))

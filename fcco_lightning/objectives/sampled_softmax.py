@@ -10,11 +10,11 @@ from torch import Tensor
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.hosted import on_host
-from fcco_lightning.numerics import bounded_exp, send
+from fcco_lightning.numerics import bounded_exp
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.measurable import nan_where
 from fcco_lightning.outer import Log
-from fcco_lightning.records import ClassVectors, Columns, Inner
+from fcco_lightning.records import ClassVectors, Columns, Rows
 
 CLASSES = "classes"
 """The part of a batch that holds the sampled classes."""
@@ -43,7 +43,7 @@ class SampledSoftmax(Objective):
 
     Raises:
         ConfigError: if C is not known, or the datamodule has another number.
-        DataError: if the outputs are something else, or a label or class is not in 0..C-1.
+        DataError: if the outputs are something else, and from ``check``, if a label or class is not in 0..C-1.
     """
 
     outer = Log(floor=1e-300)
@@ -64,24 +64,41 @@ class SampledSoftmax(Objective):
         """One row for every sample, whose values are at least 1/C."""
         return RowDomain(num_samples, per_sample=True, range=Range(least=1 / self._classes()))
 
-    def inner(self, outputs: Any, batch: Mapping[str, Columns]) -> Inner:  # type: ignore[override]
+    def check(self, outputs: Any, batch: Mapping[str, Columns]) -> None:  # noqa: ARG002
+        """Refuse labels and classes that are not in 0..C-1."""
+        for found, what in zip(self._numbers(batch), ("labels y", "classes"), strict=True):
+            if bool(self._outside(found).any()):
+                raise DataError(
+                    f"{what} must lie in 0..{self._classes() - 1}, got {int(found.min())}..{int(found.max())}. Number "
+                    "the classes from 0, and check num_classes."
+                )
+
+    def rows_of(self, batch: Mapping[str, Columns]) -> Tensor | None:  # type: ignore[override]
+        """The samples of the part "target"."""
+        return super().rows_of(batch["target"])
+
+    def measure(self, outputs: Any, batch: Mapping[str, Columns]) -> tuple[Tensor | None, Rows | None]:
+        """g_i of every sample, shape (B, 1), with the weight 0 if its own class alone was drawn."""
         samples, classes = _vectors(outputs, "target"), _vectors(outputs, CLASSES)
-        count = self._classes()
-        columns = on_host(batch["target"])
-        own = _numbers(required_column(columns, "y", self), count, "labels y")
-        drawn = _numbers(required_column(on_host(batch[CLASSES]), "index", self), count, "classes")
+        count, (own, drawn) = self._classes(), self._numbers(batch)
         wide = torch.promote_types(samples.vector.dtype, torch.float32)
         features = samples.vector.to(wide)
         logits = features @ classes.vector.to(wide).T - (features * samples.own.to(wide)).sum(1, keepdim=True)
         other = own.unsqueeze(1) != drawn
         number = other.sum(1)
-        known = (number > 0).nonzero().squeeze(1)  # of a sample whose own class alone was drawn a batch says nothing
-        logits = logits.index_select(0, send(known, logits))
-        other, number = send(other[known], logits), send(number[known].to(logits.dtype), logits)
-        logits = logits.masked_fill(~other, -math.inf) + (math.log1p(-1 / count) - number.log()).unsqueeze(1)
-        certain = logits.new_full((len(known), 1), -math.log(count))
-        logs = torch.cat([certain, logits], 1).logsumexp(1, keepdim=True)
-        return Inner(columns["index"][known], bounded_exp(logs))
+        shift = math.log1p(-1 / count) - number.clamp(min=1).to(wide).log()
+        shift = nan_where(self._outside(own) | self._outside(drawn).any(), shift)
+        others = logits.masked_fill(~other, -math.inf).logsumexp(1) + shift
+        logs = torch.logaddexp(others, others.new_full((), -math.log(count)))
+        return None, Rows(bounded_exp(logs.unsqueeze(1)), number > 0)
+
+    def _numbers(self, batch: Mapping[str, Columns]) -> tuple[Tensor, Tensor]:
+        """The labels of the samples, shape (B,), and the classes that were drawn, (M,)."""
+        return required_column(batch["target"], "y", self), required_column(batch[CLASSES], "index", self)
+
+    def _outside(self, number: Tensor) -> Tensor:
+        """Which numbers are none of a class."""
+        return number != number.clamp(0, self._classes() - 1)
 
     def _classes(self) -> int:
         if self.num_classes is None:
@@ -95,14 +112,5 @@ def _vectors(outputs: Any, part: str) -> ClassVectors:
         raise DataError(
             f"SampledSoftmax needs ClassVectors of shape (B, d) for the part {part!r} of a batch, got "
             f"{type(found).__name__}. Use ClassVectorNetwork, and batches with a part 'classes'."
-        )
-    return found
-
-
-def _numbers(found: Tensor, count: int, what: str) -> Tensor:
-    if found.numel() and (int(found.min()) < 0 or int(found.max()) >= count):
-        raise DataError(
-            f"{what} must lie in 0..{count - 1}, got {int(found.min())}..{int(found.max())}. Number the classes from "
-            "0, and check num_classes."
         )
     return found

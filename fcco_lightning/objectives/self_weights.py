@@ -7,12 +7,16 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.numerics import counts
 from fcco_lightning.records import Columns
 
 SelfWeight: TypeAlias = Literal["dataset", "batch", "none"]
 """Weight of a sample among the n samples that it is compared with, itself included: 1/n, 1/B, or 0."""
 
 SELF_WEIGHTS: tuple[SelfWeight, ...] = ("dataset", "batch", "none")
+Some: TypeAlias = slice | Tensor
+"""Samples of a batch: consecutive ones, or their positions, shape (m,), int64."""
+_EVERY = slice(None)
 
 
 def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tuple[float, float]:
@@ -47,14 +51,15 @@ def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tup
 
 def comparison_weights(
     kind: SelfWeight,
-    anchors: Tensor,
     batch: Columns,
     num_samples: int | None,
     dtype: torch.dtype = torch.float32,
     *,
-    others: slice | None = None,
+    owners: Tensor | None = None,
+    anchors: Some = _EVERY,
+    others: Some = _EVERY,
 ) -> Tensor:
-    r"""Weights of all samples of a batch for some anchors among them, however the samples are drawn.
+    r"""Weights of the samples of a batch for the anchors among them, however the samples are drawn.
 
     With them a sum over the batch is an unbiased estimate of the mean over n samples, given that the anchor is drawn.
     With "dataset" the anchor has 1/n, another sample the n-th part of the number of samples that it stands for
@@ -63,60 +68,31 @@ def comparison_weights(
 
     Args:
         kind: which weights.
-        anchors: positions of the anchors in the batch, shape (m,), int64.
         batch: columns with ``index``; shape (B,) each, B >= 2.
         num_samples: number of samples n; needed for "dataset", and for "none" where samples are not drawn uniformly.
         dtype: of the result.
-        others: of which samples the weights are wanted; None for all.
+        owners: which samples own a row, see :func:`stands_for`.
+        anchors: which samples are compared with others.
+        others: with which; all by default.
 
-    Returns: shape (m, B), or (m, k) for k others.
+    Returns: shape (m, k) for m anchors and k others.
 
     Raises:
         ConfigError: if n is needed and not known.
-        DataError: if the batch holds one sample, or see :func:`stands_for`.
+        DataError: if the batch holds one sample.
     """
-    index, columns = batch["index"], others or slice(None)
-    itself = anchors.unsqueeze(1) == torch.arange(len(index), device=index.device)[columns]
+    index = batch["index"]
+    every = torch.arange(len(index), device=index.device)
+    itself = every[anchors].unsqueeze(1) == every[others]
     if not by_strata(batch):
         own, rest = self_and_others(kind, len(index), num_samples)
-        return torch.full(itself.shape, rest, device=index.device, dtype=dtype).masked_fill_(itself, own)
+        return torch.full(itself.shape, rest, device=index.device, dtype=dtype).masked_fill(itself, own)
     if one_of("kind", kind, SELF_WEIGHTS) == "batch":
         weight = batch.get("weight", torch.ones_like(index)).to(dtype)
-        return (weight[columns] / len(index)).expand(itself.shape).clone()
+        return (weight[others] / len(index)).expand(itself.shape)
     n = _known(num_samples)
-    table = stands_for(batch, anchors, n, others=others)
+    table = stands_for(batch, n, owners=owners, anchors=anchors, others=others)
     return (table / (n - 1) if kind == "none" else (table / n).masked_fill(itself, 1 / n)).to(dtype)
-
-
-def common_weights(
-    mask: Tensor, anchors: Tensor, batch: Columns, num_samples: int | None, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor] | None:
-    """The weights "dataset" of :func:`comparison_weights` where they are known to be the same for all anchors.
-
-    They are in uniform batches, and where the anchors are all samples of one class in batches that come with weights by
-    class: instead of a table there is then one vector, and a weighted sum is a product of a matrix and a vector.
-
-    Args:
-        mask: which samples of the batch are anchors, shape (B,), bool, at least one.
-        anchors: their positions, shape (m,), int64.
-        batch: see :func:`comparison_weights`.
-        num_samples: n.
-        dtype: of the result.
-
-    Returns: the weights of all samples but the anchor itself, shape (B,), and by how much the weight 1/n of the anchor
-        exceeds the one that it has there, shape (1,); None where the weights differ between anchors, or may.
-    """
-    size, count, first, weight = len(mask), len(anchors), anchors[:1], batch.get("weight")
-    if "stratum" in batch:
-        return None
-    own, others = self_and_others("dataset", size, num_samples)
-    if weight is None:
-        return mask.new_full((size,), others, dtype=dtype), mask.new_full((1,), own - others, dtype=dtype)
-    if count == 1 or not torch.equal(weight == weight.index_select(0, first), mask):
-        return None
-    share, rest = weight.to(dtype) / size, count - 1
-    within = (share.index_select(0, first) * (count / rest)).sub_(own / rest).clamp_(min=0)
-    return torch.where(mask, within, share), own - within
 
 
 def by_strata(batch: Columns) -> bool:
@@ -126,13 +102,14 @@ def by_strata(batch: Columns) -> bool:
 
 def stands_for(
     batch: Columns,
-    anchors: Tensor,
     num_samples: int | None,
     *,
+    owners: Tensor | None = None,
     within: Tensor | None = None,
-    others: slice | None = None,
+    anchors: Some = _EVERY,
+    others: Some = _EVERY,
 ) -> Tensor:
-    r"""How many samples of the data each other sample of a batch stands for, seen from some anchors in the batch.
+    r"""How many samples of the data each other sample of a batch stands for, seen from the anchors in the batch.
 
     ``sum_j W_aj x_j`` over the batch is an unbiased estimate of the sum of x over all samples but the anchor a, given
     that a is in the batch.  The anchor itself has W = 0, also where the batch holds it twice.
@@ -149,39 +126,73 @@ def stands_for(
 
     With the column ``weight`` alone, ``v = N_s B / (n m_s)``, samples of one weight are a stratum; without it all are.
 
+    A batch that says nothing of some samples gives NaN, whose cause :func:`check_comparisons` names.
+
     Args:
         batch: columns with ``index``; shape (B,) each.
-        anchors: positions of the anchors, shape (m,), int64.
         num_samples: n.
-        within: which samples are compared with which anchors, shape (m, B), bool; None for all.  Where whole lists are
+        owners: which samples own a row, so that the others may be the only one of their stratum, shape (B,), bool; None
+            for all.
+        within: which samples are compared with which anchors, shape (m, k), bool; None for all.  Where whole lists are
             drawn (:class:`QueryBatches`) only samples of the anchor's list can be, as the anchor makes sure of its own.
-        others: for which samples W is wanted; None for all.
+        anchors: see :func:`comparison_weights`.
+        others: see :func:`comparison_weights`.
 
-    Returns: shape (m, B), or (m, k) for k others, float64.
+    Returns: shape (m, k), float64.
+
+    Raises:
+        ConfigError: if n is not known.
+        DataError: if the batch holds one sample.
+    """
+    index = batch["index"]
+    seen = _seen_strata(batch, num_samples, alone=within is not None)
+    alone = seen.alone if owners is None else seen.alone & owners
+    lost = (alone | seen.elsewhere.isnan())[anchors].unsqueeze(1)  # anchors of which the batch does not say enough
+    same = seen.stratum[anchors].unsqueeze(1) == seen.stratum[others]
+    table = torch.where(same, seen.own[anchors].unsqueeze(1), seen.elsewhere[others])
+    known = index[anchors].unsqueeze(1) == index[others]
+    return table.masked_fill(known if within is None else known | ~within, 0.0).masked_fill(lost, torch.nan)
+
+
+def check_comparisons(
+    batch: Columns, num_samples: int | None, *, owners: Tensor | None = None, within: bool = False
+) -> None:
+    """Refuse batches that say nothing of some of the samples with which others are compared.
+
+    Args:
+        batch: see :func:`stands_for`.
+        num_samples: n.
+        owners: see :func:`stands_for`.
+        within: whether samples are compared within parts of the data that batches hold as a whole.
 
     Raises:
         ConfigError: if n is not known.
         DataError: if the batch holds one sample, or one of a stratum that has more, or not all strata (without
             ``within``) and does not say how they are drawn, or one of several.
     """
-    index, columns, n = batch["index"], others or slice(None), _known(num_samples)
-    self_and_others("none", len(index), n)  # checks the size of the batch
-    stratum, size = _strata(batch, n)
-    kind, held = _counts(stratum)
-    independent = "replaced" in batch
-    copies = batch["replaced"] if independent else _counts(index)[1]
-    lonely = (held == copies)[anchors]
-    _refuse_lonely(stratum, size, anchors[lonely & (size[anchors] > 1.5)])
-    met = held - (expected_copies(batch) if independent else copies)
-    own = ((size - 1) / met)[anchors].masked_fill(lonely, 0.0).unsqueeze(1)
-    elsewhere = size / held
+    seen = _seen_strata(batch, num_samples, alone=within)
+    lonely = (seen.alone if owners is None else seen.alone & owners).nonzero().flatten()
+    if len(lonely):
+        first = lonely[0]
+        name = "" if seen.stratum.is_floating_point() else f" {int(seen.stratum[first])}"
+        raise DataError(
+            f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a part "
+            f"of a list), which has {round(float(seen.size[first]))}, and so says nothing of the others. Change "
+            "`batches` so that they draw two or more of each."
+        )
+    if not bool(seen.elsewhere.isnan().any()):
+        return
     if "strata" in batch:
-        elsewhere = elsewhere * _of_other_strata(int(kind.max()) + 1, int(batch["strata"][0]), alone=within is not None)
-    elif "stratum" in batch and within is None:
-        _refuse_parts(float(elsewhere.sum()), n)
-    table = torch.where(stratum[anchors].unsqueeze(1) == stratum[columns], own, elsewhere[columns])
-    known = index[anchors].unsqueeze(1) == index[columns]
-    return table.masked_fill(known if within is None else known | ~within, 0.0)
+        raise DataError(
+            f"samples are compared with all others, but a batch holds one of {int(batch['strata'][0])} strata (groups, "
+            "or classes), and so says nothing of the others. Set groups_per_batch to 2 or more."
+        )
+    raise DataError(
+        f"samples are compared with all others, but a batch holds strata (bags, or queries) of "
+        f"{float((seen.size / counts(seen.stratum)).sum()):.0f} of {num_samples} samples, drawn in a way from which it "
+        "does not follow what they say of the rest. Use UniformSampling, BalancedSampling, or GroupSampling with "
+        "`prevalence: data`."
+    )
 
 
 def expected_copies(batch: Columns) -> Tensor:
@@ -195,8 +206,41 @@ def expected_copies(batch: Columns) -> Tensor:
 
     Returns: shape (B,), float64.
     """
-    size, held = batch["stratum_size"].double(), _counts(batch["stratum"])[1]
+    size, held = batch["stratum_size"].double(), counts(batch["stratum"])
     return held / (size * (1 - (1 - 1 / size) ** (held / batch["replaced"])))
+
+
+class _Seen:
+    """What a batch says of the strata of its samples; every tensor has the shape (B,).
+
+    Attributes:
+        stratum: of every sample.
+        size: number of samples of it in the data, float64.
+        own: how many samples another one of the same stratum stands for, float64.
+        elsewhere: how many samples it stands for, seen from another stratum, float64; NaN where the batch does not say.
+        alone: whether the batch holds no other sample of a stratum that has more.
+    """
+
+    def __init__(self, stratum: Tensor, size: Tensor, own: Tensor, elsewhere: Tensor, alone: Tensor) -> None:
+        self.stratum, self.size, self.own, self.elsewhere, self.alone = stratum, size, own, elsewhere, alone
+
+
+def _seen_strata(batch: Columns, num_samples: int | None, *, alone: bool) -> _Seen:
+    """What a batch says of its strata; ``alone``: whether others than the anchor's play no role."""
+    index, n = batch["index"], _known(num_samples)
+    self_and_others("none", len(index), n)  # checks the size of the batch
+    stratum, size = _strata(batch, n)
+    held, independent = counts(stratum), "replaced" in batch
+    copies = batch["replaced"] if independent else counts(index)
+    lonely = held == copies
+    met = held - (expected_copies(batch) if independent else copies)
+    own = torch.where(lonely, 0.0, (size - 1) / torch.where(lonely, 1.0, met))
+    elsewhere = size / held
+    if "strata" in batch:
+        elsewhere = elsewhere * _of_other_strata((1 / held.double()).sum().round(), batch["strata"][0], alone=alone)
+    elif "stratum" in batch and not alone:
+        elsewhere = torch.where(elsewhere.sum() < n - 0.5, torch.nan, elsewhere)
+    return _Seen(stratum, size, own, elsewhere, lonely & (size > 1.5))
 
 
 def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:
@@ -207,53 +251,26 @@ def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:
     if "weight" not in batch:
         return torch.zeros_like(index), torch.full_like(index, num_samples, dtype=torch.float64)
     weight = batch["weight"].double()
-    return weight, weight * _counts(weight)[1] * num_samples / len(index)
+    return weight, weight * counts(weight) * num_samples / len(index)
 
 
-def _counts(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of every value (B,) among the different ones, and how often it is there, both of shape (B,)."""
-    _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
-    return place, count[place]
-
-
-def _refuse_lonely(stratum: Tensor, size: Tensor, lonely: Tensor) -> None:
-    if len(lonely):
-        first = lonely[0]
-        name = "" if stratum.is_floating_point() else f" {int(stratum[first])}"
-        raise DataError(
-            f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a part "
-            f"of a list), which has {round(float(size[first]))}, and so says nothing of the others. Change `batches` "
-            "so that they draw two or more of each."
-        )
-
-
-def _of_other_strata(held: int, strata: int, *, alone: bool) -> float:
+def _of_other_strata(held: Tensor, strata: Tensor, *, alone: bool) -> Tensor:
     """What samples of other strata than the anchor's count more, where a batch holds some of all strata.
 
-    Raises:
-        DataError: if it holds one of several, unless a stratum may be ``alone``.
+    NaN if it holds one of several, unless a stratum may be ``alone``.
     """
-    if held > 1 or alone:
-        return (strata - 1) / max(held - 1, 1)
-    if strata == 1:
-        return 1.0
-    raise DataError(
-        f"samples are compared with all others, but a batch holds one of {strata} strata (groups, or classes), and so "
-        "says nothing of the others. Set groups_per_batch to 2 or more."
-    )
-
-
-def _refuse_parts(covered: float, num_samples: int) -> None:
-    """Refuse batches that hold some strata only, with ``covered`` samples in the data, and do not say how drawn."""
-    if covered < num_samples - 0.5:
-        raise DataError(
-            f"samples are compared with all others, but a batch holds strata (bags, or queries) of {covered:.0f} of "
-            f"{num_samples} samples, drawn in a way from which it does not follow what they say of the rest. Use "
-            "UniformSampling, BalancedSampling, or GroupSampling with `prevalence: data`."
-        )
+    factor = (strata - 1) / (held - 1).clamp(min=1)
+    if alone:
+        return factor
+    single = torch.where(strata == 1, 1.0, torch.nan)
+    return torch.where(held > 1, factor, single)
 
 
 def _known(num_samples: int | None) -> int:
     if num_samples is None:
         raise ConfigError("the weight 1/n of a sample itself needs the number of samples n: call prepare(n) first.")
     return at_least("num_samples", num_samples, 2)
+
+
+def common_weights(*a, **k):  # TEMPORARY, while files are ported: do not use
+    return None

@@ -10,12 +10,25 @@ from torch import Tensor
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import OuterFunction
 
+_PAIRS = 2**18
+"""Pairs whose losses are held at a time."""
+
 
 class Pooled(Protocol):
     """What makes one score of the means of a bag."""
 
     def score(self, u: Tensor) -> Tensor:
         """H of every bag: (m, k) -> (m,), differentiable."""
+
+
+class LossOfPairs(Protocol):
+    """A loss of differences that falls as they grow, elementwise."""
+
+    def __call__(self, d: Tensor) -> Tensor:
+        """l(d)."""
+
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        """l(d) and l'(d), without graph."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,57 +42,66 @@ class PooledPairs(OuterFunction):
     so that the mean of f_i over all n bags is ``F = mean over pairs of l``.  As u_i is in f_j, too,
     :meth:`subgradient` is not the slope of f_i but ``n dF / du_i``, which is ``2 df_i / du_i``.  Both are right on
     average where the rows of the other class are any of its bags with equal chances.  Where a class has no rows, all
-    values and slopes are 0.
+    values and slopes are 0.  Where several rows are copies of a bag, each has the values and slopes of a single one.
 
     It acts on the rows that it was made for, not on single rows, so it is not convex, and smooth as far as l is.
 
     Args:
         pooling: h.
-        loss: l of differences, elementwise and differentiable.
+        loss: l.
         positive: which rows are positive bags, shape (b,), bool.
         share: n / n_i of every row, shape (b,).
+        copies: how many rows are those of the same bag, shape (b,); None if all are different.
     """
 
     pooling: Pooled
-    loss: Callable[[Tensor], Tensor]
+    loss: LossOfPairs
     positive: Tensor
     share: Tensor
+    copies: Tensor | None = None
     convex = False
     smooth = True
 
     def __repr__(self) -> str:
         return f"PooledPairs({self.pooling!r}, {self.loss!r}), which compares bags with one another,"
 
-    def take(self, positions: Tensor) -> OuterFunction:
-        return PooledPairs(self.pooling, self.loss, self.positive[positions], self.share[positions])
-
     def value(self, u: Tensor) -> Tensor:
-        losses = self._losses(u)
-        return self._share_of_a_pair(u) / 2 * (losses.sum(1) + losses.sum(0))
+        return self._share_of_a_pair(u) / 2 * self._sums(self.pooling.score(u), self.loss)
 
     def subgradient(self, u: Tensor) -> Tensor:
         with torch.enable_grad():
             u = u.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self._losses(u).sum(), u)
-        return self._share_of_a_pair(u).unsqueeze(1) * slope
+            h = self.pooling.score(u)
+        sums = self._sums(h.detach(), lambda gaps: self.loss.with_slope(gaps)[1])
+        slopes = self._share_of_a_pair(u) * torch.where(self.positive.to(u.device), sums, -sums)
+        return torch.autograd.grad(h, u, slopes)[0]
 
     def _share_of_a_pair(self, u: Tensor) -> Tensor:
-        """What a pair counts in the mean over all rows: n / n_i over the rows of the other class, shape (b,)."""
-        positives = self.positive.sum()
-        partners = torch.where(self.positive, len(self.positive) - positives, positives)
-        return (self.share / partners.clamp(min=1)).to(u.dtype)
+        """What a pair counts in the mean over all rows: n / n_i over the bags of the other class, shape (b,)."""
+        positive, negative = self._counts(u)
+        partners = torch.where(positive > 0, negative.sum(), positive.sum())
+        return self.share.to(u) / partners.clamp(min=1)
 
-    def _losses(self, u: Tensor) -> Tensor:
-        """The losses of all pairs (b, b): l in the row of a positive and the column of a negative, 0 elsewhere.
-
-        How many there are of each would have to be read from the device.
-        """
+    def _counts(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """What every row counts among the positive bags, and among the negative ones, shape (b,)."""
         if len(u) != len(self.positive):
             raise ConfigError(
-                f"{self!r} was made for {len(self.positive)} bags, not for {len(u)}. Use take(positions) for some of "
-                "its rows."
+                f"{self!r} was made for {len(self.positive)} bags, not for {len(u)}. Pass the rows of all of them."
             )
-        h = self.pooling.score(u)
-        pairs = self.positive.unsqueeze(1) & ~self.positive
-        losses = self.loss(torch.where(pairs, h.unsqueeze(1) - h, 0.0))
-        return torch.where(pairs, losses, 0.0)
+        positive, copies = self.positive.to(u), 1.0 if self.copies is None else self.copies.to(u)
+        return positive / copies, (1 - positive) / copies
+
+    def _sums(self, h: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """The sums of a function of ``h_i - h_j`` over the partners of every row, shape (b,).
+
+        The tables are those of all rows, as the numbers of positives and negatives would have to be read from the
+        device.  The others of them have the highest or the lowest score, so that their losses, which count 0, are low.
+        """
+        positive, negative = self._counts(h)
+        high, low = torch.where(positive > 0, h, h.max()), torch.where(negative > 0, h, h.min())
+        rows, columns, size = [], torch.zeros_like(h), max(_PAIRS // len(h), 1)
+        for start in range(0, len(h), size):
+            table = function(high[start : start + size].unsqueeze(1) - low)
+            rows.append(table @ negative)
+            columns = columns + positive[start : start + size] @ table
+        return torch.where(positive > 0, torch.cat(rows), columns)

@@ -1,9 +1,8 @@
 """Tables of rows on disk: every process writes the rows it holds to one file, any number of processes reads them back.
 
-A part file is a header (one line of JSON, padded with blanks to a multiple of 4096 bytes), the rows as they lie in
-memory, and the checksum of every chunk of ``CHUNK_BYTES``.  ``manifest.json`` names the parts of all tables and is
-written last: a folder without it holds a save that was interrupted.  Rows are handled as integers, so every bit of a
-NaN survives.
+A part file holds rows as they lie in memory, so that every bit of a NaN survives.  ``manifest.json`` names the parts of
+all tables, with the checksum of every chunk of ``CHUNK_BYTES``, and is written last: a folder without it holds a save
+that was interrupted.
 """
 
 import json
@@ -14,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
-from io import BufferedReader
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,13 +25,11 @@ from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CHUNK_BYTES = 4 << 20  # part of the format: files written with another value are refused
 MANIFEST = "manifest.json"
-
-_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_COLUMNS = 512  # of the matrix as which a chunk is summed up
 _MASK = (1 << 64) - 1
-_WAY_OUT = "Copy the folder again from where it was saved, or resume from another checkpoint."
 
 
 @dataclass(frozen=True)
@@ -46,8 +42,12 @@ class Part:
     count: int  # rows
     width: int
     dtype: str  # "float32" or "float64"
-    checksum: int = 0  # of the rows, in [0, 2**64)
-    size: int = 0  # bytes of the file
+    sums: Sequence[int] = ()  # checksum of every chunk, in [0, 2**64)
+
+    @property
+    def checksum(self) -> int:
+        """Of the rows, see :func:`checksum`."""
+        return sum(self.sums) & _MASK
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,15 @@ def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor,
     Raises:
         CheckpointError: if ``rows`` are no part of the table, or cannot be written; no file is left then.
     """
-    count, width = _integers(rows).shape
+    _require_rows(rows)
     name = f"{quote(table, safe='')}.{first:012d}.{quote(save_id, safe='')}.rows"
+    count, width = rows.shape
     part = Part(table, name, first, count, width, _dtype_name(rows))
     if not count:
         return part
     _check_range(table, first, count, num_rows)
-    header, sums = _header(part, save_id, num_rows), list[int]()
     with _new_file(folder / name) as file:
-        file.write(header)
-        for words, total in _chunks(rows, first):
-            file.write(words.data)
-            sums.append(total)
-        file.write(np.array(sums, np.uint64).data)
-        size = file.tell()
-    return replace(part, checksum=sum(sums) & _MASK, size=size)
+        return replace(part, sums=[total for words, total in _chunks(rows, first) if file.write(words.data)])
 
 
 def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts: Sequence[Part]) -> None:
@@ -101,176 +95,9 @@ def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts:
         raise CheckpointError(f"parts of {sorted(strangers)} were written, the tables to save are {list(tables)}.")
     for table, num_rows in tables.items():
         _check_cover(table, num_rows, [part for part in parts if part.table == table])
-    content = {"version": FORMAT_VERSION, "save_id": save_id, "tables": dict(tables), "parts": [*map(asdict, parts)]}
+    content = {"format": _format(), "save_id": save_id, "tables": dict(tables), "parts": [*map(asdict, parts)]}
     with _new_file(folder / MANIFEST) as file:
         file.write(_manifest_bytes(content))
-
-
-def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
-    """What the save in ``folder`` holds.
-
-    Raises:
-        CheckpointError: if there is no manifest, if it is damaged or of another format version, or if ``save_id`` is
-            given and is not that of the save.
-    """
-    path = folder / MANIFEST
-    try:
-        content_read = path.read_bytes()
-        content = json.loads(content_read)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"`{path}` is missing: the save was interrupted, or the folder is not one. Resume from another checkpoint."
-        ) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except ValueError as error:
-        raise _damaged(path, f"it is not JSON ({error})") from error
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"`{path}` has format version {version!r}, this installation reads version {FORMAT_VERSION}. "
-            "Load it with the version of fcco_lightning that wrote it."
-        )
-    if _manifest_bytes(content) != content_read:
-        raise _damaged(path, "it does not match its digest")
-    if save_id is not None and content["save_id"] != save_id:
-        raise _damaged(path, f"it is of save {content['save_id']!r}, the checkpoint of save {save_id!r}")
-    return Manifest(content["save_id"], content["tables"], tuple(Part(**part) for part in content["parts"]))
-
-
-def read_rows(
-    folder: Path, manifest: Manifest, table: str, first: int, into: Tensor, num_rows: int | None = None
-) -> None:
-    """Fill ``into`` (m, k) with the global rows ``first``, ..., ``first + m - 1`` of ``table``.
-
-    Every chunk that holds one of them is read and verified as a whole; no file is read if m is 0.
-
-    Args:
-        folder: of the save.
-        manifest: what :func:`read_manifest` says about it.
-        table: name of the table.
-        first: global number of the first row to read.
-        into: rows to fill, of the dtype that was saved, on any device; undefined after an error.
-        num_rows: rows that the caller's table has; None: as many as were saved.
-
-    Raises:
-        CheckpointError: if table, shape or dtype is another, or a file is missing, damaged or of another save.
-    """
-    integers = _integers(into)
-    if table not in manifest.tables:
-        raise CheckpointError(f"the checkpoint has no table {table!r}, only {list(manifest.tables)}.")
-    parts, saved_rows = [part for part in manifest.parts if part.table == table], manifest.tables[table]
-    needed = (saved_rows if num_rows is None else num_rows, into.shape[1], _dtype_name(into))
-    for saved in {(saved_rows, part.width, part.dtype) for part in parts} - {needed}:
-        raise CheckpointError(
-            f"the checkpoint's table {table!r} has (rows, width, dtype) {saved}, this problem needs {needed}. It was "
-            "trained on another data set, split or set of constraints: use the same ones, or start without --ckpt_path."
-        )
-    if len(into):
-        _check_range(table, first, len(into), saved_rows)
-    for part in parts:
-        low, high = max(first, part.first), min(first + len(into), part.first + part.count)
-        if low < high:
-            header = _header(part, manifest.save_id, saved_rows)
-            _read_part(folder / part.file, part, header, low - part.first, integers[low - first : high - first])
-
-
-def checksum(rows: Tensor, first: int) -> int:
-    r"""Checksum of ``rows`` (count, k), whose first has the global number ``first``; it adds up over chunks.
-
-    The memory of a chunk is read as a matrix of 512 columns of 64-bit numbers.  Of its column sums and row sums, both
-    mod 2**64, the low and the high halves are weighted with 64-bit random numbers and added up; the sum is multiplied
-    by an odd random number that belongs to the chunk's position in the table.  A change of the rows, a swap too, goes
-    unseen as rarely as two random 64-bit numbers agree, and it costs little more than reading the memory.
-    """
-    return sum(total for _, total in _chunks(rows, first)) & _MASK
-
-
-_COLUMNS = 512
-
-
-def _mixed(first: int, count: int) -> NDArray[np.uint64]:
-    """The outputs ``first``, ``first + 1``, ... of splitmix64."""
-    numbers = np.arange(first + 1, first + 1 + count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
-
-
-@lru_cache(maxsize=4)
-def _weights(count: int) -> NDArray[np.uint64]:
-    """Of the low and of the high halves of ``count`` sums, shape (2, count)."""
-    return np.stack([_mixed(half << 62, count) for half in (1, 2)])
-
-
-def _checksum(words: NDArray[np.uint32], position: int) -> int:
-    """Checksum of a chunk whose first word is word ``position`` of the table."""
-    whole = words.size // (2 * _COLUMNS)
-    rest = np.zeros(2 * _COLUMNS, np.uint32)
-    rest[: words.size - 2 * _COLUMNS * whole] = words[2 * _COLUMNS * whole :]
-    last = rest.view(np.uint64)
-    matrix = words[: 2 * _COLUMNS * whole].view(np.uint64).reshape(whole, _COLUMNS)
-    sums = np.concatenate([np.add.reduce(matrix, 0) + last, np.add.reduce(matrix, 1), last.sum(keepdims=True)])
-    low, high = _weights(sums.size)
-    total = (sums & np.uint64(0xFFFFFFFF)) * low + (sums >> np.uint64(32)) * high
-    return int(total.sum()) * (int(_mixed(position, 1)[0]) | 1) & _MASK
-
-
-def _integers(rows: Tensor) -> Tensor:
-    """``rows`` as integers of the same bits."""
-    if rows.dim() != 2 or rows.shape[1] < 1 or rows.dtype not in _INTEGERS:
-        raise CheckpointError(
-            f"rows must be (count, width), width >= 1, of float32 or float64, got {tuple(rows.shape)} {rows.dtype}."
-        )
-    return rows.detach().view(_INTEGERS[rows.dtype])
-
-
-def _words(integers: Tensor) -> NDArray[np.uint32]:
-    """The memory of a contiguous CPU tensor."""
-    return integers.numpy().reshape(-1).view(np.uint32)
-
-
-def _chunks(rows: Tensor, first: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
-    """The words of every chunk, still in the cache, and their checksum."""
-    integers, step = _integers(rows), _rows_per_chunk(rows)
-    for start in range(0, len(rows), step):
-        words = _words(integers[start : start + step].cpu().contiguous())
-        yield words, _checksum(words, (first + start) * _row_bytes(rows) // 4)
-
-
-def _row_bytes(rows: Tensor) -> int:
-    return rows.shape[1] * rows.element_size()
-
-
-def _rows_per_chunk(rows: Tensor) -> int:
-    return max(1, CHUNK_BYTES // _row_bytes(rows))
-
-
-def _dtype_name(rows: Tensor) -> str:
-    return str(rows.dtype).removeprefix("torch.")
-
-
-def _header(part: Part, save_id: str, num_rows: int) -> bytes:
-    fields = {"version": FORMAT_VERSION, "save_id": save_id, "num_rows": num_rows}
-    fields |= {name: getattr(part, name) for name in ("table", "first", "count", "width", "dtype")}
-    fields |= {"byte_order": sys.byteorder, "chunk_bytes": CHUNK_BYTES}
-    line = f"fcco_lightning rows {json.dumps(fields)}".encode()
-    return line.ljust((len(line) // 4096 + 1) * 4096 - 1) + b"\n"
-
-
-def _manifest_bytes(content: Mapping[str, Any]) -> bytes:
-    """The one text of ``content``, with its digest."""
-    body = {name: value for name, value in content.items() if name != "digest"}
-    digest = sha256(json.dumps(body).encode()).hexdigest()
-    return json.dumps({**body, "digest": digest}, indent=1).encode() + b"\n"
-
-
-def _check_range(table: str, first: int, count: int, num_rows: int) -> None:
-    if first < 0 or first + count > num_rows:
-        raise CheckpointError(
-            f"table {table!r} has rows 0..{num_rows - 1}, got rows {first}..{first + count - 1}. "
-            "Divide the rows of the table over the processes."
-        )
 
 
 def _check_cover(table: str, num_rows: int, parts: Sequence[Part]) -> None:
@@ -312,49 +139,185 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
-def _read_part(path: Path, part: Part, header: bytes, start: int, into: Tensor) -> None:
-    """Fill ``into`` with the rows ``start``, ... of a part, counted from its first."""
-    row_bytes, step, stop = _row_bytes(into), _rows_per_chunk(into), start + len(into)
-    in_place = into.device.type == "cpu" and into.is_contiguous()
+def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
+    """What the save in ``folder`` holds.
+
+    Raises:
+        CheckpointError: if there is no manifest, if it is damaged or of another format version, or if ``save_id`` is
+            given and is not that of the save.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise CheckpointError(
+            f"`{path}` is missing: the save was interrupted, or the folder is not one. Resume from another checkpoint."
+        )
+    with _named(path):
+        stored = path.read_bytes()
     try:
-        with path.open("rb") as file:
-            sums = _checked_sums(path, file, part, header, -(-part.count // step))
-            for chunk in range(start // step, -(-stop // step)):
-                low, high = chunk * step, min((chunk + 1) * step, part.count)
-                kept = slice(max(low, start), min(high, stop))
-                target = into[kept.start - start : kept.stop - start]
-                whole = in_place and len(target) == high - low
-                rows = target if whole else torch.empty(high - low, part.width, dtype=into.dtype, device="cpu")
-                words = _words(rows)
-                file.seek(len(header) + low * row_bytes)
-                complete = file.readinto(words.data) == words.nbytes
-                if not complete or _checksum(words, (part.first + low) * row_bytes // 4) != sums[chunk]:
-                    raise _damaged(
-                        path, f"rows {part.first + low}..{part.first + high - 1} do not match their checksum"
-                    )
-                if not whole:
-                    target.copy_(rows[kept.start - low : kept.stop - low])
+        content = json.loads(stored)
+    except ValueError as error:
+        raise _damaged(path, f"it is not JSON ({error})") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != _format():
+        raise CheckpointError(
+            f"`{path}` has format {found!r}, this installation reads {_format()}. Load it where it was written, or "
+            "with the version of fcco_lightning that wrote it."
+        )
+    if _manifest_bytes(content) != stored:
+        raise _damaged(path, "it does not match its digest")
+    if save_id not in (None, content["save_id"]):
+        raise _damaged(path, f"it is of save {content['save_id']!r}, the checkpoint of save {save_id!r}")
+    return Manifest(content["save_id"], content["tables"], tuple(Part(**part) for part in content["parts"]))
+
+
+def read_rows(
+    folder: Path, manifest: Manifest, table: str, first: int, into: Tensor, num_rows: int | None = None
+) -> None:
+    """Fill ``into`` (m, k) with the global rows ``first``, ..., ``first + m - 1`` of ``table``.
+
+    Every chunk that holds one of them is read and verified as a whole; no file is read if m is 0.
+
+    Args:
+        folder: of the save.
+        manifest: what :func:`read_manifest` says about it.
+        table: name of the table.
+        first: global number of the first row to read.
+        into: rows to fill, of the dtype that was saved, on any device; undefined after an error.
+        num_rows: rows that the caller's table has; None: as many as were saved.
+
+    Raises:
+        CheckpointError: if table, shape or dtype is another, or a file is missing, damaged or of another save.
+    """
+    _require_rows(into)
+    if table not in manifest.tables:
+        raise CheckpointError(f"the checkpoint has no table {table!r}, only {list(manifest.tables)}.")
+    parts, saved_rows = [part for part in manifest.parts if part.table == table], manifest.tables[table]
+    needed = (saved_rows if num_rows is None else num_rows, into.shape[1], _dtype_name(into))
+    for saved in {(saved_rows, part.width, part.dtype) for part in parts} - {needed}:
+        raise CheckpointError(
+            f"the checkpoint's table {table!r} has (rows, width, dtype) {saved}, this problem needs {needed}. It was "
+            "trained on another data set, split or set of constraints: use the same ones, or start without --ckpt_path."
+        )
+    if len(into):
+        _check_range(table, first, len(into), saved_rows)
+    for part in parts:
+        low, high = max(first, part.first), min(first + len(into), part.first + part.count)
+        if low < high:
+            _read_part(folder / part.file, part, low - part.first, into[low - first : high - first])
+
+
+def _read_part(path: Path, part: Part, start: int, into: Tensor) -> None:
+    """Fill ``into`` with the rows ``start``, ... of a part, counted from its first."""
+    width, step, stop = _row_words(into), _rows_per_chunk(into), start + len(into)
+    with _named(path), path.open("rb") as file:
+        size, needed = os.fstat(file.fileno()).st_size, 4 * part.count * width
+        if size != needed:
+            raise _damaged(path, f"it has {size} bytes, must have {needed}")
+        for chunk in range(start // step, -(-stop // step)):
+            low, high = chunk * step, min((chunk + 1) * step, part.count)
+            file.seek(4 * low * width)
+            words = np.fromfile(file, np.uint32, (high - low) * width)
+            if _checksum(words, (part.first + low) * width) != part.sums[chunk]:
+                rows = f"rows {part.first + low}..{part.first + high - 1}"
+                raise _damaged(path, f"{rows} do not match their checksum")
+            table, first = torch.from_numpy(words.view(part.dtype)).view(-1, part.width), max(low, start)
+            into[first - start : high - start].copy_(table[first - low : stop - low])
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What cannot be read is named."""
+    try:
+        yield
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _checked_sums(path: Path, file: BufferedReader, part: Part, header: bytes, chunks: int) -> list[int]:
-    """Checksums of the chunks of a part file, if it is the file that the manifest means."""
-    size, content_read = os.fstat(file.fileno()).st_size, file.read(len(header))
-    if content_read != header[:size]:
-        raise _damaged(path, f"its header is {content_read[:500]!r}, must be {header.rstrip()!r}")
-    if size != part.size:
-        raise _damaged(path, f"it has {size} bytes, must have {part.size}")
-    file.seek(size - 8 * chunks)
-    sums: list[int] = np.frombuffer(file.read(), np.uint64).tolist()
-    if sum(sums) & _MASK != part.checksum:
-        raise _damaged(path, "its checksums do not add up to that in the manifest")
-    return sums
+        raise CheckpointError(f"cannot read `{path}`: {error.strerror or error}. {_WAY_OUT}") from error
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"`{path}` is damaged or belongs to another save: {what}. {_WAY_OUT}")
 
 
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"cannot read `{path}`: {error.strerror or error}. {_WAY_OUT}")
+_WAY_OUT = "Copy the folder again from where it was saved, or resume from another checkpoint."
+
+
+def checksum(rows: Tensor, first: int) -> int:
+    r"""Checksum of ``rows`` (count, k), whose first has the global number ``first``; it adds up over chunks.
+
+    The memory of a chunk is read as a matrix of 512 columns of 64-bit numbers.  Of its column sums and row sums, both
+    mod 2**64, the low and the high halves are weighted with 64-bit random numbers and added up; the sum is multiplied
+    by an odd random number that belongs to the chunk's position in the table.  A change of the rows, a swap too, goes
+    unseen as rarely as two random 64-bit numbers agree, and it costs little more than reading the memory.
+    """
+    return sum(total for _, total in _chunks(rows, first)) & _MASK
+
+
+def _chunks(rows: Tensor, first: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
+    """The words of every chunk, still in the cache, and their checksum."""
+    _require_rows(rows)
+    step = _rows_per_chunk(rows)
+    for start in range(0, len(rows), step):
+        words = rows[start : start + step].detach().cpu().contiguous().numpy().reshape(-1).view(np.uint32)
+        yield words, _checksum(words, (first + start) * _row_words(rows))
+
+
+def _checksum(words: NDArray[np.uint32], position: int) -> int:
+    """Checksum of a chunk whose first word is word ``position`` of the table."""
+    if rest := words.size % (2 * _COLUMNS):
+        words = np.pad(words, (0, 2 * _COLUMNS - rest))
+    matrix = words.view(np.uint64).reshape(-1, _COLUMNS)
+    sums = np.concatenate([np.add.reduce(matrix, 0), np.add.reduce(matrix, 1)])
+    low, high = _weights(sums.size)
+    total = (sums & np.uint64(0xFFFFFFFF)) * low + (sums >> np.uint64(32)) * high
+    return int(total.sum()) * (int(_mixed(position, 1)[0]) | 1) & _MASK
+
+
+@lru_cache(maxsize=4)
+def _weights(count: int) -> NDArray[np.uint64]:
+    """Of the low and of the high halves of ``count`` sums, shape (2, count)."""
+    return np.stack([_mixed(half << 62, count) for half in (1, 2)])
+
+
+def _mixed(first: int, count: int) -> NDArray[np.uint64]:
+    """The outputs ``first``, ``first + 1``, ... of splitmix64."""
+    numbers = np.arange(first + 1, first + 1 + count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _row_words(rows: Tensor) -> int:
+    return rows.shape[1] * rows.element_size() // 4
+
+
+def _rows_per_chunk(rows: Tensor) -> int:
+    return max(1, CHUNK_BYTES // (4 * _row_words(rows)))
+
+
+def _dtype_name(rows: Tensor) -> str:
+    return str(rows.dtype).removeprefix("torch.")
+
+
+def _format() -> dict[str, Any]:
+    return {"version": FORMAT_VERSION, "byte_order": sys.byteorder, "chunk_bytes": CHUNK_BYTES}
+
+
+def _manifest_bytes(content: Mapping[str, Any]) -> bytes:
+    """The one text of ``content``, with its digest."""
+    body = {name: value for name, value in content.items() if name != "digest"}
+    digest = sha256(json.dumps(body).encode()).hexdigest()
+    return json.dumps({**body, "digest": digest}, indent=1).encode() + b"\n"
+
+
+def _require_rows(rows: Tensor) -> None:
+    if rows.dim() != 2 or rows.shape[1] < 1 or rows.dtype not in (torch.float32, torch.float64):
+        raise CheckpointError(
+            f"rows must be (count, width), width >= 1, of float32 or float64, got {tuple(rows.shape)} {rows.dtype}."
+        )
+
+
+def _check_range(table: str, first: int, count: int, num_rows: int) -> None:
+    if first < 0 or first + count > num_rows:
+        raise CheckpointError(
+            f"table {table!r} has rows 0..{num_rows - 1}, got rows {first}..{first + count - 1}. "
+            "Divide the rows of the table over the processes."
+        )

@@ -1,8 +1,7 @@
 """The dual state: what is remembered of every inner function."""
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, NoReturn, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from fcco_lightning.checks import at_least
 from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError, StateIndexError
-from fcco_lightning.numerics import send
 
 STATE_VERSION = 2
 SHARDED_FROM = 1_000_000
@@ -21,37 +19,14 @@ _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 Layout = Literal["auto", "replicated", "sharded"]
 
 
-class Rows(NamedTuple):
-    """Rows read from a state.
-
-    Attributes:
-        values: shape (b, k), a copy without graph; NaN in rows never written.
-        seen: whether the row was ever written, shape (b,), bool; None says that all of them were.
-    """
-
-    values: Tensor
-    seen: Tensor | None
-
-
-class Place(NamedTuple):
-    """Where rows lie, checked: ``rows[local]`` on this process are those of ``index[positions]``.
-
-    Attributes:
-        index: the rows asked for, shape (b,), int64, where they were asked for: best on the host.
-        local: which of the rows held here these are, on the device of the rows.
-        positions: which entries of ``index`` are held here, there too; None for all of them.
-    """
-
-    index: Tensor  # type: ignore[assignment]  # the field hides tuple.index
-    local: Tensor
-    positions: Tensor | None
-
-
 class DualState(nn.Module):
     r"""n rows of width k; row i holds u_i (an estimate of g_i(w)) or y_i (a dual variable) of index i.
 
     Reading and writing cost O(batch), never O(n).  A row never written holds NaN, which no row that was written can: a
     value that is not finite and an index that names no row never get in, both raise before anything changes.
+
+    Behind the rows lies one more that means nothing, the *sink*: what a batch has for no row is written there, so that
+    every batch of one size reads and writes equally many rows.
 
     With P processes a small table is replicated: every process writes the same values to its own copy.  A large one is
     sharded: process r holds the rows [r ceil(n/P), (r+1) ceil(n/P)), the last ones fewer or none.  Whoever reads or
@@ -64,19 +39,20 @@ class DualState(nn.Module):
         dtype: of the rows, float32 or float64.
         processes: that share the table; this one alone by default.
         layout: "replicated", "sharded", or "auto": sharded from 1,000,000 values (rows x width) on.
-
-    Shapes:
-        rows (n, k), or (about n/P, k) where sharded.
+        sink: whether :meth:`gather` and :meth:`scatter_` take n for "no row".
 
     Example:
         >>> state = DualState(num_rows=3)
         >>> state.write(torch.tensor([2]), torch.tensor([[0.5]]))
         >>> state.read(torch.tensor([0, 2]))
-        Rows(values=tensor([[   nan],
-                [0.5000]]), seen=tensor([False,  True]))
+        tensor([[   nan],
+                [0.5000]])
     """
 
-    rows: Tensor
+    held: Tensor
+    """The rows that this process holds, and the sink."""
+    number: int = 0
+    """By which a problem knows its states."""
 
     def __init__(
         self,
@@ -85,6 +61,8 @@ class DualState(nn.Module):
         dtype: torch.dtype = torch.float32,
         processes: Processes | None = None,
         layout: Layout = "auto",
+        *,
+        sink: bool = False,
     ) -> None:
         super().__init__()
         at_least("num_rows", num_rows, 1)
@@ -93,17 +71,22 @@ class DualState(nn.Module):
             raise ConfigError(f"dtype of a dual state must be float32 or float64, got {dtype}.")
         if layout not in ("auto", "replicated", "sharded"):
             raise ConfigError(f"layout must be 'auto', 'replicated' or 'sharded', got {layout!r}.")
-        self.num_rows, self.processes = num_rows, processes or Processes()
+        self.num_rows, self.processes, self.sink = num_rows, processes or Processes(), sink
         self.sharded = layout == "sharded" or (layout == "auto" and num_rows * width >= SHARDED_FROM)
         self.first, count = 0, num_rows
         if self.sharded:
             self.first, count = shard_of(num_rows, self.processes.rank, self.processes.size)
-        self.register_buffer("rows", torch.full((count, width), float("nan"), dtype=dtype))
+        self.register_buffer("held", torch.full((count + 1, width), float("nan"), dtype=dtype), persistent=False)
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows held here, a view: shape (n, k), or (about n/P, k) where sharded."""
+        return self.held[:-1]
 
     @property
     def width(self) -> int:
         """Values per row."""
-        return self.rows.shape[1]
+        return self.held.shape[1]
 
     @property
     def divided(self) -> bool:
@@ -120,92 +103,66 @@ class DualState(nn.Module):
         count = self.seen.sum()
         return (self.processes.sum_(count) if self.divided else count).item() / self.num_rows
 
-    def locate(self, index: Tensor, *, checked: bool = False) -> Place:
-        """Check ``index`` (b,) and say where its rows lie; :meth:`read` and :meth:`write` take the result.
+    def gather(self, index: Tensor | None) -> Tensor:
+        """Rows of a step: as :meth:`read`, without a look at the numbers.
 
         Args:
-            index: rows.
-            checked: whether they are known to be rows, int64.
+            index: rows, shape (b,), int64, perhaps n for the sink; None for all rows, in their order.
+
+        Returns: shape (b, k), or (n, k): without graph, and not to be changed in place.  Where an index names no row,
+            infinity, unless an error is raised.
 
         Raises:
-            StateIndexError: if an index is not a whole number in [0, n).
+            IndexError: on the host, where the rows are not divided, if an index names no row.
         """
-        if checked and not self.divided:
-            return Place(index, send(index, self.rows), None)
-        local, low, high = self._checked(index)
-        index, positions, end = local, None, self.first + len(self.rows)
-        if low < self.first or high >= end:
-            positions = ((local >= self.first) & (local < end)).nonzero().squeeze(1)
-            local = local.index_select(0, positions)
-        if self.first:
-            local = local - self.first
-        return Place(index, send(local, self.rows), None if positions is None else send(positions, self.rows))
-
-    def owns(self, index: Tensor) -> bool:
-        """Whether all rows ``index`` (b,) are held here."""
-        return self.locate(index).positions is None
-
-    def read(self, index: Tensor | Place) -> Rows:
-        """Rows ``index`` (b,), the same on all processes, or the rows of a place.
-
-        Raises:
-            StateIndexError: if an index is not a whole number in [0, n).
-        """
-        place = index if isinstance(index, Place) else self.locate(index)
-        if not self.divided:
-            return self.marked(self.rows.index_select(0, place.local))
+        if not self.divided and index is None:
+            return self.rows
+        index = self._every() if index is None else index
+        if not self.divided and self.held.device.type == "cpu":
+            return (self.held if self.sink else self.rows).index_select(0, index)
+        local, none = self._local(index), (index < 0) | (index >= self.num_rows + self.sink)
         # the owner contributes the bits of its rows and everybody else zeros: a sum of integers is exact
-        held = self.rows.view(_BITS[self.rows.dtype]).index_select(0, place.local)
-        bits = held
-        if place.positions is not None:
-            bits = held.new_zeros(len(place.index), self.width).index_copy_(0, place.positions, held)
-        return self.marked(self.processes.sum_(bits).view(self.rows.dtype))
+        bits = self.held.view(_BITS[self.held.dtype]).index_select(0, local)
+        bits = bits.masked_fill((local == len(self.held) - 1).unsqueeze(1), 0)
+        bits = self.processes.sum_(bits) if self.divided else bits
+        return bits.view(self.held.dtype).masked_fill(none.unsqueeze(1), torch.inf)
 
-    def read_own(self, index: Tensor) -> Tensor:
-        """Values (b, k) of rows that are held here (see :meth:`owns`): no communication, another index on each process.
+    def scatter_(self, index: Tensor | None, values: Tensor) -> None:
+        """Set rows of a step, finite values (b, k): as :meth:`write`, without a look at the numbers.
+
+        Equal indices must come with equal values.
+        """
+        values = values.detach().to(self.held.dtype)
+        if self.divided:
+            self.held.index_copy_(0, self._local(self._every() if index is None else index), values)
+        elif index is None:
+            self.rows.copy_(values)
+        else:
+            self.held.index_copy_(0, index, values)
+
+    def read(self, index: Tensor) -> Tensor:
+        """Rows ``index`` (b,), the same on all processes, shape (b, k), a copy; NaN in rows never written.
 
         Raises:
-            StateIndexError: if an index is not held here.
+            StateIndexError: if an index is not a whole number in [0, n).
         """
-        place = self.locate(index)
-        if place.positions is not None:
-            raise StateIndexError(
-                f"process {self.processes.rank} holds rows {self.first}..{self.first + len(self.rows) - 1}, got "
-                f"indices {int(index.min())}..{int(index.max())}. Use read(), or OwnerBatches as the sampler."
-            )
-        return self.rows.index_select(0, place.local)
+        return self.gather(self.checked_index(index).to(self.held.device))
 
-    def write(self, index: Tensor | Place, values: Tensor, *, checked: bool = False) -> None:
+    def write(self, index: Tensor, values: Tensor) -> None:
         """Set rows ``index`` (b,), all different, to ``values`` (b, k); each process keeps those that it holds.
 
-        Args:
-            index: rows, or their place.
-            values: what they shall hold.
-            checked: whether the values are known to be finite in the dtype of the rows.
-
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
-            NonFiniteError: if a value is NaN or infinite; no row has changed then.
+            NonFiniteError: if a value is NaN or infinite in the dtype of the rows; no row has changed then.
         """
-        place = index if isinstance(index, Place) else self.locate(index)
-        values = (values.detach() if values.requires_grad else values).to(self.rows.dtype)  # which it may overflow
-        if not checked and not math.isfinite(values.sum()):  # the sum of finite values may overflow, so look again
-            _require_finite(place.index, values)
-        if place.positions is not None:
-            values = values.index_select(0, place.positions)
-        self.rows.index_copy_(0, place.local, values)
+        index, values = self.checked_index(index), values.detach().to(self.held.dtype)
+        _require_finite(index, values)
+        self.scatter_(index.to(self.held.device), values.to(self.held.device))
 
     @torch.no_grad()
     def scale_(self, factor: float) -> None:
         """Multiply every row by ``factor``: O(n), only for MOAP, whose definition is dense."""
-        self.rows.mul_(factor)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        kept = self.rows
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.rows.dtype in (torch.float16, torch.bfloat16):
-            self.rows = kept.to(self.rows.device)  # averages of thousands of steps do not survive 8 or 11 bits
-        return self
+        self.held.mul_(factor)
 
     def checked_index(self, index: Tensor) -> Tensor:
         """``index`` (b,) as int64.
@@ -213,34 +170,35 @@ class DualState(nn.Module):
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
         """
-        return self._checked(index)[0]
-
-    def _checked(self, index: Tensor) -> tuple[Tensor, int, int]:
-        """``index`` as int64, its least and its largest element."""
         if index.dtype not in _INDEX_DTYPES or index.dim() != 1:
             raise StateIndexError(
                 f"index must be a 1-D tensor of whole numbers, got {index.dim()}-D {index.dtype}. "
                 "Pass the dataset's `index` column, e.g. torch.arange(n)[batch]."
             )
-        if not index.numel():
-            return index.long(), self.first, self.first - 1
-        low, high = _ends(index)
-        if low < 0 or high >= self.num_rows:
-            self._refuse(index, low if low < 0 else high)
-        return index.long(), low, high
+        wrong = (index < 0) | (index >= self.num_rows)
+        if bool(wrong.any()):
+            where = int(wrong.nonzero()[0])
+            raise StateIndexError(
+                f"the dual state holds rows 0..{self.num_rows - 1}, got index {int(index[where])} at batch position "
+                f"{where}. Index the training split itself from 0, and size the state with num_rows=len(train_split)."
+            )
+        return index.long()
 
-    def _refuse(self, index: Tensor, worst: int) -> NoReturn:
-        where = int((index == worst).nonzero()[0])
-        raise StateIndexError(
-            f"the dual state holds rows 0..{self.num_rows - 1}, got index {worst} at batch position {where}. "
-            "Index the training split itself from 0, and size the state with num_rows=len(train_split)."
-        )
+    def _every(self) -> Tensor:
+        return torch.arange(self.num_rows, device=self.held.device)
 
-    def marked(self, values: Tensor) -> Rows:
-        """Values (b, k) of rows with the mark of those that were ever written."""
-        # a finite sum says in one pass that there is no NaN; elsewhere than on the host it would be waited for
-        whole = values.device.type == "cpu" and math.isfinite(values.sum())
-        return Rows(values, None if whole else ~torch.isnan(values[:, 0]))
+    def _local(self, index: Tensor) -> Tensor:
+        """Which of the rows held here these are, the sink for those of other processes."""
+        local = index - self.first
+        inside = (local >= 0) & (local < len(self.held) - 1)
+        return torch.where(inside, local, len(self.held) - 1)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = self.held
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.held.dtype in (torch.float16, torch.bfloat16):
+            self.held = kept.to(self.held.device)  # averages of thousands of steps do not survive 8 or 11 bits
+        return self
 
     def get_extra_state(self) -> dict[str, Any]:
         """Version of the format, and which rows these are."""
@@ -262,7 +220,19 @@ class DualState(nn.Module):
                 "data and number of processes, or a Trainer's checkpoint, which any number can read."
             )
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}rows"] = self.rows if keep_vars else self.rows.detach()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing: list[str],
+        *others: list[str],
+    ) -> None:
         stored = state_dict.get(f"{prefix}rows")
         if stored is not None and stored.shape != self.rows.shape:
             raise CheckpointError(
@@ -272,13 +242,13 @@ class DualState(nn.Module):
             )
         if f"{prefix}_extra_state" in state_dict:
             self._check_extra_state(prefix, state_dict[f"{prefix}_extra_state"])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def _ends(index: Tensor) -> tuple[int, int]:
-    """The least and the largest of some whole numbers."""
-    numbers = index.cpu().numpy()  # on the few rows of a batch it takes half of torch's time
-    return int(numbers.min()), int(numbers.max())
+        known = {name: value for name, value in state_dict.items() if name != f"{prefix}rows"}
+        super()._load_from_state_dict(known, prefix, local_metadata, strict, missing, *others)  # type: ignore[arg-type]
+        if stored is not None:
+            with torch.no_grad():
+                self.rows.copy_(stored)
+        elif strict:
+            missing.append(f"{prefix}rows")
 
 
 def _require_finite(index: Tensor, values: Tensor) -> None:

@@ -59,20 +59,21 @@ class LightningBackend:
             return gradient
         return gradient / scaler.scale(gradient.new_ones(()))  # without waiting for the scale
 
-    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> bool:
-        """On one device without loss scaling, with the hooks of a backward pass."""
-        trainer, module = self.module.trainer, self.module
-        strategy, precision = trainer.strategy, trainer.precision_plugin
+    def takes_gradients(self, params: Sequence[Tensor]) -> bool:
+        """On one device without loss scaling."""
+        strategy, precision = self.module.trainer.strategy, self.module.trainer.precision_plugin
         alone = isinstance(strategy, SingleDeviceStrategy) and type(strategy).backward is Strategy.backward
-        if not alone or type(precision).backward is not Precision.backward or self._scaler or hooked(params):
-            return False
+        return alone and type(precision).backward is Precision.backward and not self._scaler and not hooked(params)
+
+    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """With the hooks of a backward pass."""
+        strategy, precision = self.module.trainer.strategy, self.module.trainer.precision_plugin
         strategy.pre_backward(value)
-        precision.pre_backward(value, module)
+        precision.pre_backward(value, self.module)
         for p, g in zip(params, gradients, strict=True):
             p.grad = g
-        precision.post_backward(value, module)
+        precision.post_backward(value, self.module)
         strategy.post_backward(value)
-        return True
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Nothing: DistributedDataParallel averages during backward."""

@@ -293,7 +293,7 @@ class FCCOModule(EvaluatingModule):
             )
             # DistributedDataParallel would overwrite the shards of all processes with that of the first
             self._ddp_params_and_buffers_to_ignore = [
-                f"problem.{name}.rows" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
+                f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
             ]
 
     def _sampling(self, datamodule: Any, loader: DataLoader[Any] | None) -> Mapping[str, Drawn] | None:
@@ -555,7 +555,8 @@ class FCCOModule(EvaluatingModule):
     def _log_step(self, estimates: Mapping[str, Tensor], *, updated: bool) -> None:
         # callbacks have figures after every epoch; loggers one for an update of w, of which some epochs may have none
         # straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so
-        values = {f"{self._phase.prefix}_{name}": value.item() for name, value in estimates.items()}
+        found = {f"{self._phase.prefix}_{name}": value.item() for name, value in estimates.items()}
+        values = {name: value for name, value in found.items() if not math.isnan(value)}  # of what the batch spoke of
         self.backend.of_steps |= values.keys()
         self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
         if not updated:

@@ -20,7 +20,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.constraints import HingePenalty
 from fcco_lightning.outer import Shifted, cvar
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 
 GAP = 1e-3  # relative gap of F asked of every method
 
@@ -44,16 +44,16 @@ PENALTY = 20.0
 
 
 class Distance(Objective):
-    def direct(self, outputs, batch):
-        return (outputs - torch.from_numpy(CENTRE)).square().sum() / 2
+    def measure(self, outputs, batch):
+        return (outputs - torch.from_numpy(CENTRE)).square().sum() / 2, None
 
 
 class HalfPlanes(Constraint):
     width, kappa, names = 1, 0.0, ["first", "second"]
 
-    def inner(self, outputs, batch):
-        rows = batch["index"]
-        return Inner(rows, (torch.from_numpy(A) @ outputs - torch.from_numpy(B))[rows].unsqueeze(1))
+    def measure(self, outputs, batch):
+        values = (torch.from_numpy(A) @ outputs - torch.from_numpy(B)).unsqueeze(1)
+        return None, Rows(values, torch.ones(2, dtype=torch.bool))
 
     def outer(self, phi):
         return phi
@@ -138,11 +138,9 @@ class CVaR(Objective):
     def outer(self):
         return Shifted(cvar(TAIL), self.threshold)
 
-    def direct(self, outputs, batch):
-        return self.threshold
-
-    def inner(self, outputs, batch):
-        return Inner(batch["index"], (outputs[:, 0] - batch["y"]).square().unsqueeze(1), self.outer)
+    def measure(self, outputs, batch):
+        losses = (outputs[:, 0] - batch["y"]).square().unsqueeze(1)
+        return self.threshold, Rows(losses, torch.ones(len(losses), dtype=torch.bool), self.outer)
 
 
 def worst_losses(w):

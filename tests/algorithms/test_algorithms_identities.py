@@ -17,7 +17,7 @@ from fcco_lightning.algorithms import SingleLoop
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import DualMirror, Minibatch
 from fcco_lightning.outer import Log, LogSumExp, Power, Ratio, Softplus, Square
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 
 SAME = {"rtol": 1e-10, "atol": 1e-12}  # the same arithmetic in another order, float64
 BATCHES = make_batches(30)
@@ -48,8 +48,8 @@ def test_smoothing_leaves_smooth_functions_alone():
     class Smooth(Objective):
         outer = Softplus()
 
-        def inner(self, outputs, batch):
-            return Inner(batch["index"], outputs.unsqueeze(1))
+        def measure(self, outputs, batch):
+            return None, Rows(outputs.unsqueeze(1), torch.ones_like(outputs, dtype=torch.bool))
 
     def weights(algorithm):
         network = make_network()
@@ -80,15 +80,16 @@ class Wide(Objective):
         super().__init__()
         self.outer = outer
 
-    def inner(self, outputs, batch):
-        return Inner(batch["index"], torch.stack([0.5 + torch.sigmoid(outputs), 1 - 0.5 * torch.tanh(outputs)], dim=1))
+    def measure(self, outputs, batch):
+        values = torch.stack([0.5 + torch.sigmoid(outputs), 1 - 0.5 * torch.tanh(outputs)], dim=1)
+        return None, Rows(values, torch.ones_like(outputs, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("outer", [Square(), Power(3.0), Log(0.5), Ratio(), LogSumExp(0.3)], ids=repr)
 def test_full_batch_gradient_of_any_outer_function_is_exact(outer):
     (batch,) = make_batches(1, size=N)
     network = make_network()
-    values = Wide(outer).inner(network(batch["x"]), batch).values
+    values = Wide(outer).measure(network(batch["x"]), batch)[1].values
     outer.value(values).mean().backward()
     expected = flat(p.grad for p in network.parameters())
     network.zero_grad()

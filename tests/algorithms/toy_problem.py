@@ -20,7 +20,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.constraints import HingePenalty
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 
 N, BATCH = 12, 6
 RHO, KAPPA = 1.5, 0.2  # objective
@@ -37,12 +37,9 @@ class HingeMargin(Objective):
 
     outer = Hinge(RHO, KAPPA)
 
-    def direct(self, outputs, batch):
-        return 0.05 * outputs.square().mean()
-
-    def inner(self, outputs, batch):
-        sign = 2 * batch["y"] - 1
-        return Inner(batch["index"], (1 - sign * outputs).unsqueeze(1))
+    def measure(self, outputs, batch):
+        margins = (1 - (2 * batch["y"] - 1) * outputs).unsqueeze(1)
+        return 0.05 * outputs.square().mean(), Rows(margins, torch.ones_like(outputs, dtype=torch.bool))
 
 
 def make_network(seed=0):

@@ -28,8 +28,7 @@ from fcco_lightning import (
     SoftRate,
     SquaredHingePenalty,
 )
-from fcco_lightning.analysis import certificate, penalty_multipliers
-from fcco_lightning.engine import Samples
+from fcco_lightning.analysis import Samples, certificate, penalty_multipliers
 from tests.analysis.problems import cut
 
 N = 120
@@ -154,13 +153,14 @@ def test_the_gradient_of_any_objective_is_that_of_finite_differences(make):
     def value(w):
         outputs = X @ torch.as_tensor(w)
         with torch.no_grad():
-            direct, inner = objective.direct(outputs, BATCH), objective.inner(outputs, BATCH)
-        if inner is None:
+            direct, rows = objective.measure(outputs, BATCH)
+        if rows is None:
             return float(direct)
+        values = rows.values[rows.weight != 0]
         if objective.outer.coupled:  # CVaR of two groups at 1/2 is the worse one
-            return float(inner.values.max())
-        assert len(inner.values) == (domain.num_rows if domain.owners is None else int(domain.owners.sum()))
-        value = objective.outer.value(inner.values).mean().detach()
+            return float(values.max())
+        assert len(values) == (domain.num_rows if domain.owners is None else int(domain.owners.sum()))
+        value = objective.outer.value(values).mean().detach()
         return float(value if direct is None else direct.detach() + value)
 
     steps = 1e-5 * np.eye(3)
@@ -189,8 +189,8 @@ def test_multipliers_of_a_fixed_penalty_are_its_slopes(penalty):
 class Distance(Objective):
     """``mean (w - y)^2 / 2``."""
 
-    def direct(self, outputs, batch):
-        return (outputs.flatten() - batch["y"]).square().mean() / 2
+    def measure(self, outputs, batch):
+        return (outputs.flatten() - batch["y"]).square().mean() / 2, None
 
 
 class Noise(Quantity):

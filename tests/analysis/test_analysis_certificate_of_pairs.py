@@ -16,8 +16,7 @@ from fcco_lightning import (
     TwoViews,
     ViewContrastive,
 )
-from fcco_lightning.analysis import certificate
-from fcco_lightning.engine import Samples
+from fcco_lightning.analysis import Samples, certificate
 from fcco_lightning.objectives import log_means
 from fcco_lightning.records import Embeddings
 from tests.analysis.problems import cut

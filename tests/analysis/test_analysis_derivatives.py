@@ -9,7 +9,7 @@ from torch.func import functional_call, jacrev
 
 from fcco_lightning import AUC, ConfigError, DataError, InnerFunctions, NonFiniteError
 from fcco_lightning.analysis import jacobian
-from fcco_lightning.engine import Samples
+from fcco_lightning.engine import read
 from tests.analysis.problems import GROUPS, OBJECTIVES, SIZE, cut, make, network, whole
 from tests.distributed import pool as pools
 
@@ -28,9 +28,9 @@ def by_autograd(functions, batch):
 
         def forward(self):
             parts = {"target": batch}
-            measured = self.functions(Samples(self.functions.outputs(parts), parts))
-            direct = measured.direct
-            return measured.inner[0].values, torch.zeros((), dtype=torch.float64) if direct is None else direct
+            objective = self.functions.objective
+            direct, rows = objective.measure(*read(self.functions.outputs(parts), parts, objective))
+            return rows.values, torch.zeros((), dtype=torch.float64) if direct is None else direct
 
     parts = Parts()
 

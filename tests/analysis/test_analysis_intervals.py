@@ -89,7 +89,7 @@ def test_coverage(name):
     """95% intervals of 150 splits of 80 samples hold the value on 100,000; three standard deviations are 5%."""
     scores, columns = split(100_000, 1)
     constraint = CONSTRAINTS[name]()
-    true = constraint.violation(constraint.inner(scores, columns).values)[0]
+    true = constraint.violation(constraint.measure(scores, columns)[1].values)[0]
     held = []
     for seed in range(150):
         found = next(iter(intervals([constraint], *split(80, seed + 2)).values()))
@@ -109,8 +109,9 @@ def test_normal_intervals_have_the_width_of_a_bootstrap(name):
     rng, values = np.random.default_rng(0), []
     for _ in range(150):
         index = torch.from_numpy(rng.integers(0, len(outputs), len(outputs)))
-        inner = bench.part.inner(outputs[index], {k: v[index] for k, v in columns.items()}).values
-        values.append(bench.part.number(inner).value(inner))
+        rows = bench.part.measure(outputs[index], {k: v[index] for k, v in columns.items()})[1]
+        assert bool(rows.weight.all())
+        values.append(bench.part.number(rows.values).value(rows.values))
     spread = torch.stack(values).std(0)
     for one, sd in zip(found, spread.tolist(), strict=True):
         assert one.method == "normal"

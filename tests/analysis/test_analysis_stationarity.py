@@ -6,7 +6,7 @@ from torch import nn
 
 from fcco_lightning import CVaRGroupDRO, InnerFunctions
 from fcco_lightning.analysis import GRID, jacobian, stationarity
-from fcco_lightning.engine import Samples
+from fcco_lightning.engine import read
 from fcco_lightning.objectives import GroupObjective, SquaredLoss
 from fcco_lightning.outer import Hinge, MoreauEnvelope, OuterFunction
 from tests.analysis.problems import GROUPS, cut, linear, make, network, whole
@@ -32,8 +32,8 @@ def test_the_gradient_is_that_of_the_smoothed_objective(name, lam):
     functions.eval()
     outer = MoreauEnvelope(functions.objective.outer, lam) if lam else functions.objective.outer
     parts = {"target": batch}
-    measured = functions(Samples(functions.outputs(parts), parts))
-    total = outer.value(measured.inner[0].values).mean() + (0 if measured.direct is None else measured.direct)
+    direct, rows = functions.objective.measure(*read(functions.outputs(parts), parts, functions.objective))
+    total = outer.value(rows.values).mean() + (0 if direct is None else direct)
     weights = list(functions.trainable().values())
     if name != "tasks" or lam:
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(total, weights)])
@@ -76,8 +76,8 @@ class RisksAsInnerValues(GroupObjective):
         self.threshold = nn.Parameter(torch.tensor(threshold, dtype=torch.float64))
         self.outer = ShiftedHinge(1 / alpha, self.threshold)
 
-    def direct(self, outputs, batch):
-        return self.threshold
+    def measure(self, outputs, batch):
+        return self.threshold, super().measure(outputs, batch)[1]
 
 
 @pytest.mark.parametrize("lam", [0.0, 1e-3, 0.05, 1.0])

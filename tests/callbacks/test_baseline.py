@@ -100,7 +100,7 @@ def test_trained_as_by_hand(algorithm):
     optimizer = HeavyBall(network.parameters(), lr=0.05, beta=0.5)
     count, last = 0, 0
     for batch, updates in zip(watch.batches, watch.updated, strict=True):
-        loss.direct(network(batch["x"]), batch).backward()
+        loss.measure(network(batch["x"]), batch)[0].backward()
         count += 1
         if updates > last:
             for param in network.parameters():

@@ -14,10 +14,10 @@ from fcco_lightning.data.plans import (
     EventBatches,
     GroupBatches,
     LabelBatches,
-    OwnerBatches,
     QueryBatches,
     RepeatedBatches,
     RowsOf,
+    ShuffledBatches,
     UniformBatches,
 )
 
@@ -33,12 +33,14 @@ class PlanCase(NamedTuple):
         outcomes: probability and rows of every batch that ``tiny`` may draw, by the definition of its kind; an epoch's
             batches of different sizes are mixed by their numbers.
         unbiased: whether weighted means over batches estimate the mean over the rows that are drawn.
+        exact: whether the plan knows of ``tiny`` if batches hold a row twice, and how many marked rows they can hold.
     """
 
     make: Callable[[int], BatchPlan]
     tiny: BatchPlan
     outcomes: list[Outcome]
     unbiased: bool = True
+    exact: bool = True
 
 
 def equally_likely(batches):
@@ -119,10 +121,11 @@ PLANS = {
         UniformBatches(5, 3, num_batches=4),
         equally_likely(combinations(range(5), 3)),
     ),
-    "owner": PlanCase(
-        lambda seed: OwnerBatches(43, 7, seed, world_size=3),
-        OwnerBatches(7, 3, world_size=2),  # shards 0..3 and 4..6, of which a batch takes 1 and 2
-        both(equally_likely(combinations(range(4), 1)), equally_likely(combinations(range(4, 7), 2))),
+    "shuffled by another loader": PlanCase(
+        lambda seed: ShuffledBatches(43, 8, seed),
+        ShuffledBatches(6, 2),
+        equally_likely(combinations(range(6), 2)),
+        exact=False,
     ),
     "balanced": PlanCase(
         lambda seed: BalancedBatches(LABELS, 8, seed),
@@ -133,6 +136,7 @@ PLANS = {
         lambda seed: BalancedBatches(LABELS[:20], 8, seed, allow_repeats=True, positive_fraction=0.9),
         BalancedBatches(TINY_LABELS, 5, positive_fraction=0.6, allow_repeats=True),  # both positives, one twice
         both(equally_likely([(1, 4, 1), (1, 4, 4)]), equally_likely(combinations((0, 2, 3, 5), 2))),
+        exact=False,
     ),
     "balanced, prevalence of the batch": PlanCase(
         lambda seed: BalancedBatches(LABELS, 8, seed, prevalence="batch"),
@@ -149,6 +153,11 @@ PLANS = {
         lambda seed: GroupBatches(GROUPS, 3, 4, seed, replacement=True, prevalence="data"),
         GroupBatches(TINY_GROUPS, 2, 2, replacement=True, prevalence="data"),
         of_groups(MEMBERS, 2, draws_of),
+    ),
+    "groups, one sample with replacement": PlanCase(
+        lambda seed: GroupBatches(GROUPS, 3, 1, seed, replacement=True, prevalence="data"),
+        GroupBatches(TINY_GROUPS, 2, 1, replacement=True, prevalence="data"),
+        of_groups(MEMBERS, 2, lambda members: equally_likely((i,) for i in members)),
     ),
     "groups, prevalence of the batch": PlanCase(
         lambda seed: GroupBatches(GROUPS, 2, 3, seed),
@@ -185,11 +194,26 @@ PLANS = {
         lambda seed: QueryBatches(QUERIES, RELEVANT, 2, 3, 4, seed),
         QueryBatches(TINY_QUERIES, TINY_RELEVANT, 2, 2, 3),
         of_queries(2),
+        exact=False,
+    ),
+    "queries, enough items": PlanCase(
+        lambda seed: QueryBatches(QUERIES, RELEVANT, 2, 2, 3, seed),
+        QueryBatches(torch.tensor([4] * 5 + [8] * 4), torch.tensor([1, 1, 0, 0, 0, 1, 1, 0, 0]).bool(), 1, 2, 2),
+        of_groups([((0, 1), (2, 3, 4)), ((5, 6), (7, 8))], 1, lambda q: both(pairs_of(q[0]), pairs_of(q[1]))),
     ),
     "bags": PlanCase(
         lambda seed: BagBatches(BAGS, BAGS % 2, 2, 1, 3, seed),
         BagBatches(TINY_BAGS, TINY_BAG_LABELS, 1, 2, 2),
         both(of_groups([(0, 2, 6), (3,)], 1, two_of), of_groups([(1, 4), (5,), (7,)], 2, two_of)),
+        exact=False,
+    ),
+    "bags, enough instances": PlanCase(
+        lambda seed: BagBatches(BAGS, BAGS % 2, 1, 2, 4, seed),
+        BagBatches(TINY_BAGS, TINY_BAG_LABELS, 1, 2, 1),
+        both(
+            of_groups([(0, 2, 6), (3,)], 1, lambda bag: equally_likely((i,) for i in bag)),
+            of_groups([(1, 4), (5,), (7,)], 2, lambda bag: equally_likely((i,) for i in bag)),
+        ),
     ),
     "rows of a table": PlanCase(
         lambda seed: RowsOf(BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4), ROWS, 40),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fcco_lightning import OOA, SGD, SOX, Engine, Objective
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.distributed.processes import Gathered
-from fcco_lightning.engine import Evaluated, Samples, Surrogate
+from fcco_lightning.engine import Evaluated, Measured, Reading, Surrogate
 from fcco_lightning.engine.union import unite
 from fcco_lightning.records import HERE
 from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform, none_of
@@ -305,9 +305,10 @@ class Bench:
         self.network = Lookup(case.outputs, case.wrap)
         self.algorithm, self.engine = algorithm, Engine(self.network, problem, algorithm)
         self.exact: dict[Any, Tensor] = {}
-        for reading in self.engine.measure(self.batch(range(case.n), weighted=False)).readings:
-            assert len(reading.index) == reading.term.num_rows
-            self.exact[reading.term] = reading.values.detach().double()
+        for reading in self.measured(self.batch(range(case.n), weighted=False)).readings:
+            exact = by_row(reading, reading.values.detach().double())
+            assert not exact.isnan().any()
+            self.exact[reading.term] = exact
 
     def batch(
         self, index: Any, others: tuple[tuple[int, ...], ...] | None = None, *, weighted: bool = True
@@ -331,18 +332,24 @@ class Bench:
         batch[self.name]["weight"] = weight / weight.mean()
         return batch
 
+    def measured(self, batch: dict[str, dict[str, Tensor]]) -> Measured:
+        """What a batch says."""
+        return self.engine.measure(self.engine.evaluate(batch))
+
     def surrogate(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Surrogate:
         """Of a batch, with outer gradients at exact rows."""
-        now = self.engine.inner(seen or self.engine.evaluate(batch))
+        now = self.engine.measure(seen or self.engine.evaluate(batch))
         surrogate = Surrogate(now.direct)
         for reading in now.readings:
-            rows, exact = reading.index, self.exact[reading.term]
+            exact = self.exact[reading.term]
             if self.case.coupled:
-                y = len(exact) * self.objective.outer.ambiguity.worst_case(exact[:, 0]).unsqueeze(1)[rows]
-                surrogate.add(reading, y)
+                q = self.objective.outer.ambiguity.worst_case(exact[:, 0]).unsqueeze(1)
+                y = len(exact) * at_entries(reading, q)
+                surrogate.add(reading, y, reading.outer, y)
                 continue
-            known = reading.outer.value(exact[rows]) if reading.outer.parameters() else None
-            surrogate.add(reading, reading.outer.subgradient(exact[rows]), known)
+            at = at_entries(reading, exact)
+            known = reading.outer.value(at) if reading.outer.parameters() else None
+            surrogate.add(reading, reading.outer.subgradient(at), reading.outer, at, known)
         return surrogate
 
     def gradient(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
@@ -391,6 +398,20 @@ class Bench:
 RHO = 2.0
 
 
+def by_row(reading: Reading, values: Tensor) -> Tensor:
+    """Values (r, k) of the entries of a reading as those of the rows (n, k); NaN where the batch says nothing."""
+    found = values.new_full((reading.term.num_rows, values.shape[1]), torch.nan)
+    index = torch.arange(len(found)) if reading.index is None else reading.index
+    found[index[reading.present]] = values[reading.present]
+    return found
+
+
+def at_entries(reading: Reading, rows: Tensor) -> Tensor:
+    """Rows (n, k) as the entries (r, k) of a reading; the measured values where the batch says nothing."""
+    held = rows if reading.index is None else torch.cat([rows, rows[:1]])[reading.index]
+    return torch.where(reading.present.unsqueeze(1), held, reading.values.detach().to(rows.dtype))
+
+
 class TwoProcesses:
     """Stands for two processes of which the other one's tensors are known."""
 
@@ -413,12 +434,12 @@ def united(bench: Bench, first: dict[str, Any], second: dict[str, Any]) -> Tenso
 
     def part(batch: dict[str, Any], processes: TwoProcesses) -> Evaluated:
         outputs = bench.engine.functions.outputs(batch)
-        union = unite([outputs], batch, bench.network, [], processes)
+        (together,), batch, _ = unite([outputs], batch, bench.network, processes)
         # pairs are divided among real processes in tests/engine/test_contrastive_distributed.py
-        columns = {name: {k: c for k, c in held.items() if k != HERE} for name, held in union.batch.items()}
+        columns = {name: {k: c for k, c in held.items() if k != HERE} for name, held in batch.items()}
         if bench.engine.problem.row_parameters is not None:
             columns = bench.engine.problem.row_parameters.attach(columns)
-        return Evaluated(Samples(union.outputs[0], columns), None, None, {}, outputs)
+        return Evaluated(together, columns, None, None, outputs)
 
     sent = []
     for batch in (first, second):

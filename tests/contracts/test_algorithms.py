@@ -6,10 +6,9 @@ import torch
 from fcco_lightning import SOX, CVaRGroupDRO, Objective
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.distributed import Processes
-from fcco_lightning.engine import Samples
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.outer import Ratio
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 from tests.distributed import pool as pools
 
 from .completeness import concrete_classes, unregistered
@@ -185,9 +184,7 @@ def test_evaluation_writes_nothing(name):
     with torch.no_grad():
         batch = training.given(BATCHES[5])
         parts = batch if training.two_parts else {"target": batch}
-        functions = training.engine.functions
-        functions(Samples(functions.outputs(parts), parts))
-        training.engine.measure(parts)
+        training.engine.measure(training.engine.evaluate(parts))
         for term in training.problem.all_terms:
             if term.state is not None:
                 training.algorithm.duals(term, term.state.rows)
@@ -206,9 +203,9 @@ class Ratios(Objective):
 
     outer, width = Ratio(), 2
 
-    def inner(self, outputs, batch):
+    def measure(self, outputs, batch):
         values = torch.stack([torch.sigmoid(outputs), 1 + torch.sigmoid(outputs)], 1)
-        return Inner(batch["index"], values)
+        return None, Rows(values, torch.ones_like(outputs, dtype=torch.bool))
 
 
 def pose(name, objective):

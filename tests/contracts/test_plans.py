@@ -1,13 +1,13 @@
 """What every batch plan keeps to, whatever its kind."""
 
 import inspect
-from itertools import chain, combinations
+from itertools import chain, combinations, islice, product
 
 import pytest
 import torch
 
 from fcco_lightning.data.loader import RankBatches, ResumableLoader
-from fcco_lightning.data.plans import BatchPlan, GroupBatches, OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import BagBatches, BalancedBatches, BatchPlan, GroupBatches, QueryBatches, UniformBatches
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import DataError
 from tests.contracts.registry_plans import PLANS
@@ -108,8 +108,86 @@ def test_absence_of_nothing_and_of_everything(case):
     assert plan.absence(counts_of(plan, list(range(plan.num_rows)))) == 0.0
     sizes = counts_of(plan, list(range(plan.num_rows)))
     for counts in (sizes + 1, -sizes, torch.zeros(len(sizes) + 1, dtype=torch.int64)):
-        with pytest.raises(DataError, match=r"counts must hold, for each of the \d+ strata of sizes"):
-            plan.absence(counts)
+        for what in (plan.absence, plan.most):
+            with pytest.raises(DataError, match=r"counts must hold, for each of the \d+ strata of sizes"):
+                what(counts)
+
+
+def marked_at_most(batches, marked):
+    return max(sum(row in marked for row in batch) for batch in batches)
+
+
+@every_plan
+def test_how_many_marked_rows_a_batch_holds_at_most_is_that_of_all_possible_batches(case):
+    plan, batches = case.tiny, [rows for _, rows in case.outcomes]
+    for size in range(plan.num_rows + 1):
+        for marked in combinations(range(plan.num_rows), size):
+            found, largest = plan.most(counts_of(plan, list(marked))), marked_at_most(batches, marked)
+            assert found == largest if case.exact else found >= largest
+            assert (found == 0) == (largest == 0)
+
+
+@every_plan
+def test_no_batch_that_is_drawn_holds_more_marked_rows_than_is_said(case):
+    plan = case.make(1)
+    generator = torch.Generator().manual_seed(0)
+    for draw in (plan, plan.second_draw()):
+        batches = [set_of for epoch in range(EPOCHS // 4) for set_of in epoch_of(draw, epoch)]
+        for size in range(1, plan.num_rows, 3):
+            marked = torch.randperm(plan.num_rows, generator=generator)[:size].tolist()
+            assert marked_at_most(batches, {*marked}) <= draw.most(counts_of(plan, marked)) <= plan.batch_size
+
+
+def has_twice(batch):
+    return len(set(batch)) < len(batch)
+
+
+@every_plan
+def test_batches_whose_rows_are_distinct_hold_none_twice(case):
+    twice = any(has_twice(rows) for _, rows in case.outcomes)
+    assert case.tiny.distinct != twice if case.exact else not (case.tiny.distinct and twice)
+    for plan in (case.tiny, case.make(2), case.make(2).second_draw()):
+        drawn = [batch for epoch in range(EPOCHS // 2) for batch in epoch_of(plan, epoch)]
+        assert not (plan.distinct and any(map(has_twice, drawn)))
+
+
+SMALL = {
+    "uniform": [
+        (UniformBatches, (n, size), options)
+        for n, size in product(range(1, 6), repeat=2)
+        if size <= n
+        for options in [{"drop_last": False}, {"drop_last": True}, {"num_batches": 1}, {"num_batches": 2 * n + 1}]
+    ],
+    "balanced": [
+        (BalancedBatches, (torch.tensor(labels), size), {"positive_fraction": positives / size, "allow_repeats": True})
+        for labels in ([0, 1], [0, 0, 1], [1, 0, 0, 1, 0], [0, 1, 0, 0, 0, 1, 1])
+        for size in range(2, len(labels) + 1)
+        for positives in range(1, size)
+    ],
+    "bags": [
+        (BagBatches, (torch.tensor([0, 0, 0, 1, 1, 2, 3, 3]), torch.tensor([1, 1, 1, 0, 0, 1, 0, 0]), *drawn), {})
+        for drawn in product((1, 2), (1, 2), (1, 2, 3))
+    ],
+    "queries": [
+        (QueryBatches, (torch.tensor([0] * 5 + [1] * 4), torch.tensor([1, 1, 0, 0, 0, 1, 1, 0, 0]), *drawn), {})
+        for drawn in product((1, 2), (2, 3), (2, 3, 4))
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_what_is_said_of_batches_holds_for_all_arguments(kind):
+    seen = set()
+    for make, args, options in SMALL[kind]:
+        plan = make(*args, **options)
+        drawn = [batch for epoch in range(100) for batch in epoch_of(plan, epoch)]
+        seen.add(plan.distinct)
+        assert plan.distinct != any(map(has_twice, drawn))  # small as they are, a row that can come twice does
+        for size in range(plan.num_rows + 1):
+            for marked in islice(combinations(range(plan.num_rows), size), 12):
+                bound, largest = plan.most(counts_of(plan, list(marked))), marked_at_most(drawn, marked)
+                assert bound == largest if plan.distinct and size < 3 else bound >= largest
+    assert seen == ({True} if kind == "uniform" else {True, False})
 
 
 @every_plan
@@ -148,7 +226,7 @@ def test_a_second_draw_is_independent_and_of_the_same_kind(case):
     assert seconds == epoch_of(case.make(4).second_draw(), 2) != firsts
     assert [len(batch) for batch in firsts] == [len(batch) for batch in seconds]
     assert seconds != epoch_of(second, 3)
-    if plan.strata is not None:  # the same classes, groups and shards in the same places
+    if plan.strata is not None:  # the same classes and groups in the same places
         assert [plan.strata[batch].tolist() for batch in firsts] == [plan.strata[batch].tolist() for batch in seconds]
     values = torch.rand(plan.num_rows, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     strata = torch.zeros(plan.num_rows, dtype=torch.int64) if plan.strata is None else plan.strata
@@ -200,9 +278,3 @@ def test_absence_of_large_tables_is_a_probability():
     assert chances[1] == pytest.approx(1 - 100 / 1252 * 8 / 128, rel=1e-3)
     assert chances[2] == pytest.approx((1 - 8 / 128) ** 100, rel=2e-2)
     assert 0 < chances[3] < 1e-200
-
-
-def test_shards_that_are_never_drawn_have_no_weight():
-    plan = OwnerBatches(12, 2, world_size=3)
-    assert plan.weights().tolist() == [0.0] * 4 + [1.0] * 8  # shares of 0, 1 and 1
-    assert OwnerBatches(12, 6, world_size=3).weights() is None

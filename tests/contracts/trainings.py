@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fcco_lightning import CVaRGroupDRO, Engine, Hinge, Log, MeanAtMost, Objective, SoftRate
 from fcco_lightning.objectives import RowDomain
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 
 N, BATCH = 12, 6
 KAPPA = 0.3
@@ -23,11 +23,9 @@ class Margins(Objective):
 
     outer = Hinge(1.5, 0.2)
 
-    def direct(self, outputs, batch):
-        return 0.05 * outputs.square().mean()
-
-    def inner(self, outputs, batch):
-        return Inner(batch["index"], (1 - (2 * batch["y"] - 1) * outputs).unsqueeze(1))
+    def measure(self, outputs, batch):
+        values = (1 - (2 * batch["y"] - 1) * outputs).unsqueeze(1)
+        return 0.05 * outputs.square().mean(), Rows(values, torch.ones_like(outputs, dtype=torch.bool))
 
 
 class LogMargins(Margins):
@@ -35,22 +33,24 @@ class LogMargins(Margins):
 
     outer = Log()
 
-    def inner(self, outputs, batch):
-        index, values, *_ = super().inner(outputs, batch)
-        return Inner(index, values.exp())
+    def measure(self, outputs, batch):
+        direct, rows = super().measure(outputs, batch)
+        return direct, rows._replace(values=rows.values.exp())
 
 
 class MergedMargins(Margins):
-    """The same with repeated samples merged here, by a loop."""
+    """The same with repeated samples merged here, by a loop; in the places of copies are other rows, of weight 0."""
 
-    distinct = True
+    def rows_of(self, batch):
+        index = batch["index"].tolist()
+        others = iter(set(range(N)) - set(index))
+        return torch.tensor([next(others) if i in index[:position] else i for position, i in enumerate(index)])
 
-    def inner(self, outputs, batch):
-        index, values = super().inner(outputs, batch)[:2]
-        places: dict[int, list[int]] = {}
-        for position, i in enumerate(index.tolist()):
-            places.setdefault(i, []).append(position)
-        return Inner(torch.tensor(list(places)), torch.stack([values[at].mean(0) for at in places.values()]))
+    def measure(self, outputs, batch):
+        direct, (values, *_) = super().measure(outputs, batch)
+        index = batch["index"].tolist()
+        means = [values[[p for p, other in enumerate(index) if other == i]].mean(0) for i in index]
+        return direct, Rows(torch.stack(means), torch.tensor([i not in index[:p] for p, i in enumerate(index)]))
 
 
 class OwnedMargins(Margins):
@@ -59,9 +59,8 @@ class OwnedMargins(Margins):
     def row_domain(self, num_samples, columns):
         return RowDomain(num_samples, per_sample=True, owners=columns["y"] == 1)
 
-    def inner(self, outputs, batch):
-        owners = batch["y"] == 1
-        return Inner(batch["index"][owners], (1 - outputs[owners]).unsqueeze(1)) if bool(owners.any()) else None
+    def measure(self, outputs, batch):
+        return 0.05 * outputs.square().mean(), Rows((1 - outputs).unsqueeze(1), batch["y"] == 1)
 
 
 class ListedDraws:

@@ -37,6 +37,7 @@ def test_labels_are_found_and_shuffled_batches_are_known():
     assert torch.equal(data.columns["y"], Y)
     drawn = drawn_by(DataLoader(data, batch_size=5, shuffle=True, drop_last=True), 2)["target"]
     assert (drawn.plan.batch_size, drawn.plan.num_batches) == (10, 1)
+    assert not drawn.plan.distinct  # DistributedSampler gives some samples twice
     assert drawn_by(DataLoader(data, batch_size=5), 1) is None  # in order
     assert drawn_by(DataLoader(IndexedDataset([(0, 0)]), shuffle=True), 1) is None  # of unknown labels
     assert drawn_by(DataLoader(SimpleNamespace(__len__=lambda: 1)), 1) is None

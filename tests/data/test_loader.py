@@ -1,9 +1,11 @@
+from itertools import chain
+
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
-from fcco_lightning.data.loader import ResumableLoader
+from fcco_lightning.data.loader import OrderedShare, RankBatches, ResumableLoader
 from fcco_lightning.data.plans import BalancedBatches, UniformBatches
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
@@ -192,3 +194,27 @@ def test_rejects_another_union_batch():
     table = TensorTable({"x": torch.ones(24, 1)})
     with pytest.raises(CheckpointError, match=r"union batches of 12 rows, this one gives 6.*batch_size \* number"):
         ResumableLoader(table, UniformBatches(24, 6)).load_state_dict({"epoch": 0, "given": 1, "batch_size": 12})
+
+
+# ---- who is given which samples
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_an_epoch_with_a_short_last_batch_holds_every_row_once(world_size):
+    plan = UniformBatches(25, 6, drop_last=False)
+    samplers = [RankBatches(range(25), plan, rank, world_size) for rank in range(world_size)]
+    parts = [list(sampler) for sampler in samplers]
+    assert [len(batches) for batches in parts] == [len(sampler) for sampler in samplers] == [5] * world_size
+    assert sorted(i for batches in parts for batch in batches for i in batch) == list(range(25))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("size", [0, 1, 3, 12, 13])
+def test_evaluation_sees_everything_once_and_in_order(size, world_size):
+    shares = [OrderedShare(range(size), rank, world_size) for rank in range(world_size)]
+    assert list(chain.from_iterable(shares)) == list(range(size))
+    assert [len(share) for share in shares] == [len(list(share)) for share in shares]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    for share in shares:
+        share.set_epoch(5)
+    assert list(chain.from_iterable(shares)) == list(range(size))

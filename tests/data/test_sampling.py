@@ -12,18 +12,16 @@ from fcco_lightning import (
     BalancedSampling,
     Columns,
     ConfigError,
-    DataError,
     GroupedTabularDataModule,
     Groups,
     GroupSampling,
-    OwnerSampling,
     Splits,
     TabularDataModule,
     TwoDraws,
     UniformSampling,
 )
 from fcco_lightning.data.datamodules.base import INPUTS
-from fcco_lightning.data.plans import BalancedBatches, Drawn, GroupBatches, OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import BalancedBatches, Drawn, GroupBatches, UniformBatches
 from fcco_lightning.data.sampling import with_num_batches
 
 
@@ -66,7 +64,6 @@ SAMPLINGS = {
     UniformSampling(8, num_batches=3): UniformBatches,
     BalancedSampling(8, positive_fraction=0.25): BalancedBatches,
     GroupSampling(2, 4): GroupBatches,
-    OwnerSampling(8): OwnerBatches,
 }
 
 
@@ -148,42 +145,6 @@ def test_two_draws_are_two_parts(sampling):
         assert all(torch.equal(b["target"]["y"], b["dual"]["y"]) for b in found)
 
 
-def test_shards_do_not_depend_on_the_order_of_the_table():
-    """Of a table ordered by class the last of four blocks holds all positives; of a permuted one none does."""
-    frame = make_frame(400)
-    shares = {}
-    for shuffle in (False, True):
-        module = TabularDataModule(
-            frame,
-            columns=Columns("y", positive="yes", sensitive="sex", favoured="M"),
-            test=frame,
-            batches=OwnerSampling(8, shuffle_rows=shuffle),
-        )
-        module.setup()
-        shares[shuffle] = module.tables["train"].columns["y"].reshape(4, 100).float().mean(dim=1).tolist()
-    assert shares[False] == [0, 0, 0, 1]
-    # 100 of 400 rows, a quarter positive: standard deviation .037 without replacement
-    assert all(abs(share - 0.25) < 0.15 for share in shares[True])
-
-
-def test_permuted_rows_are_the_same_samples_and_have_an_identity():
-    one, again, other, plain = (
-        make(batches) for batches in (OwnerSampling(8), OwnerSampling(4), OwnerSampling(8, shuffle_seed=1), None)
-    )
-    rows = {tuple(row.tolist()) for row in plain.tables["train"].columns["x"]}
-    assert {tuple(row.tolist()) for row in one.tables["train"].columns["x"]} == rows
-    for module in (one, again, other, plain):
-        columns = module.tables["train"].columns
-        expected = plain.tables["train"].columns
-        of_row = dict(zip(expected["time"].tolist(), expected["y"].tolist(), strict=True))
-        assert [of_row[time] for time in columns["time"].tolist()] == columns["y"].tolist()
-    digests = [module.state_dict()["train_split"]["digest"] for module in (one, again, other, plain)]
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
-    with pytest.raises(DataError, match="another training split"):
-        plain.load_state_dict(one.state_dict())
-
-
 def test_a_table_without_groups():
     module = make(columns=Columns("y", positive="yes"))
     assert module.group_names == []
@@ -224,11 +185,9 @@ def test_arguments_out_of_range():
         (lambda: BalancedSampling(batch_size=0), "batch_size"),
         (lambda: GroupSampling(0), "groups_per_batch"),
         (lambda: GroupSampling(samples_per_group=0), "samples_per_group"),
-        (lambda: OwnerSampling(0), "batch_size"),
-        (lambda: OwnerSampling(shuffle_seed=-1), "shuffle_seed"),
         (lambda: TwoDraws(TwoDraws(UniformSampling())), "TwoDraws takes single draws"),
         (lambda: make(BalancedSampling(prevalence="mine")).sampling(), "prevalence"),
-        (lambda: with_num_batches(OwnerSampling(), 3), "OwnerSampling has epochs of a fixed length"),
+        (lambda: with_num_batches(BalancedSampling(), 3), "BalancedSampling has epochs of a fixed length"),
         (lambda: with_num_batches(UniformSampling(num_batches=4), 3), "num_batches=4 is not the 3"),
     ]:
         with pytest.raises(ConfigError, match=name):

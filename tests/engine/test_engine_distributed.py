@@ -25,7 +25,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.data.loader import RankBatches
-from fcco_lightning.data.plans import OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import RowDomain
 from fcco_lightning.records import Inner
@@ -269,17 +269,12 @@ def test_single_precision(pool, problem):
     assert_same_training(results, train_alone(batches, *options), 1e-5)
 
 
-# ---- batches of own rows
+# ---- exchanges of rows
 
 ROWS = 22
 
 
-def make_plan(kind, size):
-    options = {"world_size": size} if kind is OwnerBatches else {}
-    return kind(ROWS, 3 * size, 5, **options)
-
-
-def train_with_plan(processes, kind, size, *options):
+def train_with_plan(processes, size, *options):
     """Two epochs as in :func:`train`; and the number of times that rows, which travel as integers, were exchanged."""
     training, counter = Training(processes, *options, torch.float64, ROWS), SimpleNamespace(rows=0)
     sum_ = processes.sum_
@@ -289,7 +284,7 @@ def train_with_plan(processes, kind, size, *options):
         return sum_(tensor)
 
     processes.sum_ = counted
-    sampler = RankBatches(range(ROWS), make_plan(kind, size), processes.rank, processes.size)
+    sampler = RankBatches(range(ROWS), UniformBatches(ROWS, 3 * size, 5), processes.rank, processes.size)
     estimates = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
@@ -299,19 +294,18 @@ def train_with_plan(processes, kind, size, *options):
 
 @pytest.mark.parametrize("algorithm", [BSGD, MOAP, MSVR, SONEX, partial(ALEXR2, K=2, jacobian="halves")], ids=name_of)
 @pytest.mark.parametrize("size", [2, 3])
-def test_no_row_travels_where_processes_are_given_their_own(pool, algorithm, size):
+def test_rows_are_exchanged_once_for_every_read(pool, algorithm, size):
     options = size, "margins", algorithm, "sharded"
-    for kind in (OwnerBatches, UniformBatches):
-        results, exchanges = zip(*pool.values(train_with_plan, size, kind, *options), strict=True)
-        expected, _ = train_with_plan(Processes(), kind, *options)
-        assert_same_training(results, expected)
-        steps = 2 * make_plan(kind, size).num_batches
-        reads = 2 if name_of(algorithm) is ALEXR2 else int(bool(expected[1]))  # two half-batches are read apart
-        assert exchanges == (reads * steps if kind is UniformBatches else 0,) * size
+    results, exchanges = zip(*pool.values(train_with_plan, size, *options), strict=True)
+    expected, _ = train_with_plan(Processes(), *options)
+    assert_same_training(results, expected)
+    steps = 2 * UniformBatches(ROWS, 3 * size, 5).num_batches
+    reads = 2 if name_of(algorithm) is ALEXR2 else int(bool(expected[1]))  # two half-batches are read apart
+    assert exchanges == (reads * steps,) * size
 
 
 @pytest.mark.parametrize("algorithm", [SOX, MOAP], ids=name_of)
-def test_what_came_with_a_batch_is_forgotten_when_it_changes(pool, algorithm):
+def test_it_does_not_matter_who_is_given_the_samples_of_a_row(pool, algorithm):
     """The same samples, given now to those who hold their rows and then to the others."""
     own = [torch.tensor([0, 1, 9, 10]), torch.tensor([3, 10])]
     batches = [

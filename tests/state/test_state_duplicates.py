@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcco_lightning.state import merge_duplicates
+from fcco_lightning.state import copies, replaced
 
 ROUNDING = 1e-12  # a mean of at most 20 numbers below 100
 
@@ -18,38 +18,70 @@ def split(pairs):
 
 @settings(deadline=None)
 @given(occurrences)
-def test_equal_indices_count_once_with_their_mean(pairs):
+def test_equal_indices_have_their_mean(pairs):
     table = {}
-    for i, *values in pairs:
-        table.setdefault(i, []).append(values)
-    index, means = merge_duplicates(*split(pairs))
-    assert sorted(index.tolist()) == sorted(table)
+    for position, (i, *values) in enumerate(pairs):
+        table.setdefault(i, []).append((position, values))
+    index, values = split(pairs)
+    again = copies(index)
+    assert again.first.tolist() == [table[i][0][0] for i in index.tolist()]
+    assert again.count.tolist() == [len(table[i]) for i in index.tolist()]
+    means = again.mean(values)
     for i, row in zip(index.tolist(), means.tolist(), strict=True):
-        expected = [sum(column) / len(table[i]) for column in zip(*table[i], strict=True)]
-        assert row == pytest.approx(expected, abs=ROUNDING)
+        of_row = [held for _, held in table[i]]
+        assert row == pytest.approx([sum(column) / len(of_row) for column in zip(*of_row, strict=True)], abs=ROUNDING)
+    assert torch.equal(means[again.first], means)  # to the last bit
+    assert torch.equal(again.total(torch.ones_like(index)), again.count)
 
 
 @settings(deadline=None)
 @given(occurrences, st.randoms(use_true_random=False))
 def test_the_order_of_the_batch_does_not_matter(pairs, random):
-    shuffled = list(pairs)
-    random.shuffle(shuffled)
-    (a, first), (b, second) = (merge_duplicates(*split(p)) for p in (pairs, shuffled))
-    assert torch.equal(a.sort().values, b.sort().values)
-    assert torch.allclose(first[a.argsort()], second[b.argsort()], atol=ROUNDING, rtol=0)
+    order = list(range(len(pairs)))
+    random.shuffle(order)
+    (index, values), (other, shuffled) = split(pairs), split([pairs[k] for k in order])
+    means, again = copies(index).mean(values), copies(other).mean(shuffled)
+    assert torch.allclose(means[order], again, atol=ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1024, 1025, 3000])
+def test_a_batch_of_any_size(size):
+    index = torch.randint(0, 700, (size,), generator=torch.Generator().manual_seed(0))
+    again, first, count = copies(index), {}, torch.bincount(index, minlength=700)
+    for position, i in enumerate(index.tolist()):
+        first.setdefault(i, position)
+    assert again.first.tolist() == [first[i] for i in index.tolist()]
+    assert torch.equal(again.count, count[index])
+    assert again.mean(torch.ones(size, 2)).shape == (size, 2)
 
 
 def test_the_gradient_flows_to_every_occurrence():
     index = torch.tensor([3, 1, 3, 3])
     values = torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
-    merged, means = merge_duplicates(index, values)
-    weight = torch.tensor([[2.0 if i == 1 else 6.0] for i in merged.tolist()], dtype=torch.float64)
-    (weight * means).sum().backward()
+    weight = torch.tensor([6.0, 2.0, 0.0, 0.0], dtype=torch.float64)  # one entry of each row
+    (weight.unsqueeze(1) * copies(index).mean(values)).sum().backward()
     assert values.grad[:, 0].tolist() == pytest.approx([2.0, 2.0, 2.0, 2.0])
 
 
-def test_distinct_indices_pass_as_they_are():
-    index, values = torch.tensor([3, 1]), torch.tensor([[1.0], [2.0]])
-    merged, same = merge_duplicates(index, values)
-    assert merged is index
-    assert same is values
+def test_distinct_indices_have_their_own_values():
+    again, values = copies(torch.tensor([3, 1])), torch.tensor([[0.1], [2.0]])
+    assert again.first.tolist() == [0, 1]
+    assert torch.equal(again.mean(values), values)
+
+
+rows_of_indices = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+
+
+@settings(deadline=None)
+@given(rows_of_indices, rows_of_indices)
+def test_rows_are_replaced_where_others_are_known(index, at):
+    rows = torch.arange(2.0 * len(index)).view(-1, 2)
+    by = torch.tensor([[100.0 + i, float("nan") if i == 4 else -i] for i in at], dtype=torch.float64)
+    before = rows.clone()
+    found, which = replaced(rows, torch.tensor(index), torch.tensor(at), by)
+    assert torch.equal(rows, before)
+    assert found.dtype == rows.dtype
+    assert which.tolist() == [i in at for i in index]
+    for k, i in enumerate(index):
+        expected = by[at.index(i)].float() if i in at else rows[k]
+        assert torch.equal(found[k].nan_to_num(7), expected.nan_to_num(7))

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def test_large_chunks_and_many_periods(tmp_path, monkeypatch):
     assert same_bits(load(tmp_path, {"u": rows}, 3)["u"], rows)
     ends = [(part.first, part.first + part.count) for part in parts]
     assert [part.checksum for part in parts] == [checksum(rows[low:high], low) for low, high in ends]
-    assert [(tmp_path / part.file).stat().st_size for part in parts] == [part.size for part in parts]
+    assert [(tmp_path / part.file).stat().st_size for part in parts] == [4 * part.count for part in parts]
 
 
 # ---- checksum
@@ -220,31 +221,15 @@ def assert_refused(saved, match=None):
         load(folder, tables, 3)
 
 
-def region(path, part):
-    if part == "all":
-        return range(path.stat().st_size)
-    header = path.read_bytes().index(b"\n") + 1
-    size = path.stat().st_size
-    row_bytes = int(re.search(rb'"count": (\d+)', path.read_bytes())[1])
-    row_bytes *= 4 if path.name.startswith("u") else 24
-    return {
-        "text": range(300),
-        "padding": range(300, header),
-        "rows": range(header, header + row_bytes),
-        "footer": range(header + row_bytes, size),
-    }[part]
-
-
-@pytest.mark.parametrize("part", ["text", "padding", "rows", "footer", "manifest"])
+@pytest.mark.parametrize("part", ["rows", "manifest"])
 def test_a_flipped_bit_is_found(saved, part):
     folder, _ = saved
     draws = np.random.default_rng(len(part))
-    for _ in range(80):
+    for _ in range(300):
         path = folder / "manifest.json" if part == "manifest" else Path(draws.choice(row_file_paths(folder)))
         whole = path.read_bytes()
-        position = draws.choice(region(path, "all" if part == "manifest" else part))
         damaged = bytearray(whole)
-        damaged[position] ^= 1 << int(draws.integers(8))
+        damaged[draws.integers(len(whole))] ^= 1 << int(draws.integers(8))
         path.write_bytes(damaged)
         assert_refused(saved)
         path.write_bytes(whole)
@@ -264,10 +249,10 @@ def test_a_file_that_is_too_short_or_too_long_is_found(saved):
     load(*saved)
 
 
-def test_bytes_between_rows_and_footer_are_found(saved):
+def test_bytes_behind_the_rows_are_found(saved):
     path = row_file_paths(saved[0])[0]
-    whole, end = path.read_bytes(), region(path, "rows").stop
-    path.write_bytes(whole[:end] + b"12345678" + whole[end:])
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"12345678")
     assert_refused(saved, f"it has {len(whole) + 8} bytes, must have {len(whole)}")
 
 
@@ -275,7 +260,7 @@ def test_the_whole_chunk_is_verified_and_other_chunks_are_not_read(saved):
     folder, _ = saved  # file 0 of u: rows 0..24 in chunks of 16
     path, manifest = row_file_paths(folder)[0], read_manifest(folder)
     damaged = bytearray(path.read_bytes())
-    damaged[region(path, "rows")[4 * 3]] ^= 1  # row 3
+    damaged[4 * 3] ^= 1  # row 3
     path.write_bytes(damaged)
     read_rows(folder, manifest, "u", 16, torch.empty(34, 1))
     for first, count in [(0, 1), (5, 2), (15, 30), (0, 16)]:
@@ -302,26 +287,19 @@ def test_swapped_parts_are_found(saved):
     assert len(one_bytes) == len(other_bytes)
     one.write_bytes(other_bytes)
     other.write_bytes(one_bytes)
-    assert_refused(saved, 'its header is .*"first": 25.*must be .*"first": 0')
+    assert_refused(saved, r"rows 0\.\.15 do not match")
 
 
 def test_a_part_of_another_save_is_found(saved, tmp_path):
     folder, tables = saved
-    save(tmp_path / "other", tables, processes=2, save_id="t")
+    other = {name: random_rows(*rows.shape, rows.dtype, seed=5) for name, rows in tables.items()}
+    save(tmp_path / "other", other, processes=2, save_id="t")
     for here, there in zip(row_file_paths(folder), row_file_paths(tmp_path / "other"), strict=True):
         whole = here.read_bytes()
         here.write_bytes(there.read_bytes())
-        assert_refused(saved, '"save_id": "t".*must be .*"save_id": "s"')
+        assert_refused(saved, f"{re.escape(str(here))}` is damaged or belongs to another save: rows .* do not match")
         here.write_bytes(whole)
     load(*saved)
-
-
-def test_rows_and_footer_of_another_table_do_not_pass_under_the_right_header(saved, tmp_path):
-    folder, tables = saved
-    save(tmp_path / "other", {"u": random_rows(50, seed=5), "y": tables["y"]}, processes=2)
-    path = row_file_paths(folder)[0]
-    path.write_bytes((tmp_path / "other" / path.name).read_bytes())
-    assert_refused(saved, "do not add up")
 
 
 # ---- manifest
@@ -332,15 +310,20 @@ def test_without_manifest_the_save_was_interrupted(saved):
     assert_refused(saved, "manifest.json` is missing: the save was interrupted")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "\xff", '{"version": 2}', '{"version": 1}', "null"])
+THIS_FORMAT = {"version": row_files.FORMAT_VERSION, "byte_order": sys.byteorder, "chunk_bytes": 64}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "\xff", '{"format": 1}', '{"version": 1}', "null", json.dumps({"format": THIS_FORMAT})]
+)
 def test_what_is_no_manifest_is_refused(saved, text):
     (saved[0] / "manifest.json").write_bytes(text.encode("latin-1"))
-    assert_refused(saved, "manifest.json` (is damaged|has format version)")
+    assert_refused(saved, "manifest.json` (is damaged|has format)")
 
 
 def test_another_format_version_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(row_files, "FORMAT_VERSION", 2)
-    assert_refused(saved, "has format version 1, this installation reads version 2")
+    monkeypatch.setattr(row_files, "FORMAT_VERSION", 3)
+    assert_refused(saved, "has format {'version': 2, .*}, this installation reads {'version': 3, .*}.*version of fcco_")
 
 
 def test_a_manifest_of_another_save_is_refused(saved):
@@ -418,7 +401,7 @@ def test_a_table_that_was_not_saved_is_refused(saved):
 
 def test_files_of_another_chunk_size_are_refused(saved, monkeypatch):
     monkeypatch.setattr(row_files, "CHUNK_BYTES", 128)
-    assert_refused(saved, '"chunk_bytes": 64')
+    assert_refused(saved, "'chunk_bytes': 64}, this installation reads .*'chunk_bytes': 128}")
 
 
 # ---- a disk that fails
@@ -434,7 +417,7 @@ def file_limit():
 
 
 @pytest.mark.usefixtures("file_limit")
-@pytest.mark.parametrize("num_rows", [1500, 30_000])
+@pytest.mark.parametrize("num_rows", [3000, 30_000])
 def test_a_write_that_fails_is_named_and_leaves_no_file(tmp_path, num_rows):
     with pytest.raises(CheckpointError, match=f"cannot write `{tmp_path}/u.*rows`: {os.strerror(errno.EFBIG)}"):
         write_part(tmp_path, "u", "s", 0, torch.ones(num_rows, 1), num_rows)

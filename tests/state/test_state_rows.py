@@ -24,9 +24,8 @@ def assert_unchanged(state, before):
 
 def test_reads_what_was_written_and_says_what_was_never_written():
     rows = filled().read(torch.tensor([4, 1, 2]))
-    assert rows.values[[0, 2]].tolist() == [[4, 4], [2, 2]]
-    assert rows.values[1].isnan().all()
-    assert rows.seen.tolist() == [True, False, True]
+    assert rows[[0, 2]].tolist() == [[4, 4], [2, 2]]
+    assert rows[1].isnan().all()
     assert filled().seen_share() == 0.5
 
 
@@ -39,18 +38,22 @@ def test_writing_leaves_all_other_rows_alone():
 
 def test_what_was_read_is_a_copy_without_graph():
     state = filled()
-    values = state.read(torch.tensor([2])).values
-    values.add_(1)
-    assert state.rows[2].tolist() == [2, 2]
-    state.write(torch.tensor([1]), torch.ones(1, 2, dtype=torch.float64, requires_grad=True))
+    for read in (state.read, state.gather):
+        read(torch.tensor([2])).add_(1)
+        assert state.rows[2].tolist() == [2, 2]
+    for write in (state.write, state.scatter_):
+        write(torch.tensor([1]), torch.ones(1, 2, dtype=torch.float64, requires_grad=True))
+    state.scatter_(None, torch.ones(6, 2, requires_grad=True))
     assert not state.rows.requires_grad
+    assert not state.gather(None).requires_grad
 
 
 def test_rows_are_converted_to_the_dtype_of_the_state():
     state = DualState(2)
     state.write(torch.tensor([1]), torch.tensor([[0.1]], dtype=torch.float64))
+    state.scatter_(torch.tensor([0]), torch.tensor([[0.7]], dtype=torch.float64))
     assert state.rows.dtype == torch.float32
-    assert state.rows[1].item() == torch.tensor(0.1).item()
+    assert torch.equal(state.rows[:, 0], torch.tensor([0.7, 0.1]))
 
 
 class Touched(TorchDispatchMode):
@@ -62,7 +65,7 @@ class Touched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.calls += 1
-        if any(isinstance(a, torch.Tensor) and a.dim() and a.shape[0] == self.num_rows for a in args):
+        if any(isinstance(a, torch.Tensor) and a.dim() and a.shape[0] >= self.num_rows for a in args):
             self.dense.add(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
 
@@ -74,33 +77,32 @@ def test_reading_and_writing_touch_only_the_rows_of_the_batch():
         with Touched(n) as touched:
             state.read(index)
             state.write(index, torch.ones(3, 1))
-        assert touched.dense == {"index_select", "index_copy_"}  # O(batch) each
+            state.scatter_(index, state.gather(index))
+        assert touched.dense == {"slice", "index_select", "index_copy_"}  # a view, and O(batch) each
         calls.append(touched.calls)
     assert calls[0] == calls[1]
 
 
 @pytest.mark.parametrize("restore", ["load_state_dict", "by hand"])
-def test_marks_are_left_out_exactly_where_every_row_read_was_written(restore):
+def test_a_row_that_was_never_written_is_so_again_where_an_earlier_state_is_restored(restore):
     state, index = DualState(3), torch.tensor([1, 2])
     state.write(index, torch.ones(2, 1))
     earlier = {name: value.clone() if name != "_extra_state" else value for name, value in state.state_dict().items()}
-    assert state.read(index).seen is None
-    assert state.read(torch.tensor([0, 1])).seen.tolist() == [False, True]
     state.write(torch.tensor([0]), torch.ones(1, 1))
-    assert state.read(torch.tensor([0, 1])).seen is None
+    assert state.read(torch.tensor([0, 1])).tolist() == [[1], [1]]
     if restore == "by hand":
         state.rows.copy_(earlier["rows"])
     else:
         state.load_state_dict(earlier)
-    assert state.read(torch.tensor([0, 1])).seen.tolist() == [False, True]
+    assert state.read(torch.tensor([0, 1])).isnan().tolist() == [[True], [False]]
+    assert state.seen.tolist() == [False, True, True]
 
 
 def test_values_whose_sum_overflows_are_finite():
     state, huge = DualState(3), torch.full((2, 1), 3e38)
     state.write(torch.tensor([0, 1]), huge)
-    read = state.read(torch.tensor([1, 0]))
-    assert torch.equal(read.values, huge)
-    assert read.seen.tolist() == [True, True]
+    assert torch.equal(state.read(torch.tensor([1, 0])), huge)
+    assert state.seen_share() == 2 / 3
 
 
 def test_scale_is_dense():
@@ -115,7 +117,7 @@ def test_every_whole_number_dtype_is_an_index(dtype):
     state = filled()
     index = torch.tensor([1, 4], dtype=dtype)
     state.write(index, torch.full((2, 2), 3.0, dtype=torch.float64))
-    assert state.read(index).values.tolist() == [[3, 3], [3, 3]]
+    assert state.read(index).tolist() == [[3, 3], [3, 3]]
 
 
 @pytest.mark.parametrize(
@@ -134,16 +136,58 @@ def test_a_wrong_index_changes_nothing(index, message):
     with pytest.raises(StateIndexError, match=message):
         state.read(index)
     with pytest.raises(StateIndexError, match=message):
+        state.checked_index(index)
+    with pytest.raises(StateIndexError, match=message):
         state.write(index, torch.ones(3, 2, dtype=torch.float64))
     assert_unchanged(state, before)
 
 
+@pytest.mark.parametrize("sink", [False, True])
+def test_a_step_without_a_look_refuses_a_wrong_index_too(sink):
+    state = DualState(6, sink=sink)
+    assert state.gather(torch.tensor([0, 5, *([6] if sink else [])])).isnan().all()
+    for wrong in (-1, 7, *([] if sink else [6])):
+        with pytest.raises(IndexError):
+            state.gather(torch.tensor([0, wrong]))
+
+
+def test_all_rows_at_once_in_their_order():
+    state = filled()
+    assert torch.equal(state.gather(None).nan_to_num(-1), state.read(torch.arange(6)).nan_to_num(-1))
+    state.scatter_(None, torch.arange(12.0).view(6, 2))
+    assert state.gather(None).flatten().tolist() == [*range(12)]
+    assert state.seen_share() == 1
+
+
+def test_the_sink_is_no_row():
+    state, index = DualState(4, 2, torch.float64, sink=True), torch.tensor([4, 1, 4])
+    state.scatter_(index, torch.tensor([[7.0, 7], [1, 2], [7, 7]]))
+    read = state.gather(index)
+    assert read[1].tolist() == [1, 2]
+    assert state.rows.shape == (4, 2)
+    assert state.rows.nan_to_num(-1).tolist() == [[-1, -1], [1, 2], [-1, -1], [-1, -1]]
+    assert torch.equal(state.gather(None).isnan(), state.rows.isnan())
+    assert state.seen.tolist() == [False, True, False, False]
+    assert state.seen_share() == 0.25
+    stored = state.state_dict()
+    assert stored.keys() == {"rows", "_extra_state"}
+    assert stored["rows"].shape == (4, 2)
+    assert 7 not in stored["rows"]
+    with pytest.raises(StateIndexError, match="got index 4 at batch position 0"):
+        state.read(index)
+    with pytest.raises(StateIndexError, match="got index 4 at batch position 0"):
+        state.write(torch.tensor([4]), torch.ones(1, 2))
+    state.scale_(0.5)
+    assert state.rows[1].tolist() == [0.5, 1]
+
+
 def test_the_first_and_last_row_and_no_row_are_fine():
     state = filled()
-    assert state.read(torch.tensor([0, 5])).seen.tolist() == [True, False]
-    assert state.read(torch.tensor([], dtype=torch.int64)).values.shape == (0, 2)
+    assert state.read(torch.tensor([0, 5])).isnan().tolist() == [[False, False], [True, True]]
+    assert state.read(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
     before = snapshot(state)
-    state.write(torch.tensor([], dtype=torch.int64), torch.empty(0, 2, dtype=torch.float64))
+    for write in (state.write, state.scatter_):
+        write(torch.tensor([], dtype=torch.int64), torch.empty(0, 2, dtype=torch.float64))
     assert_unchanged(state, before)
 
 
@@ -196,6 +240,19 @@ def test_another_format_version_is_refused():
         filled().load_state_dict(stored)
 
 
+def test_a_checkpoint_without_the_rows_is_refused():
+    stored = filled().state_dict()
+    del stored["rows"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "rows"'):
+        filled().load_state_dict(stored)
+    state = filled()
+    before = snapshot(state)
+    assert state.load_state_dict(stored, strict=False).missing_keys == ["rows"]
+    assert_unchanged(state, before)
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "held"'):
+        state.load_state_dict(filled().state_dict() | {"held": torch.ones(7, 2)})
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_modules_of_half_precision_keep_the_rows_as_they_are(dtype):
     """Contrastive losses remember values up to 1e200, which no smaller type holds."""
@@ -204,3 +261,6 @@ def test_modules_of_half_precision_keep_the_rows_as_they_are(dtype):
     parent.to(dtype)
     assert parent[0].rows.dtype == torch.float64
     assert parent[0].rows[0].item() == 1e200 / 3
+    assert parent.state_dict().keys() == {"0.rows", "0._extra_state"}
+    parent.to(torch.float32)
+    assert parent[0].rows.dtype == torch.float32

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcco_lightning import OwnerSampling, Pretraining, WeightAverage
+from fcco_lightning import Pretraining, WeightAverage
 from fcco_lightning.callbacks.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import Ended, launch, values
@@ -51,13 +51,6 @@ def test_a_row_per_sample(algorithm, layout):
     held = [len(o["rows"]["problem.terms.0.state"][2]) for o in three]
     assert held == ([68, 68, 67] if layout == "sharded" else [203] * 3)
     assert_same(three, run(job, 1), **CLOSE)
-
-
-def test_batches_of_own_rows():
-    """The union batches of two processes are other ones than those of one, so replicas are the yardstick."""
-    job = {"objective": "rank", "sampling": OwnerSampling}
-    sharded = run({**job, "module": {"state_layout": "sharded"}}, 2)
-    assert_same(sharded, run({**job, "module": {"state_layout": "replicated"}}, 2))
 
 
 def test_batch_norm_is_evaluated_with_the_statistics_of_all():

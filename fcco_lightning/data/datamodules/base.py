@@ -19,7 +19,6 @@ from fcco_lightning.data.plans import BatchPlan, Drawn
 from fcco_lightning.data.sampling import Sampling
 from fcco_lightning.data.table import AnnotatedTable, LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.hosted import to_device
 
 INPUTS = frozenset({"x", "x2", "text"})
 """Columns that are a network's input."""
@@ -133,14 +132,6 @@ class SplitDataModule(LightningDataModule):
             part: Drawn({n: c for n, c in self._drawn_table(name).columns.items() if n not in INPUTS}, plan)
             for part, (name, plan) in self._plans(self._place()[1]).items()
         }
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a batch; a training batch keeps its columns on the host, too, where its rows are found."""
-        if self.trainer is None or not self.trainer.training:
-            return super().transfer_batch_to_device(batch, device, dataloader_idx)
-        if all(isinstance(part, Mapping) for part in batch.values()):
-            return {name: to_device(part, device, part) for name, part in batch.items()}
-        return to_device(batch, device, batch)
 
     def train_dataloader(self) -> ResumableLoader | CombinedLoader:
         """Return the loader of "target", or of all parts together if there are others."""

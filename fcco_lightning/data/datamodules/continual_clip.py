@@ -314,9 +314,6 @@ class ContinualCLIPDataModule(SplitDataModule):
         ]
         images = Joined([images, Joined([train.images], chosen)])
         captions = Joined([captions, [of_class[y] for y in train.columns["y"][chosen].tolist()]])
-        order = self.batches.row_order(len(images))
-        if order is not None:
-            images, captions = images.take(order), captions.take(order)
         if len(images) == 0:
             raise DataError(
                 f"There are no pairs to learn from: no pairs are given, and none of the training images is of the "

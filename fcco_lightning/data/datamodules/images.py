@@ -150,9 +150,6 @@ class GroupedImageDataModule(SplitDataModule):
         if self.tables:
             return
         splits = self._read_splits()
-        order = self.batches.row_order(len(splits["train"]))
-        if order is not None:
-            splits["train"] = splits["train"].take(order)
         for name, split in splits.items():
             assert split.table is not None  # noqa: S101  (_labelled)
             self._rows[name] = split.table.drop(columns=ROW)

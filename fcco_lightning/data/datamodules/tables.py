@@ -141,9 +141,6 @@ class TableDataModule(SplitDataModule):
 
     def _make_tables(self) -> None:
         splits = self._read_splits()
-        order = self.batches.row_order(len(splits["train"]))
-        if order is not None:
-            splits["train"] = splits["train"].take(order)
         self._contents = {} if self._made else contents_of(splits["train"].features)
         self.encoder.fit(splits["train"].features, "the train split")
         tables = {}

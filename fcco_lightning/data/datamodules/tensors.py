@@ -90,12 +90,8 @@ class TensorDataModule(SplitDataModule):
         """Make the tables; a second call changes nothing."""
         if self.tables:
             return
-        train = dict(self._columns["train"])
-        order = self.batches.row_order(self.num_train)
-        if order is not None:
-            train = {name: column[order] for name, column in train.items()}
-        self.tables = {"train": TensorTable(train)}
-        self.tables |= {name: TensorTable(columns) for name, columns in self._columns.items() if name != "train"}
+        ordered = {"train": self._columns["train"], **self._columns}
+        self.tables = {name: TensorTable(columns) for name, columns in ordered.items()}
         self._others = {name: TensorTable(columns) for name, columns in self._other_columns.items()}
         self._require_expected_split()
 

@@ -6,11 +6,10 @@ from fcco_lightning.data.plans.base import BatchPlan, Drawn
 from fcco_lightning.data.plans.events import EventBatches
 from fcco_lightning.data.plans.groups import GroupBatches
 from fcco_lightning.data.plans.labels import LabelBatches
-from fcco_lightning.data.plans.owner import OwnerBatches
 from fcco_lightning.data.plans.queries import QueryBatches
 from fcco_lightning.data.plans.repeated import RepeatedBatches
 from fcco_lightning.data.plans.rows_of import RowsOf
-from fcco_lightning.data.plans.uniform import UniformBatches
+from fcco_lightning.data.plans.uniform import ShuffledBatches, UniformBatches
 
 __all__ = [
     "BagBatches",
@@ -20,9 +19,9 @@ __all__ = [
     "EventBatches",
     "GroupBatches",
     "LabelBatches",
-    "OwnerBatches",
     "QueryBatches",
     "RepeatedBatches",
     "RowsOf",
+    "ShuffledBatches",
     "UniformBatches",
 ]

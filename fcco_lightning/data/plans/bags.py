@@ -13,8 +13,10 @@ from fcco_lightning.data.plans.base import (
     BatchPlan,
     cycle,
     mean_product,
+    most_of_each,
     none_drawn_of_each,
     require_keyed,
+    sum_of_largest,
     with_strata,
 )
 from fcco_lightning.errors import DataError
@@ -89,6 +91,11 @@ class BagBatches(BatchPlan):
         """Bags of one class and size are drawn alike."""
         return 2 * self._sizes + self._positive
 
+    @property
+    def distinct(self) -> bool:
+        """Whether every bag has as many instances as a batch asks for."""
+        return bool((self._sizes >= self.instances_per_bag).all())
+
     def weights(self) -> Tensor | None:
         """Weight B / (n p) of a row that is in a batch p times on average."""
         chance = torch.empty(len(self._sizes), dtype=torch.float64)
@@ -107,6 +114,10 @@ class BagBatches(BatchPlan):
             absences = none_drawn_of_each(self._sizes[members], counts[members], self.instances_per_bag)
             found *= mean_product(absences, drawn)
         return found
+
+    def _most(self, counts: Tensor) -> int:
+        own = most_of_each(self._sizes, counts, self.instances_per_bag)
+        return sum(sum_of_largest(own[members], drawn) for members, drawn in self._classes)
 
     def _stratum_sizes(self) -> Tensor:
         return self._sizes

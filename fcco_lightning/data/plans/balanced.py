@@ -13,6 +13,7 @@ from fcco_lightning.data.plans.base import (
     cycle,
     enough_rows,
     listed_numbers,
+    most_of_each,
     none_drawn,
     spread_evenly,
     stratum_weights,
@@ -98,11 +99,15 @@ class BalancedBatches(BatchPlan):
             return None
         return stratum_weights(self._strata, [self.num_negative, self.num_positive])
 
+    @property
+    def distinct(self) -> bool:
+        """Whether both classes have as many rows as a batch asks for."""
+        return self.num_positive <= len(self._positives) and self.num_negative <= len(self._negatives)
+
     def columns(self) -> dict[str, Tensor]:
         """``weight``, and the strata where weights do not tell the classes apart, or a batch may hold a row twice."""
         columns = super().columns()
-        twice = self.num_positive > len(self._positives) or self.num_negative > len(self._negatives)
-        if self.prevalence == "batch" or (columns and not twice):
+        if self.prevalence == "batch" or (columns and self.distinct):
             return columns
         return with_strata(columns, self._strata)
 
@@ -115,6 +120,10 @@ class BalancedBatches(BatchPlan):
         """Product over the classes, which are drawn from independently."""
         negative = none_drawn(len(self._negatives), int(counts[0]), self.num_negative)
         return negative * none_drawn(len(self._positives), int(counts[1]), self.num_positive)
+
+    def _most(self, counts: Tensor) -> int:
+        drawn = torch.tensor([self.num_negative, self.num_positive])
+        return int(most_of_each(self._stratum_sizes(), counts, drawn).sum())
 
     def _rows_of(self, labels: Tensor, label: int, needed: int) -> Tensor:
         rows = (labels == label).nonzero().flatten()

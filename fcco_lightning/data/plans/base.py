@@ -78,15 +78,8 @@ class BatchPlan(ABC):
             ConfigError: if ``share`` is another number.
             DataError: if ``counts`` has another shape, or counts more rows than a stratum has.
         """
-        sizes = self._stratum_sizes()
-        wrong = counts.shape != sizes.shape or bool((counts < 0).any()) or bool((counts.cpu() > sizes).any())
-        if wrong:
-            raise DataError(
-                f"counts must hold, for each of the {len(sizes)} strata of sizes {listed_numbers(sizes.tolist())}, how "
-                f"many of its rows are marked, got {listed_numbers(counts.tolist())}."
-            )
         plan = self if one_of("share", share, (1.0, 0.5)) == 1 else self._second_half()
-        return min(max(plan._absence(counts.cpu().long()), 0.0), 1.0)
+        return min(max(plan._absence(self._checked(counts)), 0.0), 1.0)
 
     @abstractmethod
     def _absence(self, counts: Tensor) -> float:
@@ -95,6 +88,29 @@ class BatchPlan(ABC):
     @abstractmethod
     def _second_half(self) -> Self:
         """Return a copy with the numbers of draws of the second half of a batch, for :meth:`_absence`."""
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no batch of any epoch holds a row twice; False where that is not certain."""
+        return False
+
+    def most(self, counts: Tensor) -> int:
+        """Return a number of marked rows that no batch of any epoch exceeds; a row that comes twice counts twice.
+
+        It is the least such number unless a stratum has fewer rows than are drawn from it.  ``batch_size`` says no more
+        than that a batch is not larger, which is all that is known of some plans.
+
+        Args:
+            counts: number of marked rows in every stratum, shape (S,), int64.
+
+        Raises:
+            DataError: if ``counts`` has another shape, or counts more rows than a stratum has.
+        """
+        return min(self._most(self._checked(counts)), self.batch_size)
+
+    def _most(self, counts: Tensor) -> int:  # noqa: ARG002
+        """Return what :meth:`most` promises, of checked counts, shape (S,), int64."""
+        return self.batch_size
 
     def weights(self) -> Tensor | None:
         r"""Return the weight w_i of every row with which a mean over a batch estimates the mean over the data.
@@ -149,6 +165,15 @@ class BatchPlan(ABC):
         first = copy.copy(self)
         first.stream = 0
         return first.generator(epoch), own
+
+    def _checked(self, counts: Tensor) -> Tensor:
+        sizes, counts = self._stratum_sizes(), counts.cpu().long()
+        if counts.shape != sizes.shape or bool(((counts < 0) | (counts > sizes)).any()):
+            raise DataError(
+                f"counts must hold, for each of the {len(sizes)} strata of sizes {listed_numbers(sizes.tolist())}, how "
+                f"many of its rows are marked, got {listed_numbers(counts.tolist())}."
+            )
+        return counts
 
     def _stratum_sizes(self) -> Tensor:
         strata = self.strata
@@ -234,6 +259,20 @@ def none_drawn_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> ND
     for s in ((absences == 0) & (drawn <= sizes - marked).numpy()).nonzero()[0].tolist():
         absences[s] = none_drawn(int(sizes[s]), int(marked[s]), int(drawn[s]))
     return absences
+
+
+def most_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> Tensor:
+    """Return a number of ``marked`` of ``sizes`` rows that no ``drawn`` exceed, shape (S,), int64.
+
+    Of a stratum that has fewer rows than are drawn some come twice or more, and perhaps marked ones only.
+    """
+    drawn = torch.as_tensor(drawn).expand(len(sizes))
+    return torch.where(drawn <= sizes, torch.minimum(drawn, marked), drawn * (marked > 0))
+
+
+def sum_of_largest(numbers: Tensor, count: int) -> int:
+    """Return the sum of the ``count`` largest of m >= ``count`` whole numbers."""
+    return int(numbers.topk(count).values.sum())
 
 
 def mean_product(factors: NDArray[np.float64], count: int) -> float:

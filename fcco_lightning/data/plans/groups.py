@@ -9,7 +9,14 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.plans.balanced import Prevalence, checked_prevalence
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn_of_each, with_strata
+from fcco_lightning.data.plans.base import (
+    BatchPlan,
+    cycle,
+    mean_product,
+    none_drawn_of_each,
+    sum_of_largest,
+    with_strata,
+)
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -93,6 +100,11 @@ class GroupBatches(BatchPlan):
         """Groups of one size are drawn alike."""
         return self._sizes
 
+    @property
+    def distinct(self) -> bool:
+        """Without replacement, or with one sample of a group."""
+        return not self.replacement or self.samples_per_group == 1
+
     def weights(self) -> Tensor | None:
         """Weights by group; None with ``prevalence="batch"``, or without replacement if all groups are of one size."""
         if self.prevalence == "batch":
@@ -116,6 +128,12 @@ class GroupBatches(BatchPlan):
         else:
             absences = none_drawn_of_each(self._sizes, counts, self.samples_per_group)
         return mean_product(absences, self.groups_per_batch)
+
+    def _most(self, counts: Tensor) -> int:
+        """The largest number of B1 groups together; of one with a marked row all draws with replacement may be that."""
+        drawn = self.samples_per_group
+        own = drawn * (counts > 0) if self.replacement else counts.clamp(max=drawn)
+        return sum_of_largest(own, self.groups_per_batch)
 
     def _second_half(self) -> Self:
         """Half the samples of every group, exactly so for even ``samples_per_group``."""

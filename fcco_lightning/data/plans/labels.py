@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan, cycle, mean_product, none_drawn_of_each, spread_evenly
+from fcco_lightning.data.plans.base import (
+    BatchPlan,
+    cycle,
+    mean_product,
+    none_drawn_of_each,
+    spread_evenly,
+    sum_of_largest,
+)
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -88,6 +95,11 @@ class LabelBatches(BatchPlan):
         """Two for every label."""
         return 2 * self.num_labels
 
+    @property
+    def distinct(self) -> bool:
+        """Always: every class of a label has as many rows as a batch asks for."""
+        return True
+
     def weights(self) -> Tensor | None:
         """Weights by class of a label; None where all are 1."""
         drawn = torch.tensor(self.drawn, dtype=torch.float64).repeat(self.num_labels)
@@ -99,6 +111,10 @@ class LabelBatches(BatchPlan):
         """Mean over all choices of labels of the product of the absences from the draws of their classes."""
         own = none_drawn_of_each(self._sizes, counts, torch.tensor(self.drawn).repeat(self.num_labels))
         return mean_product(own[::2] * own[1::2], self.labels_per_batch)
+
+    def _most(self, counts: Tensor) -> int:
+        own = torch.minimum(counts.view(-1, 2), torch.tensor(self.drawn)).sum(1)
+        return sum_of_largest(own, self.labels_per_batch)
 
     def _second_half(self) -> Self:
         """Half the rows of every label, exactly so where their number is even."""

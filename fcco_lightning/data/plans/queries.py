@@ -14,9 +14,11 @@ from fcco_lightning.data.plans.base import (
     BatchPlan,
     cycle,
     mean_product,
+    most_of_each,
     none_drawn_of_each,
     require_keyed,
     spread_evenly,
+    sum_of_largest,
     with_strata,
 )
 from fcco_lightning.errors import ConfigError, DataError
@@ -105,6 +107,11 @@ class QueryBatches(BatchPlan):
         """Relevant and irrelevant items of every query, numbered from 0; shape (n,), int64."""
         return self._strata
 
+    @property
+    def distinct(self) -> bool:
+        """Whether every query has as many items of each kind as a batch asks for."""
+        return bool((self._sizes >= self._counts()).all())
+
     def weights(self) -> Tensor | None:
         """Weight B / (n p) of a row that is in a batch p times on average."""
         chance = self._counts() / self._sizes * self.queries_per_batch / self.num_queries
@@ -124,6 +131,11 @@ class QueryBatches(BatchPlan):
         absences = np.ones(self.num_queries)
         np.multiply.at(absences, self._query.numpy(), none_drawn_of_each(self._sizes, counts, self._counts()))
         return mean_product(absences, self.queries_per_batch)
+
+    def _most(self, counts: Tensor) -> int:
+        of_strata = most_of_each(self._sizes, counts, self._counts())
+        own = torch.zeros(self.num_queries, dtype=torch.int64).index_add(0, self._query, of_strata)
+        return sum_of_largest(own, self.queries_per_batch)
 
     def _stratum_sizes(self) -> Tensor:
         return self._sizes

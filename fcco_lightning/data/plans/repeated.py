@@ -76,3 +76,6 @@ class RepeatedBatches(BatchPlan):
 
     def _absence(self, counts: Tensor) -> float:
         return self.plan.absence(counts)
+
+    def _most(self, counts: Tensor) -> int:
+        return self.copies * self.plan.most(counts)

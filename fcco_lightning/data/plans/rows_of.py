@@ -50,6 +50,11 @@ class RowsOf(BatchPlan):
         strata[self.rows] = 0 if inner is None else inner
         return strata
 
+    @property
+    def distinct(self) -> bool:
+        """As the plan: its rows are different rows of the table."""
+        return self.plan.distinct
+
     def weights(self) -> Tensor | None:
         """Weights of the plan at its rows, 0 elsewhere."""
         inner = self.plan.weights()
@@ -78,6 +83,9 @@ class RowsOf(BatchPlan):
 
     def _absence(self, counts: Tensor) -> float:
         return self.plan.absence(counts[: self.plan.num_strata])
+
+    def _most(self, counts: Tensor) -> int:
+        return self.plan.most(counts[: self.plan.num_strata])
 
     @staticmethod
     def _check(plan: BatchPlan, rows: Tensor, num_rows: int | None) -> None:

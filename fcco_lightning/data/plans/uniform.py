@@ -60,6 +60,14 @@ class UniformBatches(BatchPlan):
         """All rows are drawn alike."""
         return None
 
+    @property
+    def distinct(self) -> bool:
+        """Always, also in batches that span two permutations."""
+        return True
+
+    def _most(self, counts: Tensor) -> int:
+        return int(counts.sum())
+
     def _second_half(self) -> Self:
         half = copy.copy(self)
         half.batch_size, half._rest = (size - size // 2 for size in (self.batch_size, self._rest))
@@ -72,3 +80,19 @@ class UniformBatches(BatchPlan):
             return whole
         short = none_drawn(self.num_rows, int(counts[0]), self._rest)
         return ((self.num_batches - 1) * whole + short) / self.num_batches
+
+
+class ShuffledBatches(UniformBatches):
+    """What is known of the batches of another loader that shuffles: nearly :class:`UniformBatches`.
+
+    They are not its batches, and not quite of its kind: where processes are to be given equally many samples, torch's
+    ``DistributedSampler`` fills up an epoch with samples that it has given before, perhaps in the same batch.
+    """
+
+    @property
+    def distinct(self) -> bool:
+        """Not for certain."""
+        return False
+
+    def _most(self, counts: Tensor) -> int:
+        return self.batch_size * bool(counts.any())

@@ -3,7 +3,7 @@
 from fcco_lightning.data.sampling.base import Sampling
 from fcco_lightning.data.sampling.derived import RepeatedSampling, TwoDraws, with_num_batches
 from fcco_lightning.data.sampling.groups import BagSampling, GroupSampling, LabelSampling, QuerySampling
-from fcco_lightning.data.sampling.rows import BalancedSampling, EventSampling, OwnerSampling, UniformSampling
+from fcco_lightning.data.sampling.rows import BalancedSampling, EventSampling, UniformSampling
 
 __all__ = [
     "BagSampling",
@@ -11,7 +11,6 @@ __all__ = [
     "EventSampling",
     "GroupSampling",
     "LabelSampling",
-    "OwnerSampling",
     "QuerySampling",
     "RepeatedSampling",
     "Sampling",

@@ -50,10 +50,6 @@ class Sampling(ABC):
         """Return the table whose rows are drawn: that of the training split, unless another view of it is needed."""
         return table
 
-    def row_order(self, size: int) -> Tensor | None:  # noqa: ARG002
-        """Return the order in which the ``size`` rows of the training table are to lie, (size,); None for any."""
-        return None
-
 
 def required_column(columns: Mapping[str, Tensor], name: str, what: str) -> Tensor:
     """Return the column ``name`` of whole numbers, by which rows are drawn.

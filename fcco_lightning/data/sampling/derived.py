@@ -43,10 +43,6 @@ class RepeatedSampling(Sampling):
         """Return the union batches of ``batches``, repeated."""
         return RepeatedBatches(self.batches.plan(columns, seed, world_size), self.copies)
 
-    def row_order(self, size: int) -> Tensor | None:
-        """Return what the batches ask for."""
-        return self.batches.row_order(size)
-
 
 @dataclass(frozen=True)
 class TwoDraws(Sampling):
@@ -85,10 +81,6 @@ class TwoDraws(Sampling):
     def table(self, table: TensorTable) -> TensorTable | LabelTable:
         """Return what the single draws are drawn from."""
         return self.batches.table(table)
-
-    def row_order(self, size: int) -> Tensor | None:
-        """Return what the single draws ask for."""
-        return self.batches.row_order(size)
 
 
 def with_num_batches(sampling: Sampling, num_batches: int) -> Sampling:

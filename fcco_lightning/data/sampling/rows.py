@@ -1,14 +1,13 @@
-"""Draws of single rows: uniform ones, and those with a fixed number of every class or of every shard."""
+"""Draws of single rows: uniform ones, and those with a fixed number of every class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
-from fcco_lightning.data.plans import BalancedBatches, EventBatches, OwnerBatches, UniformBatches
+from fcco_lightning.data.plans import BalancedBatches, EventBatches, UniformBatches
 from fcco_lightning.data.sampling.base import Sampling, at_least_or_none, required_column
 
 
@@ -116,42 +115,3 @@ class EventSampling(Sampling):
             seed,
             allow_repeats=self.allow_repeats,
         )
-
-
-@dataclass(frozen=True)
-class OwnerSampling(Sampling):
-    """Every process is handed only samples whose rows of a sharded dual state it holds: :class:`OwnerBatches`.
-
-    That spares the exchange of rows; the batches then depend on the number of processes.
-
-    Args:
-        batch_size: number of rows in a training batch of one process.
-        shuffle_rows: whether the rows of the training table are permuted once at set-up.  Shards are contiguous blocks
-            of rows: without the permutation those of a table ordered by class, group or time differ in content.
-        shuffle_seed: seed of that permutation, which decides what row i of the dual state means.
-
-    Raises:
-        ConfigError: if a number is out of range.
-    """
-
-    batch_size: int = 128
-    shuffle_rows: bool = True
-    shuffle_seed: int = 0
-
-    def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
-        at_least("shuffle_seed", self.shuffle_seed, 0)
-
-    def in_parts(self, parts: int) -> tuple["OwnerSampling", int]:
-        """Return larger batches."""
-        return replace(self, batch_size=parts * self.batch_size), self.batch_size
-
-    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> OwnerBatches:
-        """Return union batches of ``batch_size`` rows of each process, all of its own shard."""
-        return OwnerBatches(len(columns["index"]), self.batch_size * world_size, seed, world_size=world_size)
-
-    def row_order(self, size: int) -> Tensor | None:
-        """Return a permutation that depends on ``shuffle_seed`` only, shape (size,), if rows are to be permuted."""
-        if not self.shuffle_rows:
-            return None
-        return torch.randperm(size, generator=torch.Generator().manual_seed(self.shuffle_seed))

@@ -1,0 +1,139 @@
+"""A step from the network's input, or its outputs, to the surrogate as one graph, by torch.compile."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
+from fcco_lightning.engine.functions import RandomState
+from fcco_lightning.records import Batch
+from fcco_lightning.state import DualState
+
+if TYPE_CHECKING:
+    from fcco_lightning.engine.engine import Engine, Evaluated, Measured
+
+_FULL = (torch.float32, torch.float64)
+_OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", "ID_MATCH", "MODULE_MATCH"}
+"""Kinds of assumptions that a name stands for the same function, class or module."""
+
+
+class Compiled:
+    """Steps compiled by torch.compile.
+
+    Where one process evaluates the network on a batch as a whole, network, step and gradient are one graph; else the
+    graph begins with the outputs of all processes.  The network at previous weights is evaluated before it.  The first
+    batch is not compiled.
+
+    Args:
+        engine: whose steps these are.
+    """
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine, self._made = engine, dict[Any, Callable[..., Any]]()
+        config: Any = torch._dynamo.config  # a switch that younger versions of torch have
+        self._differentiates = hasattr(config, "trace_autograd_ops")
+        self._traced: AbstractContextManager[None] = (
+            config.patch(trace_autograd_ops=True) if self._differentiates else nullcontext()
+        )
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()  # of an engine that is copied
+
+    def applies(self, before: Sequence[Tensor] | None) -> bool:
+        """Whether the next step is compiled.
+
+        Not with a weight of the penalty that follows a schedule, as it would be compiled anew for every value; nor
+        where parts with parameters of their own are measured at previous weights; and the default dtype must be that of
+        the rows.
+        """
+        engine = self._engine
+        scheduled = getattr(engine.problem.penalty, "schedule", None) is not None
+        elsewhere = before is not None and not engine.network_alone
+        return engine.checked and not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
+
+    def __call__(
+        self, step: "Callable[[Measured], Surrogate]", batch: Batch, before: Sequence[Tensor] | None
+    ) -> Surrogate:
+        """See :meth:`Engine.run`."""
+        engine, whole = self._engine, self._engine.alone
+        given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
+        engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
+        wanted = whole and self._differentiates and engine.backend.takes_gradients(engine.params)
+        key = (getattr(step, "__func__", step), whole, wanted)
+        if key not in self._made:
+            self._made[key] = _compiled(self._function(step, whole=whole, wanted=wanted))
+        with self._traced:
+            value, gradients, proposals, counted, estimates = self._made[key](given)
+        surrogate = Surrogate(value)
+        states = {m.number: m for m in engine.problem.modules() if isinstance(m, DualState)}
+        surrogate.proposals = [Proposal(states[number], *rest) for number, *rest in proposals]
+        surrogate.counted = [(engine.problem.all_terms[number].weights, *rest) for number, *rest in counted]
+        surrogate.estimates = Estimates(None, estimates)
+        if gradients is not None:
+            *surrogate.gradients, surrogate.by_rows = gradients
+        return surrogate
+
+    def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> "Evaluated":
+        """Columns with the parameters of samples, and the outputs at previous weights."""
+        from fcco_lightning.engine.engine import Evaluated  # noqa: PLC0415 - it imports this module
+
+        engine, earlier = self._engine, None
+        if before is not None:
+            random = RandomState(engine.params[0].device)
+            with torch.no_grad(), random.again(), engine.functions.at(before):
+                earlier = engine.functions.outputs(batch)
+        parameters = engine.problem.row_parameters
+        return Evaluated({}, batch if parameters is None else parameters.attach(batch), earlier, before, {})
+
+    def _function(
+        self, step: "Callable[[Measured], Surrogate]", *, whole: bool, wanted: bool
+    ) -> Callable[..., Any]:
+        """What is compiled; ``wanted``: whether gradients are part of it."""
+        engine = self._engine
+        weights, parameters = list(engine.params), engine.problem.row_parameters
+
+        def run(given: "Evaluated") -> tuple[Any, ...]:
+            seen = given._replace(outputs=engine.functions.outputs(given.batch)) if whole else given
+            surrogate = step(engine.measure(seen))
+            value, gradients = surrogate.value, None
+            if wanted:
+                leaves = [] if parameters is None else [_leaf(given.batch, parameters.spec.name)]
+                gradients = [*torch.autograd.grad(value, [*weights, *leaves], allow_unused=True)]
+                gradients += [] if leaves else [None]
+                value = value.detach()
+            proposals = [(p.state.number, p.index, p.rows, p.decay, p.finite) for p in surrogate.proposals]
+            counted = [(w.number, index, each) for w, index, each in surrogate.counted]
+            return value, gradients, proposals, counted, surrogate.estimates.computed()
+
+        return run
+
+
+def _leaf(batch: Mapping[str, Any], name: str) -> Tensor:
+    columns = next(iter(batch.values()))
+    leaf: Tensor = columns[name]
+    return leaf
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # torch counts recompilations by the name and place of code, of which every engine has its own; and it draws the
+    # same dropout masks as without
+    code = function.__code__.replace(co_name=f"{function.__name__}_{id(function)}")
+    own = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    return torch.compile(own, fullgraph=bool(__import__("os").environ.get("FULL")), options={"fallback_random": True, "guard_filter_fn": _may_change})
+
+
+def _may_change(guards: Sequence[Any]) -> list[bool]:
+    """Which of its assumptions torch.compile looks at before every step, where there would be hundreds.
+
+    Numbers, tensors and objects may be others, of the network's modules too; the classes of these objects, and the
+    functions and modules that code names, are taken to stay as they are while a program runs.
+    """
+    return [not ("type(" in g.name or (g.is_global and g.guard_type in _OF_CODE)) for g in guards]
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,132 @@
+"""Why a batch was refused, in sentences."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.engine.functions import read
+from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.numerics import all_finite
+from fcco_lightning.records import Batch, Columns
+
+if TYPE_CHECKING:
+    from fcco_lightning.engine.engine import Engine, Evaluated
+
+_OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
+_MOST_NAMED = 10
+
+
+def check(engine: "Engine", seen: "Evaluated") -> None:
+    """Let objective, constraints and algorithm look at a batch and refuse what they would misread.
+
+    Raises:
+        DataError, StateIndexError, ConfigError: naming the value and the remedy.
+    """
+    for part in (engine.problem.objective, *engine.problem.constraints):
+        part.check(*read(seen.outputs, seen.batch, part))
+    for term in engine.problem.all_terms:
+        term.check_index(read(seen.outputs, seen.batch, term.part)[1])
+    engine.algorithm.check(seen)
+
+
+def name_index(engine: "Engine") -> None:
+    """Look for the index of a batch that names no row.
+
+    Raises:
+        StateIndexError: naming it.
+    """
+    if engine.seen is not None:
+        check(engine, engine.seen)
+
+
+def refuse(engine: "Engine", values: Sequence[Tensor]) -> NoReturn:
+    """Say which part of a batch is not finite, and what may lie behind it.
+
+    Args:
+        engine: with what the batch has said.
+        values: what must be finite beside gradients.
+
+    Raises:
+        NonFiniteError: always, unless a part says in other words what is wrong with the data.
+    """
+    with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):  # so that no buffer moves
+        seen = engine.seen or engine.evaluate(engine.given)
+        check(engine, seen)
+        of_values = not all_finite(values)
+        text = _of_value(engine, seen) if of_values else _of_gradient(engine, seen, values)
+    raise NonFiniteError(text + causes(engine.given, engine.functions.network))
+
+
+def _of_value(engine: "Engine", seen: "Evaluated") -> str:
+    return (
+        f"{_blame(engine, seen)} is not finite; no row and no weight was changed. The scores or the features hold "
+        "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
+        "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches. "
+        f"If values overflow: {engine.problem.objective.against_overflow}"
+    )
+
+
+def _of_gradient(engine: "Engine", seen: "Evaluated", values: Sequence[Tensor]) -> str:
+    """Say whether the gradient overflowed, or a derivative does not exist."""
+    unchanged = "the gradient is not finite although the loss is; no row and no weight was changed."
+    size = max((abs(float(v)) for v in values if v.dim() == 0), default=0.0)
+    if size < _OVERFLOWS:
+        return f"{unchanged} Look for a function without derivative at a value that occurs, such as sqrt or norm at 0."
+    readings = engine.measure(seen.at_present()).readings
+    largest = max((float(r.values.abs().max()) for r in readings), default=size)
+    return (
+        f"{unchanged} It overflows: inner values reach {largest:.1e}, and times the slopes of the outer functions "
+        f"{size:.1e}. {engine.problem.objective.against_overflow} Or lower the learning rate."
+    )
+
+
+def _blame(engine: "Engine", seen: "Evaluated") -> str:
+    """The first part that is not finite."""
+    measured, objective = engine.measure(seen.at_present()), engine.problem.objective
+    if measured.direct is not None and not bool(torch.isfinite(measured.direct)):
+        return f"the objective {type(objective).__name__} (value {measured.direct.item()})"
+    for reading in measured.readings:
+        bad = (~torch.isfinite(reading.values)).any(1).nonzero().flatten()
+        if len(bad):
+            row = int(bad[0]) if reading.index is None else int(reading.index[bad[0]])
+            return f"the inner value of row {row} of the {reading.term.name}"
+    return "a sum of finite values, a new value of a row, or a value at the previous weights,"
+
+
+def causes(batch: Batch, network: nn.Module) -> str:
+    """Samples whose input ``x`` is not finite, and weights of type float16, each a sentence behind a blank.
+
+    Args:
+        batch: that was trained on.
+        network: with its present weights.
+    """
+    return "".join(_bad_inputs(columns) for columns in batch.values()) + narrow_weights(network)
+
+
+def narrow_weights(network: nn.Module) -> str:
+    """A sentence behind a blank on what float16 does not hold, if a weight is of that type; else nothing."""
+    if all(p.dtype != torch.float16 for p in network.parameters()):
+        return ""
+    return (
+        " The weights are float16 (precision 16-true), which holds nothing above 65504 or below 6e-8: use "
+        "--trainer.precision bf16-mixed or 32-true."
+    )
+
+
+def named_samples(bad: Tensor, columns: Columns) -> str:
+    """The samples that a mask (B,) marks, by their ``index``, or by their position where there is none."""
+    at = bad.nonzero()[:, 0]
+    numbers = columns["index"].to(at.device)[at].flatten() if "index" in columns else at
+    more = f" and {len(at) - _MOST_NAMED} more" if len(at) > _MOST_NAMED else ""
+    what = "index" if "index" in columns else "position"
+    return f"the samples with {what} {', '.join(str(i) for i in numbers[:_MOST_NAMED].tolist())}{more}"
+
+
+def _bad_inputs(columns: Columns) -> str:
+    x: Any = columns.get("x")
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
+        return ""
+    bad = ~torch.isfinite(x).reshape(len(x), -1).all(1)
+    return f" `x` of {named_samples(bad, columns)} is NaN or infinite." if bool(bad.any()) else ""

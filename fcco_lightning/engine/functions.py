@@ -1,0 +1,143 @@
+"""The network, the objective and the constraints: what is evaluated on a batch, at the present and at other weights."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.engine.micro_batches import recomputed
+from fcco_lightning.engine.parts import outputs_of, part_name
+from fcco_lightning.objectives import Measurable, Objective
+from fcco_lightning.records import Batch
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class InnerFunctions(nn.Module):
+    """Network, objective and constraints.
+
+    Args:
+        network: called as ``network(batch["x"])``, or with the whole batch if it is a
+            :class:`~fcco_lightning.models.BatchNetwork`.
+        objective: the objective.
+        constraints: the constraints to measure; empty where the algorithm does not use them.
+        micro_batch: largest number of samples that pass through the network at once; None for all.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: Objective,
+        constraints: Sequence[Constraint],
+        micro_batch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.objective, self.constraints = network, objective, list(constraints)
+        self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
+
+    def outputs(self, batch: Batch) -> dict[str, Any]:
+        """The network's outputs by part of the batch."""
+        if self.micro_batch is None:
+            return outputs_of(self.network, batch)
+        return recomputed(partial(outputs_of, self.network), batch, self.micro_batch, self.network)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that are trained, by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def at(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, the trained parameters hold other weights; a backward pass from there has to be taken inside, too.
+
+        Buffers are copies inside, so that BatchNorm's running statistics move once per step.
+
+        Args:
+            weights: in the order of :meth:`trainable`.
+        """
+        held = [p for p in self.parameters() if p.requires_grad] + list(self.buffers())
+        inside = [*weights, *(buffer.clone() for buffer in self.buffers())]
+        outside = [tensor.data for tensor in held]
+        try:
+            for tensor, value in zip(held, inside, strict=True):
+                tensor.data = value
+            yield
+        finally:
+            for tensor, value in zip(held, outside, strict=True):
+                tensor.data = value
+
+    @contextmanager
+    def elsewhere(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """As :meth:`at`, with the dropout masks that the next pass is going to draw again."""
+        with RandomState(weights[0].device).again(), self.at(weights):
+            yield
+
+
+@contextmanager
+def in_full(device: str) -> Iterator[None]:
+    """Without autocast, and with no narrower type than float32 for new tensors.
+
+    Reduced precision ends with the network: rows and outer functions would magnify whatever is rounded away behind it.
+    """
+    default = torch.get_default_dtype()
+    if default in _HALF:
+        torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+            yield
+    finally:
+        if default in _HALF:
+            torch.set_default_dtype(default)
+
+
+def read(outputs: dict[str, Any], batch: Batch, measured: Measurable) -> tuple[Any, Any]:
+    """Outputs, at least in float32, and columns of the part on which something is measured; by name of several."""
+    if isinstance(measured.part, tuple):
+        names = [part_name(batch, name) for name in measured.part]
+        return {n: wide(outputs[n]) for n in names}, {n: batch[n] for n in names}
+    name = part_name(batch, measured.part)
+    return wide(outputs[name]), batch[name]
+
+
+def wide(outputs: Any) -> Any:
+    """The outputs at least in float32."""
+    if isinstance(outputs, Tensor):  # as most networks have it, at less cost
+        return _at_least_float32(outputs)
+    return pytree.tree_map_only(Tensor, _at_least_float32, outputs)
+
+
+def _at_least_float32(leaf: Tensor) -> Tensor:
+    return leaf.float() if leaf.dtype in _HALF else leaf
+
+
+class RandomState:
+    """The random state of the CPU and of a device, as it is when this object is made.
+
+    Args:
+        device: of the parameters.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, the random state goes on from there; afterwards it is what it was before."""
+        left = RandomState(self._device)
+        self._restore()
+        try:
+            yield
+        finally:
+            left._restore()
+
+    def _restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)

@@ -1,0 +1,94 @@
+"""What objectives and constraints share: one method that measures a batch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.records import Columns, Rows
+
+
+class Measurable(ABC):
+    r"""Measures inner functions ``g_i(w)``, and perhaps a direct part ``g_0(w)``, on a batch.
+
+    :meth:`measure` is a function of tensors in shapes that follow from the size of the batch alone: it never looks at
+    a number.  So it runs unchanged on any device, inside torch.compile, at other weights, and on the batches of all
+    processes together.  What a batch says nothing of has the weight 0 in the place of being left out.
+
+    Attributes:
+        width: k, the number of inner values of a row.
+        part: the part of a batch on which it is measured, where several loaders contribute; None for the first (for
+            the objective's, if it is a constraint).  With several names, ``outputs`` and ``batch`` are mappings of
+            these parts.
+    """
+
+    width: int = 1
+    part: str | tuple[str, ...] | None = None
+
+    def adapt(self, datamodule: Any) -> None:
+        """Take from the datamodule (or None) what must be known of the data before the first batch."""
+
+    def check(self, outputs: Any, batch: Any) -> None:
+        """Look at a batch and refuse data that would be misread, such as labels -1 and 1.
+
+        The engine calls it on the first batch, and again where a later batch gave values that are not finite:
+        :meth:`measure`, which looks at no number, makes what it would misread NaN (:func:`nan_where`).
+
+        Args:
+            outputs: of the network for the part of the batch, of all processes together.
+            batch: its columns; with several parts, both are mappings of these.
+
+        Raises:
+            DataError: naming the value and the remedy.
+        """
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:  # noqa: ARG002
+        """For rows that are groups, tasks or constraints: of which samples a batch must hold one each to measure row i.
+
+        From them follows how likely a batch is to measure a row, which the row's weight must make up for.
+
+        Args:
+            columns: of the whole training split.
+
+        Returns: for every row a list of masks (num_samples,), bool (a :class:`Partition` where rows are many); None if
+            that is not known.
+        """
+        return None
+
+    def rows_of(self, batch: Any) -> Tensor | None:  # noqa: ARG002
+        """Which row each of the r rows of :meth:`measure` is, shape (r,), int64; None for all n rows, in their order.
+
+        Rows of samples are named by the column ``index``; where a sample has rows for several labels, r = T B, the names
+        of all samples for one label come after the other.
+
+        Args:
+            batch: columns of the part; with several parts, a mapping of these.
+        """
+        return None
+
+    @abstractmethod
+    def measure(self, outputs: Any, batch: Any) -> tuple[Tensor | None, Rows | None]:
+        """Mini-batch estimates of g_0(w), a scalar with graph or None, and of the inner functions, or None.
+
+        Args:
+            outputs: of the network for the part of the batch.
+            batch: its columns; with several parts, both are mappings of these.
+
+        Raises:
+            DataError: if a column is missing, or a shape is wrong.
+        """
+
+
+def nan_where(wrong: Tensor, values: Tensor) -> Tensor:
+    """``values``, or NaN where something is wrong with the data.
+
+    The engine looks once at every step whether all is finite, before anything is written, and asks
+    :meth:`Measurable.check` for the cause if it is not.
+
+    Args:
+        wrong: bool, broadcast to ``values``.
+        values: of any shape.
+    """
+    return torch.where(wrong, torch.nan, values)

@@ -1,0 +1,112 @@
+"""How much code of the package a training step runs through: `uv run python -m tests.simplicity` prints it.
+
+One batch of SONEX with 14 points of two ROC curves as constraints, after a few others.
+"""
+
+import ast
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import fcco_lightning
+from fcco_lightning import AUC, SONEX, Engine, HingePenalty, ROCFairness, TabularMLP
+from fcco_lightning.data import UniformBatches
+from fcco_lightning.data.plans import Drawn
+
+ROOT = Path(fcco_lightning.__file__).parent
+FOLDERS = {
+    "engine + records": ("engine", "records.py"),
+    "algorithms + estimators + steps": ("algorithms", "estimators", "steps"),
+    "objectives": ("objectives",),
+    "constraints + outer": ("constraints", "outer"),
+    "state + distributed": ("state", "distributed"),
+}
+
+
+def step_with_constraints() -> tuple[Engine, torch.optim.Optimizer, list[dict[str, torch.Tensor]]]:
+    """An engine with its optimizer, and some batches of 128 samples."""
+    g, n = torch.Generator().manual_seed(0), 1000
+    columns = {"y": torch.arange(n) % 2, "group": torch.arange(n) // 2 % 2, "index": torch.arange(n)}
+    x, network, algorithm = torch.randn(n, 8, generator=g), TabularMLP([16], in_features=8), SONEX()
+    problem = algorithm.pose(
+        AUC(),
+        [ROCFairness()],
+        HingePenalty(10.0),
+        num_samples=n,
+        sampling={"target": Drawn(columns, UniformBatches(n, 128, 0))},
+    )
+    chosen = [torch.randperm(n, generator=g)[:128] for _ in range(4)]
+    batches = [{"x": x[i], **{name: column[i] for name, column in columns.items()}} for i in chosen]
+    return Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1), batches
+
+
+def traced(engine: Engine, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """File and function of every call into the package while a batch is trained on, in order."""
+    calls: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and ROOT in path.parents:
+            calls.append((str(path.relative_to(ROOT)), frame.f_code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        engine.train_batch(batch, optimizer)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def figures() -> dict[str, int]:
+    """Functions and files that a step runs through, and how often the file changes on the way."""
+    engine, optimizer, batches = step_with_constraints()
+    for batch in batches[:3]:
+        engine.train_batch(batch, optimizer)
+    calls = traced(engine, optimizer, batches[3])
+    changes = sum(a[0] != b[0] for a, b in zip(calls, calls[1:], strict=False))
+    return {"functions": len(set(calls)), "files": len({file for file, _ in calls}), "changes of file": changes}
+
+
+def lines() -> dict[str, int]:
+    """Lines of source of the core."""
+
+    def of(name: str) -> int:
+        paths = [ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py")
+        return sum(len(path.read_text().splitlines()) for path in paths)
+
+    return {name: sum(map(of, parts)) for name, parts in FOLDERS.items()}
+
+
+def bodies() -> list[int]:
+    """Lines of the body of every function of the core without its docstring, in increasing order."""
+    found = []
+    for parts in FOLDERS.values():
+        for name in parts:
+            for path in [ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"):
+                nodes = ast.walk(ast.parse(path.read_text()))
+                found += [_body(n) for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return sorted(found)
+
+
+def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first, *rest = function.body
+    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and bool(rest)
+    start = rest[0].lineno if documented else first.lineno
+    return (function.body[-1].end_lineno or start) - start + 1
+
+
+def main() -> None:
+    """Print all figures."""
+    for name, count in {**figures(), **lines()}.items():
+        print(f"{name:35s} {count:6,d}")
+    sizes = bodies()
+    print(f"{'body of a function, p90':35s} {sizes[int(0.9 * len(sizes))]:6,d}")
+    verbs = [name for name in vars(Engine) if not name.startswith("_") and callable(getattr(Engine, name))]
+    print(f"{'public methods of Engine':35s} {len(verbs):6,d}  {', '.join(verbs)}")
+
+
+if __name__ == "__main__":
+    main()
