@@ -116,7 +116,6 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     return look(tensors)[0]
 
 
-@torch.no_grad()
 def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[bool, list[bool]]:
     """Whether no value of the tensors is NaN or infinite, and some truth values, by one number read from the device.
 
@@ -124,13 +123,13 @@ def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[b
         tensors: of any shapes, each of which is read once.
         questions: truth values, scalars.
     """
-    tensors = [t.detach() for t in tensors if t.numel()]
-    numbers = [n.to(torch.float32) for n in torch._foreach_norm(tensors)] if tensors else []
-    asked = [q.to(torch.float32) for q in questions]
-    if not numbers and not asked:
-        return True, []
-    size = torch.stack(numbers).sum().unsqueeze(0) if numbers else torch.zeros(1)
-    largest, *answers = torch.cat([size, *(a.view(1) for a in asked)]).tolist() if asked else [size.item()]
+    tensors = [t.detach() if t.requires_grad else t for t in tensors if t.numel()]
+    if not questions and tensors:
+        largest, answers = torch.stack([n.float() for n in torch._foreach_norm(tensors)]).sum().item(), []
+    else:
+        numbers = [n.float() for n in torch._foreach_norm(tensors)] if tensors else []
+        asked = torch.stack([*numbers, *(question.float() for question in questions)]).tolist() if questions else []
+        largest, answers = math.fsum(asked[: len(numbers)]), asked[len(numbers) :]
     if not math.isfinite(largest):  # a number may be too large for its square, for float32, or for the sum
         finite = bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())
         return finite, [bool(a) for a in answers]

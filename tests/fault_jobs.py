@@ -110,7 +110,8 @@ def train(path, until, save_every=1):
         step = own["step"]
     while step < until:
         batch = union_batch(step)
-        part = group.share(len(batch["index"]))
+        size = len(batch["index"])
+        part = slice(group.rank * size // group.size, (group.rank + 1) * size // group.size)
         engine.train_batch({name: column[part] for name, column in batch.items()}, optimizer)
         step += 1
         if step % save_every == 0:

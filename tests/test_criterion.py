@@ -147,7 +147,7 @@ def trained_on_parts(processes, make_algorithm):
     network, everyone = make_network(), Processes()
     criterion, optimizer = make(make_algorithm(), network)
     for batch in make_batches(4):
-        part = {name: column[everyone.share(BATCH)] for name, column in batch.items()}
+        part = {name: column[pools.share(everyone, BATCH)] for name, column in batch.items()}
         optimizer.zero_grad()
         criterion(network(part["x"]), part).backward()
         everyone.average_([p.grad for p in network.parameters()])  # as DistributedDataParallel does

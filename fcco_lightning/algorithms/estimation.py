@@ -22,6 +22,9 @@ class Estimation(Algorithm, ABC):
         estimator: for the constraints, and for the objective unless it has its own.
         smoothing: map on non-smooth outer functions; None for none.
         objective_estimator: for the objective's inner functions, if other than ``estimator`` (SONEX paper, F.3).
+
+    Attributes:
+        needs_previous: whether inner functions are measured at the previous weights, too.
     """
 
     def __init__(
@@ -33,16 +36,12 @@ class Estimation(Algorithm, ABC):
         self.estimator = estimator
         self.objective_estimator = objective_estimator or estimator
         self.smoothing = smoothing or NoSmoothing()
+        self.needs_previous = self.estimator.needs_previous or self.objective_estimator.needs_previous
         self._previous = PreviousWeights()
 
     def estimator_of(self, term: Term) -> Estimator:
         """The estimator of a term."""
         return self.objective_estimator if term.name == "objective" else self.estimator
-
-    @property
-    def needs_previous(self) -> bool:
-        """Whether inner functions are measured at the previous weights, too."""
-        return self.estimator.needs_previous or self.objective_estimator.needs_previous
 
     def prepare(self, problem: Problem) -> None:
         for term in problem.all_terms:
@@ -93,7 +92,7 @@ class Estimation(Algorithm, ABC):
         Returns: the outer gradients, and f as the algorithm smooths it.
         """
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
-        rows, inner, sampling = self.held(reading)
+        rows, inner, sampling = self.held(reading, estimator)
         earlier = None if reading.earlier is None else reading.earlier.to(rows.dtype)
         tracked = estimator.update(rows, inner, earlier, outer, sampling)
         if estimator.remembers:
@@ -107,20 +106,21 @@ class Estimation(Algorithm, ABC):
     def recall(self, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
-        rows, inner, _ = self.held(reading)
+        rows, inner, _ = self.held(reading, estimator)
         return estimator.recalled(rows, inner, outer), outer
 
-    def held(self, reading: Reading) -> tuple[Tensor, Tensor, Sampling]:
+    def held(self, reading: Reading, estimator: Estimator) -> tuple[Tensor, Tensor, Sampling]:
         """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.
 
         A row never visited is the one that the estimator begins with.
         """
         term, inner = reading.term, reading.values.detach()
+        inverse = reading.inverse if estimator.by_chance else 1.0
         if reading.held is None:
-            return inner, inner, Sampling(reading.inverse, None, term.range, term.growth)
+            return inner, inner, Sampling(inverse, None, term.range, term.growth)
         inner, unseen = inner.to(reading.held.dtype), reading.held.isnan()
-        rows = torch.where(unseen, self.estimator_of(term).first(inner), reading.held)
-        return rows, inner, Sampling(reading.inverse, unseen, term.range, term.growth)
+        rows = torch.where(unseen, estimator.first(inner), reading.held)
+        return rows, inner, Sampling(inverse, unseen, term.range, term.growth)
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         return self.estimator_of(term).weights(rows, self.smoothing(term.present_outer))

@@ -50,7 +50,7 @@ class MSVR(Estimation):
         now = engine.measure(engine.evaluate(batch))
         surrogate, changed = Surrogate(now.direct), _ChangedRows()
         for number, reading in enumerate(now.readings):
-            changed.note(number, reading, self.held(reading)[0])
+            changed.note(number, reading, self.held(reading, self.estimator_of(reading.term))[0])
             there = reading._replace(earlier=earlier[number] if earlier else None)
             self.add(surrogate, there, *self.track(surrogate, there))
         engine.descend(surrogate)
@@ -85,7 +85,7 @@ class MSVR(Estimation):
     def _recalled(self, reading: Reading, number: int) -> tuple[Tracked, OuterFunction]:
         """The outer gradients at the rows from before the previous step."""
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
-        rows, inner, sampling = self.held(reading)
+        rows, inner, sampling = self.held(reading, estimator)
         rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
         return Tracked(rows, estimator.weights(rows, outer), rows), outer
 

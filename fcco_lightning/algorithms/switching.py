@@ -69,5 +69,5 @@ class Switching(SingleLoop):
             slope = tracked.weights.index_select(0, row).to(reading.values.dtype) * reading.values.index_select(0, row)
             exceeds = h > worst.to(h)
             worst, violated = torch.where(exceeds, h, worst.to(h)), torch.where(exceeds, slope.sum(), violated.to(slope))
-        chosen = torch.where(worst > self.tolerance, violated, surrogate.value.to(violated))
-        return surrogate.replaced(chosen.sum())
+        value = surrogate.value
+        return surrogate.replaced(torch.where(worst > self.tolerance, violated.to(value), value).sum())

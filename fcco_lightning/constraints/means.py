@@ -131,12 +131,11 @@ class MeanDifferenceAtMost(_OfMeans, DifferenceAtMost):
     a sample of either subset leaves the row untouched.
 
     Args:
-        quantity: q.
         kappa: tolerance, >= 0.
         where_a: first subset, as column -> value, list of values or comparison (see :class:`Subset`).
         where_b: second subset.
         name: in logs and pictures; None for the quantity and the subsets, "soft rate, group=1 against group=0".
-        part: which loader's samples, where several contribute to a batch; None for the objective's.
+        quantity, part: as of :class:`MeanAtMost`.
     """
 
     def __init__(
@@ -162,12 +161,9 @@ class MeanNear(MeanAtMost):
     A batch without a sample of the subset leaves the row untouched.
 
     Args:
-        quantity: q.
         target: what the mean is to be.
         kappa: tolerance, >= 0.
-        where: the subset, as column -> value, list of values or comparison (see :class:`Subset`); all samples if empty.
-        name: in logs and pictures; None for the quantity and the subset.
-        part: which loader's samples, where several contribute to a batch; None for the objective's.
+        quantity, where, name, part: as of :class:`MeanAtMost`.
 
     Raises:
         ConfigError: if no mean can be so near to the target, such as a rate to 2.

@@ -59,13 +59,14 @@ class Multipliers(ABC):
         """
 
     @abstractmethod
-    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+    def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         """What is remembered next.
 
         Args:
             memory: of b rows, shape (b, values, sides).
             excess: ``h``, or ``(s - kappa, -s - kappa)`` of two sides, at the new u_i, shape (b, sides).
-            pace: learning rate of the weights as a share of its first value, on which the dual step depends.
+            pace: learning rate of the weights as a share of its first value, on which the dual step depends; a number,
+                or a tensor without dimensions.
         """
 
 
@@ -85,8 +86,8 @@ class Lagrangian(Multipliers):
     def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa)
 
-    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
-        return (memory + self.rate * pace * excess.unsqueeze(1)).clamp(min=0)
+    def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
+        return (memory + self.rate * (pace * excess.unsqueeze(1))).clamp(min=0)
 
 
 class NuPI(Multipliers):
@@ -117,10 +118,10 @@ class NuPI(Multipliers):
     def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa)
 
-    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+    def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         nu, before = memory.unbind(1)
         smoothed = torch.lerp(excess, before, self.smoothing)
-        ahead = self.rate * pace * excess + self.proportional * (smoothed - before)
+        ahead = self.rate * (pace * excess) + self.proportional * (smoothed - before)
         return torch.stack([(nu + ahead).clamp(min=0), smoothed], dim=1)
 
 
@@ -142,8 +143,9 @@ class AugmentedLagrangian(Multipliers):
     def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa, self.curvature)
 
-    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+    def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         pressure = (memory + self.curvature * excess.unsqueeze(1)).clamp(min=0)
+        pace = pace.to(memory) if isinstance(pace, Tensor) else pace
         return torch.lerp(memory, pressure, self.rate * pace)
 
 
@@ -180,9 +182,9 @@ class AdaptivePenalty(Multipliers):
         nu = memory[:, 0]
         return Multiplied(nu, kappa, nu / self.width, 2 * nu)
 
-    def moved(self, memory: Tensor, excess: Tensor, pace: float) -> Tensor:
+    def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         exponent = (excess.unsqueeze(1) / self.width).clamp(-1, 1)
-        return (memory * (self.rate * pace * exponent).exp()).clamp(min=self.least)
+        return (memory * (self.rate * (pace * exponent)).exp()).clamp(min=self.least)
 
 
 Enforcement: TypeAlias = Penalty | Multipliers

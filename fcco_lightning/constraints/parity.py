@@ -19,7 +19,7 @@ from fcco_lightning.objectives.base import one_label_each
 from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, RatioDifference, ratio_difference
 from fcco_lightning.records import Columns, Rows
 
-_AT_ONCE = 2**21  # pairs of samples that are compared at once
+_AT_ONCE = 2**20  # pairs of samples that are compared at once
 
 
 class GroupConstraint(Constraint, ABC):
@@ -268,9 +268,14 @@ class _GroupAUC(GroupConstraint):
     classes = (1, 0)
 
     def __init__(
-        self, kappa: float, loss: PairLoss | None, by: str, against: Against, groups: Sequence[str] | None
+        self,
+        kappa: float = 0.02,
+        loss: PairLoss | None = None,
+        by: str = "group",
+        against: Against = "pairs",
+        groups: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(kappa, by, against, groups)
+        super().__init__(non_negative("kappa", kappa), by, against, groups)
         self.loss = loss or SigmoidPair()
         self.range = Range(0.0, 1.0) if isinstance(self.loss, SigmoidPair) else Range()
 
@@ -333,16 +338,6 @@ class AUCParity(DifferenceAtMost, _GroupAUC):
         loss: l, the surrogate of 1[d <= 0].
         by, against, groups: as of :class:`DemographicParity`.
     """
-
-    def __init__(
-        self,
-        kappa: float = 0.02,
-        loss: PairLoss | None = None,
-        by: str = "group",
-        against: Against = "pairs",
-        groups: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(non_negative("kappa", kappa), loss, by, against, groups)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds both classes of both sides."""

@@ -51,11 +51,6 @@ class Processes:
         rank: of this one, in 0..P-1.
         seconds: spent in exchanges so far, by the wall clock of this process.
         bytes: sent by this process so far.
-
-    Example:
-        >>> alone = Processes()
-        >>> alone.gather([torch.tensor([1.0, 2.0])]).tensors
-        [tensor([1., 2.])]
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
@@ -63,10 +58,9 @@ class Processes:
         self.group = group
         self.size = dist.get_world_size(group) if running else 1
         self.rank = dist.get_rank(group) if running else 0
-        self.seconds, self.bytes = 0.0, 0
+        self.seconds, self.bytes, self._capacity = 0.0, 0, 0
         # where the backend needs all tensors; None for where they are
         self._device = torch.device("cuda") if running and "gloo" not in dist.get_backend(group) else None
-        self._capacity = 0
         self._announced: BaseException | None = None  # the failure here that the others know of
 
     @classmethod
@@ -98,7 +92,7 @@ class Processes:
         if self.size == 1:
             return Gathered(list(tensors), [tensors[0].shape[0] if tensors else 0], [mark])
         with self.guard():
-            rows = _rows(tensors)
+            rows = _first_dimension(tensors)
         contents = [t.detach().to(self._device or t.device).contiguous() for t in tensors]
         kinds = [f"{str(t.dtype)[6:]} (b, {', '.join(map(str, t.shape[1:]))})" for t in contents]
         layout = zlib.crc32(repr(kinds).encode())
@@ -119,9 +113,7 @@ class Processes:
     def fail(self, error: BaseException, timeout: float | None = None) -> None:
         """Tell the others, which are in :meth:`gather` or :meth:`agree` or on their way, why this process is not.
 
-        Args:
-            error: what went wrong here.
-            timeout: seconds to wait for the others; None for the group's.
+        They are waited for ``timeout`` seconds, or if it is None as long as the group waits.
         """
         if self.size == 1 or any(e is self._announced or isinstance(e, PeerError) for e in _causes(error)):
             return
@@ -163,8 +155,9 @@ class Processes:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all processes, in place."""
         if self.size > 1:
-            with self._timed(tensor.nbytes):
-                dist.all_reduce(tensor, group=self.group)
+            started = time.perf_counter()
+            dist.all_reduce(tensor, group=self.group)
+            self._count(started, tensor.nbytes)
         return tensor
 
     @torch.no_grad()
@@ -204,35 +197,24 @@ class Processes:
             buffer[:_HEADER_BYTES].view(torch.int64).copy_(torch.tensor(header))
             if header[1] <= self._capacity:
                 pack(contents, buffer[_HEADER_BYTES:])
-            everything = buffer.new_empty(self.size * len(buffer))
-            with self._timed(len(buffer)):
-                work = dist.all_gather_into_tensor(everything, buffer, group=self.group, async_op=True)
-                if work is not None:
-                    work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
-            everything = everything.view(self.size, -1)
+            everything, started = buffer.new_empty(self.size, len(buffer)), time.perf_counter()
+            work = dist.all_gather_into_tensor(everything.view(-1), buffer, group=self.group, async_op=True)
+            if work is not None:
+                work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
+            self._count(started, len(buffer))
             headers = everything[:, :_HEADER_BYTES].contiguous().view(torch.int64).tolist()
-            if not header[0] and any(h[0] for h in headers):
-                self._raise_for(headers)
-            needed = max(h[1] for h in headers)
-            if needed <= self._capacity or any(h[0] for h in headers):
+            failed, needed = [rank for rank, h in enumerate(headers) if h[0]], max(h[1] for h in headers)
+            if failed and not header[0]:
+                reasons = self._everyone(None)
+                told = "; ".join(f"process {rank} failed with {reasons[rank]}" for rank in failed)
+                raise PeerError(f"{told}. So this process stops too.")
+            if failed or needed <= self._capacity:
                 return headers, everything
             self._capacity = needed
 
-    def _raise_for(self, headers: list[list[int]]) -> None:
-        failed = [rank for rank, h in enumerate(headers) if h[0]]
-        reasons = self._everyone(None)
-        raise PeerError(
-            "; ".join(f"process {rank} failed with {reasons[rank]}" for rank in failed) + ". So this process stops too."
-        )
-
-    @contextmanager
-    def _timed(self, sent: int) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - started
-            self.bytes += sent
+    def _count(self, started: float, sent: int) -> None:
+        self.seconds += time.perf_counter() - started
+        self.bytes += sent
 
 
 class _Union(torch.autograd.Function):
@@ -245,15 +227,15 @@ class _Union(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return gradients[0][ctx.rows] * ctx.size, None, None, None
+        return gradients[0][ctx.rows], None, None, None
 
 
-def _rows(tensors: Sequence[Tensor]) -> int:
-    lengths = {t.shape[0] if t.ndim else None for t in tensors}
-    if None in lengths or len(lengths) > 1:
+def _first_dimension(tensors: Sequence[Tensor]) -> int:
+    lengths = {t.shape[:1] for t in tensors} or {torch.Size([0])}
+    if () in lengths or len(lengths) > 1:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise ConfigError(f"`tensors` have the shapes {shapes}; the first dimension, one row per sample, must agree.")
-    return next(iter(lengths), None) or 0
+    return lengths.pop()[0]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

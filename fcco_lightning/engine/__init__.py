@@ -5,7 +5,7 @@ from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_we
 from fcco_lightning.engine.engine import Engine, Evaluated, Measured
 from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
 from fcco_lightning.engine.functions import InnerFunctions, read, wide
-from fcco_lightning.engine.parts import (
+from fcco_lightning.engine.batches import (
     as_batch,
     columns_of,
     other_columns,

@@ -11,7 +11,6 @@ from torch import Tensor
 from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
 from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.records import Batch
-from fcco_lightning.state import DualState
 
 if TYPE_CHECKING:
     from fcco_lightning.engine.engine import Engine, Evaluated, Measured
@@ -34,6 +33,8 @@ class Compiled:
 
     def __init__(self, engine: "Engine") -> None:
         self._engine, self._made = engine, dict[Any, Callable[..., Any]]()
+        self._states = engine.problem.numbered_states()
+        self._outputs = _compiled(lambda batch: engine.functions.outputs(batch))
         config: Any = torch._dynamo.config  # a switch that younger versions of torch have
         self._differentiates = hasattr(config, "trace_autograd_ops")
         self._traced: AbstractContextManager[None] = (
@@ -69,8 +70,7 @@ class Compiled:
         with self._traced:
             value, gradients, proposals, counted, estimates = self._made[key](given)
         surrogate = Surrogate(value)
-        states = {m.number: m for m in engine.problem.modules() if isinstance(m, DualState)}
-        surrogate.proposals = [Proposal(states[number], *rest) for number, *rest in proposals]
+        surrogate.proposals = [Proposal(self._states[number], *rest) for number, *rest in proposals]
         surrogate.counted = [(engine.problem.all_terms[number].weights, *rest) for number, *rest in counted]
         surrogate.estimates = Estimates(None, estimates)
         if gradients is not None:
@@ -85,7 +85,7 @@ class Compiled:
         if before is not None:
             random = RandomState(engine.params[0].device)
             with torch.no_grad(), random.again(), engine.functions.at(before):
-                earlier = engine.functions.outputs(batch)
+                earlier = self._outputs(batch)
         parameters = engine.problem.row_parameters
         return Evaluated({}, batch if parameters is None else parameters.attach(batch), earlier, before, {})
 
@@ -123,7 +123,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # same dropout masks as without
     code = function.__code__.replace(co_name=f"{function.__name__}_{id(function)}")
     own = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    return torch.compile(own, fullgraph=bool(__import__("os").environ.get("FULL")), options={"fallback_random": True, "guard_filter_fn": _may_change})
+    return torch.compile(own, options={"fallback_random": True, "guard_filter_fn": _may_change})
 
 
 def _may_change(guards: Sequence[Any]) -> list[bool]:

@@ -13,14 +13,14 @@ from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, name_index, refuse
 from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
 from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read
-from fcco_lightning.engine.parts import as_batch, received
+from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import unite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.numerics import all_finite, look
-from fcco_lightning.records import Batch, Rows
+from fcco_lightning.records import TARGET, Batch, Rows
 
 
 class Method(Protocol):
@@ -157,7 +157,7 @@ class Engine:
         if not self.params:
             raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
         self.optimizer, self.last_batch = optimizer, last_batch
-        optimizer.zero_grad(set_to_none=True)  # before the forwards: their activations then have that memory
+        self._clear()  # before the forwards: their activations then have that memory
         self.problem.follow_pace(optimizer)
         with self.processes.guard():
             columns = self.received(batch)
@@ -191,7 +191,8 @@ class Engine:
         Raises:
             DataError: naming the column that is missing or cannot be read.
         """
-        parts = received(as_batch(batch), self.functions.network, self.params[0].device)
+        network, some = self.functions.network, self.params[0]
+        parts = {TARGET: batch} if is_ready(batch, network, some) else received(batch, network, some.device)
         first = next(iter(parts.values()))
         if "index" not in first and self.problem.needs_index:
             raise DataError(
@@ -354,9 +355,13 @@ class Engine:
             NonFiniteError: if something is NaN or infinite; nothing has changed then.
         """
         self.backend.prepare(mover or self.optimizer)
-        gradients = [*(p.grad for p in self.params if p.grad is not None), *self._gradients]
-        values = [*self._looked_at, *(p.rows if p.finite is None else p.finite for p in self._proposals)]
-        questions = [t for t in (asked, self.problem.knows_units) if t is not None]
+        values, known = self._looked_at, self.problem.knows_units
+        for proposal in self._proposals:
+            values.append(proposal.rows if proposal.finite is None else proposal.finite)
+        gradients, questions = self._gradients, [question for question in (asked, known) if question is not None]
+        for p in self.params:
+            if p.grad is not None:
+                gradients.append(p.grad)
         usable, answers = look([*values, *gradients], questions)
         self.answer = asked is not None and answers[0]
         if not usable and not (self.backend.drops_overflows and all_finite(values)):
@@ -367,7 +372,8 @@ class Engine:
             state.scatter_(index, rows)
         for weights, index, each in self._counted:
             weights.count(index, each)
-        self.problem.take_units(self._estimates, known=len(questions) > (asked is not None) and answers[-1])
+        if known is not None:
+            self.problem.take_units(self._estimates, known=answers[-1])
         self._forget()
         return usable
 
@@ -393,6 +399,11 @@ class Engine:
             self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
 
     # ------------------------------------------------------------------------------------------------------- details
+
+    def _clear(self) -> None:
+        """Forget the last gradient."""
+        for p in self.params:
+            p.grad = None
 
     @property
     def alone(self) -> bool:

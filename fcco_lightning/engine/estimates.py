@@ -29,7 +29,7 @@ class Estimates(Mapping[str, Tensor]):
 
     def add(self, reading: Reading, outer: OuterFunction, at: Tensor) -> None:
         """Add ``share * mean_i c_i f(u_i)`` to a part, with u (r, k) and the importances c of the rows."""
-        self._terms.append((reading, outer, at))
+        self._terms.append((reading._replace(values=reading.values.detach()), outer, at))  # without the step's graph
 
     def add_number(self, name: str, value: Tensor) -> None:
         """Add a number to a part."""

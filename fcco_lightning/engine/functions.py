@@ -1,7 +1,7 @@
 """The network, the objective and the constraints: what is evaluated on a batch, at the present and at other weights."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch.utils import _pytree as pytree
 from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine.micro_batches import recomputed
-from fcco_lightning.engine.parts import outputs_of, part_name
+from fcco_lightning.engine.batches import outputs_of, part_name
 from fcco_lightning.objectives import Measurable, Objective
 from fcco_lightning.records import Batch
 
 _HALF = (torch.bfloat16, torch.float16)
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 
 class InnerFunctions(nn.Module):
@@ -78,41 +79,41 @@ class InnerFunctions(nn.Module):
             yield
 
 
-@contextmanager
-def in_full(device: str) -> Iterator[None]:
+def in_full(device: str) -> AbstractContextManager[None]:
     """Without autocast, and with no narrower type than float32 for new tensors.
 
     Reduced precision ends with the network: rows and outer functions would magnify whatever is rounded away behind it.
     """
+    narrow = torch.get_default_dtype() in _HALF or torch.is_autocast_enabled(device)
+    return _in_full(device) if narrow else _AS_IT_IS
+
+
+@contextmanager
+def _in_full(device: str) -> Iterator[None]:
     default = torch.get_default_dtype()
-    if default in _HALF:
-        torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(torch.float32 if default in _HALF else default)
     try:
-        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+        with torch.autocast(device, enabled=False):
             yield
     finally:
-        if default in _HALF:
-            torch.set_default_dtype(default)
+        torch.set_default_dtype(default)
 
 
 def read(outputs: dict[str, Any], batch: Batch, measured: Measurable) -> tuple[Any, Any]:
     """Outputs, at least in float32, and columns of the part on which something is measured; by name of several."""
-    if isinstance(measured.part, tuple):
-        names = [part_name(batch, name) for name in measured.part]
+    part = measured.part
+    if isinstance(part, tuple):
+        names = [part_name(batch, name) for name in part]
         return {n: wide(outputs[n]) for n in names}, {n: batch[n] for n in names}
-    name = part_name(batch, measured.part)
-    return wide(outputs[name]), batch[name]
+    name = next(iter(batch)) if part is None else part_name(batch, part)
+    found = outputs[name]
+    narrow = not isinstance(found, Tensor) or found.dtype in _HALF
+    return wide(found) if narrow else found, batch[name]
 
 
 def wide(outputs: Any) -> Any:
     """The outputs at least in float32."""
-    if isinstance(outputs, Tensor):  # as most networks have it, at less cost
-        return _at_least_float32(outputs)
-    return pytree.tree_map_only(Tensor, _at_least_float32, outputs)
-
-
-def _at_least_float32(leaf: Tensor) -> Tensor:
-    return leaf.float() if leaf.dtype in _HALF else leaf
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.float() if leaf.dtype in _HALF else leaf, outputs)
 
 
 class RandomState:

@@ -55,6 +55,8 @@ class Problem(nn.Module):
         terms: the objective's, if it has inner functions, then one of each constraint.
     """
 
+    objective: Objective
+
     def __init__(
         self,
         objective: Objective,
@@ -71,7 +73,7 @@ class Problem(nn.Module):
     ) -> None:
         super().__init__()
         self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
-        self._objective = (objective,)  # in a tuple: its parameters belong to whoever owns the network
+        self.__dict__["objective"] = objective  # no submodule: its parameters are not the problem's
         self.constraints = kept_together(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
         self._pace, self._units_known = 1.0, False
@@ -82,6 +84,7 @@ class Problem(nn.Module):
             terms.append(self._objective_term(num_samples, layout, objective_share))
         terms += [self._constraint_term(c, constraint_share) for c in self.constraints]
         self.all_terms, self.terms = terms, nn.ModuleList(terms)
+        self._multipliers = tuple(term.multipliers for term in terms if term.multipliers is not None)
         per_sample = objective.sample_parameters
         self.row_parameters = (
             None
@@ -92,15 +95,15 @@ class Problem(nn.Module):
         )
         self.direct_weight = self._direct_weight()
         self._sampling = None  # the columns of the data are not needed any more
-        for number, state in enumerate(m for m in self.modules() if isinstance(m, DualState)):
-            state.number = number
         for number, term in enumerate(terms):
             term.weights.number = number
 
-    @property
-    def objective(self) -> Objective:
-        """The objective."""
-        return self._objective[0]
+    def numbered_states(self) -> list[DualState]:
+        """All dual states, those of multipliers and of samples' parameters among them, which know their numbers."""
+        states = [m for m in self.modules() if isinstance(m, DualState)]
+        for number, state in enumerate(states):
+            state.number = number
+        return states
 
     @property
     def states(self) -> list[DualState]:
@@ -135,18 +138,15 @@ class Problem(nn.Module):
             estimates: of the parts of F on a batch.
             known: whether the units were known before it, as :attr:`knows_units` says.
         """
-        self._units_known = self._units_known or known
-        if not self._units_known and self._multipliers and "objective" in estimates:
+        if known:
+            self._units_known = True
+        elif "objective" in estimates:
             for multipliers in self._multipliers:
                 multipliers.measure(estimates["objective"])
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._units_known = False  # the units are those of the checkpoint, which may not know them
-
-    @property
-    def _multipliers(self) -> list[MultiplierRows]:
-        return [term.multipliers for term in self.all_terms if term.multipliers is not None]
 
     def multipliers(self) -> dict[str, float]:
         """The multiplier of every row of the constraints by its name, see :meth:`Term.multiplier_values`.

@@ -88,13 +88,10 @@ class RowWeights(nn.Module):
         self.counted = probability is None
         if probability is None:
             self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64))  # the last one: batches
-        elif isinstance(probability, Tensor):
-            probability = torch.where(probability > 0, probability, 1.0)  # of what is never measured
-            alike = bool((probability == probability[0]).all())
-            probability = float(probability[0]) if alike else probability
-        # one more for the row that is none
-        one = torch.ones(1, dtype=torch.float64)
-        self._known = Known(torch.cat([probability, one])) if isinstance(probability, Tensor) else probability
+        chance = 1.0 if probability is None else _inverse(probability) / (num_rows if samples_per_row is None else 1)
+        self._all = Known(chance) if isinstance(chance, Tensor) else chance
+        # with one more for the row that is none
+        self._with_none = Known(torch.cat([chance, chance[:1]])) if isinstance(chance, Tensor) else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         kept = self._buffers.get("counts")
@@ -113,12 +110,14 @@ class RowWeights(nn.Module):
             again: how the entries repeat; None if they do not.
         """
         if self.counted:
-            return self._estimated(index, each)
-        weight = 1 / self.num_rows if self.samples_per_row is None else self._of_samples(columns, each, again)
-        if not isinstance(self._known, Known):
-            return weight if self._known is None else weight / self._known
-        known = self._known.like(each)
-        return weight / (known[:-1] if index is None else known.index_select(0, index))
+            return self._estimated(index, each).to(each.dtype)
+        chance = self._all
+        if isinstance(chance, Known):
+            if index is None or self._with_none is None:
+                chance = chance.like(each, each.dtype)
+            else:
+                chance = self._with_none.like(each, each.dtype).index_select(0, index)
+        return chance if self.samples_per_row is None else chance * self._of_samples(columns, each, again)
 
     def count(self, index: Tensor | None, each: Tensor) -> None:
         """Take note of what a batch has spoken of; arguments as above."""
@@ -142,15 +141,23 @@ class RowWeights(nn.Module):
         assert self.samples_per_row is not None  # noqa: S101 - the caller has seen to it
         size = len(columns["index"])
         if "weight" not in columns:
-            different = size if again is None else (1 / counts(columns["index"]).double()).sum().round()
+            different = size if again is None else (1 / counts(columns["index"]).to(each.dtype)).sum().round()
             return self.samples_per_row / different
-        weight, times = columns["weight"], len(each) // size
+        weight, times = columns["weight"].to(each.dtype), len(each) // size
         if "replaced" in columns:
-            weight = weight * expected_copies(columns).to(weight.dtype)
+            weight = weight * expected_copies(columns).to(each.dtype)
         weight = weight.repeat(times) if times > 1 else weight  # of all samples for one label after the other
         if again is not None and "replaced" not in columns:
             weight = weight * again.count
         return weight * (self.samples_per_row / size)
+
+
+def _inverse(probability: Tensor | float) -> Tensor | float:
+    """1/p_i, one number where all are alike, and 1 for what is never measured."""
+    if not isinstance(probability, Tensor):
+        return 1 / probability
+    inverse = 1 / torch.where(probability > 0, probability, 1.0)
+    return float(inverse[0]) if bool((inverse == inverse[0]).all()) else inverse
 
 
 def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:

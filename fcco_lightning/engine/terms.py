@@ -30,7 +30,7 @@ class Reading(NamedTuple):
         each: how much of its row an entry is, shape (r,): 1, or 1/c of c copies; 0 where nothing is said.
         weight: factor of ``<y_i, g_i>`` in the surrogate: the term's share times the weight of the row in the mean over
             all rows; shape (r,), 0 where nothing is said.
-        inverse: 1/p_i, with p_i the probability that a batch says something of row i; shape (r, 1), or one number.
+        chance: 1/(n p_i), with p_i the probability that a batch says something of row i; shape (r,), or one number.
         relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
         held: the remembered rows, shape (r, k), NaN where never written; None where the term keeps none.
     """
@@ -43,13 +43,19 @@ class Reading(NamedTuple):
     present: Tensor
     each: Tensor
     weight: Tensor
-    inverse: Tensor | float
+    chance: Tensor | float
     relevance: Tensor | None
     held: Tensor | None
 
+    @property
+    def inverse(self) -> Tensor | float:
+        """1/p_i, shape (r, 1), or one number."""
+        chance = self.chance.unsqueeze(1) if isinstance(self.chance, Tensor) and self.chance.dim() else self.chance
+        return self.term.num_rows * chance
+
     def pair(self, y: Tensor) -> Tensor:
         """``sum_i weight_i <y_i, g_i>``, a scalar with graph."""
-        weighted = torch.where(self.present.unsqueeze(1), self.weight.unsqueeze(1) * y, 0.0).to(self.values.dtype)
+        weighted = (self.weight.unsqueeze(1) * y).to(self.values.dtype)
         return torch.dot(weighted.reshape(-1), self.values.reshape(-1))  # one operator in either direction
 
     def total(self, per_row: Tensor) -> Tensor:
@@ -96,6 +102,8 @@ class Term(nn.Module):
         state: the rows; None until :meth:`remember`, for algorithms that keep none.
     """
 
+    part: Measurable
+
     def __init__(
         self,
         name: str,
@@ -118,18 +126,13 @@ class Term(nn.Module):
     ) -> None:
         super().__init__()
         self.multipliers = multipliers
-        self._part = (part,)  # in a tuple: its parameters belong to whoever owns the network
+        self.__dict__["part"] = part  # no module of this one: its parameters belong to whoever owns the network
         self.name, self.outer, self.num_rows, self.width = name, outer, num_rows, part.width
         self.share, self.dtype, self.weights, self.range, self.growth = share, dtype, weights, range, growth
         self.per_sample, self.repeats, self.num_names = per_sample, repeats, num_names or num_rows
         self._row_of = None if row_of is None else Known(row_of)
         self._processes, self._layout = processes, layout
         self.state: DualState | None = None
-
-    @property
-    def part(self) -> Measurable:
-        """What measures it."""
-        return self._part[0]
 
     def remember(self) -> None:
         """Allocate the rows, unless they are there."""
@@ -167,23 +170,19 @@ class Term(nn.Module):
         Raises:
             IndexError: on the host, if the batch names a row that does not exist.
         """
-        self._check_width(now.values)
+        if now.values.dim() != 2 or now.values.shape[1] != self.width:
+            raise self._wrong_width(now.values)
         names = self.part.rows_of(batch)
         index = names if names is None or self._row_of is None else self._row(names)
         again = copies(names) if self.repeats and names is not None else None
-        alike = now.weight.dtype == torch.bool
-        present = now.weight if alike else now.weight != 0
-        values, each = now.values, present.to(now.values.dtype)
+        relevance = None if now.weight.dtype == torch.bool else now.weight
+        present = now.weight if relevance is None else now.weight != 0
+        values, each, before = now.values, present.to(now.values.dtype), None if earlier is None else earlier.values
         if again is not None:
             each = _of_copies(each, again)
-            values = _mean(values, each, again)
-        known = torch.promote_types(values.dtype, torch.float32)
-        weight = self.weights(index, owners(batch, self.part), each, again)
-        inverse = self.num_rows * (weight.to(known).unsqueeze(-1) if isinstance(weight, Tensor) else weight)
-        factor = (self.share * weight * each).to(known)
-        before = None if earlier is None else earlier.values
-        if before is not None and again is not None:
-            before = _mean(before, each, again)
+            values, before = _mean(values, each, again), None if before is None else _mean(before, each, again)
+        chance = self.weights(index, owners(batch, self.part), each, again)
+        weight = each * (chance if self.share == 1 else self.share * chance)
         return Reading(
             self,
             index,
@@ -192,9 +191,9 @@ class Term(nn.Module):
             before,
             present,
             each,
-            factor if alike else factor * now.weight.to(known),
-            inverse,
-            None if alike else now.weight,
+            weight if relevance is None else weight * relevance.to(weight.dtype),
+            chance,
+            relevance,
             None if self.state is None else self.state.gather(index),
         )
 
@@ -220,12 +219,11 @@ class Term(nn.Module):
             names = torch.where((names < 0) | (names >= len(table)), len(table) - 1, names)
         return table.index_select(0, names).long()
 
-    def _check_width(self, values: Tensor) -> None:
-        if values.dim() != 2 or values.shape[1] != self.width:
-            raise ConfigError(
-                f"inner values of the {self.name} must have shape (r, {self.width}), got {tuple(values.shape)}. Give "
-                "the class the right `width`, or return values with two dimensions."
-            )
+    def _wrong_width(self, values: Tensor) -> ConfigError:
+        return ConfigError(
+            f"inner values of the {self.name} must have shape (r, {self.width}), got {tuple(values.shape)}. Give the "
+            "class the right `width`, or return values with two dimensions."
+        )
 
 
 def owners(batch: Any, part: Measurable) -> Columns:

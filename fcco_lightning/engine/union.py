@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.distributed import Processes
-from fcco_lightning.engine.parts import other_columns
+from fcco_lightning.engine.batches import other_columns
 from fcco_lightning.errors import DataError
 from fcco_lightning.records import HERE, Batch
 

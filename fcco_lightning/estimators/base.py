@@ -58,11 +58,13 @@ class Estimator(ABC):
         remembers: whether the estimator keeps rows; without, no state is allocated.
         convex_only: whether it takes dual steps, for which f must be convex.
         follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
+        by_chance: whether the update depends on how likely the rows were drawn.
     """
 
     remembers: ClassVar[bool] = True
     convex_only: ClassVar[bool] = False
     follows_values: ClassVar[bool] = True
+    by_chance: bool = False
 
     @property
     def needs_previous(self) -> bool:

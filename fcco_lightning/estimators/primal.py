@@ -73,6 +73,7 @@ class ScaledEMA(Estimator):
     """
 
     gamma: float = 0.9
+    by_chance = True
 
     def __post_init__(self) -> None:
         fraction("gamma", self.gamma)
@@ -124,6 +125,10 @@ class CorrectedEMA(Estimator):
     @property
     def needs_previous(self) -> bool:
         return self.gamma_prime != 0
+
+    @property
+    def by_chance(self) -> bool:  # type: ignore[override]
+        return self.gamma_prime == "theory"
 
     def correction(self, sampling: Sampling) -> Tensor | float:
         """Gamma' as a number, or one for every row of the batch, shape (b, 1)."""

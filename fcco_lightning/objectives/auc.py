@@ -44,6 +44,6 @@ class AUC(BinaryObjective):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
         """The mean over the pairs of the batch."""
-        scores, y = self.scores(outputs), required_column(batch, "y", self)
-        (negative, positive), _ = class_shares(y, batch.get("weight"), scores.dtype)
-        return pair_mean(self.loss, scores, positive, negative, few(y == 1, self.most_owners)), None
+        scores, positive = self.scores(outputs), required_column(batch, "y", self) == 1
+        (w, v), _ = class_shares(positive, batch.get("weight"), scores.dtype)
+        return pair_mean(self.loss, scores, v, w, few(positive, self.most_owners)), None

@@ -69,15 +69,20 @@ class AveragePrecision(RankingObjective):
             DataError: if there is not one score per sample, the batch has fewer than two, or no column ``y``.
         """
         scores, positive = self.scores(outputs), self._owners(batch)
-        is_positive, (of_negatives, of_positives) = positive.to(scores.dtype), self._class_changes()
-        among_positives = of_positives * is_positive
-        among_all = among_positives + of_negatives * (1 - is_positive)
-        masks = torch.stack([among_positives, among_all])
-        given = {"itself": self.own, "owners": positive, "most": self.most_owners}
-        return None, Rows(sums_over_data(self.loss, scores, masks, batch, self.num_samples, **given), positive)
+        among_all = self._counted(positive, scores.dtype)
+        among_positives = among_all * positive
+        masks, given = torch.stack([among_positives, among_all]), (batch, self.num_samples, self.own, positive)
+        return None, Rows(sums_over_data(self.loss, scores, masks, *given, self.most_owners), positive)
+
+    def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
+        """How much samples count for another prevalence than the data's, shape (B,)."""
+        of_negatives, of_positives = self._class_changes()
+        if of_negatives == of_positives:
+            return torch.ones_like(positive, dtype=dtype)
+        return of_negatives + (of_positives - of_negatives) * positive.to(dtype)
 
     def _class_changes(self) -> tuple[float, float]:
-        """What negatives and positives count more for another prevalence than the data's."""
+        """The same for negatives and positives."""
         if self.class_sizes is None or self.prevalence == "data":
             return 1.0, 1.0
         negatives, positives = self.class_sizes
@@ -146,8 +151,8 @@ class MeanAveragePrecision(Objective):
                 f"MeanAveragePrecision needs y of shape (n, T), or (n,) beside a column `task`, got {tuple(y.shape)} "
                 f"and the columns {sorted(columns or ())}. Name several label columns, or use AveragePrecision for one."
             )
-        labels, missing = int(task.max()) + 1, y == self.missing
-        known, positives = (torch.bincount(task[of], minlength=labels) for of in (~missing, y == 1))
+        labels, known_ones = int(task.max()) + 1, (y == 1) | (y == 0)
+        known, positives = (torch.bincount(task[of], minlength=labels) for of in (known_ones, y == 1))
         empty = ((positives == 0) | (positives == known)).nonzero().flatten().tolist()
         if empty:
             raise DataError(
@@ -215,7 +220,7 @@ class MeanAveragePrecision(Objective):
         every = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * (n / known)
         masks = torch.stack([every * holds, every], dim=1).to(scores.dtype).detach()
         owners = holds.any(0)
-        sums = sums_over_data(self.loss, scores, masks, batch, n, itself=self.own, owners=owners)
+        sums = sums_over_data(self.loss, scores, masks, batch, n, self.own, owners)
         relevance = self._relevance.like(scores, scores.dtype).unsqueeze(1)
         return Rows(sums.flatten(0, 1), (holds * relevance).flatten())
 

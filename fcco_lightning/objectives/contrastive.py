@@ -14,7 +14,7 @@ from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters, required_column
-from fcco_lightning.objectives.log_means import Shared, by_table, log_means, on_diagonal
+from fcco_lightning.objectives.log_means import by_table, log_means, on_diagonal
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
     SelfWeight,
@@ -60,12 +60,12 @@ class PairObjective(Objective, ABC):
         """Take the processes that share every batch."""
         self._processes = processes
 
-    def shared(self, batch: Columns) -> Shared | None:
-        """Who computes what of a batch; None where it is this process's alone (a single one, or evaluation)."""
+    def own(self, batch: Columns) -> slice | None:
+        """The samples of this process; None where the batch is its alone (a single process, or evaluation)."""
         if self._processes.size == 1 or HERE not in batch:
             return None
         own = batch[HERE].nonzero().flatten().tolist() or [0, -1]  # a column of the CPU: nothing waits for a device
-        return Shared(slice(own[0], own[-1] + 1), self._processes)
+        return slice(own[0], own[-1] + 1)
 
 
 class GlobalContrastive(PairObjective):
@@ -178,9 +178,8 @@ class GlobalContrastive(PairObjective):
             self._floor = 1 / num_samples
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
-        """One row for every pair; its values are at least 1/n if the pair is among its own negatives."""
-        least = self._floor if self.positive != "dataset" else 1 / num_samples
-        return RowDomain(num_samples, per_sample=True, range=Range(least=least))
+        """One row for every pair."""
+        return RowDomain(num_samples, per_sample=True, range=Range(least=self._floor))
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
         """Estimates (B, 2) from the B pairs of a batch, each against all of it.
@@ -195,11 +194,6 @@ class GlobalContrastive(PairObjective):
         return None, Rows(values, values.new_ones(len(values), dtype=torch.bool), outer)
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
-        """Refuse batches that say nothing of some of the pairs with which others are compared.
-
-        Raises:
-            DataError: see :func:`~fcco_lightning.objectives.self_weights.check_comparisons`.
-        """
         if self.positive != "batch" and by_strata(batch):
             check_comparisons(batch, self._num_samples)
 
@@ -211,17 +205,16 @@ class GlobalContrastive(PairObjective):
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
-        each, shared = two_of_each(tau, image), self.shared(batch)
+        kind, size, n, shared = self.positive, len(image), self._num_samples, (self.own(batch), self._processes)
+        tau = two_of_each(tau, image)
         if not by_strata(batch):
-            own, others = self_and_others(self.positive, len(image), self._num_samples)
-            return log_means(image, text, each, on_diagonal(log(own / others)), shared) + log(others)
+            own, others = self_and_others(kind, size, n)
+            return log_means(image, text, tau, on_diagonal(log(own / others)), *shared) + log(others)
 
         def table(anchors: slice, others: slice) -> Tensor:
-            return comparison_weights(
-                self.positive, batch, self._num_samples, image.dtype, anchors=anchors, others=others
-            ).log()
+            return comparison_weights(kind, batch, n, image.dtype, anchors=anchors, others=others).log()
 
-        return log_means(image, text, each, by_table(table, len(image)), shared)
+        return log_means(image, text, tau, by_table(table, size), *shared)
 
 
 class InfoNCE(PairObjective):
@@ -243,14 +236,9 @@ class InfoNCE(PairObjective):
         self.temperature = Temperature(tau, tau_min) if learn else None
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, None]:
-        """The loss of a batch.
-
-        Raises:
-            DataError: if the outputs are not pairs, or a batch holds fewer than two.
-        """
         image, text = embeddings(outputs)
         tau = two_of_each(self.tau if self.temperature is None else self.temperature(), image)
-        logs = log_means(image, text, tau, on_diagonal(0.0), self.shared(batch))
+        logs = log_means(image, text, tau, on_diagonal(0.0), self.own(batch), self._processes)
         both = logs.mean(0).sum()  # the two cross-entropies: log sum_j exp(s_ij / tau) - s_ii / tau
         return both / 2 if self.temperature is not None else self.tau * both, None
 

@@ -128,10 +128,16 @@ class GroupObjective(Objective, ABC):
         return required_column(batch, "group", self).long().clamp(0, self._known_groups() - 1)
 
     def _members(self, batch: Columns, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """The group of every sample, and its weight, NaN for a label that is out of range; shape (B,)."""
+        """The group of every sample, and its weight, shape (B,).
+
+        A label that is out of range has the weight NaN on a device that cannot refuse it, as the host does.
+        """
+        weight = batch["weight"].to(losses.dtype) if "weight" in batch else torch.ones_like(losses)
+        group = required_column(batch, "group", self)
+        if group.device.type == "cpu":
+            return group.long(), weight
         position = self._position(batch)
-        weight = batch["weight"].to(losses.dtype) if "weight" in batch else 1.0
-        return position, torch.where(position == batch["group"], weight, torch.nan).to(losses.dtype)
+        return position, torch.where(position == group, weight, torch.nan)
 
 
 class _ShiftedGroupObjective(GroupObjective):
@@ -352,7 +358,9 @@ class MultiTaskGroupDRO(GroupObjective):
         """Refuse groups and tasks that are out of range, and what the loss would misread."""
         super().check(outputs, batch)
         task = batch.get("task")
-        if task is not None and bool(((task < 0) | (task >= self.num_tasks)).any()):
+        if task is None or self.loss(outputs, batch).dim() == 2:
+            return
+        if bool(((task < 0) | (task >= self.num_tasks)).any()):
             raise DataError(f"tasks must lie in 0..{self.num_tasks - 1}, got {int(task.min())}..{int(task.max())}.")
 
     def rows_of(self, batch: Columns) -> None:

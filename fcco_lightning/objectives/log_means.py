@@ -1,7 +1,7 @@
 """Means of exponentials of similarities, every pair of a batch against all others, in memory that a batch needs."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,19 +40,14 @@ def by_table(logs: Callable[[slice, slice], Tensor], size: int) -> Weigh:
     return weigh
 
 
-class Shared(NamedTuple):
-    """Which samples of a batch are whose.
-
-    Attributes:
-        own: those of this process, consecutive ones.
-        processes: that share the batch.
-    """
-
-    own: slice
-    processes: Processes
-
-
-def log_means(image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, shared: Shared | None = None) -> Tensor:
+def log_means(
+    image: Tensor,
+    text: Tensor | None,
+    tau: Tensor,
+    weigh: Weigh,
+    own: slice | None = None,
+    processes: Processes = _ALONE,
+) -> Tensor:
     r"""``log g_i1`` and ``log g_i2`` for all pairs of a batch, up to rounding as if all similarities were in memory.
 
     With ``s_ij = <I_i, T_j>``, weights W and temperatures tau_i1, tau_i2:
@@ -73,15 +68,17 @@ def log_means(image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, sha
         text: those of texts, likewise; None for views.
         tau: temperatures > 0, shape (B, 2), or (B, 1) of views.
         weigh: weights of the negatives.
-        shared: who computes what; None where the batch is this process's alone.
+        own: the samples of this process, consecutive ones; None where the batch is this process's alone.
+        processes: that share the batch.
 
     Returns: shape of ``tau``.  It can be differentiated once.
     """
     with torch.autocast(image.device.type, enabled=False):
-        if (shared is None or shared.processes.size == 1) and len(image) ** 2 <= BLOCK:
+        if own is None and len(image) ** 2 <= BLOCK:
             at_once: Tensor = _AtOnce.apply(image, text, tau, weigh)
             return at_once
-        by_blocks: Tensor = _ByBlocks.apply(image, text, tau, weigh, shared or Shared(slice(0, len(image)), _ALONE))
+        every, processes = slice(0, len(image)), _ALONE if own is None else processes
+        by_blocks: Tensor = _ByBlocks.apply(image, text, tau, weigh, own or every, processes)
         return by_blocks
 
 
@@ -121,19 +118,18 @@ class _AtOnce(torch.autograd.Function):
 
 
 class _ByBlocks(torch.autograd.Function):
-    """Where a block of similarities at a time is in memory, of this process's own samples with all."""
+    """Where a block of similarities at a time is in memory."""
 
     @staticmethod
-    def forward(ctx: Any, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, shared: Shared) -> Tensor:
-        own, learnt, partners = shared.own, ctx.needs_input_grad[2], _partners(image, text)
-        with shared.processes.guard():
-            found = [
-                _own_anchors(x, y, each, partners, weigh, own, learnt=learnt)
-                for (x, y), each in zip(_sides(image, text), tau.T, strict=True)
-            ]
-        together = shared.processes.gather([torch.cat([columns for columns, _ in found], 1)]).tensors[0]
-        pair, mass, mean = together[:, :1], together[:, 1::3], together[:, 2::3]
+    def forward(
+        ctx: Any, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, own: slice, processes: Processes
+    ) -> Tensor:
         ctx.weigh, ctx.own = weigh, own
+        with processes.guard():
+            blocks = _Blocks(image, text, tau, weigh, own)
+            found = [blocks.anchors(side, learnt=ctx.needs_input_grad[2]) for side in range(tau.shape[1])]
+        together = processes.gather([torch.cat([columns for columns, _ in found], 1)]).tensors[0]
+        pair, mass, mean = together[:, :1], together[:, 1::3], together[:, 2::3]
         ctx.save_for_backward(image, text, tau, mass, mean - pair, *(similarity for _, similarity in found))
         return mass - pair / tau
 
@@ -141,94 +137,76 @@ class _ByBlocks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         image, text, tau, mass, gap, *kept = ctx.saved_tensors
-        scaled, partners, found = gradient / tau, _partners(image, text), []
-        for side, (x, y) in enumerate(_sides(image, text)):
-            total = torch.zeros_like(x)
-            for rows in _blocks(ctx.own, len(y)):
-                similarity = x[rows] @ y.T if kept[side] is None else kept[side]
-                total[rows] = _slopes(similarity, tau, mass, scaled, partners, ctx.weigh, rows, side) @ y
-            found.append(total)
+        scaled, blocks = gradient / tau, _Blocks(image, text, tau, ctx.weigh, ctx.own)
+        found = [blocks.gradient(side, similarity, mass, scaled) for side, similarity in enumerate(kept)]
         by_tau = -scaled / tau * gap if ctx.needs_input_grad[2] else None
-        return found[0], None if text is None else found[1], by_tau, None, None
+        return found[0], None if text is None else found[1], by_tau, None, None, None
 
 
-def _sides(image: Tensor, text: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """Anchors, and what they are compared with."""
-    return [(image, image)] if text is None else [(image, text), (text, image)]
+class _Blocks:
+    """Similarities of this process's own samples with all, of which a block at a time is in memory.
+
+    Args: see :func:`log_means`.
+    """
+
+    def __init__(self, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, own: slice) -> None:
+        self.sides = [(image, image)] if text is None else [(image, text), (text, image)]
+        self.tau, self.weigh, self.every = tau, weigh, slice(0, len(image))
+        self.partners = _partners(image, text)
+        step = max(2, BLOCK // len(image) // 2 * 2)  # both views of a sample are in one block
+        self.rows = [slice(start, min(start + step, own.stop)) for start in range(own.start, own.stop, step)]
+
+    def anchors(self, side: int, *, learnt: bool) -> tuple[Tensor, Tensor | None]:
+        """What a process knows of its own anchors of one side.
+
+        Returns: the similarity of an anchor with its partner, ``log sum_j W_ij exp(s_ij / tau_i)``, and the mean of
+            s_ij under these weights, or 0, shape (b, 3); and the similarities with all, (b, B), if one block holds
+            them.
+        """
+        (x, y), parts, similarity = self.sides[side], [self.tau.new_empty(0, 3)], None
+        for rows in self.rows:
+            similarity = x[rows] @ y.T
+            logits = similarity / self.tau[rows, side : side + 1]
+            self.weigh(logits, rows, self.every)
+            mass, pair = logits.logsumexp(1, keepdim=True), similarity.gather(1, self.partners[rows])
+            mean = logits.sub_(mass).exp_().mul_(similarity).sum(1, keepdim=True) if learnt else torch.zeros_like(mass)
+            parts.append(torch.cat([pair, mass, mean], 1))
+        return torch.cat(parts), similarity if len(self.rows) == 1 else None
+
+    def gradient(self, side: int, known: Tensor | None, mass: Tensor, scaled: Tensor) -> Tensor:
+        """The gradient by one's own images, texts or views, 0 for all others, (B, d).
+
+        Args:
+            side: 0 for images or views, 1 for texts.
+            known: the similarities, if they were kept.
+            mass: of all anchors, shape of tau.
+            scaled: derivatives by log g, divided by tau, likewise.
+        """
+        x, y = self.sides[side]
+        gradient = torch.zeros_like(x)
+        for rows in self.rows:
+            similarity = x[rows] @ y.T if known is None else known
+            gradient[rows] = self._slopes(similarity, rows, side, mass, scaled) @ y
+        return gradient
+
+    def _slopes(self, similarity: Tensor, rows: slice, side: int, mass: Tensor, scaled: Tensor) -> Tensor:
+        """Derivatives by similarities (m, B).
+
+        A sample is an anchor itself, and it is among the negatives of every anchor of the other side.
+        """
+        partners, every, other = self.partners[rows], self.every, len(self.sides) - 1 - side
+        slope = self._weights(similarity, rows, every, side, mass).mul_(scaled[rows, side : side + 1])
+        slope.addcmul_(self._weights(similarity.T, every, rows, other, mass).T, scaled[:, other])
+        return slope.scatter_add_(1, partners, -scaled[rows, side : side + 1] - scaled[partners, other])
+
+    def _weights(self, similarity: Tensor, anchors: slice, others: slice, side: int, mass: Tensor) -> Tensor:
+        """Weights of the terms of anchors, which add up to 1 over all others, shape (m, k) of the similarities."""
+        logits = similarity / self.tau[anchors, side : side + 1]
+        self.weigh(logits, anchors, others)
+        return logits.sub_(mass[anchors, side : side + 1]).exp_()
 
 
 def _partners(image: Tensor, text: Tensor | None) -> Tensor:
     """The number of an anchor's own text, or other view, shape (B, 1)."""
     every = torch.arange(len(image), device=image.device).unsqueeze(1)
     return every ^ 1 if text is None else every
-
-
-def _own_anchors(
-    x: Tensor, y: Tensor, tau: Tensor, partners: Tensor, weigh: Weigh, own: slice, *, learnt: bool
-) -> tuple[Tensor, Tensor | None]:
-    """What a process knows of its own anchors of one side.
-
-    Args:
-        x: embeddings of all anchors, (B, d).
-        y: those of what they are compared with, likewise.
-        tau: temperatures of the anchors, (B,).
-        partners: see :func:`_partners`.
-        weigh: weights of the negatives.
-        own: which anchors are its own, b.
-        learnt: whether means are wanted.
-
-    Returns: the similarity of an anchor with its partner, ``log sum_j W_ij exp(s_ij / tau_i)``, and the mean of s_ij
-        under these weights, or 0, shape (b, 3); and the similarities with all, (b, B), if one block holds them.
-    """
-    parts, blocks, similarity = [tau.new_empty(0, 3)], _blocks(own, len(y)), None
-    for rows in blocks:
-        similarity = x[rows] @ y.T
-        logits = similarity / tau[rows].unsqueeze(1)
-        weigh(logits, rows, slice(0, len(y)))
-        mass, pair = logits.logsumexp(1, keepdim=True), similarity.gather(1, partners[rows])
-        mean = (logits.sub_(mass).exp_() * similarity).sum(1, keepdim=True) if learnt else torch.zeros_like(mass)
-        parts.append(torch.cat([pair, mass, mean], 1))
-    return torch.cat(parts), similarity if len(blocks) == 1 else None
-
-
-def _slopes(
-    similarity: Tensor,
-    tau: Tensor,
-    mass: Tensor,
-    scaled: Tensor,
-    partners: Tensor,
-    weigh: Weigh,
-    rows: slice,
-    side: int,
-) -> Tensor:
-    """Derivatives by the similarities (m, B) of some of one's own images, texts or views with all others.
-
-    A sample is an anchor itself, and it is among the negatives of every anchor of the other side.
-
-    Args:
-        similarity: shape (m, B).
-        tau: temperatures, (B, 2), or (B, 1) of views.
-        mass: of all anchors, see :func:`_own_anchors`, likewise.
-        scaled: derivatives by log g, divided by tau, likewise.
-        partners: see :func:`_partners`.
-        weigh: weights of the negatives.
-        rows: which samples, m.
-        side: 0 for images or views, 1 for texts.
-    """
-    slope, every, other = torch.zeros_like(similarity), slice(0, len(tau)), tau.shape[1] - 1 - side
-    for block, similar, anchors, others, column in (
-        (slope, similarity, rows, every, side),
-        (slope.T, similarity.T, every, rows, other),
-    ):
-        at = anchors, slice(column, column + 1)
-        logits = similar / tau[at]
-        weigh(logits, anchors, others)
-        block.addcmul_(logits.sub_(mass[at]).exp_(), scaled[at])
-    both = scaled[rows, side : side + 1] + scaled[partners[rows, 0], other : other + 1]
-    return slope.scatter_add_(1, partners[rows], -both)
-
-
-def _blocks(own: slice, size: int) -> list[slice]:
-    """Consecutive samples of one's own, so many that their similarities with all fit into a block; both its views."""
-    step = max(2, BLOCK // size // 2 * 2)
-    return [slice(start, min(start + step, own.stop)) for start in range(own.start, own.stop, step)]

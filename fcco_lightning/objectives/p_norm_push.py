@@ -3,7 +3,6 @@
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fcco_lightning.checks import greater, one_of
 from fcco_lightning.objectives.pairwise import ExponentialPair, PairLoss
@@ -49,4 +48,5 @@ class PNormPush(RankingObjective):
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
         """Mean losses of the samples that own rows against those of the other class in the batch."""
-        return None, Rows(*self._means(self.loss, self.scores(outputs), batch, self.dtype))
+        owners, _, others = self._classes(batch, self.dtype)
+        return None, Rows(self._means(self.loss, self.scores(outputs), owners, others), owners)

@@ -1,6 +1,6 @@
 """Weighted sums and means of losses over pairs of scores, with derivatives in closed form."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import reduce, wraps
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -14,7 +14,7 @@ from fcco_lightning.objectives.measurable import nan_where
 FEW_PAIRS = 2**18
 """Number of pairs up to which they are formed all at once, which is then fastest."""
 _MOST_KEPT = 2**21  # pairs up to which their slopes are kept for the backward pass, and not computed again
-_BLOCK = 2**17  # pairs that are formed at a time beyond: what fits into a core's cache
+_BLOCK = 2**17  # pairs that are formed at a time: what fits into a core's cache
 _ALL = slice(None)
 
 Table: TypeAlias = Callable[[slice], Tensor]
@@ -49,23 +49,22 @@ class Few:
 
 
 class Strata:
-    """A table of weights of pairs: one for the pairs within a stratum, another for those of different strata.
+    """Weights ``a_j + m_i [j is in the stratum of i]`` of pairs, a table that needs not be formed where losses are squares.
 
     Args:
         stratum: of the samples, shape (B,).
-        across: weights of the samples seen from another stratum, shape (B,), equal within a stratum.
-        within: weights of the others in a sample's stratum as it sees them, shape (B,).
-        owners: who they are; None for all samples.
+        across: a, shape (B,).
+        more: m, shape (B,).
+        owners: the samples i; None for all.
     """
 
-    def __init__(self, stratum: Tensor, across: Tensor, within: Tensor, owners: Few | None = None) -> None:
+    def __init__(self, stratum: Tensor, across: Tensor, more: Tensor, owners: Few | None = None) -> None:
         self.stratum, self.across = stratum, across
-        of = (lambda values: values) if owners is None else owners.of
-        self.own, self.within, self.excess = of(stratum), of(within), of(within - across)
+        self.own, self.more = (stratum, more) if owners is None else (owners.of(stratum), owners.of(more))
 
     def __call__(self, some: slice) -> Tensor:
-        same = (self.stratum.unsqueeze(1) - self.own[some]).eq_(0).to(self.across.dtype)
-        return torch.lerp(self.across.unsqueeze(1), self.within[some], same)
+        same = (self.stratum.unsqueeze(1) - _part(self.own, some)).eq_(0)
+        return torch.addcmul(self.across.unsqueeze(1), same.to(self.across.dtype), _part(self.more, some))
 
 
 class Elementwise(Protocol):
@@ -104,7 +103,7 @@ class Squares(NamedTuple):
         if table is None:
             return self._sums(weights.double(), None, thresholds)
         across = self._sums(weights.double() * table.across, None, thresholds)
-        return across + table.excess * self._sums(weights.double(), table, thresholds)
+        return across + table.more * self._sums(weights.double(), table, thresholds)
 
     def _sums(self, weights: Tensor, within: Strata | None, thresholds: Tensor | None) -> Tensor:
         """``c_i^2 V_0 - 2 c_i V_1 + V_2`` with the sums V of W times 1, x and x^2 over the j that count."""
@@ -157,16 +156,16 @@ class _Pairs(NamedTuple):
         squares = self.loss.squares(self.mine, self.scores)
         return None if squares is None else squares.sums(self.weights, self.table, self.thresholds)
 
-    def blocks(self, most: int = _MOST_KEPT) -> list[slice]:
-        """The owners, all at once up to some number of pairs, or else as many at a time as fit into a cache."""
-        if self.number <= most:
+    def blocks(self) -> list[slice]:
+        """The owners, as many at a time as make a block."""
+        size, m = max(1, _BLOCK // self.scores.shape[-1]), self.mine.shape[-1]
+        if m <= size or self.scores.dim() > 1:
             return [_ALL]
-        size, m = max(1, _BLOCK // len(self.scores)), len(self.mine)
         return [slice(first, first + size) for first in range(0, m, size)]
 
     def differences(self, some: slice) -> Tensor:
-        """``o_i - s_j``, shape (..., B, m')."""
-        return self.mine[..., some].unsqueeze(-2) - self.scores.unsqueeze(-1)
+        """``s_i - s_j``, shape (..., B, m')."""
+        return _part(self.mine, some).unsqueeze(-2) - self.scores.unsqueeze(-1)
 
     def sums(self) -> Tensor:
         """The sums (..., k, m), by operators that autograd differentiates."""
@@ -174,24 +173,32 @@ class _Pairs(NamedTuple):
         for some in self.blocks():
             losses = self.loss(self.differences(some))
             if self.thresholds is not None:
-                losses = (losses - self.thresholds[some]).clamp(min=0)
+                losses = (losses - _part(self.thresholds, some)).clamp(min=0)
             if self.table is not None:
                 losses = losses * self.table(some)
             parts.append(self.weights @ losses.to(self.weights.dtype))
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+        return _joined(parts)
 
     def with_slopes(self, some: slice) -> tuple[Tensor, Tensor, Tensor | None]:
         """Sums of some owners (..., k, m'), slopes (..., B, m'), less derivatives by thresholds (k, m'); no graph."""
         losses, slopes = self.loss.with_slope(self.differences(some))
         table, above = None if self.table is None else self.table(some), None
         if self.thresholds is not None:
-            excess = losses - self.thresholds[some]
+            excess = losses - _part(self.thresholds, some)
             losses, above = excess.clamp(min=0), excess.ge_(0)
             slopes, above = slopes * above, above if table is None else above * table
             above = self.weights @ above.to(self.weights.dtype)
         if table is not None:
             losses, slopes = losses * table, slopes * table
         return self.weights @ losses.to(self.weights.dtype), slopes, above
+
+
+def _part(values: Tensor, some: slice) -> Tensor:
+    return values if some == _ALL else values[..., some]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1)
 
 
 def pair_sums(
@@ -247,12 +254,12 @@ def pair_mean(loss: Elementwise, scores: Tensor, v: Tensor, w: Tensor, owners: F
     """
     mine, v = (None, v) if owners is None else (owners.of(scores), owners.of(v))
     pairs = _Pairs(loss, None, scores, w.unsqueeze(0), mine)
-    if pairs.number <= FEW_PAIRS:
-        mean = w @ loss(pairs.differences(_ALL)) @ v
-    elif (sums := pairs.squared()) is not None:
-        mean = (sums[0] @ v.double()).to(scores.dtype)
+    squares = None if pairs.number <= FEW_PAIRS else loss.squares(pairs.mine, scores)
+    if squares is not None:  # sums over the owners, which may be few
+        by_others = Squares(-squares.x, -squares.c, squares.hinge).sums(v.unsqueeze(0))
+        mean = (by_others[0] @ w.double()).to(scores.dtype)
     else:
-        mean = (_MeanByBlocks.apply if _by_formula() else _plain_mean)(v, *pairs)
+        mean = (_PairMean.apply if _by_formula() else _plain_mean)(v, *pairs)
     return mean if owners is None else nan_where(owners.beyond, mean)
 
 
@@ -290,67 +297,67 @@ def _exact(backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _by_autograd(function: Callable[..., Tensor], given: tuple[Any, ...], gradient: Tensor) -> list[Tensor | None]:
+def _by_autograd(function: Callable[..., Tensor], given: tuple[Any, ...], gradient: Tensor) -> tuple[Any, ...]:
     """Gradients by the arguments that have one, with graph."""
     needed = [isinstance(one, Tensor) and one.requires_grad for one in given]
     # each by itself: some may be functions of others
     apart = [one.view_as(one) if need else one for one, need in zip(given, needed, strict=True)]
     wanted = [one for one, need in zip(apart, needed, strict=True) if need]
     found = iter(torch.autograd.grad(function(*apart), wanted, gradient, create_graph=True))
-    return [next(found) if need else None for need in needed]
+    return tuple(next(found) if need else None for need in needed)
 
 
 class _PairSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         pairs, ctx.given = _Pairs(*given), given[:2]
-        kept: list[Tensor | None] = []
-        if any(ctx.needs_input_grad) and len(pairs.blocks()) == 1:
-            sums, *kept = pairs.with_slopes(_ALL)
-        else:
-            sums = pairs.sums()
-        ctx.save_for_backward(*given[2:], *kept)
-        return sums
+        if not any(ctx.needs_input_grad) or pairs.number > _MOST_KEPT:
+            ctx.save_for_backward(*given[2:])
+            return pairs.sums()
+        parts = [pairs.with_slopes(some) for some in pairs.blocks()]
+        ctx.save_for_backward(*given[2:], *(kept for _, *slopes in parts for kept in slopes))
+        return _joined([sums for sums, *_ in parts])
 
     @staticmethod
     @_exact
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         pairs, kept, parts = _Pairs(*ctx.given, *ctx.saved_tensors[:4]), ctx.saved_tensors[4:], []
         if torch.is_grad_enabled():
-            return tuple(_by_autograd(_plain_sums, pairs, gradient))
-        for some in pairs.blocks():
-            slopes, above = kept or pairs.with_slopes(some)[1:]
-            upstream = gradient[..., some]
+            return _by_autograd(_plain_sums, pairs, gradient)
+        for number, some in enumerate(pairs.blocks()):
+            slopes, above = kept[2 * number : 2 * number + 2] or pairs.with_slopes(some)[1:]
+            upstream = _part(gradient, some)
             of_pairs = (pairs.weights.mT @ upstream).to(slopes.dtype).mul_(slopes)
             parts.append((of_pairs.sum(-2), of_pairs.sum(-1), None if above is None else -(upstream * above).sum(-2)))
         of_owners, of_others, of_thresholds = zip(*parts, strict=True)
-        by_owners, by_others = torch.cat(of_owners, -1), reduce(torch.add, of_others)
-        by_thresholds = None if pairs.thresholds is None else torch.cat(of_thresholds)
+        by_owners, by_others = _joined(of_owners), reduce(torch.add, of_others)
+        by_thresholds = None if pairs.thresholds is None else _joined(of_thresholds)
         if pairs.owners is None:
             return None, None, by_owners - by_others, None, None, by_thresholds
         return None, None, -by_others, None, by_owners, by_thresholds
 
 
-class _MeanByBlocks(torch.autograd.Function):
+class _PairMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, v: Tensor, *given: Any) -> Tensor:
-        pairs, w, ctx.given, parts = _Pairs(*given), given[3][0], given[:2], []
+        pairs, parts, ctx.given = _Pairs(*given), [], given[:2]
         if not any(ctx.needs_input_grad):
             return _plain_mean(v, *given)
-        for some in pairs.blocks(_BLOCK):
+        w = pairs.weights[0]
+        for some in pairs.blocks():
             losses, slopes = pairs.loss.with_slope(pairs.differences(some))
-            share = v[some]
-            parts.append(((w @ losses @ share).double(), (w @ slopes).mul_(share), slopes @ share))
+            share = _part(v, some)
+            parts.append((w @ losses @ share, (w @ slopes).mul_(share), slopes @ share))
         means, of_owners, of_others = zip(*parts, strict=True)
-        ctx.save_for_backward(v, *given[2:], torch.cat(of_owners), reduce(torch.add, of_others) * w)
-        return reduce(torch.add, means).to(pairs.scores.dtype)
+        ctx.save_for_backward(v, *given[2:], _joined(of_owners), reduce(torch.add, of_others).mul_(w))
+        return reduce(torch.add, means)
 
     @staticmethod
     @_exact
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         v, *given, by_owners, by_others = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return tuple(_by_autograd(_plain_mean, (v, *ctx.given, *given), gradient))
+            return _by_autograd(_plain_mean, (v, *ctx.given, *given), gradient)
         if given[2] is None:
             return None, None, None, gradient * (by_owners - by_others), None, None, None
         return None, None, None, -gradient * by_others, None, gradient * by_owners, None

@@ -11,7 +11,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Range
 from fcco_lightning.objectives.base import SampleParameters, required_column
 from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
-from fcco_lightning.objectives.ranking import RankingObjective, both_classes, class_shares
+from fcco_lightning.objectives.ranking import RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
 from fcco_lightning.records import Columns, Rows
 
@@ -95,18 +95,15 @@ class CVaRPartialAUC(RankingObjective):
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows | None]:
         """C, and what is sampled of the L_i; or without ``min_tpr`` the mean of the L_i at their present thresholds."""
-        scores, y = self.scores(outputs), required_column(batch, "y", self)
-        thresholds = self._thresholds(batch, scores.dtype) if self.max_fpr < 1 else None
-        excess, rows = self._means(self.loss, scores, batch, scores.dtype, thresholds)
-        if thresholds is not None:
-            excess = excess / self.max_fpr
+        scores = self.scores(outputs)
+        owners, share, negatives = self._classes(batch, scores.dtype)
+        if self.max_fpr == 1:
+            return self.threshold, Rows(self._means(self.loss, scores, owners, negatives), owners)
+        thresholds = self._thresholds(batch, scores.dtype)
+        excess = self._means(self.loss, scores, owners, negatives, thresholds) / self.max_fpr
         if self.min_tpr:
-            return self.threshold, Rows(
-                excess, rows, self._outer(0.0 if thresholds is None else thresholds.unsqueeze(1))
-            )
-        assert thresholds is not None  # noqa: S101 - one of the two is left out
-        shares, known = class_shares(y, batch.get("weight"), scores.dtype)
-        return (shares[1] * known) @ (thresholds + excess.squeeze(1)), None
+            return self.threshold, Rows(excess, owners, self._outer(thresholds.unsqueeze(1)))
+        return (share * owners) @ (thresholds + excess.squeeze(1)), None
 
     def _thresholds(self, batch: Columns, dtype: torch.dtype) -> Tensor:
         """The s_i of all samples, shape (B,), with the graph of L_i and not of L_i n / n_+.
@@ -114,13 +111,12 @@ class CVaRPartialAUC(RankingObjective):
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
         given = required_column(batch, "threshold", self).squeeze(1).to(dtype)
-        owners, weight = self._owners(batch), batch.get("weight")
-        share = owners.to(dtype).mean()  # n_+ / n, where only batches are known
-        if self.class_sizes is not None:
-            share = torch.full_like(share, self.class_sizes[1] / sum(self.class_sizes))
-            if weight is not None:
-                share = torch.where(weight > 0, share / weight.to(dtype), 0.0)
-        return torch.lerp(given.detach(), given, share)
+        if self.class_sizes is None:  # only batches are known
+            return torch.lerp(given.detach(), given, self._owners(batch).to(dtype).mean())
+        share, weight = self.class_sizes[1] / sum(self.class_sizes), batch.get("weight")
+        if weight is None:
+            return torch.lerp(given.detach(), given, share)
+        return torch.lerp(given.detach(), given, share / weight.to(dtype))
 
 
 class KLPartialAUC(RankingObjective):
@@ -182,8 +178,9 @@ class KLPartialAUC(RankingObjective):
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows]:
         """C, where there is one, and ``mean_j exp(l_ij / lam)`` of the batch's positives."""
-        rows = self._means(ExponentialOf(self.loss, self.lam), self.scores(outputs), batch, self.dtype)
-        return (None, Rows(*rows)) if self.tau is None else (self.threshold, Rows(*rows, self.outer))
+        owners, _, others = self._classes(batch, self.dtype)
+        means = self._means(ExponentialOf(self.loss, self.lam), self.scores(outputs), owners, others)
+        return (None, Rows(means, owners)) if self.tau is None else (self.threshold, Rows(means, owners, self.outer))
 
     def _range(self) -> Range:
         """Losses are not negative."""

@@ -11,7 +11,6 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
 from fcco_lightning.numerics import counts
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
-from fcco_lightning.objectives.measurable import nan_where
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss
 from fcco_lightning.objectives.self_weights import by_strata, check_comparisons, comparison_weights, self_and_others
@@ -79,25 +78,32 @@ class RankingObjective(BinaryObjective, ABC):
         """Which samples of a batch own rows, shape (B,), bool."""
         return required_column(batch, "y", self) == self.owner
 
+    def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Which samples of a batch are rows, and shares of the samples in means over both classes.
+
+        Returns: owners, if the batch holds both classes, shape (B,), bool; shares of the owners, and of the others in
+            means over their class, shape (B,), of the ``dtype``.
+        """
+        owners = self._owners(batch)
+        (others, own), known = class_shares(owners, batch.get("weight"), dtype)
+        return owners & known, own, others
+
     def _means(
-        self, loss: PairLoss, scores: Tensor, batch: Columns, dtype: torch.dtype, thresholds: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The mean losses against the other class, or those of ``[l - t_i]_+``, and which samples are rows.
+        self, loss: PairLoss, scores: Tensor, owners: Tensor, share: Tensor, thresholds: Tensor | None = None
+    ) -> Tensor:
+        """The mean losses of owners against the other class, or those of ``[l - t_i]_+``, shape (B, 1).
 
         Args:
             loss: l.
             scores: shape (B,).
-            batch: columns.
-            dtype: of the means.
+            owners: which samples they are, shape (B,), bool.
+            share: of the samples in means over the other class, shape (B,).
             thresholds: t, shape (B,).
-
-        Returns: shape (B, 1); and the owners, if the batch holds both classes, shape (B,), bool.
         """
-        owners = self._owners(batch)
-        shares, known = class_shares(batch["y"], batch.get("weight"), dtype)
-        s, share = scores if self.owner == 1 else -scores, shares[1 - self.owner].unsqueeze(0)
-        some, others = few(owners, self.most_owners), few(~owners, self.most_partners)
-        return pair_sums(loss, s, share, some, partners=others, thresholds=thresholds), owners & known
+        s = scores if self.owner == 1 else -scores
+        some = few(owners, self.most_owners)
+        others = None if self.most_partners is None else few(share > 0, self.most_partners)
+        return pair_sums(loss, s, share.unsqueeze(0), some, partners=others, thresholds=thresholds)
 
 
 def few(marked: Tensor, most: int | None) -> Few | None:
@@ -117,7 +123,6 @@ def sums_over_data(
     masks: Tensor,
     batch: Columns,
     num_samples: int | None,
-    *,
     itself: float,
     owners: Tensor,
     most: int | None = None,
@@ -152,12 +157,16 @@ def sums_over_data(
 
         return pair_sums(loss, scores, masks, some, table=table)
     weight = batch["weight"]
-    across, held = weight.to(scores.dtype) / size, counts(weight)
-    within = (across * held - own).clamp(min=0) / (held - 1).clamp(min=1)
-    lonely = owners & (held == 1) & (across > 1.5 * own)
-    within = nan_where(lonely, within)
-    sums = pair_sums(loss, scores, masks, some, table=Strata(weight, across, within, some))
-    return torch.addcmul(sums, masks.mT, ((own - within) * itself).unsqueeze(1))
+    across, fellows = weight.to(scores.dtype) / size, _held(weight) - 1
+    lonely = owners & (across > 1.5 * own)  # unless there are fellows, of which the stratum has some
+    more = (across - own) / torch.where(lonely, fellows, fellows.clamp(min=1))
+    sums = pair_sums(loss, scores, masks, some, table=Strata(weight, across, more, some))
+    return torch.addcmul(sums, masks.mT, (own - across - more).unsqueeze(1), value=itself)
+
+
+def _held(values: Tensor) -> Tensor:
+    """How often the value of every entry occurs, shape (B,)."""
+    return counts(values) if len(values) ** 2 > FEW_PAIRS else (values.unsqueeze(1) - values).eq_(0).sum(1)
 
 
 def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
@@ -182,21 +191,20 @@ def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
     return [positive, ~positive]
 
 
-def class_shares(y: Tensor, weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What every sample counts in the means over the negatives and over the positives of a batch.
+def class_shares(members: Tensor, weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What every sample counts in a mean over the samples outside of a class, and in one over the class.
 
     Args:
-        y: labels, shape (B,).
+        members: of the class, shape (B,), bool.
         weight: of the samples, shape (B,); None where all are alike.
         dtype: of the result.
 
-    Returns: shares (2, B) of sum 1 each, or 0 for a class that the batch lacks; and whether it holds both, a bool.
+    Returns: shares (2, B), of sum 1 each, or 0 where the batch holds none; and whether it holds some of both, a bool.
     """
-    positive = y == 1
-    members = torch.stack([~positive, positive]).to(dtype)
-    weights = members if weight is None else members * weight.to(dtype)
-    totals = weights.sum(1, keepdim=True)
-    return weights / totals.clamp(min=torch.finfo(dtype).tiny), (totals > 0).all()
+    inside = members.to(dtype) if weight is None else members * weight.to(dtype)
+    both = torch.stack([(1 if weight is None else weight.to(dtype)) - inside, inside])
+    totals = both.sum(1, keepdim=True)
+    return both / totals.clamp(min=torch.finfo(dtype).tiny), (totals > 0).all()
 
 
 def warn_of_ratios(batch: Columns, objective: Objective) -> None:

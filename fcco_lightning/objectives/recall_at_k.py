@@ -64,8 +64,8 @@ class RecallAtK(RankingObjective):
             DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
         """
         scores, owners = self.scores(outputs), self._owners(batch)
-        every, given = torch.ones_like(scores.detach()).unsqueeze(0), {"itself": self.own, "most": self.most_owners}
-        ranks = sums_over_data(self.loss, scores, every, batch, self.num_samples, owners=owners, **given)
+        every, given = torch.ones_like(scores.detach()).unsqueeze(0), (batch, self.num_samples, self.own, owners)
+        ranks = sums_over_data(self.loss, scores, every, *given, self.most_owners)
         return None, Rows(ranks, owners)
 
     def _range(self) -> Range:

@@ -51,10 +51,10 @@ class ViewContrastive(GlobalContrastive):
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         views, each = torch.stack((image, text), 1).flatten(0, 1), two_of_each(tau, image).reshape(-1, 1)
-        shared, weigh = self.shared(batch), by_table(self._weights(image, batch), len(views))
-        if shared is not None:
-            shared = shared._replace(own=slice(2 * shared.own.start, 2 * shared.own.stop))
-        return log_means(views, None, each, weigh, shared).view(-1, 2)
+        own, weigh = self.own(batch), by_table(self._weights(image, batch), len(views))
+        if own is not None:
+            own = slice(2 * own.start, 2 * own.stop)
+        return log_means(views, None, each, weigh, own, self._processes).view(-1, 2)
 
     def _weights(self, like: Tensor, batch: Columns) -> Callable[[slice, slice], Tensor]:
         """Logarithms of what views, two of each sample, weigh for others.

@@ -1,10 +1,16 @@
 """Outer functions f: values, subgradients, proximal maps, envelopes and conjugates."""
 
 from fcco_lightning.outer.base import OuterFunction
-from fcco_lightning.outer.combined import AbsoluteDistance, Linear, RatioDifference, ratio_difference
+from fcco_lightning.outer.combined import (
+    AbsoluteDifference,
+    AbsoluteDistance,
+    Linear,
+    RatioDifference,
+    ratio_difference,
+)
 from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum
-from fcco_lightning.outer.elementary import AbsoluteDifference, Hinge, Square, SquaredHinge, cvar
+from fcco_lightning.outer.elementary import Hinge, Square, SquaredHinge, cvar
 from fcco_lightning.outer.log_exp import (
     KullbackLeiblerOfLog,
     Log,

@@ -12,6 +12,7 @@ from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
 
 DUAL_ROUNDING = 16 * 1.2e-7  # relative: a dual row on the boundary of dom f* may have been rounded to float32
+_MAPS = ("value", "subgradient", "prox", "envelope", "envelope_gradient", "conjugate", "conjugate_prox")
 
 
 def in_float64(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -19,8 +20,9 @@ def in_float64(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(method)
     def computed(self: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        wide = rows if rows.device.type == "mps" else rows.double()  # Apple's GPUs have no float64
-        return method(self, wide, *args, **kwargs).to(rows.dtype)
+        if rows.dtype == torch.float64 or rows.device.type == "mps":  # Apple's GPUs have no float64
+            return method(self, rows, *args, **kwargs)
+        return method(self, rows.double(), *args, **kwargs).to(rows.dtype)
 
     return computed
 
@@ -40,18 +42,24 @@ class OuterFunction(ABC):
         monotone: f is non-decreasing in every coordinate.
         smooth: f has a Lipschitz gradient where it is used, so it needs no smoothing.
         coupled: f acts on all n rows together, so only an estimator that keeps all of them (``dense``) can use it.
+        above_zero: names of the arguments that must be finite numbers > 0.
     """
 
     convex: ClassVar[bool] = True
     monotone: ClassVar[bool] = False
     smooth: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
+    above_zero: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in _MAPS:
             if name in vars(cls):
                 setattr(cls, name, in_float64(vars(cls)[name]))
+
+    def __post_init__(self) -> None:
+        for name in self.above_zero:
+            positive(name, getattr(self, name))
 
     @property
     def lipschitz(self) -> float:
@@ -61,14 +69,6 @@ class OuterFunction(ABC):
     def parameters(self) -> tuple[Tensor, ...]:
         """The known parameters of f, with respect to which :meth:`value` can be differentiated; most have none."""
         return ()
-
-    def take(self, positions: Tensor) -> "OuterFunction":  # noqa: ARG002 - overridden where a parameter has rows
-        """The function of the rows at ``positions`` only; f itself unless a parameter has one value per row.
-
-        Args:
-            positions: places among the B rows, shape (b,), integers or a mask of shape (B,).
-        """
-        return self
 
     @abstractmethod
     def value(self, u: Tensor) -> Tensor:
@@ -139,7 +139,32 @@ class OuterFunction(ABC):
             )
 
 
-_MAPS = ("value", "subgradient", "prox", "envelope", "envelope_gradient", "conjugate", "conjugate_prox")
+class Composed(OuterFunction):
+    """A function made of another one, whose properties it has unless it says otherwise."""
+
+    @property
+    @abstractmethod
+    def inside(self) -> OuterFunction:
+        """The other function."""
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        return self.inside.convex
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        return self.inside.monotone
+
+    @property
+    def smooth(self) -> bool:  # type: ignore[override]
+        return self.inside.smooth
+
+    @property
+    def lipschitz(self) -> float:
+        return self.inside.lipschitz
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.inside.parameters()
 
 
 class _WithSlope(torch.autograd.Function):
@@ -180,15 +205,10 @@ def known_at(known: Tensor, u: Tensor) -> Tensor:
     """
     if known.dim() and len(known) not in (1, len(u)):
         raise ConfigError(
-            f"a known parameter of {len(known)} rows does not belong to {len(u)} rows of inner values. Use "
-            "take(positions) for the function of some of the rows."
+            f"a known parameter of {len(known)} rows does not belong to {len(u)} rows of inner values. Give it one row "
+            "for each of them, or one for all."
         )
     return known.to(u)
-
-
-def known_rows(known: Tensor, positions: Tensor) -> Tensor:
-    """The rows of a known parameter at ``positions``; all of it where all rows share it."""
-    return known.to(positions.device)[positions] if known.dim() and len(known) > 1 else known
 
 
 def infinite_outside(value: Tensor, inside: Tensor) -> Tensor:

@@ -33,12 +33,12 @@ class DiscountedGain(OuterFunction):
     convex = False
     monotone = True
     smooth = True
+    above_zero = ("sharpness", "floor")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.cutoff is not None:
             positive("cutoff", self.cutoff)
-        positive("sharpness", self.sharpness)
-        positive("floor", self.floor)
 
     @property
     def lipschitz(self) -> float:

@@ -12,7 +12,17 @@ from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_out
 
 
 @dataclass(frozen=True)
-class ChiSquare(OuterFunction):
+class _Divergence(OuterFunction):
+    """``lam0 phi*`` of a divergence phi."""
+
+    lam0: float = 1.0
+    monotone = True
+    smooth = True
+    above_zero = ("lam0",)
+
+
+@dataclass(frozen=True)
+class ChiSquare(_Divergence):
     r"""``f(u) = lam0 phi*(u)`` of the chi-square divergence, u = (loss - c) / lam0 (ALEXR paper, section 5.1, F.2).
 
     ``half=True``: phi(t) = (t-1)^2/2, ``phi*(u) = [u+1]_+^2/2 - 1/2``; ``half=False``: phi(t) = (t-1)^2,
@@ -23,13 +33,7 @@ class ChiSquare(OuterFunction):
         half: which of the two normalisations.
     """
 
-    lam0: float = 1.0
     half: bool = True
-    monotone = True
-    smooth = True
-
-    def __post_init__(self) -> None:
-        positive("lam0", self.lam0)
 
     @property
     def _shift(self) -> float:
@@ -54,13 +58,8 @@ class ChiSquare(OuterFunction):
         value = self.lam0 * self._shift / 2 * (y / self.lam0 - 1).square()
         return infinite_outside(value, y >= 0).sum(-1)
 
-    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
-        s = self._shift
-        return ((y + positive("tau", tau) * s) / (1 + tau * s / self.lam0)).clamp(min=0)
 
-
-@dataclass(frozen=True)
-class KullbackLeibler(OuterFunction):
+class KullbackLeibler(_Divergence):
     r"""``f(u) = lam0 phi*(u)`` of the KL divergence, ``phi(t) = t log t - t + 1``: ``lam0 (exp(u) - 1)``.
 
     With u = (loss - c) / lam0 the minimum over c of ``c + mean f`` is ``lam0 log mean exp(loss / lam0)``, the value of
@@ -69,13 +68,6 @@ class KullbackLeibler(OuterFunction):
     Args:
         lam0: weight of the divergence, > 0.
     """
-
-    lam0: float = 1.0
-    monotone = True
-    smooth = True
-
-    def __post_init__(self) -> None:
-        positive("lam0", self.lam0)
 
     def value(self, u: Tensor) -> Tensor:
         return self.lam0 * u.expm1().sum(-1)
@@ -102,11 +94,7 @@ class Maximum(OuterFunction):
     """
 
     monotone = True
-
-    @property
-    def lipschitz(self) -> float:
-        """C_f = 1."""
-        return 1.0
+    lipschitz = 1.0
 
     def value(self, u: Tensor) -> Tensor:
         return u.max(dim=-1).values
@@ -125,7 +113,3 @@ class Maximum(OuterFunction):
         tolerance = DUAL_ROUNDING * y.shape[-1]
         inside = (y >= -tolerance).all(-1) & ((y.sum(-1) - 1).abs() <= tolerance)
         return infinite_outside(y.new_zeros(y.shape[:-1]), inside)
-
-    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
-        positive("tau", tau)
-        return project_to_simplex(y)

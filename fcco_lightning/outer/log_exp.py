@@ -8,14 +8,7 @@ from torch import Tensor
 from fcco_lightning.checks import finite, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
-from fcco_lightning.outer.base import (
-    DUAL_ROUNDING,
-    OuterFunction,
-    infinite_outside,
-    known_at,
-    known_rows,
-    require_known,
-)
+from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside, known_at, require_known
 
 _NEWTON_STEPS = 50  # the roots below are simple and start close; float64 is reached in fewer than 10
 _MOST_EXPONENT = 500.0  # of an exponential in float64, which overflows at 709
@@ -23,7 +16,16 @@ _ROOT = 1e-4  # relative residual of a root that float32 reaches with room to sp
 
 
 @dataclass(frozen=True)
-class Log(OuterFunction):
+class _OfLog(OuterFunction):
+    """A function of logarithms of inner values, with a weight tau."""
+
+    tau: float = 1.0
+    floor: float = 1e-12
+    smooth = True
+    above_zero = ("tau", "floor")
+
+
+class Log(_OfLog):
     r"""``f(u) = tau sum_j log u_j`` for u > 0: global contrastive loss, ListNet, Cox, softmax.
 
     Source: SOX paper; SONEX paper, F.3.
@@ -36,15 +38,8 @@ class Log(OuterFunction):
         floor: inner values below it count as ``floor``, > 0.
     """
 
-    tau: float = 1.0
-    floor: float = 1e-12
     convex = False
     monotone = True
-    smooth = True
-
-    def __post_init__(self) -> None:
-        positive("tau", self.tau)
-        positive("floor", self.floor)
 
     @property
     def lipschitz(self) -> float:
@@ -58,17 +53,19 @@ class Log(OuterFunction):
         return self.tau / u.clamp(min=self.floor)
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
-        r"""Local minimiser ``(u + sqrt(u^2 - 4 lam tau)) / 2``; it exists for ``u >= 2 sqrt(lam tau)``."""
+        r"""Local minimiser ``(u + sqrt(u^2 - 4 lam tau)) / 2``; it exists for ``u >= 2 sqrt(lam tau)``.
+
+        Raises:
+            ConfigError: where it does not exist; in compiled code it is NaN there.
+        """
         discriminant = u.square() - 4 * lam * self.tau
-        if bool((discriminant < 0).any() | (u < 0).any()):
+        exists = (discriminant >= 0) & (u >= 0)
+        if not torch.compiler.is_compiling() and not bool(exists.all()):
             raise ConfigError(
                 f"prox of {self!r} with lam={lam!r} exists only for u >= {2 * (lam * self.tau) ** 0.5:.3g}, got "
                 f"{u.min().item():.3g}. Use a smaller lam, or no smoothing: f is smooth on bounded inner values."
             )
-        return (u + discriminant.sqrt()) / 2
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.tau / self.prox(u, positive("lam", lam))
+        return torch.where(exists, (u + discriminant.sqrt()) / 2, torch.nan)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,11 +90,11 @@ class LogWithTemperature(OuterFunction):
     convex = False
     monotone = True
     smooth = True
+    above_zero = ("rho", "floor")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_known("tau", self.tau)
-        positive("rho", self.rho)
-        positive("floor", self.floor)
 
     def __repr__(self) -> str:
         return f"LogWithTemperature(tau of shape {tuple(self.tau.shape)}, rho={self.rho!r}, floor={self.floor!r})"
@@ -109,10 +106,6 @@ class LogWithTemperature(OuterFunction):
 
     def parameters(self) -> tuple[Tensor, ...]:
         return (self.tau,)
-
-    def take(self, positions: Tensor) -> OuterFunction:
-        tau = known_rows(self.tau, positions)
-        return self if tau is self.tau else LogWithTemperature(tau, self.rho, self.floor)
 
     def value(self, u: Tensor) -> Tensor:
         return (known_at(self.tau, u) * (u.clamp(min=self.floor).log() + self.rho)).sum(-1)
@@ -148,11 +141,10 @@ class KullbackLeiblerOfLog(OuterFunction):
     convex = False
     monotone = True
     smooth = True
+    above_zero = ("lam", "tau", "floor")
 
     def __post_init__(self) -> None:
-        positive("lam", self.lam)
-        positive("tau", self.tau)
-        positive("floor", self.floor)
+        super().__post_init__()
         require_known("c", self.c)
 
     def __repr__(self) -> str:
@@ -161,10 +153,6 @@ class KullbackLeiblerOfLog(OuterFunction):
 
     def parameters(self) -> tuple[Tensor, ...]:
         return (self.c,)
-
-    def take(self, positions: Tensor) -> OuterFunction:
-        c = known_rows(self.c, positions)
-        return self if c is self.c else KullbackLeiblerOfLog(self.lam, self.tau, c, self.floor)
 
     def value(self, u: Tensor) -> Tensor:
         x = self._exponent(u, known_at(self.c, u))
@@ -179,8 +167,7 @@ class KullbackLeiblerOfLog(OuterFunction):
         return (self.lam * u.clamp(min=self.floor).log() - c) / self.tau
 
 
-@dataclass(frozen=True)
-class NegativeLog(OuterFunction):
+class NegativeLog(_OfLog):
     r"""``f(u) = -tau sum_j log u_j`` for u > 0, ``inf`` elsewhere: convex and decreasing.
 
     Source: latent variable models, SOX paper.
@@ -189,14 +176,6 @@ class NegativeLog(OuterFunction):
         tau: weight, > 0.
         floor: gradients are taken at ``max(u, floor)``, > 0.
     """
-
-    tau: float = 1.0
-    floor: float = 1e-12
-    smooth = True
-
-    def __post_init__(self) -> None:
-        positive("tau", self.tau)
-        positive("floor", self.floor)
 
     def value(self, u: Tensor) -> Tensor:
         return infinite_outside(-self.tau * u.clamp(min=self.floor).log(), u > 0).sum(-1)
@@ -210,7 +189,7 @@ class NegativeLog(OuterFunction):
         return torch.where(u >= 0, (u + root) / 2, 2 * lam * self.tau / (root - u.clamp(max=0)))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return -self.tau / self.prox(u, positive("lam", lam))
+        return -self.tau / self.prox(u, positive("lam", lam))  # also below the floor
 
     def conjugate(self, y: Tensor) -> Tensor:
         inside = y < 0
@@ -218,8 +197,7 @@ class NegativeLog(OuterFunction):
         return infinite_outside(-self.tau + self.tau * (self.tau / size).log(), inside).sum(-1)
 
 
-@dataclass(frozen=True)
-class LogRatio(OuterFunction):
+class LogRatio(_OfLog):
     r"""``f(u) = tau (log u_2 - log u_1)`` for rows of width 2 with u > 0: the loss of a latent variable model.
 
     Source: SOX paper, section 1.  It is :class:`NegativeLog` of the first coordinate plus :class:`Log` of the second,
@@ -230,14 +208,7 @@ class LogRatio(OuterFunction):
         floor: inner values below it count as ``floor``, > 0.
     """
 
-    tau: float = 1.0
-    floor: float = 1e-12
     convex = False
-    smooth = True
-
-    def __post_init__(self) -> None:
-        positive("tau", self.tau)
-        positive("floor", self.floor)
 
     @property
     def lipschitz(self) -> float:
@@ -256,9 +227,6 @@ class LogRatio(OuterFunction):
         r"""Coordinate by coordinate: the minimiser of the first, the local minimiser of :class:`Log` for the second."""
         first = NegativeLog(self.tau, self.floor).prox(u[..., :1], lam)
         return torch.cat([first, Log(self.tau, self.floor).prox(u[..., 1:], lam)], dim=-1)
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.subgradient(self.prox(u, positive("lam", lam)))
 
 
 @dataclass(frozen=True)
@@ -359,9 +327,7 @@ class Ratio(OuterFunction):
     floor: float = 1e-12
     convex = False
     smooth = True
-
-    def __post_init__(self) -> None:
-        positive("floor", self.floor)
+    above_zero = ("floor",)
 
     def value(self, u: Tensor) -> Tensor:
         return -u[..., 0] / u[..., 1].clamp(min=self.floor)
@@ -374,6 +340,9 @@ class Ratio(OuterFunction):
         r"""The stationary point near u (f is not convex, so lam must be small against u_2).
 
         ``v_1 = u_1 + lam / v_2`` and v_2 solves ``u_1/v_2^2 + lam/v_2^3 + (v_2 - u_2)/lam = 0``, by Newton from u_2.
+
+        Raises:
+            ConfigError: where it is not found; in compiled code it is NaN there.
         """
         top, bottom = u[..., 0], u[..., 1].clamp(min=self.floor)
         v = bottom
@@ -382,11 +351,13 @@ class Ratio(OuterFunction):
             slope = -2 * top / v**3 - 3 * lam / v**4 + 1 / lam
             v = v - value / slope
         residual = lam * (top / v**2 + lam / v**3) + (v - bottom)
-        if not bool(((v > 0) & (slope > 0) & (residual.abs() <= _ROOT * bottom)).all()):
+        found = (v > 0) & (slope > 0) & (residual.abs() <= _ROOT * bottom)
+        if not torch.compiler.is_compiling() and not bool(found.all()):
             raise ConfigError(
                 f"prox of {self!r} with lam={lam!r} has no stationary point near u. Use a smaller lam, "
                 "or no smoothing: f is smooth where u_2 is bounded away from 0."
             )
+        v = torch.where(found, v, torch.nan)
         return torch.stack([top + lam / v, v], dim=-1)
 
 
@@ -406,14 +377,8 @@ class LogSumExp(OuterFunction):
     mean: bool = False
     monotone = True
     smooth = True
-
-    def __post_init__(self) -> None:
-        positive("theta", self.theta)
-
-    @property
-    def lipschitz(self) -> float:
-        """C_f = 1: the gradient lies on the simplex."""
-        return 1.0
+    lipschitz = 1.0  # the gradient lies on the simplex
+    above_zero = ("theta",)
 
     def value(self, u: Tensor) -> Tensor:
         scaled = torch.logsumexp(u / self.theta, dim=-1)

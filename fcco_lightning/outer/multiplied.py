@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer.base import OuterFunction, infinite_outside, known_at, known_rows
+from fcco_lightning.outer.base import OuterFunction, infinite_outside, known_at
 
 TINY = 1e-300  # at c = 0 the multiplier is nu, and nothing is divided
 
@@ -70,13 +70,9 @@ class Multiplied(OuterFunction):
         cap = None if self.cap is None else factor * self.cap
         return Multiplied(factor * self.multiplier, self.kappa, factor * self.curvature, cap)
 
-    def take(self, positions: Tensor) -> OuterFunction:
-        kappa, c = (known_rows(n, positions) if isinstance(n, Tensor) else n for n in (self.kappa, self.curvature))
-        cap = None if self.cap is None else known_rows(self.cap, positions)
-        return Multiplied(known_rows(self.multiplier, positions), kappa, c, cap)
-
     def value(self, u: Tensor) -> Tensor:
-        y, away = self.pressure(u), self.pressure(u) - known_at(self.multiplier, u)
+        y = self.pressure(u)
+        away = y - known_at(self.multiplier, u)
         return (y * self._excess(u) - away.square() / (2 * self._curvature(u)).clamp(min=TINY)).sum(-1)
 
     def subgradient(self, u: Tensor) -> Tensor:
@@ -85,7 +81,7 @@ class Multiplied(OuterFunction):
 
     def conjugate(self, y: Tensor) -> Tensor:
         r"""``min over y_1 - y_2 = y, 0 <= y_s <= rho_s, of sum_s (y_s - nu_s)^2 / (2 c_s) + kappa y_s``."""
-        nu, c = known_at(self.multiplier, y), self._curvature(y).clamp(min=TINY).expand(1, self.multiplier.shape[1])
+        nu, c = torch.broadcast_tensors(known_at(self.multiplier, y), self._curvature(y).clamp(min=TINY))
         cap = torch.full_like(nu, torch.inf) if self.cap is None else known_at(self.cap, y)
         kappa = known_at(self.kappa, y) if isinstance(self.kappa, Tensor) else self.kappa
         if self.monotone:

@@ -21,7 +21,7 @@ class Pooled(Protocol):
         """H of every bag: (m, k) -> (m,), differentiable."""
 
 
-class LossOfPairs(Protocol):
+class _LossOfPairs(Protocol):
     """A loss of differences that falls as they grow, elementwise."""
 
     def __call__(self, d: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class PooledPairs(OuterFunction):
     """
 
     pooling: Pooled
-    loss: LossOfPairs
+    loss: _LossOfPairs
     positive: Tensor
     share: Tensor
     copies: Tensor | None = None

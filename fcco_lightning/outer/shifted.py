@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fcco_lightning.checks import positive
-from fcco_lightning.outer.base import OuterFunction, known_at, known_rows, require_known, with_slope
+from fcco_lightning.outer.base import Composed, OuterFunction, known_at, require_known, with_slope
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Shifted(OuterFunction):
+class Shifted(Composed):
     r"""``f(u) = h((u - s) / c)`` for an outer function h, a known parameter s and a positive number c.
 
     What is sampled (a loss u) is remembered in the rows; what is known (the threshold s) is applied at its present
     value, here.  With ``h = cvar(r)`` it is the outer function of the conditional value at risk of threshold s, with
-    ``h = ChiSquare(lam0)`` or ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.
+    ``h = ChiSquare(lam0)`` or ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.  Convex, monotone
+    and smooth as h.
 
     :meth:`value`, :meth:`envelope` and :meth:`conjugate` can be differentiated with respect to s, and the slope that
     they have in s is the one that :meth:`subgradient` (:meth:`envelope_gradient`) returns, also at a kink.  The maps
@@ -32,28 +33,18 @@ class Shifted(OuterFunction):
     outer: OuterFunction
     shift: Tensor
     scale: float = 1.0
+    above_zero = ("scale",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_known("shift", self.shift)
-        positive("scale", self.scale)
 
     def __repr__(self) -> str:
         return f"Shifted({self.outer!r}, shift of shape {tuple(self.shift.shape)}, scale={self.scale!r})"
 
     @property
-    def convex(self) -> bool:  # type: ignore[override]
-        """As h."""
-        return self.outer.convex
-
-    @property
-    def monotone(self) -> bool:  # type: ignore[override]
-        """As h."""
-        return self.outer.monotone
-
-    @property
-    def smooth(self) -> bool:  # type: ignore[override]
-        """As h."""
-        return self.outer.smooth
+    def inside(self) -> OuterFunction:
+        return self.outer
 
     @property
     def lipschitz(self) -> float:
@@ -62,10 +53,6 @@ class Shifted(OuterFunction):
 
     def parameters(self) -> tuple[Tensor, ...]:
         return (self.shift, *self.outer.parameters())
-
-    def take(self, positions: Tensor) -> OuterFunction:
-        outer, shift = self.outer.take(positions), known_rows(self.shift, positions)
-        return self if outer is self.outer and shift is self.shift else Shifted(outer, shift, self.scale)
 
     def value(self, u: Tensor) -> Tensor:
         z = self._argument(u)
@@ -91,11 +78,6 @@ class Shifted(OuterFunction):
     def conjugate(self, y: Tensor) -> Tensor:
         """``h*(c y) + <y, s>``."""
         return self.outer.conjugate(self.scale * y) + (y * known_at(self.shift, y)).sum(-1)
-
-    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
-        self.require_convex("a dual step")
-        back = y - positive("tau", tau) * known_at(self.shift, y).detach()
-        return self.outer.conjugate_prox(self.scale * back, tau * self.scale**2) / self.scale
 
     def _argument(self, u: Tensor) -> Tensor:
         return (u - known_at(self.shift, u)) / self.scale

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fcco_lightning.checks import positive
-from fcco_lightning.outer.base import OuterFunction
+from fcco_lightning.outer.base import Composed, OuterFunction
 
 
 @dataclass(frozen=True)
-class MoreauEnvelope(OuterFunction):
+class MoreauEnvelope(Composed):
     r"""``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``, itself an outer function.
 
     ``f_lam <= f <= f_lam + lam C_f^2 / 2`` for convex f (SONEX paper, Prop. A.2), its gradient is ``1/lam``-Lipschitz,
@@ -25,31 +25,11 @@ class MoreauEnvelope(OuterFunction):
     outer: OuterFunction
     lam: float
     smooth = True
-
-    def __post_init__(self) -> None:
-        positive("lam", self.lam)
+    above_zero = ("lam",)
 
     @property
-    def convex(self) -> bool:  # type: ignore[override]
-        """As f."""
-        return self.outer.convex
-
-    @property
-    def monotone(self) -> bool:  # type: ignore[override]
-        """As f."""
-        return self.outer.monotone
-
-    @property
-    def lipschitz(self) -> float:
-        """At most that of f."""
-        return self.outer.lipschitz
-
-    def parameters(self) -> tuple[Tensor, ...]:
-        return self.outer.parameters()
-
-    def take(self, positions: Tensor) -> OuterFunction:
-        outer = self.outer.take(positions)
-        return self if outer is self.outer else MoreauEnvelope(outer, self.lam)
+    def inside(self) -> OuterFunction:
+        return self.outer
 
     def value(self, u: Tensor) -> Tensor:
         return self.outer.envelope(u, self.lam)
@@ -70,10 +50,6 @@ class MoreauEnvelope(OuterFunction):
 
     def conjugate(self, y: Tensor) -> Tensor:
         return self.outer.conjugate(y) + self.lam / 2 * y.square().sum(-1)
-
-    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
-        shrink = 1 + self.lam * positive("tau", tau)
-        return self.outer.conjugate_prox(y / shrink, tau / shrink)
 
 
 class Smoothing(ABC):

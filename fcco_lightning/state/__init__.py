@@ -3,12 +3,4 @@
 from fcco_lightning.state.duplicates import Copies, copies, replaced
 from fcco_lightning.state.rows import SHARDED_FROM, DualState, Layout, shard_of
 
-__all__ = [
-    "SHARDED_FROM",
-    "Copies",
-    "DualState",
-    "Layout",
-    "copies",
-    "replaced",
-    "shard_of",
-]
+__all__ = ["SHARDED_FROM", "Copies", "DualState", "Layout", "copies", "replaced", "shard_of"]

@@ -1,4 +1,4 @@
-"""Repeated indices within a batch count once, with the mean of their inner values."""
+"""Repeated indices within a batch are copies of one row."""
 
 from typing import NamedTuple
 
@@ -22,10 +22,6 @@ class Copies(NamedTuple):
     def total(self, values: Tensor) -> Tensor:
         """The sum of the values (b, ...) of equal indices, for every entry; equal entries have equal bits."""
         return torch.zeros_like(values).index_add(0, self.first, values).index_select(0, self.first)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean of the values (b, k) of equal indices, for every entry; the gradient flows to all of them."""
-        return self.total(values) / self.count.unsqueeze(1).to(values.dtype)
 
 
 def copies(index: Tensor) -> Copies:

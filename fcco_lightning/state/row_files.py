@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -67,10 +66,10 @@ def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor,
     Raises:
         CheckpointError: if ``rows`` are no part of the table, or cannot be written; no file is left then.
     """
-    _require_rows(rows)
+    _layout(rows)
     name = f"{quote(table, safe='')}.{first:012d}.{quote(save_id, safe='')}.rows"
     count, width = rows.shape
-    part = Part(table, name, first, count, width, _dtype_name(rows))
+    part = Part(table, name, first, count, width, str(rows.dtype)[6:])
     if not count:
         return part
     _check_range(table, first, count, num_rows)
@@ -81,11 +80,7 @@ def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor,
 def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts: Sequence[Part]) -> None:
     """Complete the save, at once or not at all; one process calls it after all have written their parts.
 
-    Args:
-        folder: the folder that holds the parts.
-        save_id: as given to :func:`write_part`.
-        tables: number of rows by name of table.
-        parts: of all tables and processes, in any order.
+    ``tables`` are the numbers of rows by name, ``parts`` those of all tables and processes, in any order.
 
     Raises:
         CheckpointError: if the parts of a table do not hold each of its rows once, or on a failure to write.
@@ -93,8 +88,8 @@ def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts:
     parts = sorted((part for part in parts if part.count), key=lambda part: (part.table, part.first))
     if strangers := {part.table for part in parts} - set(tables):
         raise CheckpointError(f"parts of {sorted(strangers)} were written, the tables to save are {list(tables)}.")
-    for table, num_rows in tables.items():
-        _check_cover(table, num_rows, [part for part in parts if part.table == table])
+    for table in tables:
+        _check_cover(table, tables[table], [part for part in parts if part.table == table])
     content = {"format": _format(), "save_id": save_id, "tables": dict(tables), "parts": [*map(asdict, parts)]}
     with _new_file(folder / MANIFEST) as file:
         file.write(_manifest_bytes(content))
@@ -153,10 +148,7 @@ def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
         )
     with _named(path):
         stored = path.read_bytes()
-    try:
         content = json.loads(stored)
-    except ValueError as error:
-        raise _damaged(path, f"it is not JSON ({error})") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != _format():
         raise CheckpointError(
@@ -175,24 +167,18 @@ def read_rows(
 ) -> None:
     """Fill ``into`` (m, k) with the global rows ``first``, ..., ``first + m - 1`` of ``table``.
 
-    Every chunk that holds one of them is read and verified as a whole; no file is read if m is 0.
-
-    Args:
-        folder: of the save.
-        manifest: what :func:`read_manifest` says about it.
-        table: name of the table.
-        first: global number of the first row to read.
-        into: rows to fill, of the dtype that was saved, on any device; undefined after an error.
-        num_rows: rows that the caller's table has; None: as many as were saved.
+    Every chunk that holds one of them is read and verified as a whole; no file is read if m is 0.  ``into`` is of the
+    dtype that was saved, on any device, and undefined after an error.  The caller's table has ``num_rows`` rows; None:
+    as many as were saved.
 
     Raises:
         CheckpointError: if table, shape or dtype is another, or a file is missing, damaged or of another save.
     """
-    _require_rows(into)
+    _layout(into)
     if table not in manifest.tables:
         raise CheckpointError(f"the checkpoint has no table {table!r}, only {list(manifest.tables)}.")
     parts, saved_rows = [part for part in manifest.parts if part.table == table], manifest.tables[table]
-    needed = (saved_rows if num_rows is None else num_rows, into.shape[1], _dtype_name(into))
+    needed = (saved_rows if num_rows is None else num_rows, into.shape[1], str(into.dtype)[6:])
     for saved in {(saved_rows, part.width, part.dtype) for part in parts} - {needed}:
         raise CheckpointError(
             f"the checkpoint's table {table!r} has (rows, width, dtype) {saved}, this problem needs {needed}. It was "
@@ -208,15 +194,17 @@ def read_rows(
 
 def _read_part(path: Path, part: Part, start: int, into: Tensor) -> None:
     """Fill ``into`` with the rows ``start``, ... of a part, counted from its first."""
-    width, step, stop = _row_words(into), _rows_per_chunk(into), start + len(into)
+    (width, step), stop = _layout(into), start + len(into)
     with _named(path), path.open("rb") as file:
         size, needed = os.fstat(file.fileno()).st_size, 4 * part.count * width
         if size != needed:
             raise _damaged(path, f"it has {size} bytes, must have {needed}")
+        buffer = np.empty(min(step, part.count) * width, np.uint32)
         for chunk in range(start // step, -(-stop // step)):
             low, high = chunk * step, min((chunk + 1) * step, part.count)
             file.seek(4 * low * width)
-            words = np.fromfile(file, np.uint32, (high - low) * width)
+            words = buffer[: (high - low) * width]
+            file.readinto(words.data)
             if _checksum(words, (part.first + low) * width) != part.sums[chunk]:
                 rows = f"rows {part.first + low}..{part.first + high - 1}"
                 raise _damaged(path, f"{rows} do not match their checksum")
@@ -226,11 +214,12 @@ def _read_part(path: Path, part: Part, start: int, into: Tensor) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What cannot be read is named."""
+    """What cannot be read, or not be understood, is named."""
     try:
         yield
-    except OSError as error:
-        raise CheckpointError(f"cannot read `{path}`: {error.strerror or error}. {_WAY_OUT}") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot read `{path}`: {why}. {_WAY_OUT}") from error
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:
@@ -253,11 +242,10 @@ def checksum(rows: Tensor, first: int) -> int:
 
 def _chunks(rows: Tensor, first: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
     """The words of every chunk, still in the cache, and their checksum."""
-    _require_rows(rows)
-    step = _rows_per_chunk(rows)
+    width, step = _layout(rows)
     for start in range(0, len(rows), step):
         words = rows[start : start + step].detach().cpu().contiguous().numpy().reshape(-1).view(np.uint32)
-        yield words, _checksum(words, (first + start) * _row_words(rows))
+        yield words, _checksum(words, (first + start) * width)
 
 
 def _checksum(words: NDArray[np.uint32], position: int) -> int:
@@ -266,15 +254,9 @@ def _checksum(words: NDArray[np.uint32], position: int) -> int:
         words = np.pad(words, (0, 2 * _COLUMNS - rest))
     matrix = words.view(np.uint64).reshape(-1, _COLUMNS)
     sums = np.concatenate([np.add.reduce(matrix, 0), np.add.reduce(matrix, 1)])
-    low, high = _weights(sums.size)
-    total = (sums & np.uint64(0xFFFFFFFF)) * low + (sums >> np.uint64(32)) * high
+    of_low, of_high = (_mixed(half << 62, sums.size) for half in (1, 2))
+    total = (sums & np.uint64(0xFFFFFFFF)) * of_low + (sums >> np.uint64(32)) * of_high
     return int(total.sum()) * (int(_mixed(position, 1)[0]) | 1) & _MASK
-
-
-@lru_cache(maxsize=4)
-def _weights(count: int) -> NDArray[np.uint64]:
-    """Of the low and of the high halves of ``count`` sums, shape (2, count)."""
-    return np.stack([_mixed(half << 62, count) for half in (1, 2)])
 
 
 def _mixed(first: int, count: int) -> NDArray[np.uint64]:
@@ -283,18 +265,6 @@ def _mixed(first: int, count: int) -> NDArray[np.uint64]:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
-
-
-def _row_words(rows: Tensor) -> int:
-    return rows.shape[1] * rows.element_size() // 4
-
-
-def _rows_per_chunk(rows: Tensor) -> int:
-    return max(1, CHUNK_BYTES // (4 * _row_words(rows)))
-
-
-def _dtype_name(rows: Tensor) -> str:
-    return str(rows.dtype).removeprefix("torch.")
 
 
 def _format() -> dict[str, Any]:
@@ -308,11 +278,14 @@ def _manifest_bytes(content: Mapping[str, Any]) -> bytes:
     return json.dumps({**body, "digest": digest}, indent=1).encode() + b"\n"
 
 
-def _require_rows(rows: Tensor) -> None:
+def _layout(rows: Tensor) -> tuple[int, int]:
+    """Words of a row, and rows of a chunk."""
     if rows.dim() != 2 or rows.shape[1] < 1 or rows.dtype not in (torch.float32, torch.float64):
         raise CheckpointError(
             f"rows must be (count, width), width >= 1, of float32 or float64, got {tuple(rows.shape)} {rows.dtype}."
         )
+    row_bytes = rows.shape[1] * rows.element_size()
+    return row_bytes // 4, max(1, CHUNK_BYTES // row_bytes)
 
 
 def _check_range(table: str, first: int, count: int, num_rows: int) -> None:

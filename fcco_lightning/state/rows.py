@@ -1,14 +1,14 @@
 """The dual state: what is remembered of every inner function."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.distributed import Processes
-from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError, StateIndexError
+from fcco_lightning.errors import CheckpointError, NonFiniteError, StateIndexError
 
 STATE_VERSION = 2
 SHARDED_FROM = 1_000_000
@@ -65,28 +65,19 @@ class DualState(nn.Module):
         sink: bool = False,
     ) -> None:
         super().__init__()
-        at_least("num_rows", num_rows, 1)
-        at_least("width", width, 1)
-        if dtype not in _BITS:
-            raise ConfigError(f"dtype of a dual state must be float32 or float64, got {dtype}.")
-        if layout not in ("auto", "replicated", "sharded"):
-            raise ConfigError(f"layout must be 'auto', 'replicated' or 'sharded', got {layout!r}.")
-        self.num_rows, self.processes, self.sink = num_rows, processes or Processes(), sink
+        self.num_rows, self.width = at_least("num_rows", num_rows, 1), at_least("width", width, 1)
+        one_of("dtype", dtype, tuple(_BITS))
+        one_of("layout", layout, get_args(Layout))
+        self.processes, self.sink = processes or Processes(), sink
         self.sharded = layout == "sharded" or (layout == "auto" and num_rows * width >= SHARDED_FROM)
-        self.first, count = 0, num_rows
-        if self.sharded:
-            self.first, count = shard_of(num_rows, self.processes.rank, self.processes.size)
+        mine = (self.processes.rank, self.processes.size) if self.sharded else (0, 1)
+        self.first, count = shard_of(num_rows, *mine)
         self.register_buffer("held", torch.full((count + 1, width), float("nan"), dtype=dtype), persistent=False)
 
     @property
     def rows(self) -> Tensor:
         """The rows held here, a view: shape (n, k), or (about n/P, k) where sharded."""
         return self.held[:-1]
-
-    @property
-    def width(self) -> int:
-        """Values per row."""
-        return self.held.shape[1]
 
     @property
     def divided(self) -> bool:
@@ -117,7 +108,7 @@ class DualState(nn.Module):
         """
         if not self.divided and index is None:
             return self.rows
-        index = self._every() if index is None else index
+        index = torch.arange(self.num_rows, device=self.held.device) if index is None else index
         if not self.divided and self.held.device.type == "cpu":
             return (self.held if self.sink else self.rows).index_select(0, index)
         local, none = self._local(index), (index < 0) | (index >= self.num_rows + self.sink)
@@ -133,12 +124,10 @@ class DualState(nn.Module):
         Equal indices must come with equal values.
         """
         values = values.detach().to(self.held.dtype)
-        if self.divided:
-            self.held.index_copy_(0, self._local(self._every() if index is None else index), values)
-        elif index is None:
-            self.rows.copy_(values)
+        if index is None:
+            self.rows.copy_(values[self.first : self.first + len(self.rows)])
         else:
-            self.held.index_copy_(0, index, values)
+            self.held.index_copy_(0, self._local(index) if self.divided else index, values)
 
     def read(self, index: Tensor) -> Tensor:
         """Rows ``index`` (b,), the same on all processes, shape (b, k), a copy; NaN in rows never written.
@@ -156,7 +145,14 @@ class DualState(nn.Module):
             NonFiniteError: if a value is NaN or infinite in the dtype of the rows; no row has changed then.
         """
         index, values = self.checked_index(index), values.detach().to(self.held.dtype)
-        _require_finite(index, values)
+        wrong = ~torch.isfinite(values).all(dim=1)
+        if bool(wrong.any()):
+            where = int(wrong.nonzero()[0])
+            raise NonFiniteError(
+                f"row {int(index[where])} of the dual state would become {values[where].tolist()} "
+                f"(batch position {where}); no row was changed. Look for NaN or infinite scores or losses: "
+                "lower the learning rate, or set `skip_nonfinite: true` to drop such batches."
+            )
         self.scatter_(index.to(self.held.device), values.to(self.held.device))
 
     @torch.no_grad()
@@ -184,9 +180,6 @@ class DualState(nn.Module):
             )
         return index.long()
 
-    def _every(self) -> Tensor:
-        return torch.arange(self.num_rows, device=self.held.device)
-
     def _local(self, index: Tensor) -> Tensor:
         """Which of the rows held here these are, the sink for those of other processes."""
         local = index - self.first
@@ -204,62 +197,39 @@ class DualState(nn.Module):
         """Version of the format, and which rows these are."""
         return {"version": STATE_VERSION, "num_rows": self.num_rows, "first": self.first}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore; it was checked before the rows were read."""
-
-    def _check_extra_state(self, prefix: str, stored: Mapping[str, Any]) -> None:
-        if stored.get("version") != STATE_VERSION:
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse rows of another format or of another part of a table, before any is read."""
+        if state.get("version") != STATE_VERSION:
             raise CheckpointError(
-                f"the checkpoint's dual state has format version {stored.get('version')!r}, this installation reads "
+                f"the checkpoint's dual state has format version {state.get('version')!r}, this installation reads "
                 f"version {STATE_VERSION}. Load it with the version of fcco_lightning that wrote it."
             )
-        if (stored["num_rows"], stored["first"]) != (self.num_rows, self.first):
+        if (state["num_rows"], state["first"]) != (self.num_rows, self.first):
             raise CheckpointError(
-                f"the stored part of the dual state `{prefix}rows` starts at row {stored['first']} of "
-                f"{stored['num_rows']}, this process holds rows from {self.first} of {self.num_rows}. Use the same "
-                "data and number of processes, or a Trainer's checkpoint, which any number can read."
+                f"the stored part of a dual state starts at row {state['first']} of {state['num_rows']}, this process "
+                f"holds rows from {self.first} of {self.num_rows}. Use the same data and number of processes, or a "
+                "Trainer's checkpoint, which any number can read."
             )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}rows"] = self.rows if keep_vars else self.rows.detach()
+        destination[f"{prefix}rows"] = self.rows
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing: list[str],
-        *others: list[str],
-    ) -> None:
-        stored = state_dict.get(f"{prefix}rows")
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        others = dict(state_dict)
+        stored = others.pop(f"{prefix}rows", None)
         if stored is not None and stored.shape != self.rows.shape:
             raise CheckpointError(
                 f"the checkpoint's dual state `{prefix}rows` has shape {tuple(stored.shape)} (rows, width), this "
                 f"problem needs {tuple(self.rows.shape)}. It was trained on another data set, split or set of "
                 "constraints: use the same ones, or start without --ckpt_path."
             )
-        if f"{prefix}_extra_state" in state_dict:
-            self._check_extra_state(prefix, state_dict[f"{prefix}_extra_state"])
-        known = {name: value for name, value in state_dict.items() if name != f"{prefix}rows"}
-        super()._load_from_state_dict(known, prefix, local_metadata, strict, missing, *others)  # type: ignore[arg-type]
-        if stored is not None:
-            with torch.no_grad():
-                self.rows.copy_(stored)
-        elif strict:
+        super()._load_from_state_dict(others, prefix, *args)
+        if stored is None:
+            missing: list[str] = args[2]
             missing.append(f"{prefix}rows")
-
-
-def _require_finite(index: Tensor, values: Tensor) -> None:
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
-        where = int((~finite).any(dim=-1).nonzero()[0])
-        raise NonFiniteError(
-            f"row {int(index[where])} of the dual state would become {values[where].tolist()} "
-            f"(batch position {where}); no row was changed. Look for NaN or infinite scores or losses: "
-            "lower the learning rate, or set `skip_nonfinite: true` to drop such batches."
-        )
+        else:
+            self.rows.copy_(stored.detach())
 
 
 def shard_of(num_rows: int, rank: int, size: int) -> tuple[int, int]:

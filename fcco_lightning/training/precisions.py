@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.optim import Optimizer
 
-from fcco_lightning.engine.loader_columns import as_columns, fields_of
+from fcco_lightning.engine.batches import as_columns, fields_of
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models import BatchNetwork
 

@@ -65,7 +65,7 @@ def on_one_batch(case):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if on_one_batch(case)])
 def test_a_batch_of_the_whole_data_gives_the_gradient_of_the_formula(name):
     bench = Bench(CASES[name])
-    bench.engine.measure(bench.batch(range(N)))
+    bench.engine.measure(bench.engine.evaluate(bench.batch(range(N))))
     value = objective_on_batch(bench.objective, bench.network, bench.batch(range(N)))
     (gradient,) = torch.autograd.grad(value, [bench.network.table])
     torch.testing.assert_close(gradient.flatten(), bench.brute()[1][: gradient.numel()], rtol=1e-9, atol=1e-9)

@@ -199,7 +199,7 @@ def test_a_fit_that_ends_in_the_middle_of_an_epoch():
 def test_a_look_costs_the_sample_not_the_table():
     """Whatever went through a table of 4 TB, or asked for a flag per row, would not come back."""
     state = DualState(1)
-    state.rows = torch.full((1, 1), 2.0).expand(10**12, 1)
+    state.held = torch.full((1, 1), 2.0).expand(10**12, 1)
     watch = Watch("", "", state, 4096, (0, 0))
     assert [watch.look(step).figures(1)["rms"] for step in (1, 2)] == [2, 2]
     assert len(set(watch.positions.tolist())) == 4096

@@ -12,6 +12,7 @@ from math import comb, prod
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +21,9 @@ from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.distributed.processes import Gathered
 from fcco_lightning.engine import Evaluated, Measured, Reading, Surrogate
 from fcco_lightning.engine.union import unite
+from fcco_lightning.errors import DataError
 from fcco_lightning.records import HERE
+from fcco_lightning.state import DualState
 from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform, none_of
 
 N = 9
@@ -240,6 +243,9 @@ class Lookup(nn.Module):
 class Nothing(Objective):
     """Where only constraints are looked at."""
 
+    def measure(self, outputs, batch):
+        return None, None
+
 
 @dataclass
 class Case:
@@ -364,6 +370,10 @@ class Bench:
     def parameters(self) -> list[Tensor]:
         return [self.network.table, *self.objective.parameters()]
 
+    @property
+    def states(self) -> list[DualState]:
+        return self.engine.problem.states
+
     def brute(self) -> tuple[Tensor, Tensor]:
         """F and its gradient from the case's formula."""
         value = self.formula()
@@ -410,6 +420,16 @@ def at_entries(reading: Reading, rows: Tensor) -> Tensor:
     """Rows (n, k) as the entries (r, k) of a reading; the measured values where the batch says nothing."""
     held = rows if reading.index is None else torch.cat([rows, rows[:1]])[reading.index]
     return torch.where(reading.present.unsqueeze(1), held, reading.values.detach().to(rows.dtype))
+
+
+def assert_refused(bench: Bench, batch: dict[str, dict[str, Tensor]], text: str, *, first: bool) -> None:
+    """A batch with data that would be misread is refused, the first one or a later one, before anything has changed."""
+    engine, before = bench.engine, [t.clone() for t in (*bench.parameters(), *(s.rows for s in bench.states))]
+    engine.checked = not first
+    with pytest.raises(DataError, match=text):
+        engine.train_batch(batch, torch.optim.SGD(engine.params, lr=0.1))
+    for a, b in zip(before, (*bench.parameters(), *(s.rows for s in bench.states)), strict=True):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 class TwoProcesses:

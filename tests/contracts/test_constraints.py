@@ -11,7 +11,7 @@ from fcco_lightning.errors import FCCOError
 from fcco_lightning.outer import AbsoluteDifference, Hinge, SquaredHinge
 from tests.contracts.completeness import concrete_classes, unregistered
 from tests.contracts.registry_constraints import CASES
-from tests.contracts.sampled import WAYS, Bench, N, as_lists, united
+from tests.contracts.sampled import WAYS, Bench, N, as_lists, assert_refused, united
 
 EXACT = 1e-9  # relative; sums of a few float64 numbers of order one
 BIASED = [(name, way) for name, case in CASES.items() for way in ("uniform", "balanced") if way not in case.unbiased]
@@ -34,7 +34,9 @@ def violations(bench):
 
 def measured(bench, index=None):
     columns = bench.batch(list(range(N)) if index is None else list(index))[bench.name]
-    return bench.part.inner(bench.network(columns["x"]), columns)
+    direct, rows = bench.part.measure(bench.network(columns["x"]), columns)
+    assert direct is bench.part.rows_of(columns) is None  # constraints have all rows, in their order, and no g_0
+    return rows
 
 
 def test_every_constraint_is_registered():
@@ -150,9 +152,10 @@ def test_subsets_say_of_what_a_batch_speaks(name):
     for size in (1, 4):
         for index in combinations(range(N), size):
             expected = [i for i, row in enumerate(subsets) if all(bool(mask[list(index)].any()) for mask in row)]
-            inner = measured(bench, index)
-            assert inner.index.tolist() == expected
-            assert inner.values.shape == (len(expected), bench.part.width)
+            rows = measured(bench, index)
+            assert rows.weight.dtype == torch.bool
+            assert rows.weight.nonzero().flatten().tolist() == expected
+            assert rows.values.shape == (bench.part.num_rows, bench.part.width)
             spoken.add(len(expected))
     assert len(spoken) > 1 or name == "mean of everyone"
 
@@ -195,17 +198,19 @@ def test_a_missing_column_is_named(name):
     bench = Bench(CASES[name])
     columns = {k: c for k, c in bench.columns.items() if k != bench.case.missing}
     with pytest.raises(FCCOError, match=bench.case.missing):
-        bench.part.inner(bench.case.outputs, columns)
+        bench.part.measure(bench.case.outputs, columns)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.bad_outputs is not None])
 def test_outputs_of_another_shape_are_refused(name):
     bench = Bench(CASES[name])
     with pytest.raises(FCCOError, match=r"shape \(B,\) or \(B, 1\), got \(9, 2\)"):
-        bench.part.inner(bench.case.bad_outputs, bench.columns)
+        bench.part.measure(bench.case.bad_outputs, bench.columns)
 
 
-def test_tasks_out_of_range_are_refused():
+@pytest.mark.parametrize("first", [True, False])
+def test_tasks_out_of_range_are_refused(first):
     bench = Bench(CASES["non-forgetting"])
-    with pytest.raises(FCCOError, match="task must be < 2"):
-        bench.part.inner(bench.case.outputs, {**bench.columns, "task": torch.full((N,), 2)})
+    batch = bench.batch(range(N))
+    batch[bench.name]["task"] = torch.full((N,), 2)
+    assert_refused(bench, batch, "task must be < 2", first=first)

@@ -8,7 +8,6 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning import MOAP, MSVR, AveragePrecision, CVaRGroupDRO, Engine, MeanAtMost
 from fcco_lightning.constraints import HingePenalty
-from fcco_lightning.engine.forward import Samples
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.objectives import LogisticLoss, Objective
 from tests.contracts.completeness import concrete_classes, unregistered
@@ -23,7 +22,9 @@ from tests.contracts.sampled import (
     N,
     Plan,
     Way,
+    assert_refused,
     balanced,
+    by_row,
     scores,
     united,
 )
@@ -37,7 +38,7 @@ AP = CASES["average precision"]
 WITH_ROWS = [name for name, case in CASES.items() if case.make().outer is not None]
 GROUP_ROWS = [name for name in WITH_ROWS if CASES[name].missing == "group"]
 BAG_ROWS = [name for name in WITH_ROWS if CASES[name].missing == "bag"]
-SAMPLE_ROWS = [name for name in WITH_ROWS if not CASES[name].make().distinct]
+SAMPLE_ROWS = [name for name in WITH_ROWS if Bench(CASES[name]).engine.problem.all_terms[0].per_sample]
 BIASED = [(name, way) for name, case in CASES.items() for way in ("uniform", "balanced") if way not in case.unbiased]
 
 
@@ -50,10 +51,10 @@ def test_every_objective_is_registered():
 
 
 def test_an_objective_that_nobody_registered_is_noticed():
-    class Forgotten(Objective):
+    class Forgotten(CVaRGroupDRO):
         pass
 
-    class _Private(Objective):
+    class _Private(CVaRGroupDRO):
         pass
 
     assert unregistered([Forgotten, _Private, CVaRGroupDRO], CASES.values(), BASES) == ["Forgotten"]
@@ -62,12 +63,13 @@ def test_an_objective_that_nobody_registered_is_noticed():
 @pytest.mark.parametrize("name", CASES)
 def test_value_over_the_whole_data_is_the_formula(name):
     bench = Bench(CASES[name])
-    seen = bench.engine.measure(bench.batch(range(N)))
+    seen = bench.measured(bench.batch(range(N)))
     value = torch.zeros(()) if seen.direct is None else seen.direct
     for reading in seen.readings:
-        assert reading.index.tolist() == list(range(reading.term.num_rows))
+        rows = by_row(reading, reading.values)
+        assert not rows.isnan().any()
         if bench.case.coupled:
-            value = value + bench.objective.outer.ambiguity.worst_case(reading.values[:, 0]) @ reading.values[:, 0]
+            value = value + bench.objective.outer.ambiguity.worst_case(rows[:, 0]) @ rows[:, 0]
         else:
             value = value + reading.total(reading.outer.value(reading.values))
     assert value.item() == pytest.approx(bench.brute()[0].item(), rel=EXACT)
@@ -92,13 +94,13 @@ def test_gradient_at_exact_rows_is_that_of_the_formula(name):
 def test_half_precision_ends_with_the_network(name):
     """What is computed from outputs of 8 bits has the 24 bits of float32, whatever autocast would do with it."""
     bench = Bench(CASES[name], WAYS["balanced"]())
-    seen = bench.engine.evaluate(bench.batch([0, 1, 2, 5, 6, 7])).now
+    seen = bench.engine.evaluate(bench.batch([0, 1, 2, 5, 6, 7]))
 
     def measured(dtype):
         outputs = pytree.tree_map(lambda one: one.detach().bfloat16().to(dtype), seen.outputs)
-        one = bench.engine.functions(Samples(outputs, seen.batch))
+        one = bench.engine.measure(seen._replace(outputs=outputs))
         values = [] if one.direct is None else [one.direct.view(1)]
-        return torch.cat([*values, *(inner.values.flatten() for inner in one.inner if inner is not None)])
+        return torch.cat([*values, *(reading.values[reading.present].flatten() for reading in one.readings)])
 
     expected = measured(torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
@@ -153,11 +155,11 @@ def test_a_batch_that_says_nothing_has_the_gradient_zero(name):
     for alike in _of_one_value(bench.case.columns):
         batch = bench.batch(alike)
         bench.network.zero_grad()
-        surrogate = bench.surrogate(batch)
-        bench.engine.descend(surrogate)
+        bench.engine.descend(bench.surrogate(batch))
         gradient = bench.network.table.grad
         assert gradient is not None
-        assert surrogate.readings or bench.objective.outer is None or not gradient.any()
+        speaks = any(reading.present.any() for reading in bench.measured(batch).readings)
+        assert speaks or bench.objective.outer is None or not gradient.any()
 
 
 def _of_one_value(columns):
@@ -171,18 +173,23 @@ def _of_one_value(columns):
 @pytest.mark.parametrize("name", SAMPLE_ROWS)
 def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
     bench = Bench(CASES[name])
-    (reading,) = bench.engine.measure(bench.batch([0, 3, 0, 5, 5, 1, 3])).readings
-    inner = bench.objective.inner(*_outputs(bench, [0, 3, 0, 5, 5, 1, 3]))
-    owners = inner.index.unique()
-    rows = owners if reading.term.row_map is None else reading.term.row_map.rows(owners)
-    assert reading.index.tolist() == rows.tolist()
-    for sample, values in zip(owners, reading.values, strict=True):
-        torch.testing.assert_close(values, inner.values[inner.index == sample].mean(0), rtol=1e-12, atol=0)
-    weight = reading.weight * torch.ones(len(rows), dtype=torch.float64)
-    each = torch.full_like(weight, N / reading.term.num_rows / 4)  # 4 different samples
-    if inner.relevance is not None:
-        each *= torch.stack([inner.relevance[inner.index == sample].mean() for sample in owners])
-    torch.testing.assert_close(weight, each)
+    (reading,) = bench.measured(bench.batch([0, 3, 0, 5, 5, 1, 3])).readings
+    outputs, columns = _outputs(bench, [0, 3, 0, 5, 5, 1, 3])
+    _, (values, weight, _) = bench.objective.measure(outputs, columns)
+    names, owners = bench.objective.rows_of(columns), bench.objective.row_domain(N, bench.columns).owners
+    for name in names.unique():
+        copies = names == name
+        assert weight[copies].bool().all() == weight[copies].bool().any()  # a batch says something of all, or of none
+        assert reading.present[copies].all() == weight[copies].bool().all()
+        if not reading.present[copies].all():
+            assert not reading.weight[copies].any()
+            continue
+        row = name if owners is None else owners.flatten()[:name].sum()
+        assert (reading.index[copies] == row).all()
+        expected = values[copies].mean(0).expand(int(copies.sum()), -1)
+        torch.testing.assert_close(reading.values[copies], expected, rtol=1e-12, atol=0)
+        each = N / reading.term.num_rows / 4 * weight[copies].double().mean()  # 4 different samples
+        torch.testing.assert_close(reading.weight[copies].sum().double(), each)
 
 
 def _outputs(bench, index):
@@ -220,8 +227,10 @@ def test_subsets_say_of_what_a_batch_speaks(name):
     spoken = set()
     for index in combinations(range(N), 4):
         expected = [i for i, row in enumerate(subsets) if all(bool(mask[list(index)].any()) for mask in row)]
-        found = bench.objective.inner(*_outputs(bench, list(index)))
-        assert ([] if found is None else found.index.tolist()) == expected
+        _, rows = bench.objective.measure(*_outputs(bench, list(index)))
+        names = bench.objective.rows_of(bench.batch(index)[bench.name])
+        names = torch.arange(len(subsets)) if names is None else names
+        assert names[rows.weight != 0].unique().tolist() == expected
         spoken.add(len(expected))
     assert len(spoken) > 1  # some batches miss a row
 
@@ -235,11 +244,11 @@ def test_values_are_finite_and_in_their_range(name, size):
     for seed in range(3):
         with torch.no_grad():
             bench.network.table.copy_(size * torch.randn(case.outputs.shape, generator=_seeded(seed)))
-        seen = bench.engine.measure(bench.batch([0, 1, 2, 6, 7, 8]))
+        seen = bench.measured(bench.batch([0, 1, 2, 6, 7, 8]))
         parts = [] if seen.direct is None else [seen.direct]
         for reading in seen.readings:
-            values = reading.values.detach()
-            assert values.isfinite().all()
+            assert reading.values.isfinite().all()
+            values = reading.values.detach()[reading.present]
             torch.testing.assert_close(domain.range.project(values), values, rtol=1e-12, atol=1e-12)
             parts.append(reading.values.clamp(max=1e6).sum())
         gradients = torch.autograd.grad(sum(parts), bench.parameters(), allow_unused=True, materialize_grads=True)
@@ -255,28 +264,27 @@ def test_a_missing_column_is_named(name):
     bench = Bench(CASES[name])
     outputs, columns = _outputs(bench, [0, 1])
     del (columns[bench.name] if bench.case.others else columns)[bench.case.missing]
-    measure = bench.objective.direct if bench.objective.outer is None else bench.objective.inner
     with pytest.raises(FCCOError, match=f"needs the column `{bench.case.missing}`"):
-        measure(outputs, columns)
+        bench.objective.measure(outputs, columns)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.bad_outputs is not None])
 def test_outputs_of_another_shape_are_refused(name):
     bench = Bench(CASES[name])
     _, columns = _outputs(bench, list(range(N)))
-    measure = bench.objective.direct if bench.objective.outer is None else bench.objective.inner
     with pytest.raises(FCCOError, match=r"\(B|\(9, |embeddings"):
-        measure(bench.case.bad_outputs, columns)
+        bench.objective.measure(bench.case.bad_outputs, columns)
 
 
 @pytest.mark.parametrize("name", GROUP_ROWS)
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_group_labels_out_of_range_are_refused(name, wrong):
+@pytest.mark.parametrize("first", [True, False])
+def test_group_labels_out_of_range_are_refused(name, wrong, first):
     bench = Bench(CASES[name])
-    outputs, columns = _outputs(bench, [0, 1])
-    columns["group"] = torch.tensor([0, wrong])
-    with pytest.raises(FCCOError, match=rf"group labels must lie in 0\.\.2, got {wrong} at batch position 1"):
-        bench.objective.inner(outputs, columns)
+    batch = bench.batch([0, 1])
+    batch[bench.name]["group"] = torch.tensor([0, wrong])
+    text = rf"group labels must lie in 0\.\.2, got {wrong} at batch position 1"
+    assert_refused(bench, batch, text, first=first)
 
 
 # ---- three samples in two hundred
@@ -315,8 +323,8 @@ def test_a_group_of_three_among_two_hundred(way):
         bench.objective, [constraint], HingePenalty(2.0), num_samples=n, sampling=drawn, dtype=torch.float64
     )
     bench.way, bench.engine = drawing, Engine(bench.network, problem, bench.algorithm)
-    readings = bench.engine.measure({"target": columns}).readings
-    bench.exact = {r.term: r.values.detach() for r in readings}
+    readings = bench.measured({"target": columns}).readings
+    bench.exact = {r.term: by_row(r, r.values.detach()) for r in readings}
     _, exact = bench.brute()
     size = len(exact)
     of_rare = torch.zeros(size, dtype=torch.float64)
@@ -376,7 +384,8 @@ def _one_more_step(algorithm, index, *, moved=False):
 
     def values():
         columns = bench.batch(index)["target"]
-        return problem.objective.inner(network(columns["x"]), columns).values.detach()
+        _, rows = problem.objective.measure(network(columns["x"]), columns)
+        return rows.values.detach()[rows.weight != 0]
 
     before = values()
     engine.train_batch(bench.batch(range(N)), optimizer)

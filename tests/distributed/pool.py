@@ -59,6 +59,11 @@ def attempt(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return Failure(type(error).__name__, str(error), traceback.format_exc())
 
 
+def share(processes: Processes, count: int) -> slice:
+    """A process's part of ``count`` consecutive items, as even as can be."""
+    return slice(processes.rank * count // processes.size, (processes.rank + 1) * count // processes.size)
+
+
 class Pool:
     """Processes to run functions in; started by the first run."""
 

@@ -1,7 +1,6 @@
 import time
 from contextlib import ExitStack
 from datetime import timedelta
-from itertools import chain
 
 import pytest
 import torch
@@ -451,21 +450,7 @@ def test_what_is_exchanged_apart_does_not_get_between(pool):
     assert pool.values(exchange_apart, 4) == [(4, rank, [0, 1, 2, 3], 4) for rank in range(4)]
 
 
-# ---- shares, and a process alone
-
-
-def shares(processes, counts):
-    return [processes.share(count) for count in counts]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_shares_cover_everything_once_and_differ_by_one_at_most(pool, size):
-    counts = range(14)
-    parts = pool.values(shares, size, counts)
-    for count, slices in zip(counts, zip(*parts, strict=True), strict=True):
-        items = [list(range(count))[s] for s in slices]
-        assert list(chain.from_iterable(items)) == list(range(count))
-        assert max(map(len, items)) - min(map(len, items)) <= 1
+# ---- a process alone
 
 
 def act_alone(processes):
@@ -484,10 +469,10 @@ def act_alone(processes):
     for run in (guarded, together):
         assert attempt(run, processes, lambda: fail_with(ValueError, "mine"))[:2] == ("ValueError", "mine")
     processes.fail(ValueError("nobody there"))
-    return processes.size, processes.rank, processes.share(7), processes.bytes, processes.seconds
+    return processes.size, processes.rank, processes.bytes, processes.seconds
 
 
 def test_alone_nothing_is_sent(pool):
-    expected = (1, 0, slice(0, 7), 0, 0.0)
+    expected = (1, 0, 0, 0.0)
     assert act_alone(Processes()) == expected
     assert pool.values(act_alone, 1) == [expected]  # although there is a group

@@ -17,7 +17,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.engine import Samples, as_batch, other_columns, outputs_of, outputs_of_columns
-from fcco_lightning.engine.parts import part_name
+from fcco_lightning.engine.batches import part_name
 from fcco_lightning.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Known parameters of outer functions: gradients against differences, and the function of some of the rows."""
+"""Known parameters of outer functions: gradients against differences."""
 
 import pytest
 import torch
@@ -92,34 +92,10 @@ def test_maps_to_rows_are_constants(name):
     assert not any(m(u).requires_grad for m in maps)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_some_rows_have_the_function_of_these_rows(name):
-    make, width, value = MAKERS[name]
-    u = rows(width)
-    outer = make(parameter(value, (len(u), 1)))
-    for positions in (torch.tensor([4, 0, 4]), torch.arange(len(u)) % 3 == 1):
-        some = outer.take(positions)
-        assert torch.equal(some.value(u[positions]), outer.value(u)[positions])
-        assert torch.equal(some.subgradient(u[positions]), outer.subgradient(u)[positions])
-    known = outer.parameters()[0]
-    outer.take(torch.tensor([2])).value(u[2:3]).sum().backward(inputs=[known])
-    assert known.grad[2].abs() > 0
-    assert known.grad.abs().sum() == known.grad[2].abs().sum()
-
-
-@pytest.mark.parametrize("shape", [(), (1, 1)])
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_parameter_that_all_rows_share_leaves_the_function_as_it_is(name, shape):
-    make, _, value = MAKERS[name]
-    outer = make(parameter(value, shape))
-    assert outer.take(torch.tensor([1, 0])) is outer
-
-
 def test_parameters_are_found_through_every_wrapper():
     s, t = torch.tensor(0.5), torch.tensor([[0.5], [0.25]])
     assert Hinge().parameters() == ()
     assert MoreauEnvelope(Hinge(), 0.1).parameters() == ()
-    assert Hinge().take(torch.tensor([0])) == Hinge()
     nested = AbsoluteDifference(MoreauEnvelope(Shifted(Shifted(Hinge(), s), t), 0.1))
     assert [id(p) for p in nested.parameters()] == [id(t), id(s)]
     assert LogWithTemperature(s).parameters()[0] is s
@@ -158,7 +134,7 @@ def test_rows_keep_their_dtype():
 def test_a_parameter_of_other_rows_is_refused():
     outer = Shifted(Hinge(), torch.zeros(3, 1))
     assert outer.value(torch.zeros(3, 1)).shape == (3,)
-    with pytest.raises(ConfigError, match=r"3 rows does not belong to 2 rows .* take\(positions\)"):
+    with pytest.raises(ConfigError, match=r"3 rows does not belong to 2 rows .* one row for each"):
         outer.value(torch.zeros(2, 1))
     with pytest.raises(ConfigError, match="3 rows does not belong to 2 rows"):
         LogWithTemperature(torch.ones(3, 1)).subgradient(torch.ones(2, 1))

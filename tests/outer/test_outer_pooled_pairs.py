@@ -59,6 +59,6 @@ def test_with_all_bags_the_slopes_are_those_of_the_mean_over_pairs():
 
 
 def test_rows_of_one_class_say_nothing():
-    outer = PooledPairs(SmoothMaxPooling(0.5), SigmoidPair(), POSITIVE, SHARE).take(POSITIVE)
+    outer = PooledPairs(SmoothMaxPooling(0.5), SigmoidPair(), POSITIVE[POSITIVE], SHARE[POSITIVE])
     assert outer.value(rows(1, 2)).tolist() == [0, 0]
     assert outer.subgradient(rows(1, 2)).tolist() == [[0], [0]]

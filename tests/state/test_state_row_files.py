@@ -318,7 +318,7 @@ THIS_FORMAT = {"version": row_files.FORMAT_VERSION, "byte_order": sys.byteorder,
 )
 def test_what_is_no_manifest_is_refused(saved, text):
     (saved[0] / "manifest.json").write_bytes(text.encode("latin-1"))
-    assert_refused(saved, "manifest.json` (is damaged|has format)")
+    assert_refused(saved, "(cannot read `.*manifest.json`: |manifest.json` (is damaged|has format))")
 
 
 def test_another_format_version_is_refused(saved, monkeypatch):

@@ -366,14 +366,15 @@ def walk(processes, shape, steps, seed, layout):
 
 
 def gather_and_scatter(state, index, values):
-    rows, fresh = state.gather(index), copies(index).mean(values)
+    rows, again = state.gather(index), copies(index)
+    fresh = again.total(values) / again.count.unsqueeze(1)
     state.scatter_(index, averaged(rows, ~rows[:, 0].isnan(), fresh))
     return rows[index < state.num_rows]
 
 
 def read_and_write(state, index, values):
     rows, again = state.read(index), copies(index)
-    new = averaged(rows, ~rows[:, 0].isnan(), again.mean(values))
+    new = averaged(rows, ~rows[:, 0].isnan(), again.total(values) / again.count.unsqueeze(1))
     first = again.first.unique()
     state.write(index[first], new[first])
     return rows

@@ -1,0 +1,292 @@
+"""A loader's batch as a record of named parts of columns, and the network's outputs for it."""
+
+import dataclasses
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models import BatchNetwork
+from fcco_lightning.records import TARGET, Batch, Columns
+
+_OF_SHAPES = ("shape", "size", "channels", "dimension")  # words of torch's errors about them
+_REMEDIES = {
+    "index": "Give the position 0..n-1 of every sample in the training split, shape (B,): IndexedDataset(dataset) adds "
+    "it.",
+    "y": "Number the labels: 0 and 1, or 0..C-1 for C classes.",
+}
+_PLAIN = frozenset((torch.float32, torch.int64, torch.float64))
+_LABELS = ("y", "group")  # reckoned with, as in 2 y - 1, which small integers do not hold
+
+
+def fields_of(given: Any) -> Any:
+    """The fields of a named tuple or a dataclass by name; anything else as it is."""
+    if isinstance(given, dict):
+        return given
+    if isinstance(given, tuple) and hasattr(given, "_asdict"):
+        return given._asdict()
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        return {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    return given
+
+
+def as_columns(given: Mapping[str, Any]) -> Columns:
+    """One part of a batch as columns: arrays and lists of numbers become tensors, all else stays as it is.
+
+    Lists of tensors stay, too: there are networks that take images of different sizes so.
+
+    Args:
+        given: columns by name, of one first dimension B where they are tensors.
+
+    Returns: the same mapping where nothing is to be converted.
+
+    Raises:
+        DataError: if ``index`` or ``y`` are complex or texts, ``index`` has not one dimension, or tensors differ in
+            length.
+    """
+    if _is_plain(given):
+        return given
+    columns = given
+    if not all(isinstance(column, Tensor) for column in given.values()):
+        columns = {name: _as_tensor(column) for name, column in given.items()}
+    narrow = [name for name in _LABELS if _is_narrow(columns.get(name))]
+    if narrow:
+        columns = {**columns, **{name: columns[name].long() for name in narrow}}
+    _require_real(columns)
+    _require_one_length(columns)
+    return columns
+
+
+def _is_plain(given: Mapping[str, Any]) -> bool:
+    """Whether there is nothing to do, as with most loaders: seen at little cost, as every step asks."""
+    sizes = set()
+    for column in given.values():
+        if not isinstance(column, Tensor) or column.dtype not in _PLAIN or not column.ndim:
+            return False
+        sizes.add(column.size(0))
+    return len(sizes) == 1 and ("index" not in given or given["index"].ndim == 1)
+
+
+def described(column: Any) -> str:
+    """The type of a column, in words for messages."""
+    if isinstance(column, Tensor):
+        return f"a tensor of {column.dtype} and shape {tuple(column.shape)}"
+    inside = f" of {type(column[0]).__name__}" if isinstance(column, list | tuple) and len(column) else ""
+    return f"a {type(column).__name__}{inside}"
+
+
+def _as_tensor(column: Any) -> Any:
+    first = _first(column)
+    if isinstance(first, Tensor):
+        return torch.stack(list(column)) if first.dim() == 0 and first is not column else column
+    if not isinstance(first, Real | np.generic) and not hasattr(first, "__array__"):
+        return column
+    try:
+        array = np.array(column)  # a copy: torch shares memory, and refuses that of some arrays
+    except ValueError:  # lists of different lengths
+        return column
+    if array.dtype.kind not in "biufc":
+        return column
+    narrow = type(first) is float and array.dtype == np.float64  # as torch takes Python's numbers
+    return torch.from_numpy(array.astype(np.float32 if narrow else array.dtype.newbyteorder("=")))
+
+
+def _is_narrow(column: Any) -> bool:
+    return isinstance(column, Tensor) and column.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16)
+
+
+def _first(column: Any) -> Any:
+    """The first entry of nested lists, or of an array of texts; anything else as it is."""
+    while isinstance(column, list | tuple) and len(column):
+        column = column[0]
+    return column.flat[0] if isinstance(column, np.ndarray) and column.dtype.kind in "OU" and column.size else column
+
+
+def _require_real(columns: Columns) -> None:
+    """Refuse an ``index`` or labels that no objective can reckon with."""
+    for name, remedy in _REMEDIES.items():
+        column = columns.get(name)
+        wrong = isinstance(column, Tensor) and (column.is_complex() or (name == "index" and column.dim() != 1))
+        if wrong or isinstance(_first(column), str):
+            raise DataError(f"the column `{name}` of a batch is {described(column)}. {remedy}")
+
+
+def _require_one_length(columns: Columns) -> None:
+    """Refuse tensors of which not every row belongs to a sample."""
+    shapes = {name: column.shape for name, column in columns.items() if isinstance(column, Tensor)}
+    if len({shape[:1] for shape in shapes.values()}) > 1 or torch.Size() in shapes.values():
+        raise DataError(
+            "the columns of a batch must have one first dimension, the number of its samples; they have the shapes "
+            f"{ {name: tuple(shape) for name, shape in shapes.items()} }. Cut them alike in the collate function, and "
+            "leave out what does not belong to single samples."
+        )
+
+
+def as_batch(given: Any) -> Batch:
+    """A batch as the loaders gave it, as parts by name: the columns of a single loader are the part "target".
+
+    Args:
+        given: a mapping, a named tuple or a dataclass of columns, or of parts with columns of their own.
+
+    Raises:
+        DataError: if it has no columns by name, or one of them cannot be read.
+    """
+    given = fields_of(given)
+    if not isinstance(given, Mapping):
+        raise DataError(
+            f"a batch must be a mapping of columns with the samples' `index`, got a {type(given).__name__}. Wrap the "
+            "data set of (x, y) samples: DataLoader(IndexedDataset(dataset), ...)."
+        )
+    if isinstance(next(iter(given.values()), None), Tensor):
+        return {TARGET: as_columns(given)}
+    parts = {name: fields_of(part) for name, part in given.items()}
+    if given and all(isinstance(part, Mapping) for part in parts.values()):
+        columns = {name: as_columns(part) for name, part in parts.items()}
+        return given if all(columns[name] is part for name, part in given.items()) else columns
+    return {TARGET: as_columns(given)}
+
+
+def part_name(batch: Mapping[str, Any], name: str | None) -> str:
+    """The name of the part that a term is measured on; the first one for None.
+
+    Raises:
+        ConfigError: if there is no such part.
+    """
+    if name is None:
+        return next(iter(batch))
+    if name not in batch:
+        raise ConfigError(f"a term is measured on the part {name!r} of a batch, the loaders give {sorted(batch)}.")
+    return name
+
+
+def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
+    """The network's outputs by part of the batch; all parts pass through it together.
+
+    Args:
+        network: a :class:`BatchNetwork` is given the batch, any other module the columns ``x`` of all parts at once.
+        batch: parts by name, see :func:`usable`.
+    """
+    if isinstance(network, BatchNetwork):
+        return dict(network(batch))
+    if len(batch) == 1:
+        ((name, columns),) = batch.items()
+        return {name: _call(network, columns["x"])}
+    inputs = [columns["x"] for columns in batch.values()]
+    sizes = [len(x) for x in inputs]
+    leaves, structure = pytree.tree_flatten(_call(network, torch.cat(inputs)))
+    pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
+    return {name: pytree.tree_unflatten(list(one), structure) for name, one in zip(batch, pieces, strict=True)}
+
+
+def _input(columns: Columns, network: nn.Module) -> Any:
+    """The column ``x``, in the type of the weights where that is wider, or where it is float64.
+
+    Raises:
+        DataError: if there is no such column.
+    """
+    if "x" not in columns:
+        raise DataError(f"a batch has no column `x`, the network's input; it has {sorted(columns)}.")
+    x, dtype = columns["x"], _type_of_weights(network)
+    if not isinstance(x, Tensor) or dtype is None or not x.is_floating_point() or x.dtype == dtype:
+        return x
+    return x.to(dtype) if x.dtype == torch.float64 or dtype.itemsize > x.dtype.itemsize else x
+
+
+def _type_of_weights(network: nn.Module) -> torch.dtype | None:
+    for module in network.modules():  # the first one with weights is near: `parameters()` would walk over all names
+        for p in module._parameters.values():
+            if p is not None and p.is_floating_point():
+                return p.dtype
+    return None
+
+
+def _call(network: nn.Module, x: Any) -> Any:
+    """The network's outputs.
+
+    Raises:
+        DataError: if it does not take an input of this type.
+    """
+    dtype = x.dtype if isinstance(x, Tensor) else None
+    try:
+        return network(x)
+    except (TypeError, RuntimeError) as error:
+        known, text = dtype is not None and dtype == _type_of_weights(network), str(error)
+        misshapen = isinstance(error, RuntimeError) and any(word in text for word in _OF_SHAPES)
+        if not misshapen and (known or not (isinstance(error, TypeError | NotImplementedError) or "type" in text)):
+            raise
+        raise DataError(
+            f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
+            "numbers, with a row for every sample and as many columns as the network has inputs: torch.stack, .float()."
+        ) from error
+
+
+def outputs_of_columns(network: nn.Module, columns: Columns) -> Any:
+    """The network's outputs for the columns of one loader, as in evaluation."""
+    return next(iter(outputs_of(network, usable(as_batch(columns), network)).values()))
+
+
+def columns_of(given: Any) -> Columns:
+    """The columns of one loader as it gave them, as in evaluation; of several, those of the first.
+
+    Raises:
+        DataError: as of :func:`as_batch`.
+    """
+    return next(iter(as_batch(given).values()))
+
+
+def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
+    """All columns that objectives, constraints and metrics may name: those that are not the network's input."""
+    inputs = network.inputs if isinstance(network, BatchNetwork) else ("x",)
+    return {name: c for name, c in columns.items() if isinstance(c, Tensor) and name not in inputs}
+
+
+def is_ready(given: Any, network: nn.Module, like: Tensor) -> bool:
+    """Whether a loader's batch is one part that the network takes as it is, as with most loaders.
+
+    Args:
+        given: the batch.
+        network: that takes the column ``x`` of it.
+        like: a weight of the network.
+    """
+    if type(given) is not dict or isinstance(network, BatchNetwork) or like.device.type != "cpu":
+        return False
+    x = given.get("x")
+    return isinstance(x, Tensor) and x.dtype == like.dtype and _is_plain(given)
+
+
+def received(given: Any, network: nn.Module, device: torch.device) -> Batch:
+    """A loader's batch as parts by name, as the network takes it and on its device.
+
+    Raises:
+        DataError: see :func:`as_batch` and :func:`usable`.
+    """
+    batch = usable(as_batch(given), network)
+    if device.type == "cpu":
+        return batch
+    return {name: {n: _moved(c, device) for n, c in part.items()} for name, part in batch.items()}
+
+
+def _moved(column: Any, device: torch.device) -> Any:
+    # without waiting for the device; Apple's copies do not hold on to their source
+    return column.to(device, non_blocking=device.type != "mps") if isinstance(column, Tensor) else column
+
+
+def usable(batch: Batch, network: nn.Module) -> Batch:
+    """The batch without what is no tensor and no input of the network, and with ``x`` in the type of its weights.
+
+    Raises:
+        DataError: if a part has no column ``x``.
+    """
+    if isinstance(network, BatchNetwork):
+        return batch
+    found = {}
+    for name, columns in batch.items():
+        x = _input(columns, network)
+        plain = x is columns["x"] and _is_plain(columns)
+        found[name] = columns if plain else {"x": x, **other_columns(network, columns)}
+    return found
