@@ -54,7 +54,7 @@ from fcco_lightning.callbacks import Preemption
 from fcco_lightning.data import TensorTable
 from fcco_lightning.objectives import Objective, binary_scores
 from fcco_lightning.outer import Log
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 from tests.conftest import make_data, make_frame
 
 
@@ -63,12 +63,12 @@ class SoftRank(Objective):
 
     outer = Log()
 
-    def inner(self, outputs, batch):
+    def measure(self, outputs, batch):
         scores, positive = binary_scores(outputs), batch["y"] == 1
-        if positive.all() or not positive.any():
-            return None
-        gaps = (1 - scores[positive].unsqueeze(1) + scores[~positive].unsqueeze(0)).clamp(min=0).square()
-        return Inner(batch["index"][positive], 0.5 + gaps.mean(1, keepdim=True))
+        negative = (~positive).to(scores.dtype)
+        losses = (1 - scores.unsqueeze(1) + scores).clamp(min=0).square()
+        means = losses @ negative / negative.sum().clamp(min=1)
+        return None, Rows(0.5 + means.unsqueeze(1), positive & (negative.sum() > 0))
 
 
 ALGORITHMS: dict[str, Callable[[], Any]] = {

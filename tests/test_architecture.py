@@ -21,7 +21,7 @@ FLOORS = [
     ["ambiguity"],
     ["outer", "state", "steps", "metrics", "dro"],
     ["records"],
-    ["estimators", "hosted", "models"],
+    ["estimators", "models"],
     ["data", "objectives", "pictures"],
     ["constraints"],
     ["engine", "evaluation"],

@@ -215,8 +215,8 @@ def test_algorithms_that_need_the_engine_are_refused(algorithm, message):
 
 
 class Direct(Objective):
-    def direct(self, outputs, batch):
-        return outputs.square().mean()
+    def measure(self, outputs, batch):
+        return outputs.square().mean(), None
 
 
 def test_what_does_nothing_is_refused():

@@ -36,7 +36,8 @@ from fcco_lightning import (
 )
 from fcco_lightning.algorithms import default_algorithm
 from fcco_lightning.metrics.functional import auc, roc_gap
-from fcco_lightning.outer import Multiplied, excess
+from fcco_lightning.outer import excess
+from fcco_lightning.records import Rows
 
 INSTALL = "uv pip install cooper-optim fairret fairlearn humancompatible-train"
 Columns = dict[str, Tensor]
@@ -144,15 +145,26 @@ PROBLEMS = {
 
 def largest(constraint: Constraint, outputs: Tensor, columns: Columns) -> float:
     """The largest h_i on a split."""
-    return float(constraint.violation(constraint.inner(outputs, columns).values).max())
+    return float(constraint.violation(measured(constraint, outputs, columns).values).max())
 
 
 def excesses(constraint: Constraint, outputs: Tensor, batch: Columns) -> Tensor:
     """Every side's h on a mini-batch, shape (rows * sides,); 0 for rows of which the batch does not speak."""
-    inner = constraint.inner(outputs, batch)
-    signed = constraint.signed(Multiplied(inner.values.new_ones(1, 1))).value(inner.values).unsqueeze(1)
-    h = excess(signed, constraint.kappa, constraint.sides)
-    return h.new_zeros(constraint.num_rows, constraint.sides).index_copy(0, inner.index, h).flatten()
+    rows = measured(constraint, outputs, batch)
+    h = excess(constraint.number(rows.values).value(rows.values).unsqueeze(1), constraint.kappa, constraint.sides)
+    return torch.where(rows.weight.unsqueeze(1), h, 0.0).flatten()
+
+
+def measured(constraint: Constraint, outputs: Tensor, batch: Columns) -> Rows:
+    """What a batch says of the rows of a constraint."""
+    rows: Rows = constraint.measure(outputs, batch)[1]  # type: ignore[assignment]
+    return rows
+
+
+def value_of(objective: Objective, outputs: Tensor, batch: Columns) -> Tensor:
+    """An objective without inner functions on a batch."""
+    value: Tensor = objective.measure(outputs, batch)[0]  # type: ignore[assignment]
+    return value
 
 
 def of_network(network: nn.Module, problem: Fairness) -> Model:
@@ -199,7 +211,7 @@ def cooper(network: nn.Module, problem: Fairness, lr: float, dual: float) -> Ste
             outputs = network(batch["x"])
             violation = excesses(constraint, outputs, batch)
             state = library.ConstraintState(violation=violation)
-            return library.CMPState(loss=objective.direct(outputs, batch), observed_constraints={self.fair: state})
+            return library.CMPState(loss=value_of(objective, outputs, batch), observed_constraints={self.fair: state})
 
     constrained = Constrained()
     optimizer = library.optim.SimultaneousOptimizer(
@@ -220,7 +232,7 @@ def humancompatible(network: nn.Module, problem: Fairness, lr: float, dual: floa
 
     def step(batch: Columns) -> None:
         outputs = network(batch["x"])
-        value = duals.forward_update(objective.direct(outputs, batch), excesses(constraint, outputs, batch))
+        value = duals.forward_update(value_of(objective, outputs, batch), excesses(constraint, outputs, batch))
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
@@ -253,7 +265,7 @@ def fairret(network: nn.Module, problem: Fairness, lr: float, dual: float) -> St
 
     def step(batch: Columns) -> None:
         outputs, y = network(batch["x"]), batch["y"]
-        value = objective.direct(outputs, batch)
+        value = value_of(objective, outputs, batch)
         cells = torch.bincount(2 * batch["group"] + y, minlength=4)
         if bool(cells.all()):  # its statistics are undefined otherwise
             value = value + dual * penalty(outputs, batch)
@@ -269,7 +281,7 @@ def plain(network: nn.Module, problem: Fairness, lr: float) -> Step:
     objective, optimizer = problem.objective(), Adam(network.parameters(), lr=lr)
 
     def step(batch: Columns) -> None:
-        value = objective.direct(network(batch["x"]), batch)
+        value = value_of(objective, network(batch["x"]), batch)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()

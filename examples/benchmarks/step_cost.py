@@ -413,7 +413,7 @@ def operators() -> int:
     """Operators of AUC's forward at batch 128."""
     (batch,) = batches(1, (128, 4), "cpu")
     with Counter() as counter:
-        AUC().direct(torch.randn(128, requires_grad=True), batch)
+        AUC().measure(torch.randn(128, requires_grad=True), batch)
     return counter.count
 
 

@@ -20,7 +20,6 @@ from xrisk_losses import RANKING, RankingLoss, moving_averages, through_engine
 from fcco_lightning import (
     BalancedSampling,
     MeanAveragePrecision,
-    Objective,
     TabularMLP,
     TensorDataModule,
     UniformSampling,
@@ -207,20 +206,13 @@ def operators(*, others: bool) -> Table:
             ours = objective()
             algorithm().pose(ours, num_samples=ROWS, sampling=module.sampling())
             given = batch | {"threshold": torch.zeros(BATCH, 1, requires_grad=True)}
-            measured(ours, scores, given)  # of a second batch with the same classes at the same places
-            row = {"here": counted(functools.partial(measured, ours, scores, given))}
+            row = {"here": counted(functools.partial(ours.measure, scores, given))}
             if others:
                 loss = libauc_losses.made(theirs, ROWS, int(batch["y"].sum()), labels)
                 step = LibAUCStep(nn.Identity(), loss, optimizer([scores]))
                 row["LibAUC"] = counted(functools.partial(step.forward, torch.sigmoid(scores), batch))
             table[name] = row
     return table
-
-
-def measured(objective: Objective, scores: Tensor, batch: dict[str, Tensor]) -> None:
-    """G_0 and the inner functions."""
-    objective.direct(scores, batch)
-    objective.inner(scores, batch)
 
 
 def counted(forward: Callable[[], object]) -> int:

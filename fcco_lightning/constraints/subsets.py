@@ -25,13 +25,17 @@ class Subset:
         where: column -> condition; all samples if empty.
         argument: what the subset is called where it is given, for messages.
 
+    Attributes:
+        where: the conditions as they were given.
+        conditions: those on the columns that batches have.
+
     Raises:
         ConfigError: if a condition is neither a value nor a list of values.
     """
 
     def __init__(self, where: Mapping[str, Condition] | None, argument: str = "where") -> None:
         self.where: Where = dict(where or {})
-        self.argument, self._resolved = argument, self.where
+        self.argument, self.conditions = argument, self.where
         for column, condition in self.where.items():
             values_of(condition, column)
 
@@ -45,7 +49,7 @@ class Subset:
             DataError: if a column or a value does not exist.
         """
         if hasattr(datamodule, "resolve_where"):
-            self._resolved = datamodule.resolve_where(self.where)
+            self.conditions = datamodule.resolve_where(self.where)
 
     def mask(self, batch: Columns) -> Tensor:
         """Mark the samples of a batch that belong to the subset, shape (B,), bool.
@@ -53,21 +57,16 @@ class Subset:
         Raises:
             DataError: if a column is not in the batch, or a name is not known.
         """
-        missing = [name for name in self._resolved if name not in batch]
+        missing = [name for name in self.conditions if name not in batch]
         if missing:
             raise DataError(
                 f"`{self.argument}` names the column(s) {missing}, the batch has {sorted(batch)}. Use y (label, 0 or "
                 "1), group (1 for the favoured group) or another column of the data."
             )
         mask = _everyone(next(iter(batch.values())))
-        for name, condition in self._resolved.items():
+        for name, condition in self.conditions.items():
             mask = mask & holds(batch[name], condition, name)
         return mask
-
-    @property
-    def conditions(self) -> Where:
-        """The conditions on the columns that batches have."""
-        return self._resolved
 
     def of_split(self, columns: Columns) -> Tensor:
         """Mark the samples of the whole training split that belong to the subset.
@@ -86,7 +85,7 @@ class Subset:
     def _values(self, columns: Columns) -> str:
         """How many samples meet each condition, and what the columns contain."""
         parts = []
-        for (name, condition), asked in zip(self._resolved.items(), self.where, strict=True):
+        for (name, condition), asked in zip(self.conditions.items(), self.where, strict=True):
             number = int(holds(columns[name], condition, name).sum())
             values = torch.unique(columns[name]).tolist()
             shown = "" if asked != name else f" (its values are {values[:12]}{' and more' if len(values) > 12 else ''})"
@@ -99,7 +98,7 @@ class Subset:
         Raises:
             DataError: if the column ``y`` is asked for but has values that are no whole numbers >= 0.
         """
-        if "y" not in self._resolved or "y" not in batch:
+        if "y" not in self.conditions or "y" not in batch:
             return
         y = batch["y"]
         wrong = y[(y < 0) | (y != y.round())] if y.is_floating_point() else y[y < 0]

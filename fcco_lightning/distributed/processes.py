@@ -227,7 +227,7 @@ class _Union(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return gradients[0][ctx.rows], None, None, None
+        return gradients[0][ctx.rows] * ctx.size, None, None, None
 
 
 def _first_dimension(tensors: Sequence[Tensor]) -> int:

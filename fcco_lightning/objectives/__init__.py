@@ -6,6 +6,7 @@ from fcco_lightning.objectives.average_precision import AveragePrecision, MeanAv
 from fcco_lightning.objectives.base import (
     BinaryObjective,
     Objective,
+    Partition,
     RowDomain,
     SampleParameters,
     binary_scores,
@@ -108,6 +109,7 @@ __all__ = [
     "RankingObjective",
     "RecallAtK",
     "RobustLogistic",
+    "Partition",
     "RowDomain",
     "SampleDRO",
     "SampleParameters",

@@ -234,7 +234,7 @@ class MeanAveragePrecision(Objective):
         shares = torch.where(positive, others, against).to(dtype)
         masks, one = torch.stack([shares * positive, shares]), torch.ones_like(shares)
         scores = outputs.gather(1, task.unsqueeze(1)).squeeze(1)
-        sums = pair_sums(self.loss, scores, masks, table=Strata(task, 0 * one, one))
+        sums = pair_sums(self.loss, scores, masks, table=Strata(task).weighted(0 * one, one))
         sums = sums + ((1 / known - shares) * self.own).unsqueeze(1)  # itself
         relevance = self._relevance.like(y)[task].to(dtype)
         return Rows(nan_where(self._lonely(batch).unsqueeze(1), sums), positive * relevance)

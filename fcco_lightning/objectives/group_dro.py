@@ -132,8 +132,8 @@ class GroupObjective(Objective, ABC):
 
         A label that is out of range has the weight NaN on a device that cannot refuse it, as the host does.
         """
-        weight = batch["weight"].to(losses.dtype) if "weight" in batch else torch.ones_like(losses)
         group = required_column(batch, "group", self)
+        weight = batch["weight"].to(losses.dtype) if "weight" in batch else torch.ones_like(group, dtype=losses.dtype)
         if group.device.type == "cpu":
             return group.long(), weight
         position = self._position(batch)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fcco_lightning.numerics import counts
 from fcco_lightning.objectives.measurable import nan_where
 
 FEW_PAIRS = 2**18
@@ -49,22 +50,34 @@ class Few:
 
 
 class Strata:
-    """Weights ``a_j + m_i [j is in the stratum of i]`` of pairs, a table that needs not be formed where losses are squares.
+    """Weights ``a_j + m_i [j is in the stratum of i]`` of pairs, a table that is not formed where losses are squares.
 
     Args:
         stratum: of the samples, shape (B,).
-        across: a, shape (B,).
-        more: m, shape (B,).
         owners: the samples i; None for all.
     """
 
-    def __init__(self, stratum: Tensor, across: Tensor, more: Tensor, owners: Few | None = None) -> None:
-        self.stratum, self.across = stratum, across
-        self.own, self.more = (stratum, more) if owners is None else (owners.of(stratum), owners.of(more))
+    def __init__(self, stratum: Tensor, owners: Few | None = None) -> None:
+        self.stratum, self.owners = stratum, owners
+        self.own = stratum if owners is None else owners.of(stratum)
+        self.across = self.more = torch.zeros(0)
+        self._same = self._table(_ALL) if owners is None and len(stratum) ** 2 <= FEW_PAIRS else None
+
+    def held(self) -> Tensor:
+        """How many samples the stratum of every sample has in the batch, shape (B,)."""
+        return counts(self.stratum) if self._same is None else self._same.sum(0)
+
+    def weighted(self, across: Tensor, more: Tensor) -> "Strata":
+        """The strata with weights a and m, shape (B,) each."""
+        self.across, self.more = across, more if self.owners is None else self.owners.of(more)
+        return self
 
     def __call__(self, some: slice) -> Tensor:
-        same = (self.stratum.unsqueeze(1) - _part(self.own, some)).eq_(0)
+        same = self._table(some) if self._same is None else _part(self._same, some)
         return torch.addcmul(self.across.unsqueeze(1), same.to(self.across.dtype), _part(self.more, some))
+
+    def _table(self, some: slice) -> Tensor:
+        return (self.stratum.unsqueeze(1) - _part(self.own, some)).eq_(0)
 
 
 class Elementwise(Protocol):

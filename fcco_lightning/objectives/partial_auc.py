@@ -98,7 +98,7 @@ class CVaRPartialAUC(RankingObjective):
         scores = self.scores(outputs)
         owners, share, negatives = self._classes(batch, scores.dtype)
         if self.max_fpr == 1:
-            return self.threshold, Rows(self._means(self.loss, scores, owners, negatives), owners)
+            return self.threshold, Rows(self._means(self.loss, scores, owners, negatives), owners, self.outer)
         thresholds = self._thresholds(batch, scores.dtype)
         excess = self._means(self.loss, scores, owners, negatives, thresholds) / self.max_fpr
         if self.min_tpr:

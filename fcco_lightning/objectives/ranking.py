@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import Range
-from fcco_lightning.numerics import counts
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss
@@ -156,17 +155,11 @@ def sums_over_data(
             return torch.where(owners[who], weights.T, 0.0)
 
         return pair_sums(loss, scores, masks, some, table=table)
-    weight = batch["weight"]
-    across, fellows = weight.to(scores.dtype) / size, _held(weight) - 1
-    lonely = owners & (across > 1.5 * own)  # unless there are fellows, of which the stratum has some
+    strata, across = Strata(batch["weight"], some), batch["weight"].to(scores.dtype) / size
+    fellows, lonely = strata.held() - 1, owners & (across > 1.5 * own)  # unless there are fellows
     more = (across - own) / torch.where(lonely, fellows, fellows.clamp(min=1))
-    sums = pair_sums(loss, scores, masks, some, table=Strata(weight, across, more, some))
+    sums = pair_sums(loss, scores, masks, some, table=strata.weighted(across, more))
     return torch.addcmul(sums, masks.mT, (own - across - more).unsqueeze(1), value=itself)
-
-
-def _held(values: Tensor) -> Tensor:
-    """How often the value of every entry occurs, shape (B,)."""
-    return counts(values) if len(values) ** 2 > FEW_PAIRS else (values.unsqueeze(1) - values).eq_(0).sum(1)
 
 
 def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:

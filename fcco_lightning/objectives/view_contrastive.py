@@ -50,6 +50,7 @@ class ViewContrastive(GlobalContrastive):
             self._floor = 1 / (2 * num_samples - 1)
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
+        # the views of a sample are neighbours, so that those of a process are consecutive
         views, each = torch.stack((image, text), 1).flatten(0, 1), two_of_each(tau, image).reshape(-1, 1)
         own, weigh = self.own(batch), by_table(self._weights(image, batch), len(views))
         if own is not None:
@@ -57,7 +58,9 @@ class ViewContrastive(GlobalContrastive):
         return log_means(views, None, each, weigh, own, self._processes).view(-1, 2)
 
     def _weights(self, like: Tensor, batch: Columns) -> Callable[[slice, slice], Tensor]:
-        """Logarithms of what views, two of each sample, weigh for others.
+        """Logarithms of the weights of views, two of each sample: p of a view's partner, and 0 of the view itself.
+
+        Others have ``(1 - p) / 2`` times the weight of their sample in a mean over the n - 1 samples but the view's.
 
         Raises:
             DataError: if a batch has weights that "batch" passes over.
@@ -73,10 +76,9 @@ class ViewContrastive(GlobalContrastive):
         def logs(*views: slice) -> Tensor:
             anchors, others = (slice(v.start // 2, v.stop // 2) for v in views)
             table = comparison_weights("none", given, n, like.dtype, anchors=anchors, others=others)
-            table = (table * ((1 - partner) / 2)).log()
-            both = table[:, None, :, None].repeat(1, 2, 1, 2)
+            of_views = table.mul((1 - partner) / 2).log()[:, None, :, None].repeat(1, 2, 1, 2)
             for view in (0, 1):
-                both[:, view, :, 1 - view].diagonal(anchors.start - others.start).fill_(log(partner))
-            return both.flatten(2).flatten(0, 1)
+                of_views[:, view, :, 1 - view].diagonal(anchors.start - others.start).fill_(log(partner))
+            return of_views.flatten(2).flatten(0, 1)
 
         return logs

@@ -70,6 +70,15 @@ class OuterFunction(ABC):
         """The known parameters of f, with respect to which :meth:`value` can be differentiated; most have none."""
         return ()
 
+    def known(self, u: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002 - some functions need only the slopes
+        """Numbers with the gradient of f(u) with respect to the known parameters, for every row: (B, k) -> (B,).
+
+        Args:
+            u: rows, shape (B, k), without graph.
+            y: slopes of f there, shape (B, k), without graph.
+        """
+        return self.value(u)
+
     @abstractmethod
     def value(self, u: Tensor) -> Tensor:
         """f(u) for every row: (B, k) -> (B,)."""
@@ -142,10 +151,12 @@ class OuterFunction(ABC):
 class Composed(OuterFunction):
     """A function made of another one, whose properties it has unless it says otherwise."""
 
+    phi: OuterFunction
+
     @property
-    @abstractmethod
     def inside(self) -> OuterFunction:
         """The other function."""
+        return self.phi
 
     @property
     def convex(self) -> bool:  # type: ignore[override]

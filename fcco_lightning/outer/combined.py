@@ -11,17 +11,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import DUAL_ROUNDING, Composed, OuterFunction, infinite_outside
 
 
-class _OfNumber(Composed):
-    """A function phi of a number that is made of a row."""
-
-    phi: OuterFunction
-
-    @property
-    def inside(self) -> OuterFunction:
-        return self.phi
-
-
-class _OfSum(_OfNumber):
+class _OfSum(Composed):
     r"""``f(u) = psi(d)`` of a weighted sum ``d = <c, u>``; all maps are those of psi, along c.
 
     ``prox_{lam f}(u) = u + (e - d) c / |c|^2`` where ``e = prox_{|c|^2 lam psi}(d)``.
@@ -130,7 +120,7 @@ class AbsoluteDifference(_OfSum):
 
 
 @dataclass(frozen=True)
-class AbsoluteDistance(_OfNumber):
+class AbsoluteDistance(Composed):
     r"""``f(u) = phi(|u - centre|)`` for rows of width 1: penalises a mean that is not near a number.
 
     Convex because phi is convex and has slope 0 at 0, hence does not fall after it; not monotone; as smooth as phi.
@@ -187,7 +177,7 @@ class AbsoluteDistance(_OfNumber):
 
 
 @dataclass(frozen=True)
-class RatioDifference(_OfNumber):
+class RatioDifference(Composed):
     r"""``f(u) = phi(u_1 / u_2 - u_3 / u_4)`` for rows of width 4: a function of the difference of two ratios of means.
 
     With u = (mean of q y, mean of q) on two sides it compares precisions (predictive parity); ``AbsoluteDistance`` as

@@ -54,6 +54,9 @@ class Shifted(Composed):
     def parameters(self) -> tuple[Tensor, ...]:
         return (self.shift, *self.outer.parameters())
 
+    def known(self, u: Tensor, y: Tensor) -> Tensor:
+        return self.value(u) if self.outer.parameters() else -(y * self.shift).sum(-1)
+
     def value(self, u: Tensor) -> Tensor:
         z = self._argument(u)
         return with_slope(self.outer.value(z.detach()), self.outer.subgradient(z.detach()), z)

@@ -25,8 +25,10 @@ def of_tasks(*names):
 
 
 def test_rows_are_mean_changes_of_the_protected_tasks_present():
-    index, values, *_ = of_tasks("a", "b", "c").inner(LOGITS, BATCH)
-    assert index.tolist() == [0, 1]
+    direct, (values, weight, _) = of_tasks("a", "b", "c").measure(LOGITS, BATCH)
+    assert direct is None
+    assert weight.tolist() == [True, True, False]
+    assert values.isfinite().all()
     probabilities = LOGITS.softmax(1)
     for k, rows, old in ((0, [2, 5], 0.5), (1, [0, 4], 0.3)):
         loss = log_loss(BATCH["y"][rows], probabilities[rows], labels=[0, 1, 2])
@@ -37,7 +39,7 @@ def test_the_old_model_changes_nothing():
     limit = of_tasks("a", "b")
     kept = limit.reference(LOGITS, BATCH)
     torch.testing.assert_close(kept["protected_loss"], -log_softmax(LOGITS, 1)[range(6), BATCH["y"]])
-    assert torch.equal(limit.inner(LOGITS, BATCH | kept).values, torch.zeros(2, 1, dtype=torch.float64))
+    assert torch.equal(limit.measure(LOGITS, BATCH | kept)[1].values, torch.zeros(2, 1, dtype=torch.float64))
 
 
 def test_violation_counts_from_the_tolerance():
@@ -51,13 +53,13 @@ def test_another_loss():
     outputs = torch.tensor([[1.0], [3.0]])
     limit = NonForgetting(SquaredLoss(), names=["a"])
     batch = {"y": torch.tensor([0.0, 1.0]), "task": torch.tensor([0, 0]), "protected_loss": torch.tensor([0.5, 0.5])}
-    assert limit.inner(outputs, batch).values.item() == pytest.approx((1 + 4) / 2 - 0.5)
+    assert limit.measure(outputs, batch)[1].values.item() == pytest.approx((1 + 4) / 2 - 0.5)
 
 
 def test_a_batch_without_protected_samples_has_no_rows():
-    index, values, *_ = of_tasks("a").inner(LOGITS, BATCH | {"task": torch.full((6,), -1)})
-    assert index.shape == (0,)
-    assert values.shape == (0, 1)
+    values, weight, _ = of_tasks("a").measure(LOGITS, BATCH | {"task": torch.full((6,), -1)})[1]
+    assert weight.tolist() == [False]
+    assert values.isfinite().all()
 
 
 def test_tasks_come_from_the_datamodule():
@@ -77,18 +79,19 @@ def test_tasks_come_from_the_datamodule():
 def test_bad_batches():
     for column in ("task", "protected_loss"):
         with pytest.raises(DataError, match=f"needs the column '{column}'"):
-            of_tasks("a", "b").inner(LOGITS, {n: c for n, c in BATCH.items() if n != column})
+            of_tasks("a", "b").measure(LOGITS, {n: c for n, c in BATCH.items() if n != column})
     with pytest.raises(DataError, match="task must be < 1"):
-        of_tasks("a").inner(LOGITS, BATCH)
+        of_tasks("a").check(LOGITS, BATCH)
+    assert of_tasks("a").measure(LOGITS, BATCH)[1].values.isnan().all()  # so that the engine asks
 
 
 def test_samples_that_the_old_model_could_not_see_count_nowhere():
     old = torch.tensor([0.1, 9.0, float("nan"), 9.0, 0.5, 0.7])
-    index, values, *_ = of_tasks("a", "b").inner(LOGITS, BATCH | {"protected_loss": old})
+    values, weight, _ = of_tasks("a", "b").measure(LOGITS, BATCH | {"protected_loss": old})[1]
     alone = {name: column[[0, 1, 3, 4, 5]] for name, column in BATCH.items()}
-    _, expected, *_ = of_tasks("a", "b").inner(LOGITS[[0, 1, 3, 4, 5]], alone)
-    assert index.tolist() == [0, 1]
-    assert torch.equal(values, expected)
+    expected, *_ = of_tasks("a", "b").measure(LOGITS[[0, 1, 3, 4, 5]], alone)[1]
+    assert weight.tolist() == [True, True]
+    torch.testing.assert_close(values, expected, rtol=1e-14, atol=0)
 
 
 # ---- distillation
@@ -98,7 +101,7 @@ def test_a_hinge_is_learning_without_forgetting():
     """``(rho/m) sum_k KL_k`` and its gradient, by scipy's relative entropies and the formula ``(p - p_old) / T``."""
     limit, logits = Distillation(temperature=2.0, names=["a", "b"]), LOGITS.clone().requires_grad_()
     old = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    values = limit.inner(logits, BATCH | {"old_logits": old}).values
+    values = limit.measure(logits, BATCH | {"old_logits": old})[1].values
     total = limit.outer(Hinge(0.7, limit.kappa)).value(values).mean()
     p, before = (softmax(z.detach().numpy() / 2, axis=1) for z in (logits, old))
     weight = np.where(BATCH["task"] >= 0, 1 / 4, 0)  # two of four in each of two tasks
@@ -110,11 +113,11 @@ def test_a_hinge_is_learning_without_forgetting():
 def test_the_old_model_is_where_nothing_is_distilled_and_unseen_samples_count_nowhere():
     limit, logits = Distillation(names=["a", "b"]), LOGITS.clone().requires_grad_()
     old = limit.reference(LOGITS, BATCH)["old_logits"].double()
-    assert limit.inner(LOGITS, BATCH | {"old_logits": old}).values.abs().max() < 1e-12
+    assert limit.measure(LOGITS, BATCH | {"old_logits": old})[1].values.abs().max() < 1e-12
     old[2], old[0] = torch.nan, -1.0
-    values = limit.inner(logits, BATCH | {"old_logits": old}).values
+    values = limit.measure(logits, BATCH | {"old_logits": old})[1].values
     alone = {name: column[[0, 4, 5]] for name, column in (BATCH | {"old_logits": old}).items()}
-    assert torch.equal(values, limit.inner(LOGITS[[0, 4, 5]], alone).values)
+    torch.testing.assert_close(values, limit.measure(LOGITS[[0, 4, 5]], alone)[1].values, rtol=1e-13, atol=1e-15)
     values.sum().backward()
     assert logits.grad.isfinite().all()
     assert limit.subsets(BATCH | {"old_logits": old})[0][0].tolist() == [False] * 5 + [True]
@@ -124,4 +127,4 @@ def test_what_cannot_be_distilled_is_refused():
     with pytest.raises(ConfigError, match="kappa must be"):
         Distillation(kappa=-0.1)
     with pytest.raises(DataError, match=r"needs class logits, shape \(B, C\), got shape \(6,\)"):
-        Distillation(names=["a", "b"]).inner(LOGITS[:, 0], BATCH | {"old_logits": LOGITS})
+        Distillation(names=["a", "b"]).measure(LOGITS[:, 0], BATCH | {"old_logits": LOGITS})

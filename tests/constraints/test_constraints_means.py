@@ -29,30 +29,32 @@ def arrays(data):
 def test_false_positive_rate_cap(data):
     s, y, _ = arrays(data)
     cap = MeanAtMost(SoftRate(threshold=0.2, temperature=0.5), kappa=0.1, where={"y": 0}, name="fpr")
-    inner = cap.inner(*data)
+    direct, rows = cap.measure(*data)
     rate = sigmoid((s[y == 0] - 0.2) / 0.5).mean()
-    assert inner.index.tolist() == [0]
-    assert inner.values.tolist() == [[pytest.approx(rate, abs=EXACT)]]
-    assert cap.violation(inner.values).tolist() == [pytest.approx(rate - 0.1, abs=EXACT)]
+    assert direct is None
+    assert cap.rows_of(data[1]) is None
+    assert rows.weight.tolist() == [True]
+    assert rows.values.tolist() == [[pytest.approx(rate, abs=EXACT)]]
+    assert cap.violation(rows.values).tolist() == [pytest.approx(rate - 0.1, abs=EXACT)]
     assert cap.outer(Hinge(2.0, cap.kappa)) == Hinge(2.0, 0.1)
     assert (cap.names, cap.num_rows, cap.width) == (["fpr"], 1, 1)
 
 
 def test_no_subset_is_everyone(data):
     s, _, _ = arrays(data)
-    inner = MeanAtMost(SoftRate(), kappa=0.5).inner(data[0].unsqueeze(1), data[1])
-    assert inner.values.item() == pytest.approx(sigmoid(s).mean(), abs=EXACT)
+    _, rows = MeanAtMost(SoftRate(), kappa=0.5).measure(data[0].unsqueeze(1), data[1])
+    assert rows.values.item() == pytest.approx(sigmoid(s).mean(), abs=EXACT)
 
 
 def test_equal_opportunity(data):
     s, y, group = arrays(data)
     equal = MeanDifferenceAtMost(SoftRate(), 0.02, {"y": 1, "group": 1}, {"y": 1, "group": 0}, name="tpr")
-    inner = equal.inner(*data)
+    _, rows = equal.measure(*data)
     a, b = (sigmoid(s[(y == 1) & (group == g)]).mean() for g in (1, 0))
-    assert inner.index.tolist() == [0]
-    assert inner.values.tolist() == [pytest.approx([a, b], abs=EXACT)]
-    assert equal.violation(inner.values).tolist() == [pytest.approx(abs(a - b) - 0.02, abs=EXACT)]
-    assert equal.violation(inner.values.flip(1)).tolist() == [pytest.approx(abs(a - b) - 0.02, abs=EXACT)]
+    assert rows.weight.tolist() == [True]
+    assert rows.values.tolist() == [pytest.approx([a, b], abs=EXACT)]
+    assert equal.violation(rows.values).tolist() == [pytest.approx(abs(a - b) - 0.02, abs=EXACT)]
+    assert equal.violation(rows.values.flip(1)).tolist() == [pytest.approx(abs(a - b) - 0.02, abs=EXACT)]
     phi = Hinge(3.0, equal.kappa)
     assert equal.outer(phi) == AbsoluteDifference(phi)
     assert (equal.names, equal.num_rows, equal.width) == (["tpr"], 1, 2)
@@ -75,15 +77,17 @@ def test_the_penalty_is_zero_exactly_where_the_constraint_holds(data):
     ],
 )
 def test_an_empty_subset_leaves_the_row_out(data, constraint, width):
-    inner = constraint.inner(*data)
-    assert inner.index.shape == (0,)
-    assert inner.index.dtype == torch.int64
-    assert inner.values.shape == (0, width)
+    _, rows = constraint.measure(*data)
+    assert rows.weight.tolist() == [False]
+    assert rows.values.shape == (1, width)
+    assert rows.values.isfinite().all()
+    (gradient,) = torch.autograd.grad((rows.values * rows.weight.unsqueeze(1)).sum(), data[0])
+    assert torch.equal(gradient, torch.zeros(50, dtype=torch.float64))
 
 
 def test_an_unknown_column_is_refused_by_name(data):
     with pytest.raises(DataError, match=r"\['sex'\], the batch has \['group', 'index', 'y'\]"):
-        MeanAtMost(SoftRate(), 0.1, {"y": 1, "sex": 1}).inner(*data)
+        MeanAtMost(SoftRate(), 0.1, {"y": 1, "sex": 1}).measure(*data)
 
 
 @pytest.mark.parametrize(

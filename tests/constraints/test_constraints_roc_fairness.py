@@ -37,20 +37,21 @@ def brute_force(scores, batch, labels=(1, 0), temperature=1.0):
 def test_rows_are_rates_by_threshold_group_and_class(temperature):
     scores, batch = sample()
     fair = ROCFairness(THRESHOLDS, kappa=0.01, temperature=temperature)
-    inner = fair.inner(scores, batch)
+    direct, rows = fair.measure(scores, batch)
     expected = torch.tensor(brute_force(scores, batch, temperature=temperature), dtype=torch.float64)
-    assert inner.index.tolist() == [0, 1, 2, 3, 4, 5]
-    assert torch.allclose(inner.values, expected, atol=EXACT)
+    assert direct is None
+    assert rows.weight.tolist() == [True] * 6
+    assert torch.allclose(rows.values, expected, atol=EXACT)
     assert fair.names == ["tpr@-0.5", "tpr@0", "tpr@1", "fpr@-0.5", "fpr@0", "fpr@1"]
     assert (fair.num_rows, fair.width) == (6, 2)
     gap = (expected[:, 0] - expected[:, 1]).abs() - 0.01
-    assert torch.allclose(fair.violation(inner.values), gap, atol=EXACT)
+    assert torch.allclose(fair.violation(rows.values), gap, atol=EXACT)
     assert fair.outer(Hinge(4.0, fair.kappa)) == AbsoluteDifference(Hinge(4.0, 0.01))
 
 
 def test_the_favoured_group_comes_first():
     batch = {"y": torch.tensor([1, 1, 0, 0]), "group": torch.tensor([1, 0, 1, 0])}
-    values = ROCFairness((0.0,)).inner(torch.tensor([9.0, -9.0, 8.0, -8.0]), batch).values
+    values = ROCFairness((0.0,)).measure(torch.tensor([9.0, -9.0, 8.0, -8.0]), batch)[1].values
     assert (values > 0.5).tolist() == [[True, False], [True, False]]
 
 
@@ -59,28 +60,30 @@ def test_a_class_that_a_group_lacks_leaves_its_rows_out(missing, rows):
     scores, batch = sample()
     keep = ~((batch["y"] == missing[0]) & (batch["group"] == missing[1]))
     scores, batch = scores[keep], {name: column[keep] for name, column in batch.items()}
-    inner = ROCFairness(THRESHOLDS).inner(scores, batch)
-    assert inner.index.tolist() == rows
+    values, weight, _ = ROCFairness(THRESHOLDS).measure(scores, batch)[1]
+    assert weight.nonzero().flatten().tolist() == rows
+    assert values.isfinite().all()
     expected = brute_force(scores, batch, labels=(1 - missing[0],))
-    assert torch.allclose(inner.values, torch.tensor(expected, dtype=torch.float64), atol=EXACT)
+    assert torch.allclose(values[weight], torch.tensor(expected, dtype=torch.float64), atol=EXACT)
 
 
 def test_a_batch_of_one_group_has_no_rows():
     scores, batch = sample()
-    inner = ROCFairness(THRESHOLDS).inner(scores, batch | {"group": torch.ones_like(batch["group"])})
-    assert inner.index.shape == (0,)
-    assert inner.values.shape == (0, 2)
+    values, weight, _ = ROCFairness(THRESHOLDS).measure(scores, batch | {"group": torch.ones_like(batch["group"])})[1]
+    assert weight.tolist() == [False] * 6
+    assert values.shape == (6, 2)
+    assert values.isfinite().all()
 
 
 @pytest.mark.parametrize(("shift", "factor"), [(100.0, 1.0), (0.0, 0.01), (-7.0, 30.0)])
 def test_standard_scores_do_not_change_under_shift_and_scale(shift, factor):
     scores, batch = sample()
     fair = ROCFairness(THRESHOLDS, temperature=0.15, scale=StandardScores())
-    moved = fair.inner(factor * scores + shift, batch).values
-    assert torch.allclose(moved, fair.inner(scores, batch).values, atol=1e-9)
+    moved = fair.measure(factor * scores + shift, batch)[1].values
+    assert torch.allclose(moved, fair.measure(scores, batch)[1].values, atol=1e-9)
     raw = ROCFairness(THRESHOLDS, temperature=0.15, scale=RawScores())
     assert not torch.allclose(
-        raw.inner(factor * scores + shift, batch).values, raw.inner(scores, batch).values, atol=0.01
+        raw.measure(factor * scores + shift, batch)[1].values, raw.measure(scores, batch)[1].values, atol=0.01
     )
 
 
@@ -180,9 +183,9 @@ def test_what_an_evaluation_has_cached_is_fit_for_a_graph():
     batch = {"y": torch.tensor([0, 1, 0, 1]), "group": torch.tensor([0, 0, 1, 1])}
     scores = torch.tensor([0.1, -0.3, 0.4, 0.9])
     with torch.inference_mode():
-        expected = fair.inner(scores, batch).values
+        expected = fair.measure(scores, batch)[1].values
     scores.requires_grad_()
-    values = fair.inner(scores, batch).values
+    values = fair.measure(scores, batch)[1].values
     values.sum().backward()
     assert torch.equal(values, expected)
     assert bool((scores.grad > 0).all())

@@ -123,7 +123,7 @@ def test_groups_are_the_values_of_any_column(data):
     ]
     batch = next(iter(data.evaluation_loaders()["test"]))
     scores = torch.linspace(-1, 1, 20)
-    values = fair.inner(scores, batch).values
+    values = fair.measure(scores, batch)[1].values
     frame = table(20)
     rates = [
         torch.sigmoid(scores[torch.tensor(((frame.race == race) & (frame.income == ">50K")).tolist())]).mean()
@@ -222,5 +222,5 @@ class Silent(CrossEntropy):
     def check(self, outputs, batch):
         pass
 
-    def direct(self, outputs, batch):
-        return outputs.mean()
+    def measure(self, outputs, batch):
+        return outputs.mean(), None

@@ -27,7 +27,7 @@ from fcco_lightning import (
 from fcco_lightning.constraints import Constraint, DifferenceAtMost, Multipliers
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import Multiplied
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 from tests.contracts.completeness import concrete_classes
 
 A = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -1.0], [0.3, -0.2, 0.4]], dtype=torch.float64)
@@ -74,15 +74,16 @@ class Weights(nn.Module):
 class Distance(Objective):
     """``|w - target|^2 / 2``."""
 
-    def direct(self, outputs, batch):
-        return (outputs[0] - TARGET).square().sum() / 2
+    def measure(self, outputs, batch):
+        return (outputs[0] - TARGET).square().sum() / 2, None
 
 
 class Logistic(Objective):
     """``1000 (mean log(1 + exp(-sign <w, x>)) + |w|^2 / 5)``: in a unit of its own."""
 
-    def direct(self, outputs, batch):
-        return 1000 * (nn.functional.softplus(-SIGN * (X @ outputs[0])).mean() + 0.2 * outputs[0].square().sum())
+    def measure(self, outputs, batch):
+        loss = nn.functional.softplus(-SIGN * (X @ outputs[0])).mean()
+        return 1000 * (loss + 0.2 * outputs[0].square().sum()), None
 
 
 class Halfspaces(Constraint):
@@ -94,8 +95,9 @@ class Halfspaces(Constraint):
         self.rows = list(rows)
         self.names = [f"row {i}" for i in rows]
 
-    def inner(self, outputs, batch):
-        return Inner(torch.arange(len(self.rows)), (A @ outputs[0] - B)[self.rows].unsqueeze(1))
+    def measure(self, outputs, batch):
+        values = (A @ outputs[0] - B)[self.rows].unsqueeze(1)
+        return None, Rows(values, torch.ones(len(self.rows), dtype=torch.bool))
 
     def outer(self, phi):
         return phi
@@ -109,8 +111,8 @@ class Slab(DifferenceAtMost):
 
     kappa, names = 0.15, ["slab"]
 
-    def inner(self, outputs, batch):
-        return Inner(torch.arange(1), outputs[:1, [0, 2]])
+    def measure(self, outputs, batch):
+        return None, Rows(outputs[:1, [0, 2]], torch.ones(1, dtype=torch.bool))
 
 
 def train(rule, constraints, objective=Distance, algorithm=None, steps=600, lr=0.3):
@@ -155,7 +157,7 @@ def test_a_constrained_logistic_regression_in_another_unit(name):
     w, nu = train(RULES[name](), [Halfspaces(0, 2), Slab()], Logistic, lr=3e-4, steps=700)
 
     def value(w):
-        return float(Logistic().direct(torch.as_tensor(w).expand(1, 3), None)) / 1000
+        return float(Logistic().measure(torch.as_tensor(w).expand(1, 3), None)[0]) / 1000
 
     rows = [{"type": "ineq", "fun": lambda w, i=i: float(B[i] - A[i] @ torch.as_tensor(w))} for i in (0, 2)]
     rows += [{"type": "ineq", "fun": lambda w, s=s: 0.15 - s * (w[0] - w[2])} for s in (1, -1)]
@@ -165,7 +167,7 @@ def test_a_constrained_logistic_regression_in_another_unit(name):
     torch.testing.assert_close(w, exact, **CLOSE)
     # the multipliers of the active rows make the gradient vanish
     point = exact.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(Logistic().direct(point.expand(1, 3), None), point)
+    (gradient,) = torch.autograd.grad(Logistic().measure(point.expand(1, 3), None)[0], point)
     normals = torch.cat([A[[0, 2]], (exact[0] - exact[2]).sign() * torch.tensor([[1.0, 0.0, -1.0]])]).double()
     active = torch.cat([(A @ exact - B)[[0, 2]], ((exact[0] - exact[2]).abs() - 0.15).view(1)]) > -1e-6
     expected = torch.zeros(3, dtype=torch.float64)
@@ -177,9 +179,9 @@ def test_a_constrained_logistic_regression_in_another_unit(name):
 @pytest.mark.parametrize("name", RULES)
 def test_a_slack_constraint_changes_nothing(name):
     class Far(Halfspaces):
-        def inner(self, outputs, batch):
-            index, values, *_ = super().inner(outputs, batch)
-            return Inner(index, values - 100)
+        def measure(self, outputs, batch):
+            _, rows = super().measure(outputs, batch)
+            return None, rows._replace(values=rows.values - 100)
 
     alone, with_slack = (train(RULES[name](), limits, steps=20) for limits in ([Slab()], [Slab(), Far(0, 1, 2)]))
     assert torch.equal(alone[0], with_slack[0])

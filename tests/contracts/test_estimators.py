@@ -25,8 +25,9 @@ def test_every_estimator_is_registered(monkeypatch):
 def update(estimator, rows, inner, previous=None, seen=None, inverse=N / BATCH, limits=Range()):  # noqa: B008
     """One update as an algorithm makes it: a row never visited counts as the first value."""
     previous = previous if estimator.needs_previous else None
-    rows = fill(rows, seen, estimator.first(inner))
-    return estimator.update(rows, inner, previous, SMOOTHED, Sampling(inverse, seen, limits))
+    unseen = None if seen is None else ~seen.unsqueeze(1).expand(rows.shape)
+    rows = rows if unseen is None else fill(rows.masked_fill(unseen, torch.nan), estimator.first(inner))
+    return estimator.update(rows, inner, previous, SMOOTHED, Sampling(inverse, unseen, limits))
 
 
 @every

@@ -28,7 +28,7 @@ from fcco_lightning.data.loader import RankBatches
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import RowDomain
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 from tests.combinations import every_pair
 from tests.distributed import pool as pools
 from tests.distributed.pool import Failure, attempt
@@ -47,12 +47,12 @@ class Margin(Objective):
 
     outer = Hinge(1.5, 0.2)
 
-    def direct(self, outputs, batch):
-        return 0.05 * outputs.square().mean()
+    def measure(self, outputs, batch):
+        values = (1 - (2 * batch["y"] - 1) * self.scaled(outputs)).unsqueeze(1)
+        return self.direct(outputs), Rows(values, torch.ones_like(batch["y"], dtype=torch.bool))
 
-    def inner(self, outputs, batch):
-        sign = 2 * batch["y"] - 1
-        return Inner(batch["index"], (1 - sign * self.scaled(outputs)).unsqueeze(1))
+    def direct(self, outputs):
+        return 0.05 * outputs.square().mean()
 
     def scaled(self, outputs):
         return outputs
@@ -65,8 +65,8 @@ class Tempered(Margin):
         super().__init__()
         self.temperature = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
 
-    def direct(self, outputs, batch):
-        return super().direct(outputs, batch) + self.temperature.square()
+    def direct(self, outputs):
+        return super().direct(outputs) + self.temperature.square()
 
     def scaled(self, outputs):
         return outputs / self.temperature.exp()
@@ -77,27 +77,27 @@ class Pairs(Margin):
 
     width = 2
 
-    def direct(self, outputs, batch):
-        return super().direct(outputs["scores"][0], batch)
-
-    def inner(self, outputs, batch):
+    def measure(self, outputs, batch):
         (scores,), features = outputs["scores"], outputs["features"]
-        near = torch.sigmoid(features @ features.T).mean(1)
-        return Inner(batch["index"], torch.stack([1 - (2 * batch["y"] - 1) * scores, near], 1))
+        direct, rows = super().measure(scores, batch)
+        near = torch.sigmoid(features @ features.T).mean(1, keepdim=True)
+        return direct, rows._replace(values=torch.cat([rows.values, near], 1))
 
 
 class Groups(Margin):
     """Rows belong to groups, not to samples."""
 
-    distinct = True
-
     def row_domain(self, num_samples, columns):
         return RowDomain(2)
 
-    def inner(self, outputs, batch):
-        groups = [g for g in (0, 1) if bool((batch["group"] == g).any())]
-        means = [outputs[batch["group"] == g].square().mean() for g in groups]
-        return Inner(torch.tensor(groups), torch.stack(means).unsqueeze(1))
+    def rows_of(self, batch):
+        return None
+
+    def measure(self, outputs, batch):
+        member = (batch["group"] == torch.arange(2).unsqueeze(1)).to(outputs.dtype)
+        count = member.sum(1)
+        means = member @ outputs.square() / count.clamp(min=1)
+        return self.direct(outputs), Rows(means.unsqueeze(1), count > 0)
 
 
 class ScoresAndFeatures(nn.Module):

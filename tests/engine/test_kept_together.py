@@ -113,10 +113,11 @@ def test_a_joint_constraint_measures_what_its_members_do(kind):
     batch = next(iter(data().train_dataloader()))
     scores = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     (joint,) = kept_together(KINDS[kind])
-    inner = joint.inner(scores, batch)
-    alone = [member.inner(scores, batch).values for member in KINDS[kind]]
-    torch.testing.assert_close(inner.values, torch.cat(alone))
-    assert inner.index.tolist() == [k for k, values in enumerate(alone) if len(values)]
+    rows = joint.measure(scores, batch)[1]
+    alone = [member.measure(scores, batch)[1] for member in KINDS[kind]]
+    torch.testing.assert_close(rows.values, torch.cat([one.values for one in alone]))
+    assert torch.equal(rows.weight, torch.cat([one.weight for one in alone]))
+    assert 0 < rows.weight.sum() < len(rows.weight)
     full = torch.rand(joint.num_rows, joint.width, dtype=torch.float64)
     expected = [member.violation(u.unsqueeze(0)) for member, u in zip(KINDS[kind], full, strict=True)]
     torch.testing.assert_close(joint.violation(full), torch.cat(expected))
@@ -146,6 +147,6 @@ def test_a_joint_constraint_follows_its_members_margins():
 def test_a_missing_column_is_named():
     (joint,) = kept_together(CAPS)
     with pytest.raises(DataError, match="age"):
-        joint.inner(torch.zeros(2), {"y": torch.tensor([0, 1]), "group": torch.tensor([0, 1])})
+        joint.measure(torch.zeros(2), {"y": torch.tensor([0, 1]), "group": torch.tensor([0, 1])})
     with pytest.raises(ConfigError, match="no joint form"):
         super(MeanAtMost, MeanAtMost).join(CAPS)

@@ -18,7 +18,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.outer import Hinge, MoreauEnvelope, Square
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 
 ROUNDING = 1e-12  # sums of at most 20 numbers of order one, float64
 N = 8
@@ -27,23 +27,22 @@ N = 8
 class Squares(Objective):
     outer = Square(0.5)
 
-    def direct(self, outputs, batch):
-        return outputs.mean()
-
-    def inner(self, outputs, batch):
-        return Inner(batch["index"], outputs.unsqueeze(1))
+    def measure(self, outputs, batch):
+        return outputs.mean(), Rows(outputs.unsqueeze(1), torch.ones(len(outputs), dtype=torch.bool))
 
 
 class Groups(Squares):
     """One row per group instead of per sample."""
 
-    distinct = True
-
     def row_domain(self, num_samples, columns):
         return RowDomain(2)
 
-    def inner(self, outputs, batch):
-        return Inner(torch.arange(2), torch.stack([outputs[batch["group"] == g].mean() for g in (0, 1)]).unsqueeze(1))
+    def rows_of(self, batch):
+        return None
+
+    def measure(self, outputs, batch):
+        means = torch.stack([outputs[batch["group"] == g].mean() for g in (0, 1)]).unsqueeze(1)
+        return outputs.mean(), Rows(means, torch.ones(2, dtype=torch.bool))
 
 
 def constraints():
@@ -77,7 +76,7 @@ def test_what_is_logged_are_the_parts_of_the_objective_function():
     outputs = network(batch["x"])
     penalties = []
     for c in constraints():
-        penalties += (4.0 * c.violation(c.inner(outputs, batch).values).clamp(min=0)).tolist()
+        penalties += (4.0 * c.violation(c.measure(outputs, batch)[1].values).clamp(min=0)).tolist()
     assert len(penalties) == 5  # (1/m) sum over all m rows
     assert estimates["objective"].item() == pytest.approx((outputs + 0.5 * outputs**2).mean().item(), abs=ROUNDING)
     assert estimates["penalty"].item() == pytest.approx(sum(penalties) / 5, abs=ROUNDING)
@@ -129,7 +128,8 @@ def test_only_what_is_not_smooth_is_smoothed():
 
 def test_a_problem_of_constraints_only_needs_no_objective_function():
     class Nothing(Objective):
-        pass
+        def measure(self, outputs, batch):
+            return None, None
 
     problem = SOX().pose(Nothing(), constraints(), num_samples=N)
     assert isinstance(problem.constraints[0], Constraint)

@@ -8,21 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from fcco_lightning import SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
+from fcco_lightning import ALEXR2, SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
 from fcco_lightning.data import BagBatches, GroupBatches, RepeatedBatches
-from fcco_lightning.engine.forward import Samples
-from fcco_lightning.engine.row_weights import (
-    Arrival,
-    EstimatedWeights,
-    SampleWeights,
-    SubsetWeights,
-    can_know,
-    presence,
-    warn_of_rare_rows,
-)
+from fcco_lightning.algorithms.two_draws import _halves
+from fcco_lightning.engine import Evaluated
+from fcco_lightning.engine.row_weights import RowWeights, can_know, partner_presence, presence, warn_of_rare_rows
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import SampleParameters
 from fcco_lightning.objectives.base import Partition
+from fcco_lightning.state import copies
 from tests.contracts.registry_plans import PLANS
 
 ROUNDING = 1e-12
@@ -46,23 +40,94 @@ class Drawn(NamedTuple):
     plan: Uniform
 
 
-def arrival(rows, samples=None, **columns):
-    return Arrival(torch.tensor(rows), torch.tensor(rows if samples is None else samples), columns)
+def weighed(weights, rows, present=None, names=None, /, **columns):
+    """What the rows of a batch weigh in all: the weights of the entries times how much of its row each of them is."""
+    names = torch.tensor(rows if names is None else names)
+    present = torch.ones(len(names), dtype=torch.float64) if present is None else present.double()
+    again = copies(names)
+    each = present / again.total(present).clamp(min=1)
+    found = weights(None if rows is None else torch.tensor(rows), columns, each, again)
+    return each * found
+
+
+def of_samples(*probability, ratio=1.0, rows=10):
+    return RowWeights(rows, *probability or (1.0,), ratio)
 
 
 def test_samples_weigh_alike_or_as_their_column_says():
-    assert SampleWeights()(arrival([4, 1, 0])) == pytest.approx(1 / 3)
+    assert weighed(of_samples(), [4, 1, 0], index=torch.tensor([4, 1, 0])).tolist() == pytest.approx([1 / 3] * 3)
     index, weight = torch.tensor([7, 3, 9, 3]), torch.tensor([2.0, 0.5, 1.0, 0.5])  # 3 comes twice
-    assert SampleWeights(2.0)(arrival([0, 1], [3, 9], index=index)) == pytest.approx(2 / 3)
-    found = SampleWeights(2.0)(arrival([0, 1], [3, 9], index=index, weight=weight))  # rows 0 and 1, of samples 3 and 9
-    assert found.tolist() == pytest.approx([2 * 0.5 * 2 / 4, 2 * 1 / 4])
+    rows, owns, names = [2, 0, 1, 0], index != 7, index.tolist()  # rows 0 and 1 of two, of samples 3 and 9
+    half = of_samples(ratio=2.0, rows=2)
+    assert weighed(half, rows, owns, names, index=index).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1 / 3])
+    found = weighed(half, rows, owns, names, index=index, weight=weight)
+    assert found.tolist() == pytest.approx([0, 0.5 * 2 / 4, 2 * 1 / 4, 0.5 * 2 / 4])
+    assert half.state_dict() == {}  # known from the data again
+
+
+def test_samples_that_a_batch_cannot_hold_twice_weigh_as_if_it_were_looked_up():
+    index, weight, each = torch.tensor([7, 3, 9]), torch.tensor([2.0, 0.5, 1.0]), torch.ones(3)
+    for columns in ({"index": index}, {"index": index, "weight": weight}):
+        found = of_samples(ratio=2.0)(index, columns, each, None) * each
+        torch.testing.assert_close(found, of_samples(ratio=2.0)(index, columns, each, copies(index)) * each)
+
+
+def test_rows_of_samples_are_seen_with_a_partner_only():
+    """Each has its own probability of that, and a sample without a row has none."""
+    index = torch.tensor([5, 0, 2])
+    weights = of_samples(torch.tensor([0.5, 0.25]), ratio=3.0, rows=2)
+    found = weighed(weights, [2, 0, 1], torch.tensor([0, 1, 1]), [5, 0, 2], index=index)
+    assert found.tolist() == pytest.approx([0, 1 / 0.5, 1 / 0.25])
+    same = of_samples(torch.tensor([0.5, 0.5]), ratio=3.0, rows=2)
+    assert weighed(same, [2, 0, 1], torch.tensor([0, 1, 1]), [5, 0, 2], index=index).tolist() == [0, 2, 2]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_partners_come_as_often_as_among_all_batches(share):
+    owners, partners = torch.arange(7) < 3, torch.arange(7) == 5
+    found = partner_presence(owners, partners, Drawn({}, Uniform(7, 4)), "pairs", share)
+    batches = [batch for batch in combinations(range(7), int(4 * share)) if 0 in batch]
+    assert found == pytest.approx(sum(5 in batch for batch in batches) / len(batches))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_rows_of_labels_weigh_on_average_as_all_do(replaced):
+    """Batches of three draws from five samples, which are drawn with probabilities of their own; two labels each."""
+    chance = torch.tensor([0.1, 0.1, 0.2, 0.3, 0.3], dtype=torch.float64)
+    owns = torch.tensor([[1, 0], [1, 1], [0, 1], [1, 1], [0, 1]])  # by sample and label
+    row_of = torch.where(owns.flatten() > 0, owns.flatten().cumsum(0) - 1, 7)
+    weights, total = RowWeights(7, 1.0, 5 / 7), torch.zeros(8, dtype=torch.float64)
+    for draw in product(range(5), repeat=3):
+        index = torch.tensor(draw)
+        columns = {"index": index, "weight": 1 / (5 * chance[index])}
+        names = torch.cat([2 * index, 2 * index + 1])
+        rows, present = row_of[names], owns.flatten()[names]
+        found = weighed(weights, rows.tolist(), present, names.tolist(), **columns)
+        total.index_add_(0, rows, chance[index].prod() * found)
+    torch.testing.assert_close(total[:7], torch.full((7,), 1 / 7, dtype=torch.float64))
+    assert total[7] == 0
 
 
 def test_rows_of_subsets_weigh_by_their_probabilities():
-    weights = SubsetWeights(torch.tensor([0.5, 0.1, 1.0]))
-    assert weights(arrival([2, 1])).tolist() == pytest.approx([1 / 3, 10 / 3])
-    assert SubsetWeights(torch.tensor([0.5, 0.5]))(arrival([1])) == pytest.approx(1.0)
+    weights = RowWeights(3, torch.tensor([0.5, 0.1, 1.0]))
+    assert weighed(weights, [2, 1]).tolist() == pytest.approx([1 / 3, 10 / 3])
+    every = weighed(weights, None, torch.tensor([1, 0, 1]), [0, 1, 2])  # all rows, of one of which nothing is said
+    assert every.tolist() == pytest.approx([2 / 3, 0, 1 / 3])
+    assert weighed(RowWeights(2, torch.tensor([0.5, 0.5])), [1]).item() == pytest.approx(1.0)
     assert weights.state_dict() == {}  # known from the data again
+
+
+def test_the_mean_over_rows_is_right_on_average():
+    """Over all batches of four of eight samples, of which each row needs some; values differ from row to row."""
+    masks = [torch.arange(8) < 2, torch.arange(8) >= 5, torch.arange(8) % 2 == 0]
+    rows = [[masks[0]], [masks[0], masks[1]], masks[1:]]
+    weights = RowWeights(3, presence(rows, Drawn({}, Uniform(8, 4)), ["a", "b", "c"]))
+    values, every = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64), list(combinations(range(8), 4))
+    total = torch.zeros(3, dtype=torch.float64)
+    for batch in every:
+        spoken = torch.tensor([all(bool(mask[list(batch)].any()) for mask in row) for row in rows])
+        total += weighed(weights, None, spoken, [0, 1, 2]) * values / len(every)
+    torch.testing.assert_close(total, values / 3)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -150,22 +215,57 @@ def test_rare_rows_are_named_in_a_warning():
 
 def test_estimated_weights_tend_to_those_of_the_probabilities():
     probability, generator = torch.tensor([1.0, 0.5, 0.1]), torch.Generator().manual_seed(0)
-    weights = EstimatedWeights(3)
-    for _ in range(6000):
-        weights.count((torch.rand(3, generator=generator) < probability).nonzero().flatten())
-    found = weights(arrival([0, 1, 2]))
+    weights = RowWeights(3)
+    for step in range(6000):
+        spoken = torch.rand(3, generator=generator) < probability
+        index = spoken.nonzero().flatten()
+        weights.count(*((None, spoken.double()) if step % 2 else (index, torch.ones(len(index)))))
+    found = weighed(weights, [0, 1, 2])
     torch.testing.assert_close(found, (1 / (3 * probability)).double(), rtol=0.1, atol=0)
-    first = EstimatedWeights(4)(arrival([2, 3]))  # at first all rows are equally likely: n p = b
+    first = weighed(RowWeights(4), [2, 3])  # at first all rows are equally likely: n p = b
     assert first.tolist() == pytest.approx([0.5 * 17 / 17] * 2, rel=0.1)
-    assert EstimatedWeights(2)(arrival([0, 1])) == pytest.approx(0.5)
+    assert weighed(RowWeights(2), [0, 1]).tolist() == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_batches_that_speak_of_all_rows_are_counted_as_any_other(named):
+    """Batches of all rows and of some: p_i = (c_i + 16 b/n) / (T + 16) with this batch, b of n rows on average."""
+    weights, batches = RowWeights(3), [[0, 1, 2], [0, 1, 2], [1], [0, 1, 2], [0, 2], [2, 0, 1]]
+    for held in batches:
+        present = torch.tensor([float(i in held) for i in range(3)])
+        weights.count(*((torch.tensor(held), torch.ones(len(held))) if named else (None, present)))
+    assert weights.counts.tolist() == [5, 5, 5, 6]
+    for now in ([0, 1, 2], [1]):
+        rows = [5 + (i in now) for i in range(3)]
+        share = (15 + len(now)) / (3 * 7)
+        expected = [(i in now) * (7 + 16) / (3 * (rows[i] + 16 * share)) for i in range(3)]
+        found = weighed(weights, None, torch.tensor([i in now for i in range(3)]), [0, 1, 2])
+        assert found.tolist() == pytest.approx(expected, rel=1e-12)
+        of_names = weighed(weights, now)
+        assert of_names.tolist() == pytest.approx([expected[i] for i in now], rel=1e-12)
+
+
+def test_copies_of_a_row_count_once():
+    weights, other, index = RowWeights(3), RowWeights(3), torch.tensor([2, 0, 2])
+    assert weighed(weights, [2, 0, 2])[[0, 2]].sum() == pytest.approx(float(weighed(weights, [2, 0])[0]))
+    weights.count(index, torch.tensor([0.5, 1.0, 0.5]))
+    other.count(torch.tensor([0, 2]), torch.ones(2))
+    assert torch.equal(weights.counts, other.counts)
+
+
+def test_what_is_known_is_not_counted():
+    weights = RowWeights(3, torch.tensor([0.5, 0.1, 1.0]))
+    weights.count(None, torch.ones(3))
+    assert not weights.counted
+    assert list(weights.buffers()) == []
 
 
 def test_estimated_weights_are_part_of_a_checkpoint_and_keep_their_digits():
-    first, second = EstimatedWeights(3), EstimatedWeights(3)
+    first, second = RowWeights(3), RowWeights(3)
     for index in ([0, 1], [0], [0, 2]):
-        first.count(torch.tensor(index))
+        first.count(torch.tensor(index), torch.ones(len(index)))
     second.load_state_dict(first.state_dict())
-    assert torch.equal(second(arrival([0, 2])), first(arrival([0, 2])))
+    assert torch.equal(weighed(second, [0, 2]), weighed(first, [0, 2]))
     assert second.half().counts.dtype == torch.float64
     assert second.counts.tolist() == [3, 1, 1, 3]
 
@@ -185,21 +285,21 @@ BATCH = {"x": X, "y": Y, "group": GROUP, "index": torch.arange(8)}
 
 
 class Mean(Objective):
-    def direct(self, outputs, batch):
-        return outputs.mean()
+    def measure(self, outputs, batch):
+        return outputs.mean(), None
 
 
 def weights_of(sampling):
     limits = [ROCFairness((0.0,), kappa=0.0), MeanAtMost(SoftRate(), kappa=0.1)]
     problem = SOX().pose(Mean(), limits, num_samples=8, sampling=sampling)
-    return problem, [type(term.weights) for term in problem.all_terms]
+    return problem, [term.weights.counted for term in problem.all_terms]
 
 
 def test_weights_are_exact_where_the_plan_is_known_and_estimated_elsewhere():
     drawn = {"target": Drawn({"y": Y, "group": GROUP}, Uniform(8, 4))}
-    assert weights_of(drawn)[1] == [SubsetWeights, SubsetWeights]
-    problem, kinds = weights_of(None)
-    assert kinds == [EstimatedWeights, EstimatedWeights]
+    assert weights_of(drawn)[1] == [False, False]
+    problem, counted = weights_of(None)
+    assert counted == [True, True]
     assert sum(name.endswith("counts") for name in problem.state_dict()) == 2
 
 
@@ -231,9 +331,9 @@ class Tempered(Objective):
 
     sample_parameters = SampleParameters("t", 1, start=1.0, least=0.5, most=1.3, lr=0.2)
 
-    def direct(self, outputs, batch):
+    def measure(self, outputs, batch):
         t = batch["t"][:, 0]
-        return (outputs / t + t).mean()
+        return (outputs / t + t).mean(), None
 
 
 def test_parameters_of_samples_descend_on_their_own_terms_within_their_bounds():
@@ -249,22 +349,28 @@ def test_parameters_of_samples_descend_on_their_own_terms_within_their_bounds():
     assert "row_parameters.state.rows" in engine.problem.state_dict()
 
 
-@pytest.mark.parametrize("copies", [1, 2, 4])
-def test_halves_of_batches_drawn_with_replacement_weigh_every_row_alike(copies):
+def evaluated(index, batch):
+    return Evaluated({"": index}, {"": batch}, None, None, {})
+
+
+@pytest.mark.parametrize("times", [1, 2, 4])
+def test_halves_of_batches_drawn_with_replacement_weigh_every_row_alike(times):
     """On average over all batches; each half of a repeated batch holds all draws, half as often."""
     plan = GroupBatches(torch.tensor([0, 0, 1, 1, 1]), 2, 2, replacement=True, prevalence="data")
-    columns = (plan if copies == 1 else RepeatedBatches(plan, copies)).columns()
-    found, draws = torch.zeros(2, 5), list(product((0, 1), (2, 3, 4), (0, 1), (2, 3, 4)))
+    columns = (plan if times == 1 else RepeatedBatches(plan, times)).columns()
+    weights, draws = of_samples(rows=5), list(product((0, 1), (2, 3, 4), (0, 1), (2, 3, 4)))
+    found = torch.zeros(2, 5, dtype=torch.float64)
     for draw in draws:
-        index = torch.tensor(draw).repeat(copies)
+        index = torch.tensor(draw).repeat(times)
         batch = {name: column[index] for name, column in columns.items()} | {"index": index}
-        for half, samples in enumerate(Samples({"": index}, {"": batch}).halves()):
-            rows = samples.batch[""]["index"].unique()
-            found[half, rows] += SampleWeights()(Arrival(rows, rows, samples.batch[""])) / len(draws)
-    torch.testing.assert_close(found, torch.full((2, 5), 1 / 5))
+        for half, seen in enumerate(_halves(evaluated(index, batch))):
+            part = seen.batch[""]
+            assert torch.equal(seen.outputs[""], part["index"])
+            found[half].index_add_(0, part["index"], weighed(weights, part["index"].tolist(), **part) / len(draws))
+    torch.testing.assert_close(found, torch.full((2, 5), 1 / 5, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 def test_an_odd_number_of_copies_has_no_halves():
     batch = {"index": torch.arange(2).repeat(3), "replaced": torch.full((6,), 3)}
     with pytest.raises(ConfigError, match=r"every draw 3 times, .* an even number of copies"):
-        Samples({"": batch["index"]}, {"": batch}).halves()
+        ALEXR2(jacobian="halves").check(evaluated(batch["index"], batch))

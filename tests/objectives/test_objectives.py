@@ -17,8 +17,8 @@ from fcco_lightning.objectives import (
     SquaredPair,
     binary_scores,
 )
-from fcco_lightning.objectives.pair_sums import label_pair_sums, mean_by_blocks, pair_mean, pair_sums
-from fcco_lightning.objectives.pairwise import ExponentialOf, shares
+from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_mean, pair_sums
+from fcco_lightning.objectives.pairwise import ExponentialOf
 
 EXACT = 1e-12  # means of at most 100 numbers of order one, float64
 
@@ -49,7 +49,7 @@ def test_auc_is_the_mean_over_pairs(loss, value, slope):
                 total += value(s[i] - s[j])
                 gradient[i] += slope(s[i] - s[j])
                 gradient[j] -= slope(s[i] - s[j])
-    measured = AUC(loss).direct(scores, columns)
+    measured = AUC(loss).measure(scores, columns)[0]
     measured.backward()
     assert measured.item() == pytest.approx(total / pairs, abs=EXACT)
     assert scores.grad.numpy() == pytest.approx(gradient / pairs, abs=EXACT)
@@ -57,15 +57,15 @@ def test_auc_is_the_mean_over_pairs(loss, value, slope):
 
 def test_auc_uses_the_sigmoid_and_takes_a_column_of_scores():
     scores, columns = batch()
-    expected = AUC(SigmoidPair()).direct(scores, columns)
-    assert torch.equal(AUC().direct(scores, columns), expected)
-    assert torch.equal(AUC().direct(scores.unsqueeze(1), columns), expected)
+    expected = AUC(SigmoidPair()).measure(scores, columns)[0]
+    assert torch.equal(AUC().measure(scores, columns)[0], expected)
+    assert torch.equal(AUC().measure(scores.unsqueeze(1), columns)[0], expected)
 
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_a_batch_without_one_of_the_classes_says_nothing(label):
     scores, _ = batch()
-    value = AUC().direct(scores, {"y": torch.full((17,), label)})
+    value = AUC().measure(scores, {"y": torch.full((17,), label)})[0]
     value.backward()
     assert value.item() == 0
     assert scores.grad.tolist() == [0] * 17
@@ -82,15 +82,15 @@ class Counting(TorchDispatchMode):
 def test_auc_is_a_few_operators_whatever_the_number_of_pairs():
     scores, columns = batch(128)
     with Counting() as counting:
-        AUC().direct(scores, columns)
+        AUC().measure(scores, columns)[0]
     assert 0 < counting.calls <= 30
 
 
 def test_cross_entropy_is_the_log_loss():
     scores, columns = batch()
     expected = log_loss(columns["y"], torch.sigmoid(scores).detach().numpy())
-    assert CrossEntropy().direct(scores, columns).item() == pytest.approx(expected, abs=EXACT)
-    assert CrossEntropy().direct(scores.unsqueeze(1), columns).item() == pytest.approx(expected, abs=EXACT)
+    assert CrossEntropy().measure(scores, columns)[0].item() == pytest.approx(expected, abs=EXACT)
+    assert CrossEntropy().measure(scores.unsqueeze(1), columns)[0].item() == pytest.approx(expected, abs=EXACT)
 
 
 def test_cross_entropy_of_several_classes_is_the_log_loss():
@@ -98,7 +98,7 @@ def test_cross_entropy_of_several_classes_is_the_log_loss():
     scores = torch.randn(20, 3, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (20,), generator=generator)
     expected = log_loss(y, torch.softmax(scores, dim=1).numpy(), labels=[0, 1, 2])
-    assert CrossEntropy().direct(scores, {"y": y}).item() == pytest.approx(expected, abs=EXACT)
+    assert CrossEntropy().measure(scores, {"y": y})[0].item() == pytest.approx(expected, abs=EXACT)
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (4, 1, 1), ()])
@@ -108,7 +108,7 @@ def test_scores_of_another_shape_are_refused(shape):
     with pytest.raises(DataError, match=r"shape \(B,\) or \(B, 1\), got"):
         binary_scores(torch.zeros(shape))
     with pytest.raises(DataError, match="got"):
-        AUC().direct(torch.zeros(shape), {"y": torch.ones(4)})
+        AUC().measure(torch.zeros(shape), {"y": torch.ones(4)})
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])
@@ -121,42 +121,95 @@ def test_units_must_be_positive(kind, name, bad):
         kind(bad)
 
 
-def test_an_objective_has_neither_part_unless_it_says_so():
+def test_an_objective_has_a_row_for_every_sample_unless_it_says_otherwise():
     class Nothing(Objective):
+        def measure(self, outputs, batch):
+            return None, None
+
+    nothing, index = Nothing(), torch.tensor([3, 1])
+    assert nothing.outer is None
+    assert nothing.row_domain(7, None) == RowDomain(7, per_sample=True)
+    assert torch.equal(nothing.rows_of({"index": index}), index)
+    assert nothing.subsets({}) is None
+    with pytest.raises(DataError, match="Nothing needs the column `index`"):
+        nothing.rows_of({"y": index})
+
+
+def test_an_objective_that_measures_nothing_is_refused():
+    class Unfinished(Objective):
         pass
 
-    nothing = Nothing()
-    assert nothing.direct(torch.zeros(2), {}) is None
-    assert nothing.inner(torch.zeros(2), {}) is None
-    assert nothing.row_domain(7, None) == RowDomain(7, per_sample=True)
-    assert nothing.subsets({}) is None
+    with pytest.raises(TypeError, match="measure"):
+        Unfinished()
 
 
 PAIR_LOSSES = [SigmoidPair(0.5), SquaredPair(0.7), SquaredHingePair(0.7), LogisticPair(), ExponentialPair(2.0)]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
-def test_means_of_many_pairs_are_those_of_all_pairs_at_once(loss, weighted):
-    """110,000 pairs, more than are formed at once, some of them exactly at the margin."""
+def many_scores():
+    """440 positives and 250 negatives among each other: more pairs than are formed at once, some at the margin."""
     draw = torch.Generator().manual_seed(0)
     positives, negatives = (torch.randn(size, generator=draw, dtype=torch.float64) for size in (440, 250))
     positives[:20] = negatives[:20] + 0.7
     positives[400:] = 3.0
-    scores = torch.cat([positives, negatives]).requires_grad_()
     order = torch.randperm(690, generator=draw)  # position of each, first of the positives
-    shuffled = torch.empty_like(scores).index_copy(0, order, scores)
-    where, positives, negatives = order.split([440, 250]), *scores.split([440, 250])
+    scores = torch.empty(690, dtype=torch.float64).index_copy(0, order, torch.cat([positives, negatives]))
+    of_positives, of_negatives = (torch.zeros(690, dtype=torch.float64) for _ in range(2))
     v, w = (torch.rand(size, generator=draw, dtype=torch.float64) for size in (440, 250))
-    weight = torch.empty(690, dtype=torch.float64).index_copy(0, order, torch.cat([v, w])) if weighted else None
-    mean = loss.mean(shuffled, *where, *(shares(weight, positions, shuffled) for positions in where))
-    losses = loss(positives.unsqueeze(1) - negatives)
-    expected = v @ losses @ w / (v.sum() * w.sum()) if weighted else losses.mean()
+    return scores.requires_grad_(), order.split([440, 250]), of_positives.index_copy(0, order[:440], v / v.sum()), (
+        of_negatives.index_copy(0, order[440:], w / w.sum())
+    )
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
+def test_means_of_many_pairs_are_those_of_all_pairs_at_once(loss, known):
+    scores, (first, second), v, w = many_scores()
+    owners = Few(v > 0, 450) if known else None
+    assert 690 * (450 if known else 690) > FEW_PAIRS
+    mean = pair_mean(loss, scores, v, w, owners)
+    losses = loss(scores[first].unsqueeze(1) - scores[second])
+    expected = v[first] @ losses @ w[second]
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=0)
     found, right = (torch.autograd.grad(value, scores, retain_graph=True)[0] for value in (mean, expected))
     torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-15)
     with torch.no_grad():
-        torch.testing.assert_close(loss.mean(shuffled, *where), losses.mean(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(pair_mean(loss, scores, v, w, owners), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("way", ["all", "owners", "partners", "strata", "thresholds", "table"])
+@pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
+def test_sums_over_many_pairs_are_those_of_all_pairs_at_once(loss, way):
+    scores, _, v, w = many_scores()
+    draw = torch.Generator().manual_seed(1)
+    stratum, more = torch.randint(3, (690,), generator=draw), torch.rand(690, generator=draw, dtype=torch.float64)
+    weights, thresholds = torch.stack([v, w]), torch.rand(690, generator=draw, dtype=torch.float64)
+    full = loss(scores.unsqueeze(1) - scores)
+    given, rows = {}, torch.ones(690, 1, dtype=torch.bool)
+    if way == "owners":
+        given, rows = {"owners": Few(v > 0, 460)}, (v > 0).unsqueeze(1)
+    if way == "partners":
+        weights, given = w.unsqueeze(0), {"partners": Few(w > 0, 260)}
+    if way in ("strata", "table"):
+        table = Strata(stratum).weighted(w, more)
+        given = {"table": table if way == "strata" else lambda some: table(some)}
+        full = full * (w + more.unsqueeze(1) * (stratum.unsqueeze(1) == stratum))
+    if way == "thresholds":
+        given, full = {"thresholds": thresholds}, (full - thresholds.unsqueeze(1)).clamp(min=0)
+    expected, found = (full @ weights.T) * rows, pair_sums(loss, scores, weights, **given)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-14)
+    upstream = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
+    slope, right = (torch.autograd.grad((upstream * sums).sum(), scores)[0] for sums in (found, expected))
+    torch.testing.assert_close(slope, right, rtol=1e-9, atol=1e-13)
+
+
+def test_more_owners_than_are_known_of_make_sums_and_means_nan():
+    """And not silently those of some of them."""
+    scores, _, v, w = many_scores()
+    few = Few(v > 0, 439)
+    assert pair_mean(SigmoidPair(), scores, v, w, few).isnan()
+    assert pair_sums(SigmoidPair(), scores, w.unsqueeze(0), few).isnan().all()
+    assert pair_sums(SigmoidPair(), scores, w.unsqueeze(0), partners=Few(w > 0, 249)).isnan().all()
 
 
 @pytest.mark.parametrize("loss", [*PAIR_LOSSES, ExponentialOf(SquaredHingePair(), 0.5)], ids=repr)
@@ -179,18 +232,20 @@ def test_the_slope_beyond_the_largest_exponent_is_that_of_the_tangent():
 def test_sums_over_pairs_have_two_derivatives(loss):
     """By finite differences, of every argument that has a gradient."""
     draw = torch.Generator().manual_seed(0)
-    scores, weights = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((7,), (4, 2)))
-    thresholds = torch.rand(3, 1, generator=draw, dtype=torch.float64)
-    owners, others, labels = torch.tensor([5, 0, 3]), torch.tensor([1, 2, 4, 6]), torch.tensor([0, 1, 1])
-    mine, v, w = torch.randn(7, 2, generator=draw, dtype=torch.float64), weights[:3, 0], weights[:, 1]
-    positive, shares = torch.rand(3, 7, generator=draw) < 0.5, torch.rand(3, 7, generator=draw, dtype=torch.float64)
-    all_weights = torch.randn(7, 2, generator=draw, dtype=torch.float64)
+    scores, weights = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((7,), (2, 7)))
+    thresholds, v = (torch.rand(7, generator=draw, dtype=torch.float64) for _ in range(2))
+    owners = Few(torch.tensor([0, 1, 0, 0, 1, 1, 0]).bool(), 4)
+    several, shares = torch.randn(2, 7, generator=draw, dtype=torch.float64), torch.rand(7, 7, generator=draw).double()
+    of_several = torch.randn(2, 2, 7, generator=draw, dtype=torch.float64)
     functions = [
-        (lambda s: pair_sums(loss, s, owners, others, weights, sign=-1.0), [scores]),
-        (lambda s: pair_sums(loss, s, owners, None, all_weights, offset=torch.ones(1)), [scores]),
-        (lambda s, t: pair_sums(loss, s, owners, others, weights, t), [scores, thresholds]),
-        (lambda s: pair_mean(loss, s, owners, others, v, w), [scores]),
-        (lambda s: label_pair_sums(loss, s, owners, labels, positive, shares), [mine]),
+        (lambda s: pair_sums(loss, s, weights, owners), [scores]),
+        (lambda s: pair_sums(loss, s, weights, table=lambda some: shares[:, some]), [scores]),
+        (lambda s: pair_sums(loss, s, weights, partners=owners), [scores]),
+        (lambda s, t: pair_sums(loss, s, weights, thresholds=t), [scores, thresholds]),
+        (lambda s, t: pair_sums(loss, s, weights, owners, thresholds=t), [scores, thresholds]),
+        (lambda s: pair_mean(loss, s, v, weights[0]), [scores]),
+        (lambda s: pair_mean(loss, s, owners.spread(v[:4].unsqueeze(1))[:, 0], weights[0], owners), [scores]),
+        (lambda s: pair_sums(loss, s, of_several, table=lambda some: shares[:, some]), [several]),
     ]
     for function, given in functions:
         arguments = [tensor.clone().requires_grad_() for tensor in given]
@@ -200,34 +255,42 @@ def test_sums_over_pairs_have_two_derivatives(loss):
 
 def test_sums_over_pairs_are_not_rounded_by_autocast():
     """Also where it is on while the gradient is taken."""
-    scores, draw = torch.randn(40, requires_grad=True), torch.Generator().manual_seed(0)
-    first, second = torch.arange(40).chunk(2)
-    weights, shares = torch.rand(20, 2, generator=draw), torch.full((20,), 0.05)
+    draw = torch.Generator().manual_seed(0)
+    weights, shares = torch.rand(2, 40, generator=draw), torch.full((40,), 0.025)
+    many, of_many = torch.randn(700, generator=draw, requires_grad=True), torch.full((700,), 1 / 700)
+    scores = torch.randn(40, generator=draw, requires_grad=True)
     functions = [
-        lambda: pair_sums(SigmoidPair(), scores, first, second, weights).square().sum(),
-        lambda: pair_mean(SigmoidPair(), scores, first, second, shares, shares),
-        lambda: mean_by_blocks(SigmoidPair(), scores[:20], scores[20:], shares, shares),
+        (lambda: pair_sums(SigmoidPair(), scores, weights).square().sum(), scores),
+        (lambda: pair_mean(SigmoidPair(), scores, shares, shares), scores),
+        (lambda: pair_mean(SigmoidPair(), many, of_many, of_many), many),
+        (lambda: pair_sums(SigmoidPair(), many, of_many.unsqueeze(0)).square().sum(), many),
     ]
-    for function in functions:
-        (exact,) = torch.autograd.grad(function(), scores)
+    for function, given in functions:
+        (exact,) = torch.autograd.grad(function(), given)
         value = function()
         with torch.autocast("cpu", torch.bfloat16):
-            (found,) = torch.autograd.grad(value, scores)
+            (found,) = torch.autograd.grad(value, given)
         torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("where", [0, 1])
 @pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_a_score_that_is_no_number_is_not_lost_among_many_pairs(loss, where):
-    scores = torch.linspace(0, 1, 300).repeat(2)
+    scores, first = torch.linspace(0, 1, 300).repeat(2), torch.arange(600) < 300
     scores[300 * where + 7] = float("nan")
-    assert loss.mean(scores, *torch.arange(600).chunk(2)).isnan()
+    assert pair_mean(loss, scores, first / 300, ~first / 300).isnan()
+    assert pair_sums(loss, scores, (~first / 300).unsqueeze(0))[first].isnan().any()
 
 
-def test_second_derivatives_over_many_pairs_are_refused_and_not_zero():
-    scores, sides = torch.linspace(0, 1, 300).repeat(2).requires_grad_(), torch.arange(600).chunk(2)
-    with pytest.raises(ConfigError, match="very many pairs has no second derivative"):
-        torch.autograd.grad(SigmoidPair().mean(scores, *sides), scores, create_graph=True)
-    (slope,) = torch.autograd.grad(SquaredHingePair().mean(scores, *sides), scores, create_graph=True)
-    (curvature,) = torch.autograd.grad(slope[:300].sum(), scores)
-    assert (curvature[:300] > 0).all()
+@pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
+def test_second_derivatives_over_many_pairs_are_those_of_all_at_once(loss):
+    scores, _, v, w = many_scores()
+    scores = (scores.detach() + torch.linspace(0, 1e-3, 690)).requires_grad_()  # none at the margin, where there is none
+    direction = torch.randn(690, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def curvature(mean):
+        (slope,) = torch.autograd.grad(mean, scores, create_graph=True)
+        return torch.autograd.grad(slope @ direction, scores)[0]
+
+    expected = curvature(v @ loss(scores.unsqueeze(1) - scores) @ w)
+    torch.testing.assert_close(curvature(pair_mean(loss, scores, v, w)), expected, rtol=1e-9, atol=1e-14)

@@ -18,6 +18,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.data import BagBatches, Drawn, UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.outer import PooledPairs
 
 BAG = torch.tensor([5, 5, 2, 2, 2, 9, 9, 4])
 COLUMNS = {"bag": BAG, "y": (BAG > 4).long(), "index": torch.arange(8)}
@@ -77,22 +78,27 @@ def test_batches_that_never_hold_both_classes_are_refused():
 def test_a_strange_bag_and_an_unknown_split_are_named():
     objective, outputs = MultiInstanceAUC(), torch.zeros(8)
     with pytest.raises(ConfigError, match="does not know the training split"):
-        objective.inner(outputs, COLUMNS)
+        objective.measure(outputs, COLUMNS)
     with pytest.raises(ConfigError, match="must know the labels"):
         objective.row_domain(8, None)
     objective.row_domain(8, COLUMNS)
+    strange = COLUMNS | {"bag": torch.where(BAG == 4, 6, BAG)}
     with pytest.raises(DataError, match="bag 6 of a batch is none of the 4 bags"):
-        objective.inner(outputs, COLUMNS | {"bag": BAG + 2})
+        objective.check(outputs, strange)
+    assert objective.measure(outputs, strange)[1].values.isnan().any()  # so that the engine asks
 
 
 def test_the_pairs_belong_to_their_rows():
     objective = MultiInstanceAUC()
     objective.row_domain(8, COLUMNS)
     u = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).unsqueeze(1)
-    inner = objective.inner(torch.zeros(3), {name: column[[2, 5, 0]] for name, column in COLUMNS.items()})
-    assert inner.index.tolist() == [0, 2, 3]
-    some = u[inner.index]
-    torch.testing.assert_close(objective.outer.take(inner.index).value(some), inner.outer.value(some))
+    batch = {name: column[[2, 5, 0]] for name, column in COLUMNS.items()}
+    index, (_, rows) = objective.rows_of(batch), objective.measure(torch.zeros(3), batch)
+    assert index.tolist() == [0, 3, 2]
+    some = u[index]
+    alone = PooledPairs(objective.pooling, objective.loss, objective.outer.positive[index], objective.outer.share[index])
+    torch.testing.assert_close(rows.outer.value(some), alone.value(some), rtol=1e-14, atol=0)
+    torch.testing.assert_close(rows.outer.subgradient(some), alone.subgradient(some), rtol=1e-14, atol=0)
     with pytest.raises(ConfigError, match="made for 4 bags, not for 3"):
         objective.outer.value(some)
 

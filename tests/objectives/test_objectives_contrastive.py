@@ -38,7 +38,7 @@ def embeddings(n=N, d=D, seed=0, dtype=torch.float64):
     return Embeddings(*(normalize(e, dim=1).to(dtype) for e in draw))
 
 
-def take(pairs, index):
+def some_of(pairs, index):
     return Embeddings(pairs.image[index], pairs.text[index])
 
 
@@ -72,10 +72,12 @@ def test_inner_values_are_those_of_the_definition(positive, tau):
     )
     objective.prepare(50)
     assert objective.row_domain(50, None).num_rows == 50
-    inner = objective.inner(pairs, {"index": index})
-    assert torch.equal(inner.index, index)
-    assert inner.values.dtype == torch.float64
-    torch.testing.assert_close(inner.values, by_hand(pairs, tau, SHARES[positive]), rtol=1e-12, atol=0)
+    direct, rows = objective.measure(pairs, {"index": index})
+    assert direct is None
+    assert torch.equal(objective.rows_of({"index": index}), index)
+    assert rows.weight.tolist() == [True] * N
+    assert rows.values.dtype == torch.float64
+    torch.testing.assert_close(rows.values, by_hand(pairs, tau, SHARES[positive]), rtol=1e-12, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:tau=0.0")
@@ -89,7 +91,7 @@ def test_no_temperature_overflows(tau, dtype):
     objective = GlobalContrastive(tau)
     objective.prepare(4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
-        values = objective.inner(Embeddings(image, text), {"index": torch.arange(4)}).values
+        values = objective.measure(Embeddings(image, text), {"index": torch.arange(4)})[1].values
     assert torch.isfinite(values).all()
     exact = by_hand(Embeddings(image.detach().double(), text.detach().double()), tau, lambda n: (1 / n, 1 / n))
     torch.testing.assert_close(values, exact, rtol=1e-3 if tau < 0.01 else 1e-4, atol=0)
@@ -103,10 +105,10 @@ def test_similarities_keep_their_digits_under_autocast():
     """In bf16 a similarity has an error of 1/256, which a temperature of 0.01 makes 0.4 of an exponent."""
     pairs = embeddings(16, 32, dtype=torch.float32)
     objective = GlobalContrastive(0.01, positive="batch")
-    plain = objective.inner(pairs, {"index": torch.arange(16)}).values
+    plain = objective.measure(pairs, {"index": torch.arange(16)})[1].values
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (pairs.image @ pairs.text.T).dtype == torch.bfloat16
-        mixed = objective.inner(pairs, {"index": torch.arange(16)}).values
+        mixed = objective.measure(pairs, {"index": torch.arange(16)})[1].values
     assert torch.equal(plain, mixed)
 
 
@@ -315,14 +317,12 @@ def test_bad_outputs():
     index = {"index": torch.arange(N)}
     for outputs in (torch.zeros(N, D), (torch.zeros(N, D), torch.zeros(N, D + 1)), (torch.zeros(N), torch.zeros(N))):
         with pytest.raises(DataError, match="embeddings of images and texts"):
-            objective.inner(outputs, index)
-    for loss in (InfoNCE().direct, objective.inner):
+            objective.measure(outputs, index)
+    for loss in (InfoNCE().measure, objective.measure):
         with pytest.raises(DataError, match="at least 2 pairs"):
-            loss(take(embeddings(), torch.tensor([0])), {"index": torch.tensor([0])})
-    with pytest.raises(DataError, match="at least 2 pairs"):
-        objective.inner(take(embeddings(), torch.tensor([0])), {"index": torch.tensor([0])})
+            loss(some_of(embeddings(), torch.tensor([0])), {"index": torch.tensor([0])})
     with pytest.raises(ConfigError, match="needs the number of samples"):
-        GlobalContrastive().inner(embeddings(), index)
+        GlobalContrastive().measure(embeddings(), index)
 
 
 def test_inner_values_are_bounded_below_by_what_they_can_be():
@@ -381,7 +381,7 @@ def trained(objective, algorithm, *, steps, lr=0.01):
 
     @torch.no_grad()
     def value(of):
-        return objective.outer.value(objective.inner(of.pairs(data), data).values).mean().item()
+        return objective.outer.value(objective.measure(of.pairs(data), data)[1].values).mean().item()
 
     return network, lambda: (value(before), value(network))
 

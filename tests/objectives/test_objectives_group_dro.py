@@ -34,10 +34,12 @@ def batch(groups):
 def value(objective, risks=RISKS):
     """F at the objective's threshold."""
     outputs, groups = torch.from_numpy(risks), batch(range(len(risks)))
-    inner = objective.inner(outputs, groups)
-    assert inner.index.tolist() == list(range(len(risks)))
-    torch.testing.assert_close(inner.values.squeeze(1), outputs)  # rows are risks, whatever the threshold
-    return (objective.direct(outputs, groups) + inner.outer.value(inner.values).mean()).item()
+    direct, rows = objective.measure(outputs, groups)
+    index = objective.rows_of(groups)
+    assert index is None or index.tolist() == list(range(len(risks)))
+    assert rows.weight.tolist() == [True] * len(risks)
+    torch.testing.assert_close(rows.values.squeeze(1), outputs)  # rows are risks, whatever the threshold
+    return (direct + (rows.outer or objective.outer).value(rows.values).mean()).item()
 
 
 def least(objective):
@@ -160,9 +162,10 @@ def test_tasks_by_groups_is_the_loop():
     losses = torch.log1p(torch.exp(outputs * (1 - 2 * data["y"])))
     expected = [[losses[data["group"] == j, i].mean().item() for j in range(2)] for i in range(3)]
     objective = MultiTaskGroupDRO(3, MultiLabelLoss(), num_groups=2)
-    index, values, *_ = objective.inner(outputs, data)
+    values, weight, _ = objective.measure(outputs, data)[1]
+    assert objective.rows_of(data) is None
     assert (objective.row_domain(40, None).num_rows, objective.width) == (3, 2)
-    assert index.tolist() == [0, 1, 2]
+    assert weight.tolist() == [True] * 3
     assert values.tolist() == [pytest.approx(row) for row in expected]
     assert objective.outer.value(values).tolist() == pytest.approx([max(row) for row in expected])
 
@@ -171,10 +174,11 @@ def test_one_task_per_sample_and_incomplete_rows():
     losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     data = {"task": torch.tensor([0, 0, 1, 2, 2]), "group": torch.tensor([0, 1, 0, 1, 0])}
     objective = MultiTaskGroupDRO(3, Given(), "logsumexp", num_groups=2)
-    index, values, *_ = objective.inner(losses, data)
-    assert index.tolist() == [0, 2]  # task 1 lacks group 1
-    assert values.tolist() == [[1, 2], [5, 4]]
-    assert objective.outer.value(values).tolist() == pytest.approx(logsumexp([[1, 2], [5, 4]], axis=1).tolist())
+    values, weight, _ = objective.measure(losses, data)[1]
+    assert weight.tolist() == [True, False, True]  # task 1 lacks group 1
+    assert values[weight].tolist() == [[1, 2], [5, 4]]
+    assert values.isfinite().all()
+    assert objective.outer.value(values[weight]).tolist() == pytest.approx(logsumexp([[1, 2], [5, 4]], axis=1).tolist())
 
 
 @pytest.mark.parametrize(
@@ -183,4 +187,10 @@ def test_one_task_per_sample_and_incomplete_rows():
 )
 def test_bad_tasks_are_refused(change, message):
     with pytest.raises(DataError, match=message):
-        MultiTaskGroupDRO(3, Given(), num_groups=2).inner(torch.ones(2), {"group": torch.tensor([0, 1])} | change)
+        MultiTaskGroupDRO(3, Given(), num_groups=2).check(torch.ones(2), {"group": torch.tensor([0, 1])} | change)
+
+
+def test_a_task_that_does_not_exist_is_not_left_out_in_silence():
+    data = {"group": torch.tensor([0, 1, 0]), "task": torch.tensor([0, 0, 3])}
+    values, weight, _ = MultiTaskGroupDRO(3, Given(), num_groups=2).measure(torch.ones(3), data)[1]
+    assert values[weight != 0].isnan().any()

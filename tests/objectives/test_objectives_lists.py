@@ -26,15 +26,15 @@ from tests.contracts.sampled import Bench
 
 
 def full_value(objective, outputs, **columns):
-    """F and the rows of the whole data."""
+    """F and the rows of the whole data, of which some may own none."""
     n = len(outputs)
     objective.prepare(n)
     columns["index"] = torch.arange(n)
     domain = objective.row_domain(n, columns)
-    inner = objective.inner(outputs, columns)
-    values = objective.outer.value(inner.values)
-    weighted = values if inner.relevance is None else inner.relevance * values
-    return weighted.mean().item(), inner.values[:, 0], domain
+    _, rows = objective.measure(outputs, columns)
+    present = rows.weight != 0
+    values = rows.weight[present] * objective.outer.value(rows.values[present])
+    return values.mean().item(), rows.values[present][:, 0], domain
 
 
 def scores(n, seed=0):
@@ -216,7 +216,8 @@ def test_one_sample_of_a_class_says_nothing_of_the_others(replacement):
     objective = NeighbourhoodComponents()
     objective.prepare(5)
     with pytest.raises(DataError, match=r"one sample of stratum 0 .* which has 3, .* they draw two or more of each"):
-        objective.inner(torch.zeros(2, 2), chosen)
+        objective.check(torch.zeros(2, 2), chosen)
+    assert objective.measure(torch.zeros(2, 2), chosen)[1].values.isnan().any()  # so that the engine asks
 
 
 def test_embeddings_without_any_neighbour_are_refused():

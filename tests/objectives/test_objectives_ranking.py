@@ -113,10 +113,12 @@ def test_partial_auc_is_the_mean_over_the_lowest_positives_and_the_highest_negat
         return
     columns = {"y": Y, "index": torch.arange(N), "threshold": torch.zeros(N, 1, dtype=torch.float64)}
     columns["threshold"][Y == 1] = thresholds.unsqueeze(1)
-    value = objective.direct(s, columns).item()
+    direct, rows = objective.measure(s, columns)
+    value = direct.item()
     if min_tpr:
-        inner = objective.inner(s, columns)
-        value += inner.outer.value(inner.values).mean().item()
+        values = (rows.outer or objective.outer).value(rows.values)
+        assert torch.equal(rows.weight != 0, Y == 1)
+        value += values[Y == 1].mean().item()
     assert value == pytest.approx(expected, rel=1e-6)
 
 
@@ -209,8 +211,10 @@ def test_a_lonely_positive_of_a_label_is_refused():
     alone = [int(positives.nonzero()[0]), int(negatives.nonzero()[0])]
     two = positives.nonzero().flatten()[:2].tolist()
     for rows, held in ((alone, "1 of 3 positives and 1 negatives"), (two, "2 of 3 positives and 0 negatives")):
+        batch = {name: column[rows] for name, column in columns.items()}
         with pytest.raises(DataError, match=f"a batch holds {held} of label 0"):
-            objective.inner(torch.zeros(2, 3), {name: column[rows] for name, column in columns.items()})
+            objective.check(torch.zeros(2, 3), batch)
+        assert objective.measure(torch.zeros(2, 3), batch)[1].values.isnan().any()  # so that the engine asks
 
 
 @pytest.mark.parametrize("make", [AveragePrecision, lambda: RecallAtK(5)])
@@ -222,11 +226,13 @@ def test_batches_with_one_positive_say_nothing_of_the_others(make, share):
         posed(objective, plan=plan)
         index = next(plan.batches(0))
         batch = {name: column[index] for name, column in ({"y": Y, "index": torch.arange(N)} | plan.columns()).items()}
+        _, rows = objective.measure(torch.zeros(len(index)), batch)
+        assert bool(rows.values[rows.weight != 0].isnan().any()) == (positives == 1)  # so that the engine asks
         if positives == 2:
-            objective.inner(torch.zeros(len(index)), batch)
+            objective.check(torch.zeros(len(index)), batch)
             continue
         with pytest.raises(DataError, match=r"a batch holds one sample of stratum .* which has 12, .* two or more"):
-            objective.inner(torch.zeros(len(index)), batch)
+            objective.check(torch.zeros(len(index)), batch)
 
 
 @pytest.mark.parametrize("make", [AUC, AUCMargin, PNormPush, KLPartialAUC, AveragePrecision])

@@ -62,3 +62,14 @@ def test_rows_of_one_class_say_nothing():
     outer = PooledPairs(SmoothMaxPooling(0.5), SigmoidPair(), POSITIVE[POSITIVE], SHARE[POSITIVE])
     assert outer.value(rows(1, 2)).tolist() == [0, 0]
     assert outer.subgradient(rows(1, 2)).tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_copies_of_a_bag_have_the_values_and_slopes_of_a_single_one(name):
+    pooling, loss, *_ = CASES[name]
+    u, at = rows(pooling.width), torch.tensor([3, 0, 3, 1, 2, 4, 3, 0])
+    once = PooledPairs(pooling, loss, POSITIVE, SHARE)
+    copies = torch.bincount(at)[at]
+    found = PooledPairs(pooling, loss, POSITIVE[at], SHARE[at], copies)
+    torch.testing.assert_close(found.value(u[at]), once.value(u)[at], rtol=1e-14, atol=0)
+    torch.testing.assert_close(found.subgradient(u[at]), once.subgradient(u)[at], rtol=1e-14, atol=0)

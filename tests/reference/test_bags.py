@@ -71,7 +71,10 @@ class Package:
         self.optimizer, add = optimizer(self.engine.params), algorithm.add
 
         def noted(surrogate, reading, tracked, outer):
-            self.y = (torch.as_tensor(reading.weight).expand(len(tracked.weights))[:, None] * tracked.weights).numpy()
+            weighted, index = reading.weight[:, None] * tracked.weights, reading.index
+            if reading.index is not None:  # of the rows of the batch, in their order, each the sum over its entries
+                weighted = torch.zeros(reading.term.num_rows, k).double().index_add(0, index, weighted)[index.unique()]
+            self.y = weighted.numpy()
             add(surrogate, reading, tracked, outer)
 
         algorithm.add = noted

@@ -61,7 +61,7 @@ class Watch(Callback):
             with torch.no_grad():
                 functions = module.engine.functions
                 outputs = functions.outputs(batch)
-                self.first_change = module.constraints[0].inner(outputs["protected"], batch["protected"])
+                self.first_change = module.constraints[0].measure(outputs["protected"], batch["protected"])[1]
 
 
 @pytest.mark.parametrize(("algorithm", "learn"), CASES)
@@ -75,8 +75,8 @@ def test_every_algorithm_trains_from_where_it_is(algorithm, learn, make_trainer)
     for figures in watch.start.values():
         assert {figures[f"{kind}/{name}"] for kind in ("h", "change", "loss_change") for name in TASKS} == {0.0}
         assert (figures["delta_target"], figures["worst_violation"]) == (0, 0)
-    index, change = watch.first_change[:2]
-    assert index.tolist() == [0, 1, 2]
+    change, weight, _ = watch.first_change
+    assert weight.tolist() == [True] * 3
     assert change.abs().max() < 1e-5
     for split in ("train", "test"):
         table = data.tables[split]

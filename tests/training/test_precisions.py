@@ -20,9 +20,9 @@ class Watched(AUC):
 
     seen: torch.Tensor
 
-    def direct(self, outputs, batch):
+    def measure(self, outputs, batch):
         type(self).seen = torch.stack([batch["time"].unique().numel() * torch.ones(()), torch.tensor(1.001)])
-        return super().direct(outputs, batch)
+        return super().measure(outputs, batch)
 
 
 def loader(**changes):
