@@ -123,41 +123,25 @@ def certificate(
         NonFiniteError: if a gradient is NaN or infinite.
     """
     require_certifiable(functions, list(samples.batch), max_values)
-    processes = processes or Processes()
     with undisturbed(functions):
-        outputs = pytree.tree_map(lambda leaf: leaf.detach().clone().double().requires_grad_(), dict(samples.outputs))
+        outputs = pytree.tree_map(lambda leaf: leaf.detach().clone().double().requires_grad_(), samples.outputs)
         wide = Samples(outputs, samples.batch)
-        leaves: dict[str, list[Tensor]] = {name: pytree.tree_leaves(found) for name, found in outputs.items()}
-        like = next(iter(leaves.values()))[0]
-        objective = _prepared(functions.objective, wide.of(functions.objective)[1], max_values)
-        target, known = wide.of(objective)
-        own_rows = _sample_parameters(objective, known)
-        value = _gradient_of(objective, target, {**known, **own_rows})
-        numbers, sides = _signed(functions.constraints, wide, like)
-        values = torch.full((len(numbers),), -torch.inf, dtype=torch.float64, device=like.device)
-        values = values.scatter_reduce(0, sides.row, sides.excess, "amax")
-        pulled = [value]
-        if multipliers is None:
-            pulled += list(numbers)
-        elif len(numbers):
-            given = torch.as_tensor(multipliers, dtype=torch.float64, device=like.device)
-            pulled.append((given * _pushing_sign(sides, values)) @ numbers)
-        slopes = [{name: _gradients(number, some) for name, some in leaves.items()} for number in pulled]
-        own = _own_gradient(value, objective, own_rows)
-        rows = _by_weights(functions, slopes, samples.batch, batches, processes)
-    objective_gradient = torch.cat([rows[0], own])
-    others = torch.nn.functional.pad(rows[1:], (0, len(own)))
-    if not bool(objective_gradient.isfinite().all() and others.isfinite().all()):
+        value, own = _of_objective(functions.objective, wide, max_values)
+        numbers, sides = _signed(functions.constraints, wide)
+        values = torch.full_like(numbers, -torch.inf).scatter_reduce(0, sides.row, sides.excess, "amax").detach()
+        pulled = [value, *_pulled(numbers, sides, values, multipliers)]
+        rows = _by_weights(functions, _by_outputs(pulled, outputs), samples.batch, batches, processes or Processes())
+    gradient, others = torch.cat([rows[0], own]), torch.nn.functional.pad(rows[1:], (0, len(own)))
+    if not bool(gradient.isfinite().all() and others.isfinite().all()):
         raise NonFiniteError("a gradient on the split is not finite: the weights diverged, or the data holds NaN.")
-    sides = _Sides(*(part.cpu() for part in sides))
-    if multipliers is None:
-        nu = _least_residuals(objective_gradient, others, sides)
-        push = torch.zeros(len(values), dtype=torch.float64).index_add(0, sides.row, nu * sides.sign)
-        total, products = objective_gradient + push @ others, nu * sides.excess
-    else:
+    values = values.cpu()
+    if multipliers is not None:
         push = torch.as_tensor(multipliers, dtype=torch.float64)
-        total, products = objective_gradient + others.sum(0), push * values.cpu()
-    return _certificate(total, objective_gradient, products, push.abs(), values.cpu())
+        return _certificate(gradient + others.sum(0), gradient, push * values, push.abs(), values)
+    sides = _Sides(*(part.cpu() for part in sides))
+    nu = _least_residuals(gradient, others, sides)
+    push = torch.zeros(len(values), dtype=torch.float64).index_add(0, sides.row, nu * sides.sign)
+    return _certificate(gradient + push @ others, gradient, nu * sides.excess, push.abs(), values)
 
 
 def penalty_multipliers(
@@ -258,16 +242,20 @@ def _prepared(objective: Objective, columns: Columns, max_values: float) -> Obje
     return own
 
 
-def _gradient_of(objective: Objective, outputs: Any, columns: Columns) -> Tensor:
-    """A scalar with the gradient of F.
+def _of_objective(objective: Objective, samples: Samples, max_values: float) -> tuple[Tensor, Tensor]:
+    """A scalar with the gradient of F, and what this is by parameters that are not the network's.
 
     Raises:
         DataError: if F is not finite for what the data holds.
     """
-    value, zero = surrogate(objective, outputs, columns), torch.zeros((), dtype=torch.float64)
+    own = _prepared(objective, samples.of(objective)[1], max_values)
+    outputs, columns = samples.of(own)
+    rows = _sample_parameters(own, columns)
+    value = surrogate(own, outputs, {**columns, **rows})
     if value is not None and not bool(value.isfinite()):
-        objective.check(outputs, columns)
-    return zero if value is None else value
+        own.check(outputs, {**columns, **rows})
+    value = torch.zeros((), dtype=torch.float64) if value is None else value
+    return value, _own_gradient(value, own, rows)
 
 
 def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Tensor]) -> Tensor:
@@ -283,8 +271,9 @@ def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Te
     return found
 
 
-def _signed(constraints: Sequence[Constraint], samples: Samples, like: Tensor) -> tuple[Tensor, _Sides]:
+def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor, _Sides]:
     """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
+    like = pytree.tree_leaves(samples.outputs)[0]
     numbers, rows, signs, exceeded = [like.new_zeros(0)], list[Tensor](), list[Tensor](), list[Tensor]()
     first = 0
     for c in constraints:
@@ -321,6 +310,14 @@ def _whole(constraint: Constraint, samples: Samples) -> Tensor:
     return values
 
 
+def _pulled(numbers: Tensor, sides: _Sides, values: Tensor, multipliers: Sequence[float] | None) -> list[Tensor]:
+    """The scalars whose gradients are needed: every s_i, or if the multipliers are known the sum of what they push."""
+    if multipliers is None or not len(numbers):
+        return list(numbers)
+    given = torch.as_tensor(multipliers, dtype=torch.float64, device=numbers.device)
+    return [(given * _pushing_sign(sides, values)) @ numbers]
+
+
 def _pushing_sign(sides: _Sides, values: Tensor) -> Tensor:
     """The sign of s_i on the side that is exceeded more, shape (m,)."""
     largest = (sides.excess == values[sides.row]).to(sides.sign.dtype)
@@ -328,6 +325,12 @@ def _pushing_sign(sides: _Sides, values: Tensor) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------------- by weights
+
+
+def _by_outputs(pulled: Sequence[Tensor], outputs: Mapping[str, Any]) -> list[dict[str, list[Tensor]]]:
+    """The gradient of every scalar by the outputs of every part; none of a part on which it does not depend."""
+    leaves: dict[str, list[Tensor]] = {name: pytree.tree_leaves(found) for name, found in outputs.items()}
+    return [{name: _gradients(number, some) for name, some in leaves.items()} for number in pulled]
 
 
 def _gradients(number: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -99,11 +99,12 @@ class Compiled:
         def run(given: "Evaluated") -> tuple[Any, ...]:
             seen = given._replace(outputs=engine.functions.outputs(given.batch)) if whole else given
             surrogate = step(engine.measure(seen))
-            value, gradients = surrogate.value, None
+            value: Tensor = surrogate.value
+            gradients: list[Tensor | None] | None = None
             if wanted:
                 leaves = [] if parameters is None else [_leaf(given.batch, parameters.spec.name)]
                 gradients = [*torch.autograd.grad(value, [*weights, *leaves], allow_unused=True)]
-                gradients += [] if leaves else [None]
+                gradients = gradients if leaves else [*gradients, None]
                 value = value.detach()
             proposals = [(p.state.number, p.index, p.rows, p.decay, p.finite) for p in surrogate.proposals]
             counted = [(w.number, index, each) for w, index, each in surrogate.counted]

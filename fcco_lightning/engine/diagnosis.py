@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.engine.functions import read
+from fcco_lightning.engine.functions import RandomState, read
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.records import Batch, Columns
@@ -51,7 +51,9 @@ def refuse(engine: "Engine", values: Sequence[Tensor]) -> NoReturn:
     Raises:
         NonFiniteError: always, unless a part says in other words what is wrong with the data.
     """
-    with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):  # so that no buffer moves
+    functions, random = engine.functions, RandomState(engine.params[0].device)
+    weights = [p.data for p in functions.trainable().values()]
+    with torch.no_grad(), random.again(), functions.at(weights):  # so that no buffer moves
         seen = engine.seen or engine.evaluate(engine.given)
         check(engine, seen)
         of_values = not all_finite(values)

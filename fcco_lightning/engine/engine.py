@@ -114,6 +114,12 @@ class Engine:
     """
 
     optimizer: Optimizer
+    given: Batch
+    seen: Evaluated | None
+    _proposals: list[Proposal]
+    _counted: list[tuple[RowWeights, Tensor | None, Tensor]]
+    _looked_at: list[Tensor]
+    _gradients: list[Tensor]
 
     def __init__(
         self,
@@ -434,9 +440,5 @@ class Engine:
         return all(name.startswith("network.") for name in self.functions.trainable())
 
     def _forget(self) -> None:
-        self._proposals: list[Proposal] = []
-        self._counted: list[tuple[RowWeights, Tensor | None, Tensor]] = []
-        self._looked_at: list[Tensor] = []
-        self._gradients: list[Tensor] = []
-        self.given: Batch = {}
-        self.seen: Evaluated | None = None
+        self._proposals, self._counted, self._looked_at, self._gradients = [], [], [], []
+        self.given, self.seen = {}, None

@@ -123,14 +123,14 @@ class Surrogate:
 
     def remember(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
         """Propose new rows (r, k) of a term that keeps some; those of which the batch says nothing only decay."""
-        if reading.term.state is not None:
-            held = reading.held if decay == 1 else decay * reading.held
-            self.propose(reading, reading.term.state, held, rows, decay)
+        state, held = reading.term.state, reading.held
+        if state is not None and held is not None:
+            self.propose(reading, state, held if decay == 1 else decay * held, rows, decay)
 
     def propose(
         self, reading: Reading, state: DualState, held: Tensor, rows: Tensor, decay: float = 1.0
     ) -> None:
-        """Propose rows of a state for those of a reading of which the batch says something; the others stay ``held``."""
+        """Propose rows of a state for those of which the batch says something; the others stay ``held``."""
         rows = rows.to(held.dtype)
         new = torch.where(reading.present.unsqueeze(1), rows, held)
         self.proposals.append(Proposal(state, reading.index, new, decay, rows))

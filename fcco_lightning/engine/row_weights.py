@@ -78,6 +78,7 @@ class RowWeights(nn.Module):
         number: of the term whose rows these are.
     """
 
+    counts: Tensor | None
     number: int = 0
 
     def __init__(
@@ -86,18 +87,19 @@ class RowWeights(nn.Module):
         super().__init__()
         self.num_rows, self.samples_per_row = num_rows, samples_per_row
         self.counted = probability is None
-        if probability is None:
-            self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64))  # the last one: batches
+        counts = torch.zeros(num_rows + 1, dtype=torch.float64) if self.counted else None  # the last one: batches
+        self.register_buffer("counts", counts)
         chance = 1.0 if probability is None else _inverse(probability) / (num_rows if samples_per_row is None else 1)
-        self._all = Known(chance) if isinstance(chance, Tensor) else chance
+        self._alike = chance if isinstance(chance, float) else 1.0
+        self._each = None if isinstance(chance, float) else Known(chance)
         # with one more for the row that is none
-        self._with_none = Known(torch.cat([chance, chance[:1]])) if isinstance(chance, Tensor) else None
+        self._with_none = None if isinstance(chance, float) else Known(torch.cat([chance, chance[:1]]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        kept = self._buffers.get("counts")
+        kept = self.counts
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if kept is not None:  # counts need their digits, whatever the module's precision
-            self._buffers["counts"] = kept.to(self._buffers["counts"].device)
+        if kept is not None and self.counts is not None:  # counts need their digits, whatever the module's precision
+            self.counts = kept.to(self.counts.device)
         return self
 
     def forward(self, index: Tensor | None, columns: Columns, each: Tensor, again: Copies | None) -> Tensor | float:
@@ -109,32 +111,24 @@ class RowWeights(nn.Module):
             each: how much of its row an entry is, shape (r,); 0 where nothing is said.
             again: how the entries repeat; None if they do not.
         """
-        if self.counted:
-            return self._estimated(index, each).to(each.dtype)
-        chance = self._all
-        if isinstance(chance, Known):
-            if index is None or self._with_none is None:
-                chance = chance.like(each, each.dtype)
-            else:
+        if self.counts is not None:
+            return _estimated(self.counts, index, each).to(each.dtype)
+        chance: Tensor | float = self._alike
+        if self._each is not None and self._with_none is not None:
+            chance = self._each.like(each, each.dtype)
+            if index is not None:
                 chance = self._with_none.like(each, each.dtype).index_select(0, index)
         return chance if self.samples_per_row is None else chance * self._of_samples(columns, each, again)
 
     def count(self, index: Tensor | None, each: Tensor) -> None:
         """Take note of what a batch has spoken of; arguments as above."""
-        if self.counted:
-            held = self._buffers["counts"]
-            held[-1] += 1
-            if index is None:
-                held[:-1] += each
-            else:
-                held.index_add_(0, index, each.to(held.dtype))
-
-    def _estimated(self, index: Tensor | None, each: Tensor) -> Tensor:
-        counted, batches = self._buffers["counts"][:-1], self._buffers["counts"][-1]
-        present = (each > 0).to(counted.dtype)
-        seen = (counted if index is None else counted.index_select(0, index)) + present  # with this batch
-        average = (counted.sum() + each.sum()) / (self.num_rows * (batches + 1))
-        return (batches + 1 + _PRIOR) / (self.num_rows * (seen + _PRIOR * average))
+        if self.counts is None:
+            return
+        self.counts[-1] += 1
+        if index is None:
+            self.counts[:-1] += each
+        else:
+            self.counts.index_add_(0, index, each.to(self.counts.dtype))
 
     def _of_samples(self, columns: Columns, each: Tensor, again: Copies | None) -> Tensor | float:
         """The weights where a batch says something of every row whose owner it holds."""
@@ -150,6 +144,15 @@ class RowWeights(nn.Module):
         if again is not None and "replaced" not in columns:
             weight = weight * again.count
         return weight * (self.samples_per_row / size)
+
+
+def _estimated(counts: Tensor, index: Tensor | None, each: Tensor) -> Tensor:
+    """``1/(n p_i)`` with estimated probabilities, of a batch that is counted when it is committed."""
+    counted, batches, n = counts[:-1], counts[-1], len(counts) - 1
+    present = (each > 0).to(counts.dtype)
+    seen = (counted if index is None else counted.index_select(0, index)) + present  # with this batch
+    average = (counted.sum() + each.sum()) / (n * (batches + 1))
+    return (batches + 1 + _PRIOR) / (n * (seen + _PRIOR * average))
 
 
 def _inverse(probability: Tensor | float) -> Tensor | float:

@@ -81,7 +81,8 @@ class Multiplied(OuterFunction):
 
     def conjugate(self, y: Tensor) -> Tensor:
         r"""``min over y_1 - y_2 = y, 0 <= y_s <= rho_s, of sum_s (y_s - nu_s)^2 / (2 c_s) + kappa y_s``."""
-        nu, c = torch.broadcast_tensors(known_at(self.multiplier, y), self._curvature(y).clamp(min=TINY))
+        nu = known_at(self.multiplier, y)
+        c = self._curvature(y).clamp(min=TINY).expand_as(nu)
         cap = torch.full_like(nu, torch.inf) if self.cap is None else known_at(self.cap, y)
         kappa = known_at(self.kappa, y) if isinstance(self.kappa, Tensor) else self.kappa
         if self.monotone:

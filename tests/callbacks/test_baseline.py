@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from fcco_lightning import AUC, SGD, ConfigError, HeavyBall
+from fcco_lightning import AUC, SGD, ConfigError, CVaRGroupDRO, HeavyBall
 from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.callbacks import Baseline, Report
 from fcco_lightning.callbacks.baseline import objective_on_batch
@@ -69,6 +69,20 @@ def test_a_batch_of_the_whole_data_gives_the_gradient_of_the_formula(name):
     value = objective_on_batch(bench.objective, bench.network, bench.batch(range(N)))
     (gradient,) = torch.autograd.grad(value, [bench.network.table])
     torch.testing.assert_close(gradient.flatten(), bench.brute()[1][: gradient.numel()], rtol=1e-9, atol=1e-9)
+
+
+def test_rows_count_once_however_many_groups_there_are():
+    """Groups far more than the samples of a batch are measured sample by sample, so that a row comes several times."""
+    batch = {"x": torch.eye(6), "y": torch.tensor([0, 1, 1, 0, 1, 0]), "group": torch.tensor([2, 0, 2, 1, 2, 0])}
+    gradients = []
+    for number in (3, 100):
+        network, objective = torch.nn.Linear(6, 1), CVaRGroupDRO(0.5, num_groups=number, threshold=0.7)
+        torch.nn.init.ones_(network.weight)
+        torch.nn.init.zeros_(network.bias)
+        weights = [network.weight, objective.threshold]
+        gradients.append(torch.autograd.grad(objective_on_batch(objective, network, batch), weights))
+    torch.testing.assert_close(*gradients)
+    assert 0 < abs(float(gradients[0][1])) < 1  # some groups lie above the threshold, not all
 
 
 # ------------------------------------------------------------------------------------------- the run does not notice it

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning import OOA, SGD, SOX, Engine, Objective
+from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.distributed.processes import Gathered
 from fcco_lightning.engine import Evaluated, Measured, Reading, Surrogate
@@ -289,32 +290,36 @@ class Bench:
         self.case, self.way = case, way
         part = case.make()
         self.objective = (part if isinstance(part, Objective) else Nothing()).double()
-        constraints = [part] if isinstance(part, Constraint) else []
+        self.constraints = [part] if isinstance(part, Constraint) else []
         self.part = part
         self.columns = {**case.columns, "index": torch.arange(case.n), "x": torch.arange(case.n)}
-        for one in (self.objective, *constraints):
+        for one in (self.objective, *self.constraints):
             one.adapt(None)
-        nothing_to_remember = self.objective.outer is None and not constraints
-        algorithm = OOA() if case.coupled else SGD() if nothing_to_remember else SOX(gamma=0.5)
+        nothing_to_remember = self.objective.outer is None and not self.constraints
+        self.algorithm = OOA() if case.coupled else SGD() if nothing_to_remember else SOX(gamma=0.5)
         name = getattr(part, "part", None) or "target"
         name = name if isinstance(name, str) else name[0]
         self.name = name
-        drawn = {name: Drawn(self.columns, Plan(way or Way(Uniform(case.n, case.n), None, None)))}
-        problem = algorithm.pose(
-            self.objective,
-            constraints,
-            HingePenalty(RHO),
-            num_samples=case.n,
-            sampling=drawn,
-            dtype=torch.float64,
-        )
         self.network = Lookup(case.outputs, case.wrap)
-        self.algorithm, self.engine = algorithm, Engine(self.network, problem, algorithm)
+        self.engine = self.started(self.algorithm, HingePenalty(RHO))
         self.exact: dict[Any, Tensor] = {}
         for reading in self.measured(self.batch(range(case.n), weighted=False)).readings:
             exact = by_row(reading, reading.values.detach().double())
             assert not exact.isnan().any()
             self.exact[reading.term] = exact
+
+    def started(self, algorithm: Algorithm, penalty: Any) -> Engine:
+        """An engine for another algorithm, or for constraints that are enforced otherwise."""
+        drawn = Drawn(self.columns, Plan(self.way or Way(Uniform(self.case.n, self.case.n), None, None)))
+        problem = algorithm.pose(
+            self.objective,
+            self.constraints,
+            penalty,
+            num_samples=self.case.n,
+            sampling={self.name: drawn},
+            dtype=torch.float64,
+        )
+        return Engine(self.network, problem, algorithm)
 
     def batch(
         self, index: Any, others: tuple[tuple[int, ...], ...] | None = None, *, weighted: bool = True

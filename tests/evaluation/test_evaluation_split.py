@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fcco_lightning import DataError, Evaluation, MeanAtMost
+from fcco_lightning import DataError, Evaluation, MeanAtMost, NonForgetting
 from fcco_lightning.distributed import Processes
 from fcco_lightning.evaluation import concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.split import first_occurrences
@@ -81,3 +81,9 @@ def test_why_constraints_are_vacuous():
     figures, reason = summarise(Size(), [Empty(Output(), 3.0), Empty(Output(), 4.0)], OUTPUTS, BATCH)
     assert (figures["vacuous"], reason) == (1.0, "nothing within 3.0; nothing within 4.0")
     assert not math.isnan(figures["worst_violation"])
+
+
+def test_columns_that_a_constraint_would_misread_are_named():
+    columns = {"y": torch.tensor([0, 1]), "task": torch.tensor([0, 2]), "protected_loss": torch.zeros(2)}
+    with pytest.raises(DataError, match=r"task must be < 2 .*, got 2"):
+        constraint_values([NonForgetting(names=["a", "b"])], torch.zeros(2, 3), columns)

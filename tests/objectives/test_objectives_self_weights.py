@@ -8,7 +8,7 @@ from fcco_lightning.data import BalancedBatches, GroupBatches
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
-    common_weights,
+    check_comparisons,
     comparison_weights,
     self_and_others,
 )
@@ -37,7 +37,7 @@ def mean_estimate(sampler, kind, weight=None, strata=None):
         drawn = batch_of(index, weight=None if weight is None else weight[index])
         if strata is not None:
             drawn |= strata_of(strata[index], torch.bincount(strata))
-        table = comparison_weights(kind, torch.arange(len(index)), drawn, N, torch.float64)
+        table = comparison_weights(kind, drawn, N, torch.float64)
         sums[index] += chance * (table * VALUES[index][:, index]).sum(1)
         chances[index] += chance
     return sums / chances
@@ -89,29 +89,30 @@ def test_both_forms_are_the_same_and_equal_weights_change_nothing(kind, anchors)
     own, others = self_and_others(kind, 4, N)
     assert own + 3 * others == pytest.approx(1)
     anchors = torch.tensor(anchors)
-    table = comparison_weights(kind, anchors, batch_of(range(4)), N, torch.float64)
+    table = comparison_weights(kind, batch_of(range(4)), N, torch.float64, anchors=anchors)
     square = torch.full((4, 4), others, dtype=torch.float64).fill_diagonal_(own)
     torch.testing.assert_close(table, square[anchors])
     weighted = batch_of(range(4), weight=torch.ones(4))
-    torch.testing.assert_close(comparison_weights(kind, anchors, weighted, N, torch.float64), table)
+    torch.testing.assert_close(comparison_weights(kind, weighted, N, torch.float64, anchors=anchors), table)
+    some = slice(1, 3)
+    part = comparison_weights(kind, weighted, N, torch.float64, anchors=anchors, others=some)
+    torch.testing.assert_close(part, table[:, some])
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_anchors_of_one_class_have_weights_in_common(weighted):
-    """Three positives and four negatives, once the former are all anchors and once one of them is not."""
-    chosen = torch.tensor([1, 0, 3, 5, 2, 4, 6])
-    mask = torch.tensor(LABELS[chosen] == 1)
-    batch = batch_of(chosen, weight=class_weights(3, 4)[chosen] if weighted else None)
-    anchors = mask.nonzero().squeeze(1)
-    others, excess = common_weights(mask, anchors, batch, N, torch.float64)
-    table = comparison_weights("dataset", anchors, batch, N, torch.float64)
-    expected = others.repeat(3, 1)
-    expected[torch.arange(3), anchors] += excess
-    torch.testing.assert_close(expected, table)
-    mask[anchors[0]] = False
-    fewer = common_weights(mask, anchors[1:], batch, N, torch.float64)
-    assert (fewer is None) == weighted
-    assert common_weights(mask, anchors, batch | {"stratum": mask}, N) is None
+@pytest.mark.parametrize("owners", [[1, 0, 1, 0], [1, 1, 1, 1]])
+def test_a_lonely_sample_matters_only_where_it_owns_a_row(owners):
+    """Two positives and a negative beside another with a copy: the weights of the positives are known either way."""
+    weight = torch.tensor([0.7, 1.3, 0.7, 2.0], dtype=torch.float64)
+    batch, owners = batch_of([0, 3, 1, 6], weight=weight), torch.tensor(owners).bool()
+    table = comparison_weights("dataset", batch, N, torch.float64, owners=owners)
+    assert table[[0, 2]].isfinite().all()
+    lonely = torch.tensor([False, True, False, True]) & owners
+    assert torch.equal(table.isnan().all(1), lonely)
+    if lonely.any():
+        with pytest.raises(DataError, match="a batch holds one sample of stratum"):
+            check_comparisons(batch, N, owners=owners)
+    else:
+        check_comparisons(batch, N, owners=owners)
 
 
 REFUSED = {  # batches that say nothing of some samples, or not what: one sample, one of a class, one group, some bags
@@ -139,7 +140,10 @@ def test_means_are_unbiased_however_batches_are_drawn_or_refused(name, kind):
         for chance, rows_of_batch in case.outcomes:
             index = torch.tensor(rows_of_batch)
             batch = batch_of(index, **{key: c[index] for key, c in columns.items()})
-            table = comparison_weights(kind, torch.arange(len(index)), batch, n, torch.float64)
+            table = comparison_weights(kind, batch, n, torch.float64)
+            if table.isnan().any():
+                check_comparisons(batch, n)  # says why
+                pytest.fail("NaN without a reason")
             at = torch.tensor([place[row] for row in rows_of_batch])
             once = (chance / torch.bincount(at, minlength=n)[at]).double()
             sums.index_add_(0, at, once * (table * SQUARE[at][:, at]).sum(1))
@@ -161,16 +165,20 @@ SQUARE = torch.randn(9, 9, generator=torch.Generator().manual_seed(1), dtype=tor
 def test_an_anchor_that_meets_nobody_of_its_class_or_of_another_is_refused():
     y = torch.tensor([0, 0, 0, 1, 1])
     weight = class_weights(1, 3)[[0, 1, 2, 4]]
+    alone = batch_of(range(4), weight=weight)
     with pytest.raises(DataError, match=r"one sample of stratum .* which has 3, .* they draw two or more of each"):
-        comparison_weights("dataset", torch.tensor([0]), batch_of(range(4), weight=weight), N)
+        check_comparisons(alone, N)
+    assert comparison_weights("dataset", alone, N).isnan().any()
     one_group = batch_of(
         [0, 2], **{name: c[[0, 2]] for name, c in GroupBatches(y, 1, 2, prevalence="data").columns().items()}
     )
     with pytest.raises(DataError, match=r"a batch holds one of 2 strata .* groups_per_batch to 2 or more"):
-        comparison_weights("none", torch.tensor([0, 1]), one_group, 5)
-    other = {"stratum": torch.tensor([4, 4]), "stratum_size": torch.tensor([3, 3])}
+        check_comparisons(one_group, 5)
+    assert comparison_weights("none", one_group, 5).isnan().all()
+    other = batch_of([0, 2], stratum=torch.tensor([4, 4]), stratum_size=torch.tensor([3, 3]))
     with pytest.raises(DataError, match=r"strata .* of 3 of 5 samples, drawn in a way .* Use UniformSampling"):
-        comparison_weights("none", torch.tensor([0, 1]), batch_of([0, 2], **other), 5)
+        check_comparisons(other, 5)
+    assert comparison_weights("none", other, 5).isnan().all()
 
 
 def test_what_is_refused():
@@ -179,7 +187,7 @@ def test_what_is_refused():
     with pytest.raises(ConfigError, match="needs the number of samples n"):
         self_and_others("dataset", 3, None)
     with pytest.raises(ConfigError, match="needs the number of samples n"):
-        comparison_weights("none", torch.tensor([0]), batch_of(range(3), weight=torch.ones(3)), None)
+        comparison_weights("none", batch_of(range(3), weight=torch.ones(3)), None)
     with pytest.raises(ConfigError, match="num_samples must be a whole number >= 2, got 1"):
         self_and_others("dataset", 3, 1)
     with pytest.raises(DataError, match="the batch holds 1"):

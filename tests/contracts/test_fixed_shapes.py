@@ -1,0 +1,194 @@
+"""What is measured looks at no number, has shapes that follow from the batch's size, and leaves out what it may not see.
+
+Of every objective and constraint alone, and in a step of algorithms of every kind, which looks once.
+"""
+
+from itertools import combinations, islice
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from fcco_lightning import HeavyBall
+from fcco_lightning.engine import read
+from fcco_lightning.errors import ConfigError, DataError
+from tests.contracts.looks import Looks
+from tests.contracts.registry_algorithms import ALGORITHMS
+from tests.contracts.registry_constraints import CASES as CONSTRAINTS
+from tests.contracts.registry_objectives import CASES as OBJECTIVES
+from tests.contracts.sampled import WAYS, Bench, N
+from tests.contracts.trainings import Training, make_batches
+
+pytestmark = pytest.mark.filterwarnings("ignore:MultiInstanceAUC compares:UserWarning")
+
+CASES = {**OBJECTIVES, **{f"constraint: {name}": case for name, case in CONSTRAINTS.items()}}
+UNIFORM = [[0, 1, 2, 6, 7, 8], [1, 3, 4, 6], [0, 2, 5], [0, 3, 0, 5, 5, 1, 3]]  # of both classes, of one, with repeats
+every = pytest.mark.parametrize("name", CASES)
+
+
+def drawn(name):
+    """Batches that are drawn in one way or another, each evaluated, with the bench."""
+    for way in dict.fromkeys(("uniform", "balanced", *CASES[name].unbiased)):
+        bench = Bench(CASES[name], WAYS[way]())
+        some = UNIFORM if way == "uniform" else (list(b) for b, _ in islice(bench.way.sampler.batches(), 0, 60, 25))
+        for index in some:
+            yield bench, bench.engine.evaluate(bench.batch(index))
+
+
+def test_looks_are_noticed():
+    number, mask = torch.ones(()), torch.tensor([True, False])
+    with Looks() as looks:
+        for look in (float, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.nonzero, torch.Tensor.unique):
+            look(number.view(1))
+        _ = mask[mask], mask.repeat_interleave(torch.tensor([1, 2])), bool(mask.any())
+        _ = torch.nonzero_static(mask, size=1), mask.repeat_interleave(2), mask[torch.tensor([1, 0])]
+    assert len(looks.found) == 8
+
+
+@every
+def test_measuring_and_differentiating_look_at_no_number(name):
+    for bench, seen in drawn(name):
+        with Looks() as looks:
+            now = bench.engine.measure(seen)
+            total = sum(reading.values.sum() for reading in now.readings) + (0 if now.direct is None else now.direct)
+            torch.autograd.grad(total, bench.parameters(), allow_unused=True)
+        assert looks.found == []
+
+
+ONE_OF_A_KIND = (
+    *("SGD", "SOX", "MOAP", "MSVR", "SONEX, multipliers", "ALEXR, old", "ALEXR2, old", "SCENT", "PDSCA", "Switching"),
+    *("OOA", "OOA, Euclidean", "PGSMD, best start", "PGSVRG", "PGSVRG, penalty"),
+)
+
+
+@every
+def test_a_step_looks_once(name):
+    """Of all algorithms that take the problem: at whether everything is finite, and what they ask in the same breath."""
+    took = 0
+    for algorithm in ONE_OF_A_KIND:
+        bench, member = Bench(CASES[name], WAYS["uniform"]()), ALGORITHMS[algorithm]
+        try:
+            engine = bench.started(member.make(), member.penalty())
+            optimizer = HeavyBall(engine.params, lr=0.01, beta=0.3)
+            engine.train_batch(bench.batch(UNIFORM[0]), optimizer)  # the first one is checked
+        except (ConfigError, DataError):
+            continue
+        took += 1
+        for t, index in enumerate(([2, 0, 4, 5, 1, 3], UNIFORM[1], UNIFORM[3])):
+            with Looks() as looks:
+                engine.train_batch(bench.batch(index), optimizer, last_batch=t == 1)
+            assert len(looks.found) <= 1, (algorithm, looks.found)
+    assert took
+
+
+MORE = {"SOXBoost": 2}  # at the end of a stage it draws a number, on the host
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_steps_of_every_algorithm_look_once(name):
+    training = Training(ALGORITHMS[name])
+    training.optimizer = HeavyBall(training.engine.params, lr=0.05, beta=0.3)  # Adam reads its own count of steps
+    for t, batch in enumerate(make_batches(9)):
+        with Looks() as looks:
+            training.step(batch, last_batch=t == 5)
+        assert t == 0 or len(looks.found) <= MORE.get(name, 1), looks.found
+
+
+@every
+def test_shapes_follow_from_the_size_of_a_batch_and_what_is_left_out_is_finite(name):
+    bench, shapes = Bench(CASES[name]), set()
+    for index in [*combinations(range(N), 4)][::3]:
+        seen = bench.engine.evaluate(bench.batch(index))
+        direct, rows = bench.part.measure(*read(seen.outputs, seen.batch, bench.part))
+        assert direct is None or direct.shape == ()
+        if rows is not None:
+            assert rows.values.isfinite().all()
+            assert rows.weight.dtype in (torch.bool, rows.values.dtype)
+            assert not rows.weight.requires_grad
+            assert rows.weight.shape == rows.values.shape[:1]
+            assert rows.values.shape[1] == bench.part.width
+        shapes.add((direct is None, rows is None or rows.values.shape, rows is None or rows.weight.dtype))
+    assert len(shapes) == 1
+
+
+# ------------------------------------------------------------------------------------------- what plays no role
+
+
+def measured(bench, seen, leaves, columns=None):
+    """g_0 and what is said of rows, flat; with the names and weights of these."""
+    outputs = pytree.tree_unflatten(leaves, pytree.tree_structure(seen.outputs))
+    batch = seen.batch if columns is None else {**seen.batch, bench.name: columns}
+    outputs, batch = read(outputs, batch, bench.part)
+    direct, rows = bench.part.measure(outputs, batch)
+    assert rows is None or rows.values.isfinite().all()
+    said = [] if direct is None else [direct.view(1)]
+    if rows is None:
+        return torch.cat(said), None
+    return torch.cat([*said, rows.values[rows.weight != 0].flatten()]), rows.weight
+
+
+def slopes(bench, seen, leaves, columns=None):
+    """What is said, and the gradients of a combination of it."""
+    leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    said, weight = measured(bench, seen, leaves, columns)
+    mixed = said @ torch.linspace(1.0, 2.0, len(said), dtype=said.dtype)
+    found = torch.autograd.grad(mixed, leaves, allow_unused=True, materialize_grads=True)
+    return said.detach(), weight, list(found)
+
+
+def silent(bench, seen, leaves):
+    """Which outputs have no say: the slope is 0 there, also where hinges and tails lie elsewhere."""
+    none = [torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
+    generator = torch.Generator().manual_seed(0)
+    for size in (0.01, 0.01, 1.0):
+        others = [size * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in leaves]
+        none = [a & (g == 0) for a, g in zip(none, slopes(bench, seen, others)[2], strict=True)]
+    return none
+
+
+def assert_same(one, other, at):
+    for a, b in zip(one[:2], other[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    for a, b, free in zip(one[2], other[2], at, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+        assert not b[free].any()
+
+
+@every
+@pytest.mark.parametrize("extreme", [1e30, -1e30, 1e200])
+def test_outputs_that_have_no_say_may_be_anything(name, extreme):
+    for bench, seen in drawn(name):
+        leaves = pytree.tree_leaves(seen.outputs)
+        at = silent(bench, seen, leaves)
+        filled = [torch.where(free, extreme, leaf) for free, leaf in zip(at, leaves, strict=True)]
+        assert_same(slopes(bench, seen, leaves), slopes(bench, seen, filled), at)
+
+
+def test_some_outputs_have_no_say():
+    """Those of a batch of one class, of other subsets, of labels that are not known."""
+    for name in ("average precision", "mean average precision, labels missing", "constraint: false positive rate"):
+        found = [any(free.any() for free in silent(b, s, pytree.tree_leaves(s.outputs))) for b, s in drawn(name)]
+        assert any(found)
+
+
+@every
+def test_columns_of_samples_without_a_say_may_be_unknown(name):
+    """As a label may be NaN of samples that are in no subset: wherever other numbers there change nothing."""
+    for bench, seen in drawn(name):
+        leaves, columns = pytree.tree_leaves(seen.outputs), seen.batch[bench.name]
+        at = silent(bench, seen, leaves)
+        none = torch.stack([free.view(len(free), -1).all(1) for free in at if len(free) == len(columns["x"])]).all(0)
+        for key in [k for k in bench.case.columns if columns[k].is_floating_point() or k == "y"]:
+            column, shape = columns[key].double(), (-1, *[1] * (columns[key].dim() - 1))
+
+            def with_(value, key=key, column=column, shape=shape, columns=columns, none=none):
+                return {**columns, key: torch.where(none.view(shape), value, column)}
+
+            expected = slopes(bench, seen, leaves)
+            if not all(_equal(expected, slopes(bench, seen, leaves, with_(v))) for v in columns[key].unique()):
+                continue
+            assert_same(expected, slopes(bench, seen, leaves, with_(torch.nan)), at)
+
+
+def _equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip([one[0], *one[2]], [other[0], *other[2]], strict=True))
