@@ -130,4 +130,3 @@ class Estimation(Algorithm, ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._previous.load_state_dict(state["previous"], self._params)
-

@@ -68,6 +68,9 @@ class Switching(SingleLoop):
             h, row = torch.where(reading.present, outer.value(tracked.at), -torch.inf).max(0, keepdim=True)
             slope = tracked.weights.index_select(0, row).to(reading.values.dtype) * reading.values.index_select(0, row)
             exceeds = h > worst.to(h)
-            worst, violated = torch.where(exceeds, h, worst.to(h)), torch.where(exceeds, slope.sum(), violated.to(slope))
+            worst, violated = (
+                torch.where(exceeds, h, worst.to(h)),
+                torch.where(exceeds, slope.sum(), violated.to(slope)),
+            )
         value = surrogate.value
         return surrogate.replaced(torch.where(worst > self.tolerance, violated.to(value), value).sum())

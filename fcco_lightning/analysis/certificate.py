@@ -128,7 +128,7 @@ def certificate(
         wide = Samples(outputs, samples.batch)
         value, own = _of_objective(functions.objective, wide, max_values)
         numbers, sides = _signed(functions.constraints, wide)
-        values = torch.full_like(numbers, -torch.inf).scatter_reduce(0, sides.row, sides.excess, "amax").detach()
+        values = torch.full_like(numbers, -torch.inf).scatter_reduce(0, sides.row, sides.excess, "amax")
         pulled = [value, *_pulled(numbers, sides, values, multipliers)]
         rows = _by_weights(functions, _by_outputs(pulled, outputs), samples.batch, batches, processes or Processes())
     gradient, others = torch.cat([rows[0], own]), torch.nn.functional.pad(rows[1:], (0, len(own)))

@@ -1,10 +1,6 @@
 """Parts assembled into one problem, and the verbs with which any loop trains on it."""
 
 from fcco_lightning.engine.backend import Backend, PlainBackend
-from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_weights
-from fcco_lightning.engine.engine import Engine, Evaluated, Measured
-from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
-from fcco_lightning.engine.functions import InnerFunctions, read, wide
 from fcco_lightning.engine.batches import (
     as_batch,
     columns_of,
@@ -14,6 +10,10 @@ from fcco_lightning.engine.batches import (
     part_name,
     usable,
 )
+from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_weights
+from fcco_lightning.engine.engine import Engine
+from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
+from fcco_lightning.engine.functions import InnerFunctions, read, wide
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import BatchDraws, Drawn
 from fcco_lightning.engine.terms import Reading, Term

@@ -67,10 +67,7 @@ class Backend(Protocol):
 
 def hooked(params: Sequence[Tensor]) -> bool:
     """Whether something is to be called when a gradient of one of the parameters is computed."""
-    for p in params:
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
-            return True
-    return False
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)
 
 
 class PlainBackend:

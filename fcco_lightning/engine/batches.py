@@ -21,7 +21,8 @@ _REMEDIES = {
     "y": "Number the labels: 0 and 1, or 0..C-1 for C classes.",
 }
 _PLAIN = frozenset((torch.float32, torch.int64, torch.float64))
-_LABELS = ("y", "group")  # reckoned with, as in 2 y - 1, which small integers do not hold
+_NUMBERS = ("y", "group", "index")  # reckoned with, as in 2 y - 1, which small integers do not hold
+_NARROW = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32))
 
 
 def fields_of(given: Any) -> Any:
@@ -54,7 +55,7 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
     columns = given
     if not all(isinstance(column, Tensor) for column in given.values()):
         columns = {name: _as_tensor(column) for name, column in given.items()}
-    narrow = [name for name in _LABELS if _is_narrow(columns.get(name))]
+    narrow = [name for name in _NUMBERS if _is_narrow(columns.get(name))]
     if narrow:
         columns = {**columns, **{name: columns[name].long() for name in narrow}}
     _require_real(columns)
@@ -97,7 +98,7 @@ def _as_tensor(column: Any) -> Any:
 
 
 def _is_narrow(column: Any) -> bool:
-    return isinstance(column, Tensor) and column.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16)
+    return isinstance(column, Tensor) and column.dtype in _NARROW
 
 
 def _first(column: Any) -> Any:

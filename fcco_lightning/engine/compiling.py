@@ -3,17 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
+from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
 from fcco_lightning.engine.functions import RandomState
+from fcco_lightning.engine.running import Running
 from fcco_lightning.records import Batch
-
-if TYPE_CHECKING:
-    from fcco_lightning.engine.engine import Engine, Evaluated, Measured
 
 _FULL = (torch.float32, torch.float64)
 _OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", "ID_MATCH", "MODULE_MATCH"}
@@ -31,10 +29,10 @@ class Compiled:
         engine: whose steps these are.
     """
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: Running) -> None:
         self._engine, self._made = engine, dict[Any, Callable[..., Any]]()
         self._states = engine.problem.numbered_states()
-        self._outputs = _compiled(lambda batch: engine.functions.outputs(batch))
+        self._outputs = _compiled(engine.functions.outputs)
         config: Any = torch._dynamo.config  # a switch that younger versions of torch have
         self._differentiates = hasattr(config, "trace_autograd_ops")
         self._traced: AbstractContextManager[None] = (
@@ -57,7 +55,7 @@ class Compiled:
         return engine.checked and not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
 
     def __call__(
-        self, step: "Callable[[Measured], Surrogate]", batch: Batch, before: Sequence[Tensor] | None
+        self, step: Callable[[Measured], Surrogate], batch: Batch, before: Sequence[Tensor] | None
     ) -> Surrogate:
         """See :meth:`Engine.run`."""
         engine, whole = self._engine, self._engine.alone
@@ -77,10 +75,8 @@ class Compiled:
             *surrogate.gradients, surrogate.by_rows = gradients
         return surrogate
 
-    def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> "Evaluated":
+    def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> Evaluated:
         """Columns with the parameters of samples, and the outputs at previous weights."""
-        from fcco_lightning.engine.engine import Evaluated  # noqa: PLC0415 - it imports this module
-
         engine, earlier = self._engine, None
         if before is not None:
             random = RandomState(engine.params[0].device)
@@ -89,14 +85,12 @@ class Compiled:
         parameters = engine.problem.row_parameters
         return Evaluated({}, batch if parameters is None else parameters.attach(batch), earlier, before, {})
 
-    def _function(
-        self, step: "Callable[[Measured], Surrogate]", *, whole: bool, wanted: bool
-    ) -> Callable[..., Any]:
+    def _function(self, step: Callable[[Measured], Surrogate], *, whole: bool, wanted: bool) -> Callable[..., Any]:
         """What is compiled; ``wanted``: whether gradients are part of it."""
         engine = self._engine
         weights, parameters = list(engine.params), engine.problem.row_parameters
 
-        def run(given: "Evaluated") -> tuple[Any, ...]:
+        def run(given: Evaluated) -> tuple[Any, ...]:
             seen = given._replace(outputs=engine.functions.outputs(given.batch)) if whole else given
             surrogate = step(engine.measure(seen))
             value: Tensor = surrogate.value

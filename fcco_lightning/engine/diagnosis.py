@@ -1,47 +1,47 @@
 """Why a batch was refused, in sentences."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from fcco_lightning.engine.estimates import Evaluated
 from fcco_lightning.engine.functions import RandomState, read
+from fcco_lightning.engine.problem import Problem
+from fcco_lightning.engine.running import Method, Running
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.records import Batch, Columns
-
-if TYPE_CHECKING:
-    from fcco_lightning.engine.engine import Engine, Evaluated
 
 _OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
 _MOST_NAMED = 10
 
 
-def check(engine: "Engine", seen: "Evaluated") -> None:
+def check(problem: Problem, algorithm: Method, seen: Evaluated) -> None:
     """Let objective, constraints and algorithm look at a batch and refuse what they would misread.
 
     Raises:
         DataError, StateIndexError, ConfigError: naming the value and the remedy.
     """
-    for part in (engine.problem.objective, *engine.problem.constraints):
+    for part in (problem.objective, *problem.constraints):
         part.check(*read(seen.outputs, seen.batch, part))
-    for term in engine.problem.all_terms:
+    for term in problem.all_terms:
         term.check_index(read(seen.outputs, seen.batch, term.part)[1])
-    engine.algorithm.check(seen)
+    algorithm.check(seen)
 
 
-def name_index(engine: "Engine") -> None:
+def name_index(engine: Running) -> None:
     """Look for the index of a batch that names no row.
 
     Raises:
         StateIndexError: naming it.
     """
     if engine.seen is not None:
-        check(engine, engine.seen)
+        check(engine.problem, engine.algorithm, engine.seen)
 
 
-def refuse(engine: "Engine", values: Sequence[Tensor]) -> NoReturn:
+def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:
     """Say which part of a batch is not finite, and what may lie behind it.
 
     Args:
@@ -55,13 +55,13 @@ def refuse(engine: "Engine", values: Sequence[Tensor]) -> NoReturn:
     weights = [p.data for p in functions.trainable().values()]
     with torch.no_grad(), random.again(), functions.at(weights):  # so that no buffer moves
         seen = engine.seen or engine.evaluate(engine.given)
-        check(engine, seen)
+        check(engine.problem, engine.algorithm, seen)
         of_values = not all_finite(values)
         text = _of_value(engine, seen) if of_values else _of_gradient(engine, seen, values)
     raise NonFiniteError(text + causes(engine.given, engine.functions.network))
 
 
-def _of_value(engine: "Engine", seen: "Evaluated") -> str:
+def _of_value(engine: Running, seen: Evaluated) -> str:
     return (
         f"{_blame(engine, seen)} is not finite; no row and no weight was changed. The scores or the features hold "
         "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
@@ -70,7 +70,7 @@ def _of_value(engine: "Engine", seen: "Evaluated") -> str:
     )
 
 
-def _of_gradient(engine: "Engine", seen: "Evaluated", values: Sequence[Tensor]) -> str:
+def _of_gradient(engine: Running, seen: Evaluated, values: Sequence[Tensor]) -> str:
     """Say whether the gradient overflowed, or a derivative does not exist."""
     unchanged = "the gradient is not finite although the loss is; no row and no weight was changed."
     size = max((abs(float(v)) for v in values if v.dim() == 0), default=0.0)
@@ -84,7 +84,7 @@ def _of_gradient(engine: "Engine", seen: "Evaluated", values: Sequence[Tensor]) 
     )
 
 
-def _blame(engine: "Engine", seen: "Evaluated") -> str:
+def _blame(engine: Running, seen: Evaluated) -> str:
     """The first part that is not finite."""
     measured, objective = engine.measure(seen.at_present()), engine.problem.objective
     if measured.direct is not None and not bool(torch.isfinite(measured.direct)):

@@ -2,71 +2,26 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.engine.backend import Backend, PlainBackend
+from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, name_index, refuse
-from fcco_lightning.engine.estimates import Estimates, Proposal, Surrogate
+from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
 from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read
-from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import RowWeights
+from fcco_lightning.engine.running import Method
 from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import unite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.numerics import all_finite, look
 from fcco_lightning.records import TARGET, Batch, Rows
-
-
-class Method(Protocol):
-    """What the engine asks of an algorithm."""
-
-    def start(self, engine: "Engine") -> None: ...
-    def iteration(self, engine: "Engine", batch: Batch) -> None: ...
-    def check(self, seen: "Evaluated") -> None: ...
-    def close(self, engine: "Engine") -> None: ...
-    def finish(self, engine: "Engine", batches: Iterator[Batch]) -> bool: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class Evaluated(NamedTuple):
-    """The network's outputs for the samples of a batch, of all processes together.
-
-    Attributes:
-        outputs: by part, at the weights that the parameters hold, with graph.
-        batch: columns by part, all but the network's input where processes share the batch.
-        earlier: the outputs at other weights, without graph; None where there are none.
-        before: these weights.
-        own: the outputs for the samples of this process alone.
-    """
-
-    outputs: dict[str, Any]
-    batch: Batch
-    earlier: dict[str, Any] | None
-    before: Sequence[Tensor] | None
-    own: Mapping[str, Any]
-
-    def at_present(self) -> "Evaluated":
-        """The same without the second evaluation."""
-        return self._replace(earlier=None, before=None)
-
-
-class Measured(NamedTuple):
-    """What a batch says.
-
-    Attributes:
-        direct: estimate of g_0 with graph, a scalar, or None.
-        readings: of the terms.
-    """
-
-    direct: Tensor | None
-    readings: list[Reading]
 
 
 class Engine:
@@ -272,7 +227,7 @@ class Engine:
         seen = Evaluated(united[0], columns, united[1] if len(united) > 1 else None, before, own)
         self.given, self.seen = batch, seen
         if not self.checked:
-            check(self, seen)
+            check(self.problem, self.algorithm, seen)
             self.checked = True
         return seen
 

@@ -1,7 +1,7 @@
-"""The surrogate of a batch, and the estimates of F that are logged."""
+"""What a batch says, and what follows from it: the surrogate, new rows, and the estimates of F that are logged."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,42 @@ from torch import Tensor
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.terms import Reading
 from fcco_lightning.outer import OuterFunction
+from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState, replaced
+
+
+class Evaluated(NamedTuple):
+    """The network's outputs for the samples of a batch, of all processes together.
+
+    Attributes:
+        outputs: by part, at the weights that the parameters hold, with graph.
+        batch: columns by part, all but the network's input where processes share the batch.
+        earlier: the outputs at other weights, without graph; None where there are none.
+        before: these weights.
+        own: the outputs for the samples of this process alone.
+    """
+
+    outputs: dict[str, Any]
+    batch: Batch
+    earlier: dict[str, Any] | None
+    before: Sequence[Tensor] | None
+    own: Mapping[str, Any]
+
+    def at_present(self) -> "Evaluated":
+        """The same without the second evaluation."""
+        return self._replace(earlier=None, before=None)
+
+
+class Measured(NamedTuple):
+    """What a batch says.
+
+    Attributes:
+        direct: estimate of g_0 with graph, a scalar, or None.
+        readings: of the terms.
+    """
+
+    direct: Tensor | None
+    readings: list[Reading]
 
 
 class Estimates(Mapping[str, Tensor]):
@@ -102,9 +137,7 @@ class Surrogate:
         self.gradients: Sequence[Tensor | None] | None = None
         self.by_rows: Tensor | None = None
 
-    def add(
-        self, reading: Reading, y: Tensor, outer: OuterFunction, at: Tensor, known: Tensor | None = None
-    ) -> None:
+    def add(self, reading: Reading, y: Tensor, outer: OuterFunction, at: Tensor, known: Tensor | None = None) -> None:
         """Add a term.
 
         Args:
@@ -127,9 +160,7 @@ class Surrogate:
         if state is not None and held is not None:
             self.propose(reading, state, held if decay == 1 else decay * held, rows, decay)
 
-    def propose(
-        self, reading: Reading, state: DualState, held: Tensor, rows: Tensor, decay: float = 1.0
-    ) -> None:
+    def propose(self, reading: Reading, state: DualState, held: Tensor, rows: Tensor, decay: float = 1.0) -> None:
         """Propose rows of a state for those of which the batch says something; the others stay ``held``."""
         rows = rows.to(held.dtype)
         new = torch.where(reading.present.unsqueeze(1), rows, held)

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.engine.micro_batches import recomputed
 from fcco_lightning.engine.batches import outputs_of, part_name
+from fcco_lightning.engine.micro_batches import recomputed
 from fcco_lightning.objectives import Measurable, Objective
 from fcco_lightning.records import Batch
 

@@ -152,7 +152,9 @@ def _estimated(counts: Tensor, index: Tensor | None, each: Tensor) -> Tensor:
     present = (each > 0).to(counts.dtype)
     seen = (counted if index is None else counted.index_select(0, index)) + present  # with this batch
     average = (counted.sum() + each.sum()) / (n * (batches + 1))
-    return (batches + 1 + _PRIOR) / (n * (seen + _PRIOR * average))
+    # it is 1 or more where the batch speaks of a row, and may be 0 elsewhere, before anything has been seen
+    often = (seen + _PRIOR * average).clamp(min=1)
+    return (batches + 1 + _PRIOR) / (n * often)
 
 
 def _inverse(probability: Tensor | float) -> Tensor | float:

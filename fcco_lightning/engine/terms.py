@@ -138,9 +138,7 @@ class Term(nn.Module):
         """Allocate the rows, unless they are there."""
         if self.state is None:
             sink = self._row_of is not None
-            self.state = DualState(
-                self.num_rows, self.width, self.dtype, self._processes, self._layout, sink=sink
-            )
+            self.state = DualState(self.num_rows, self.width, self.dtype, self._processes, self._layout, sink=sink)
 
     @property
     def present_outer(self) -> OuterFunction:
@@ -208,7 +206,7 @@ class Term(nn.Module):
         if names is not None and wrong is not None and len(wrong):
             raise StateIndexError(
                 f"the dual state of the {self.name} belongs to indices 0..{self.num_names - 1}, got "
-                f"{int(names[wrong[0]])} at batch position {int(wrong[0])}. Index the training split itself from 0, "
+                f"index {int(names[wrong[0]])} at batch position {int(wrong[0])}. Index the training split itself from 0, "
                 "and let num_samples be its size."
             )
 

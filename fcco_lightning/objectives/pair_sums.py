@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fcco_lightning.numerics import counts
 from fcco_lightning.objectives.measurable import nan_where
 
-FEW_PAIRS = 2**18
+FEW_PAIRS = 2**17
 """Number of pairs up to which they are formed all at once, which is then fastest."""
 _MOST_KEPT = 2**21  # pairs up to which their slopes are kept for the backward pass, and not computed again
 _BLOCK = 2**17  # pairs that are formed at a time: what fits into a core's cache
@@ -65,7 +64,10 @@ class Strata:
 
     def held(self) -> Tensor:
         """How many samples the stratum of every sample has in the batch, shape (B,)."""
-        return counts(self.stratum) if self._same is None else self._same.sum(0)
+        if self._same is not None:
+            return self._same.sum(0)
+        ordered = self.stratum.sort().values
+        return torch.searchsorted(ordered, self.stratum, right=True) - torch.searchsorted(ordered, self.stratum)
 
     def weighted(self, across: Tensor, more: Tensor) -> "Strata":
         """The strata with weights a and m, shape (B,) each."""
@@ -250,7 +252,7 @@ def pair_sums(
         given = partners.of(scores), partners.of(weights), scores
         return nan_where(partners.beyond, _sums(_Pairs(loss, None, *given, thresholds)))
     pairs = _Pairs(loss, table, scores, weights, None, thresholds)
-    if scores.dim() > 1 and pairs.number > FEW_PAIRS:
+    if scores.dim() > 1 and scores.shape[-1] ** 2 > FEW_PAIRS:
         return torch.stack([pair_sums(loss, *each, table=table) for each in zip(scores, weights, strict=True)])
     return _sums(pairs)
 
@@ -278,7 +280,8 @@ def pair_mean(loss: Elementwise, scores: Tensor, v: Tensor, w: Tensor, owners: F
 
 def _sums(pairs: _Pairs) -> Tensor:
     """The sums (..., m, k) by the fastest way."""
-    sums = None if pairs.number <= FEW_PAIRS else pairs.squared()
+    few = pairs.number <= FEW_PAIRS or pairs.scores.dim() > 1
+    sums = None if few else pairs.squared()
     if sums is None:
         sums = (_PairSums.apply if _by_formula() else _plain_sums)(*pairs)
     return sums.to(pairs.weights.dtype).mT

@@ -91,8 +91,9 @@ def comparison_weights(
         weight = batch.get("weight", torch.ones_like(index)).to(dtype)
         return (weight[others] / len(index)).expand(itself.shape)
     n = _known(num_samples)
-    table = stands_for(batch, n, owners=owners, anchors=anchors, others=others)
-    return (table / (n - 1) if kind == "none" else (table / n).masked_fill(itself, 1 / n)).to(dtype)
+    share = 1 / (n - 1) if kind == "none" else 1 / n
+    table = stands_for(batch, n, owners=owners, anchors=anchors, others=others, share=share, dtype=dtype)
+    return table if kind == "none" else table.masked_fill(itself & ~table.isnan(), 1 / n)
 
 
 def by_strata(batch: Columns) -> bool:
@@ -108,6 +109,8 @@ def stands_for(
     within: Tensor | None = None,
     anchors: Some = _EVERY,
     others: Some = _EVERY,
+    share: float = 1.0,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     r"""How many samples of the data each other sample of a batch stands for, seen from the anchors in the batch.
 
@@ -137,8 +140,10 @@ def stands_for(
             drawn (:class:`QueryBatches`) only samples of the anchor's list can be, as the anchor makes sure of its own.
         anchors: see :func:`comparison_weights`.
         others: see :func:`comparison_weights`.
+        share: what every one of these samples counts.
+        dtype: of the result.
 
-    Returns: shape (m, k), float64.
+    Returns: shape (m, k).
 
     Raises:
         ConfigError: if n is not known.
@@ -147,11 +152,13 @@ def stands_for(
     index = batch["index"]
     seen = _seen_strata(batch, num_samples, alone=within is not None)
     alone = seen.alone if owners is None else seen.alone & owners
-    lost = (alone | seen.elsewhere.isnan())[anchors].unsqueeze(1)  # anchors of which the batch does not say enough
+    lost = alone | seen.elsewhere.isnan()  # anchors of which the batch does not say enough
+    own = torch.where(lost, torch.nan, share * seen.own).to(dtype)
     same = seen.stratum[anchors].unsqueeze(1) == seen.stratum[others]
-    table = torch.where(same, seen.own[anchors].unsqueeze(1), seen.elsewhere[others])
+    table = torch.where(same, own[anchors].unsqueeze(1), (share * seen.elsewhere).to(dtype)[others])
     known = index[anchors].unsqueeze(1) == index[others]
-    return table.masked_fill(known if within is None else known | ~within, 0.0).masked_fill(lost, torch.nan)
+    hidden = known if within is None else known | ~within
+    return table.masked_fill(hidden & ~lost[anchors].unsqueeze(1), 0.0)
 
 
 def check_comparisons(
@@ -270,7 +277,3 @@ def _known(num_samples: int | None) -> int:
     if num_samples is None:
         raise ConfigError("the weight 1/n of a sample itself needs the number of samples n: call prepare(n) first.")
     return at_least("num_samples", num_samples, 2)
-
-
-def common_weights(*a, **k):  # TEMPORARY, while files are ported: do not use
-    return None

@@ -51,7 +51,14 @@ from fcco_lightning.training.random_streams import (
     set_random_streams,
 )
 from fcco_lightning.training.refused_callbacks import require_usable
-from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, WEIGHTS_ALONE, install, load, read_file
+from fcco_lightning.training.row_checkpoints import (
+    CHECKPOINT_VERSION,
+    WEIGHTS_ALONE,
+    another_format,
+    install,
+    load,
+    read_file,
+)
 from fcco_lightning.training.schedules import StepAtFractions, catch_up, described, require_same_kind
 from fcco_lightning.training.trainers import (
     OwnSettings,
@@ -677,9 +684,7 @@ class FCCOModule(EvaluatingModule):
         if stored is None:
             raise CheckpointError("the checkpoint was not written by FCCOModule during fit: it has no algorithm state.")
         if stored.get("version") != CHECKPOINT_VERSION:
-            raise CheckpointError(
-                f"the checkpoint has format {stored.get('version')}, this version reads {CHECKPOINT_VERSION}."
-            )
+            raise CheckpointError(f"the checkpoint: {another_format(stored)}")
         references = None if stored.get("references") is None else References(*stored["references"])
         datamodule: Any = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
         if references is not None and hasattr(datamodule, "references"):

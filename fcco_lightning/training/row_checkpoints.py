@@ -25,7 +25,7 @@ from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_r
 from fcco_lightning.training.structure import STRUCTURE, difference, structure_of
 
 _ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
-CHECKPOINT_VERSION = 3
+CHECKPOINT_VERSION = 4
 _CONTENT: dict[str, type] = {"state_dict": Mapping, "epoch": int, "global_step": int}
 _CONTINUED: dict[str, type] = {
     "pytorch-lightning_version": str, "loops": Mapping, "callbacks": Mapping, "optimizer_states": list,
@@ -113,8 +113,7 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
         raise _foreign(path, "it has no state of an algorithm")
     if header.get("version") != CHECKPOINT_VERSION:
         raise CheckpointError(
-            f"checkpoint {path}: it has format {header.get('version')}, this version reads {CHECKPOINT_VERSION}. "
-            "Use the version of fcco_lightning that wrote it."
+            f"checkpoint {path}: {another_format(header)}"
         )
     if to_continue and "optimizer_states" not in content:
         raise CheckpointError(f"checkpoint {path} {WEIGHTS_ALONE}")
@@ -123,6 +122,14 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
     for described in header["tables"].values():
         _require_entries(path, described, _TABLE)
     return content
+
+
+def another_format(header: Mapping[str, Any]) -> str:
+    """What is said of a checkpoint of an earlier or later format, whose rows would be misread."""
+    return (
+        f"it has format {header.get('version')!r}, this installation reads format {CHECKPOINT_VERSION}. Load it with "
+        "the version of fcco_lightning that wrote it, or start without --ckpt_path."
+    )
 
 
 def _opened(path: Path) -> Any:

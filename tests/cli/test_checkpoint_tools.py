@@ -96,7 +96,7 @@ def test_what_inspect_says(fits, fitted):
     said = describe(path)
     size = 3 if fitted is fits["three"] else 1
     assert said["checkpoint"] == str(path)
-    expected = {"algorithm": "SONEX", "version": 3, "world_size": size, "epoch": 0, "global_step": 4}
+    expected = {"algorithm": "SONEX", "version": CHECKPOINT_VERSION, "world_size": size, "epoch": 0, "global_step": 4}
     expected |= {"num_samples": 203, "optimizer": "HeavyBall", "skipped_batches": 0}
     assert {k: said[k] for k in expected} == expected
     numbers = sum(w.numel() for w in weights.values())
@@ -318,7 +318,7 @@ DAMAGE = {
     "parts of another save": (swap_rows, "damaged or belongs to another save"),
     "other part files": (other_parts, "do not match their checksum"),
     "other rows": (other_rows, "do not match their checksum"),
-    "other format": (other_version, "format 1"),
+    "other format": (other_version, f"format 1, this installation reads format {CHECKPOINT_VERSION}. Load it with the"),
     "no archive of torch": (zipped, "not written by `fcco fit`"),
     "another archive": (lambda path: torch.save({"w": torch.zeros(2)}, path), "not written by `fcco fit`"),
     "another object": (lambda path: torch.save([1], path), "not written by `fcco fit`"),

@@ -18,10 +18,9 @@ from fcco_lightning import (
     HingePenalty,
     Objective,
 )
-from fcco_lightning.engine import InnerFunctions, Samples
-from fcco_lightning.engine.forward import Elsewhere, RandomState
+from fcco_lightning.engine import InnerFunctions
 from fcco_lightning.errors import NonFiniteError, StateIndexError
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 
 N = 10
 
@@ -32,28 +31,22 @@ class Margin(Objective):
     outer = Hinge(2.0, 0.1)
     spoil = ""
 
-    def direct(self, outputs, batch):
-        return outputs.square().mean() * (float("nan") if self.spoil == "direct" else 1.0)
-
-    def inner(self, outputs, batch):
+    def measure(self, outputs, batch):  # noqa: ARG002
+        direct = outputs.square().mean() * (float("nan") if self.spoil == "direct" else 1.0)
         values = outputs.unsqueeze(1).clone()
         if self.spoil == "inner":
             values = values + torch.tensor([[0.0], [float("nan")]] + [[0.0]] * (len(values) - 2))
-        return Inner(batch["index"], values)
+        return direct, Rows(values, torch.ones(len(values), dtype=torch.bool))
 
 
 class Cap(Constraint):
-    """``mean score <= 0``; ``spoil_call`` is the number of the call, counted from 1, that returns NaN."""
+    """``mean score <= 0``; NaN while it is spoiled."""
 
-    kappa, names, width = 0.0, ["cap"], 1
+    kappa, names, width, spoil = 0.0, ["cap"], 1, False
 
-    def __init__(self):
-        self.calls, self.spoil_call = 0, 0
-
-    def inner(self, outputs, batch):
-        self.calls += 1
-        value = outputs.mean().reshape(1, 1)
-        return Inner(torch.tensor([0]), value * float("nan") if self.calls == self.spoil_call else value)
+    def measure(self, outputs, batch):  # noqa: ARG002
+        value = outputs.mean().reshape(1, 1) * (float("nan") if self.spoil else 1.0)
+        return None, Rows(value, torch.ones(1, dtype=torch.bool))
 
     def outer(self, phi):
         return phi
@@ -113,19 +106,20 @@ def equal(before, after):
 
 @pytest.mark.parametrize("hidden", [with_dropout, with_batch_norm])
 def test_at_the_same_weights_the_second_forward_is_the_first(hidden):
-    functions = Training(SONEX(), hidden).engine.functions
-    weights = [p.detach().clone() for p in functions.trainable().values()]
-    random = RandomState(torch.device("cpu"))
+    engine = Training(SONEX(), hidden).engine
+    weights = [p.detach().clone() for p in engine.params]
     batch = {"target": make_batch()}
-    now = functions(Samples(functions.outputs(batch), batch))
-    elsewhere = Elsewhere(functions, weights, random)
-    outputs = elsewhere.outputs(batch)
-    before = elsewhere.measure(Samples(outputs, batch), direct=True)
-    assert torch.equal(now.inner[0].values, before.inner[0].values)
-    assert torch.equal(now.direct, before.direct)
-    assert elsewhere.measure(Samples(outputs, batch), direct=False).direct is None
+    seen = engine.evaluate(batch, weights)
+    assert torch.equal(seen.outputs["target"], seen.earlier["target"])
+    assert not seen.earlier["target"].requires_grad
+    measured = engine.measure(seen)
+    assert torch.equal(measured.readings[0].values, measured.readings[0].earlier)
+    assert engine.measure(seen, direct=False).direct is None
+    other = engine.evaluate(batch, [w + 0.1 for w in weights])
+    assert not torch.equal(other.outputs["target"], other.earlier["target"])
     if hidden is with_dropout:
-        assert not torch.equal(outputs["target"], functions.outputs(batch)["target"])  # the next masks differ
+        assert not torch.equal(seen.outputs["target"], other.outputs["target"])  # the next masks differ
+    assert all(torch.equal(p, w) for p, w in zip(engine.params, weights, strict=True))
 
 
 def test_the_correction_vanishes_where_the_weights_stand_still():
@@ -144,8 +138,9 @@ def test_the_correction_vanishes_where_the_weights_stand_still():
 
 def test_the_second_forward_leaves_the_random_stream_where_the_first_put_it():
     class Noisy(Margin):
-        def direct(self, outputs, batch):  # draws too, but only in the first forward
-            return super().direct(outputs, batch) + torch.rand(())
+        def measure(self, outputs, batch):  # draws too, but only at the present weights
+            direct, rows = super().measure(outputs, batch)
+            return direct + torch.rand(()) if outputs.requires_grad else direct, rows
 
     torch.manual_seed(1)
     training = Training(SONEX(0.3, 0.5), with_dropout, objective=Noisy())
@@ -229,7 +224,7 @@ def test_the_message_names_the_part_that_is_not_finite(name, spoil, message):
     before = training.everything()
     with pytest.raises(NonFiniteError, match=message):
         training.step(make_batch(5))
-    training.objective.spoil, cap.spoil_call = "", cap.calls + 1
+    training.objective.spoil, cap.spoil = "", True
     with pytest.raises(NonFiniteError, match=r"value of row \d+ of the penalty"):
         training.step(make_batch(5))
     assert equal(before, training.everything())
@@ -257,11 +252,9 @@ def test_the_position_of_a_wrong_index_is_that_of_the_batch_also_with_duplicates
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_batch_that_says_nothing_is_no_error(name):
     class Silent(Margin):
-        def direct(self, outputs, batch):
-            return None
-
-        def inner(self, outputs, batch):
-            return super().inner(outputs, batch) if len(batch["index"]) > 2 else None
+        def measure(self, outputs, batch):
+            rows = super().measure(outputs, batch)[1]
+            return None, rows if len(outputs) > 2 else None
 
     training = Training(ALGORITHMS[name](), objective=Silent())
     problem = training.engine.problem
@@ -294,7 +287,8 @@ def test_tied_weights_are_all_replaced_and_a_module_held_twice_comes_back():
     (weight,) = functions.trainable().values()
     kept, x = weight.detach().clone(), torch.randn(4, 3)
     other = torch.randn(3, 3)
-    outputs = Elsewhere(functions, [other]).outputs({"target": {"x": x}})["target"]
+    with functions.at([other]):
+        outputs = functions.outputs({"target": {"x": x}})["target"]
     assert torch.allclose(outputs, (x @ other.T @ other.T).sum(1), atol=1e-6)
     assert network.first.weight is network.second.weight is weight
     assert torch.equal(weight, kept)

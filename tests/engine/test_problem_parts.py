@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from fcco_lightning import (
+    ALEXR2,
     AUC,
     SONEX,
     BatchNetwork,
@@ -16,7 +18,8 @@ from fcco_lightning import (
     MeanAtMost,
     SoftRate,
 )
-from fcco_lightning.engine import Samples, as_batch, other_columns, outputs_of, outputs_of_columns
+from fcco_lightning.algorithms.two_draws import _dual_part, _halves
+from fcco_lightning.engine import Evaluated, as_batch, other_columns, outputs_of, outputs_of_columns
 from fcco_lightning.engine.batches import part_name
 from fcco_lightning.errors import ConfigError
 
@@ -77,22 +80,26 @@ def test_a_term_is_measured_on_its_part():
 
 
 def test_halves_are_of_every_part():
-    samples = Samples({"first": torch.arange(6), "second": (torch.arange(4),)}, BATCH)
-    first, second = samples.halves()
+    outputs = {"first": torch.arange(6), "second": (torch.arange(4),)}
+    earlier = {name: tree_map(lambda leaf: -leaf, output) for name, output in outputs.items()}
+    first, second = _halves(Evaluated(outputs, BATCH, earlier, None, {}))
     assert first.outputs["first"].tolist() == [0, 1, 2]
     assert second.outputs["second"][0].tolist() == [2, 3]
     assert second.batch["first"]["index"].tolist() == [3, 4, 5]
-    one = Samples({"only": torch.zeros(1)}, {"only": {"y": torch.zeros(1)}})
+    assert first.earlier["second"][0].tolist() == [0, -1]
+    assert second.earlier["first"].tolist() == [-3, -4, -5]
+    assert _halves(Evaluated(outputs, BATCH, None, None, {}))[0].earlier is None
+    one = Evaluated({"only": torch.zeros(1)}, {"only": {"y": torch.zeros(1)}}, None, None, {})
     with pytest.raises(ConfigError, match="the part 'only' of a batch holds 1 sample, two half-batches need two"):
-        one.halves()
+        _halves(one)
 
 
 def test_the_dual_part_stands_for_the_first_one():
     batch = {"target": BATCH["first"], "dual": BATCH["second"]}
-    samples = Samples({"target": 1, "dual": 2}, batch)
-    assert samples.dual_part() == ({"target": 2}, {"target": BATCH["second"]})
+    seen = _dual_part(Evaluated({"target": 1, "dual": 2}, batch, {"target": 3, "dual": 4}, None, {}))
+    assert (seen.outputs, seen.batch, seen.earlier) == ({"target": 2}, {"target": BATCH["second"]}, {"target": 4})
     with pytest.raises(ConfigError, match="Wrap the datamodule's `batches` in TwoDraws"):
-        Samples({"first": 1, "second": 2}, BATCH).dual_part()
+        ALEXR2(jacobian="part").check(Evaluated({"first": 1, "second": 2}, BATCH, None, None, {}))
 
 
 def test_a_step_uses_the_objective_of_the_first_and_constraints_of_their_own():

@@ -245,6 +245,10 @@ def test_batches_that_speak_of_all_rows_are_counted_as_any_other(named):
         assert of_names.tolist() == pytest.approx([expected[i] for i in now], rel=1e-12)
 
 
+def test_a_first_batch_that_says_nothing_weighs_nothing():
+    assert weighed(RowWeights(3), None, torch.zeros(3), [0, 1, 2]).tolist() == [0, 0, 0]
+
+
 def test_copies_of_a_row_count_once():
     weights, other, index = RowWeights(3), RowWeights(3), torch.tensor([2, 0, 2])
     assert weighed(weights, [2, 0, 2])[[0, 2]].sum() == pytest.approx(float(weighed(weights, [2, 0])[0]))

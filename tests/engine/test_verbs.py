@@ -13,7 +13,7 @@ from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.engine import Surrogate
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.outer import WorstCase
-from fcco_lightning.records import Inner
+from fcco_lightning.records import Rows
 
 N = 12
 RANDOM = np.random.default_rng(0)
@@ -52,8 +52,9 @@ class WorstSamples(Objective):
 
     outer, dtype = WorstCase(CappedSimplex(1 / N)), torch.float64
 
-    def inner(self, outputs, batch):
-        return Inner(batch["index"], ((outputs[:, 0] - batch["y"]).square() / 2).unsqueeze(1))
+    def measure(self, outputs, batch):
+        losses = ((outputs[:, 0] - batch["y"]).square() / 2).unsqueeze(1)
+        return None, Rows(losses, torch.ones(len(losses), dtype=torch.bool))
 
 
 class BlockwiseDual(Algorithm):
@@ -78,25 +79,24 @@ class BlockwiseDual(Algorithm):
 
     def iteration(self, engine, batch):
         seen = engine.evaluate({"K": batch["K"], "J": batch["J"]})
-        (renewed,) = engine.inner(seen.part("K")).readings
+        renewed = self.said(engine, seen, "K")
         block = int(renewed.index[0]) // BLOCK
         if self.filled < BLOCKS:
             self.fill(engine, renewed, block)
             return
         (term,) = engine.problem.all_terms
-        (drawn,) = engine.inner(seen.part("J")).readings
+        drawn = self.said(engine, seen, "J")
         beta, r = self.growth(self.t), 1 / (1 + self.alpha)
-        old, _ = engine.all_rows(term)
+        old = term.state.gather(None)
         ahead = old.index_copy(0, renewed.index, renewed.values.detach())
         if self.t > 1:
             ahead = ahead.index_add(0, drawn.index, r * BLOCKS * (drawn.values.detach() - old[drawn.index]))
         q = ((ahead + beta * NU * (N * self.q).log()) / (NU * (1 + beta))).softmax(0)
         kept, new = self.table[block].clone(), self.gradient(engine, renewed, q)
-        (ready,) = engine.measure({"I": batch["I"]}).readings
+        ready = self.said(engine, engine.evaluate({"I": batch["I"]}), "I")
         other = int(ready.index[0]) // BLOCK
         now = self.gradient(engine, ready, q)
-        engine.propose(renewed, renewed.values.detach())
-        engine.commit()
+        self.write(engine, renewed)
         self.q, self.table[block] = q, new
         correction = r * BLOCKS * (now - (kept if other == block else self.table[other]))
         self.move(engine, self.table.sum(0) + correction)
@@ -104,17 +104,27 @@ class BlockwiseDual(Algorithm):
     def fill(self, engine, renewed, block):
         """One block of the tables at w_0; after the last one the first step."""
         new = self.gradient(engine, renewed, self.q)
-        engine.propose(renewed, renewed.values.detach())
-        engine.commit()
+        self.write(engine, renewed)
         self.table[block], self.filled = new, self.filled + 1
         if self.filled == BLOCKS:
             self.move(engine, self.table.sum(0))
 
+    def said(self, engine, seen, name):
+        """What a part of a batch says of the losses."""
+        (reading,) = engine.measure(
+            seen._replace(outputs={name: seen.outputs[name]}, batch={name: seen.batch[name]})
+        ).readings
+        return reading
+
+    def write(self, engine, renewed):
+        surrogate = Surrogate(None)
+        surrogate.remember(renewed, renewed.values.detach())
+        engine.descend(surrogate)
+        engine.commit()
+
     def gradient(self, engine, reading, q):
         """Sum over the rows of a reading of ``q_i grad l_i``."""
-        surrogate = Surrogate(None)
-        surrogate.add(reading, q[reading.index] / reading.weight)
-        return engine.gradients(surrogate, engine.params)[0]
+        return engine.gradients(reading.pair(q[reading.index] / reading.weight.unsqueeze(1)))[0]
 
     def growth(self, t):
         return (1 - (1 + self.alpha) ** (1 - t)) / self.alpha

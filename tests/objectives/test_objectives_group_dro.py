@@ -187,7 +187,14 @@ def test_one_task_per_sample_and_incomplete_rows():
 )
 def test_bad_tasks_are_refused(change, message):
     with pytest.raises(DataError, match=message):
-        MultiTaskGroupDRO(3, Given(), num_groups=2).check(torch.ones(2), {"group": torch.tensor([0, 1])} | change)
+        train_on(MultiTaskGroupDRO(3, Given(), num_groups=2), {"group": torch.tensor([0, 1])} | change)
+
+
+def train_on(objective, batch):
+    """What the engine does with the first batch."""
+    outputs = torch.ones(2)
+    objective.check(outputs, batch)
+    objective.measure(outputs, batch)
 
 
 def test_a_task_that_does_not_exist_is_not_left_out_in_silence():
