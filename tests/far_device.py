@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -91,10 +92,13 @@ class FarDevice(TorchDispatchMode):
 
 
 class _Constants(TorchFunctionMode):
-    """``torch.tensor(..., device="far")``, which is no operator, and copies from pageable memory."""
+    """``torch.tensor(..., device="far")`` and ``tolist``, which are no operators; the first from pageable memory."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        if func is torch.Tensor.tolist and isinstance(args[0], FarTensor):
+            _wait("tolist")
+            return args[0].near.tolist()
         if func in (torch.tensor, torch.as_tensor, torch.asarray) and _is_far(kwargs.get("device")):
             device = kwargs.pop("device")
             return func(*args, **kwargs).to(device)
@@ -134,6 +138,9 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     found = func(*_near(args), **_near(near_kwargs))
     if name == "aten.copy_.default":
         return args[0]
+    if far and torch.Tag.inplace_view in func.tags:  # the wrapper changes its shape, too
+        with no_dispatch():
+            func(*args, **kwargs)
     known = {id(t.near): t for t in far}  # operators in place return what they are given
     if not far and not _is_far(target):
         return found

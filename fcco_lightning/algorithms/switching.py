@@ -58,7 +58,7 @@ class Switching(SingleLoop):
         return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+, with the slope of h
 
     def step(self, now: Measured) -> Surrogate:
-        surrogate, worst, violated = Surrogate(now.direct), torch.tensor(self.tolerance), torch.zeros(())
+        surrogate, worst, violated = Surrogate(now.direct), None, None
         for reading in now.readings:
             tracked, outer = self.track(surrogate, reading)
             if reading.term.name == "objective":
@@ -67,10 +67,11 @@ class Switching(SingleLoop):
             self.add(surrogate, reading, tracked._replace(weights=torch.zeros_like(tracked.weights)), outer)
             h, row = torch.where(reading.present, outer.value(tracked.at), -torch.inf).max(0, keepdim=True)
             slope = tracked.weights.index_select(0, row).to(reading.values.dtype) * reading.values.index_select(0, row)
-            exceeds = h > worst.to(h)
-            worst, violated = (
-                torch.where(exceeds, h, worst.to(h)),
-                torch.where(exceeds, slope.sum(), violated.to(slope)),
-            )
+            if worst is None or violated is None:
+                worst, violated = h, slope.sum()
+            else:
+                worst, violated = torch.maximum(h, worst), torch.where(h > worst, slope.sum(), violated)
         value = surrogate.value
+        if worst is None or violated is None:
+            return surrogate
         return surrogate.replaced(torch.where(worst > self.tolerance, violated.to(value), value).sum())

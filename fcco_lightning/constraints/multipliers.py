@@ -145,8 +145,7 @@ class AugmentedLagrangian(Multipliers):
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         pressure = (memory + self.curvature * excess.unsqueeze(1)).clamp(min=0)
-        pace = pace.to(memory) if isinstance(pace, Tensor) else pace
-        return torch.lerp(memory, pressure, self.rate * pace)
+        return memory + self.rate * pace * (pressure - memory)  # a pace on the host needs no copy
 
 
 class AdaptivePenalty(Multipliers):

@@ -32,7 +32,7 @@ class Compiled:
     def __init__(self, engine: Running) -> None:
         self._engine, self._made = engine, dict[Any, Callable[..., Any]]()
         self._states = engine.problem.numbered_states()
-        self._outputs = _compiled(engine.functions.outputs)
+        self._outputs = _compiled(lambda batch: engine.functions.outputs(batch))  # noqa: PLW0108 - a plain function
         config: Any = torch._dynamo.config  # a switch that younger versions of torch have
         self._differentiates = hasattr(config, "trace_autograd_ops")
         self._traced: AbstractContextManager[None] = (
@@ -59,8 +59,8 @@ class Compiled:
     ) -> Surrogate:
         """See :meth:`Engine.run`."""
         engine, whole = self._engine, self._engine.alone
-        given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
         engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
+        given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
         wanted = whole and self._differentiates and engine.backend.takes_gradients(engine.params)
         key = (getattr(step, "__func__", step), whole, wanted)
         if key not in self._made:
@@ -97,8 +97,10 @@ class Compiled:
             gradients: list[Tensor | None] | None = None
             if wanted:
                 leaves = [] if parameters is None else [_leaf(given.batch, parameters.spec.name)]
-                gradients = [*torch.autograd.grad(value, [*weights, *leaves], allow_unused=True)]
-                gradients = gradients if leaves else [*gradients, None]
+                wrt = [*(w for w in weights if w.requires_grad), *leaves]  # some may have been frozen since
+                found = iter(torch.autograd.grad(value, wrt, allow_unused=True))
+                gradients = [next(found) if w.requires_grad else None for w in weights]
+                gradients.append(next(found, None))
                 value = value.detach()
             proposals = [(p.state.number, p.index, p.rows, p.decay, p.finite) for p in surrogate.proposals]
             counted = [(w.number, index, each) for w, index, each in surrogate.counted]

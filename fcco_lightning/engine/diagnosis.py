@@ -37,8 +37,13 @@ def name_index(engine: Running) -> None:
     Raises:
         StateIndexError: naming it.
     """
-    if engine.seen is not None:
-        check(engine.problem, engine.algorithm, engine.seen)
+    batch = engine.given if engine.seen is None else engine.seen.batch
+    if not batch:
+        return
+    for term in engine.problem.all_terms:
+        term.check_index(read(batch, batch, term.part)[1])
+    if engine.problem.row_parameters is not None:
+        engine.problem.row_parameters.state.checked_index(next(iter(batch.values()))["index"])
 
 
 def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:

@@ -124,7 +124,7 @@ class Engine:
             columns = self.received(batch)
         try:
             self.algorithm.iteration(self, columns)
-        except IndexError:
+        except (IndexError, RuntimeError):  # the latter from compiled code
             name_index(self)  # raises, if it is that of a row
             raise
         finally:
@@ -222,10 +222,10 @@ class Engine:
         united, columns, self.stop_agreed = unite(
             outputs, batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
         )
-        parameters = self.problem.row_parameters
-        columns = columns if parameters is None else parameters.attach(columns)
         seen = Evaluated(united[0], columns, united[1] if len(united) > 1 else None, before, own)
         self.given, self.seen = batch, seen
+        if self.problem.row_parameters is not None:
+            self.seen = seen = seen._replace(batch=self.problem.row_parameters.attach(columns))
         if not self.checked:
             check(self.problem, self.algorithm, seen)
             self.checked = True

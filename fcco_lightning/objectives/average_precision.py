@@ -218,6 +218,8 @@ class MeanAveragePrecision(Objective):
         # from weights of a mean over all n samples those of one over the samples of which the label is known
         n, known = at_least("num_samples", self.num_samples or 0, 1), self.known.like(y).unsqueeze(1)
         every = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * (n / known)
+        if self.missing is not None:  # so that it does not matter what the network makes of a label that is not known
+            scores = scores.where(every > 0, 0.0)
         masks = torch.stack([every * holds, every], dim=1).to(scores.dtype).detach()
         owners = holds.any(0)
         sums = sums_over_data(self.loss, scores, masks, batch, n, self.own, owners)

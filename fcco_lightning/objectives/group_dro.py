@@ -169,7 +169,8 @@ class _ShiftedGroupObjective(GroupObjective):
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """C, and R_i as in :meth:`GroupObjective.measure`."""
-        return self.threshold, super().measure(outputs, batch)[1]
+        _, rows = super().measure(outputs, batch)
+        return self.threshold, None if rows is None else rows._replace(outer=self.outer)
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):

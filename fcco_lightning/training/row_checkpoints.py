@@ -112,9 +112,7 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise _foreign(path, "it has no state of an algorithm")
     if header.get("version") != CHECKPOINT_VERSION:
-        raise CheckpointError(
-            f"checkpoint {path}: {another_format(header)}"
-        )
+        raise CheckpointError(f"checkpoint {path}: {another_format(header)}")
     if to_continue and "optimizer_states" not in content:
         raise CheckpointError(f"checkpoint {path} {WEIGHTS_ALONE}")
     _require_entries(path, content, _CONTENT | (_CONTINUED if to_continue else {}))

@@ -3,12 +3,11 @@
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from fcco_lightning import SOX, AveragePrecision, BalancedSampling, Engine, TensorDataModule
+from fcco_lightning import Engine
 from tests import far_device
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
@@ -16,7 +15,6 @@ from tests.contracts.registry_objectives import CASES as OBJECTIVES
 from tests.contracts.sampled import WAYS, Bench, Case
 from tests.contracts.trainings import Training, make_batches
 
-BATCHES = ("a datamodule", "a hook", "another loader")
 PREFERRED = ("balanced", "events", "queries", "bags", "classes", "uniform", "groups", "some bags")
 
 
@@ -37,8 +35,7 @@ def all_steps() -> dict[str, Steps]:
     warnings.simplefilter("ignore")
     far_device.register()
     found = {name: _compared(_case_steps, case) for name, case in (OBJECTIVES | CONSTRAINTS).items()}
-    found |= {f"algorithm {name}": _compared(_algorithm_steps, member) for name, member in ALGORITHMS.items()}
-    return found | {f"batches of {kind}": _compared(_batch_steps, kind) for kind in BATCHES}
+    return found | {f"algorithm {name}": _compared(_algorithm_steps, member) for name, member in ALGORITHMS.items()}
 
 
 def _compared(steps: Any, given: Any) -> Steps:
@@ -67,27 +64,6 @@ def _algorithm_steps(member: Any, device: str) -> Any:
         training.engine = engine = _moved(training.network, training.problem, training.algorithm, device)
         training.optimizer = member.optimizer(engine.params, lr=0.05, beta=0.3)
         waits = [_waits(far, lambda batch=batch: training.step(batch)) for batch in make_batches(4)]
-        return waits, _result(engine)
-
-
-def _batch_steps(kind: str, device: str) -> Any:
-    """Average precision on batches that are moved by a datamodule, changed by its hook, or come on the device."""
-    torch.manual_seed(0)
-    columns = {"x": torch.randn(32, 3), "y": torch.arange(32) % 3 // 2}
-    data = TensorDataModule({"train": columns, "test": columns}, batches=BalancedSampling(8))
-    data.setup()
-    place = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(training=kind != "another loader", global_rank=0, world_size=1, strategy=place)
-    network, algorithm = torch.nn.Linear(3, 1), SOX(0.5)
-    problem = algorithm.pose(AveragePrecision(), num_samples=32, sampling=data.sampling())
-    with _watched(device) as far:
-        engine = _moved(network, problem, algorithm, device)
-        optimizer, waits = torch.optim.SGD(engine.params, lr=0.1), []
-        for given in data.train_dataloader():
-            batch = data.transfer_batch_to_device(given, torch.device(device), 0)
-            if kind == "a hook":
-                batch["weight"] = 2 * batch["weight"]
-            waits.append(_waits(far, lambda batch=batch: engine.train_batch(batch, optimizer)))
         return waits, _result(engine)
 
 

@@ -81,7 +81,7 @@ def chi_square(lam0, half):
     def formula(s, columns, threshold):
         def conjugate(t):  # of phi on t >= 0: phi(t) = (t - 1)^2 / 2, or (t - 1)^2
             bottom = -1.0 if half else -2.0
-            return (t + t**2 / 2 if half else t + t**2 / 4) if t > bottom else torch.tensor(-0.5 if half else -1.0)
+            return (t + t**2 / 2 if half else t + t**2 / 4) if t > bottom else t.new_tensor(-0.5 if half else -1.0)
 
         return threshold + mean([lam0 * conjugate((r - threshold) / lam0) for r in risks(s, columns)])
 

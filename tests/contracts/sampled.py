@@ -302,11 +302,13 @@ class Bench:
         self.name = name
         self.network = Lookup(case.outputs, case.wrap)
         self.engine = self.started(self.algorithm, HingePenalty(RHO))
-        self.exact: dict[Any, Tensor] = {}
-        for reading in self.measured(self.batch(range(case.n), weighted=False)).readings:
-            exact = by_row(reading, reading.values.detach().double())
-            assert not exact.isnan().any()
-            self.exact[reading.term] = exact
+        self.keep_exact_rows()
+
+    def keep_exact_rows(self) -> None:
+        """From a batch of all samples."""
+        readings = self.measured(self.batch(range(self.case.n), weighted=False)).readings
+        self.exact = {reading.term: by_row(reading, reading.values.detach().double()) for reading in readings}
+        assert not any(exact.isnan().any() for exact in self.exact.values())
 
     def started(self, algorithm: Algorithm, penalty: Any) -> Engine:
         """An engine for another algorithm, or for constraints that are enforced otherwise."""

@@ -60,9 +60,8 @@ def test_an_objective_that_nobody_registered_is_noticed():
     assert unregistered([Forgotten, _Private, CVaRGroupDRO], CASES.values(), BASES) == ["Forgotten"]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_value_over_the_whole_data_is_the_formula(name):
-    bench = Bench(CASES[name])
+def value_of(bench):
+    """F over the whole data, as the package has it."""
     seen = bench.measured(bench.batch(range(N)))
     value = torch.zeros(()) if seen.direct is None else seen.direct
     for reading in seen.readings:
@@ -72,7 +71,27 @@ def test_value_over_the_whole_data_is_the_formula(name):
             value = value + bench.objective.outer.ambiguity.worst_case(rows[:, 0]) @ rows[:, 0]
         else:
             value = value + reading.total(reading.outer.value(reading.values))
-    assert value.item() == pytest.approx(bench.brute()[0].item(), rel=EXACT)
+    return value.item()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_value_over_the_whole_data_is_the_formula(name):
+    bench = Bench(CASES[name])
+    assert value_of(bench) == pytest.approx(bench.brute()[0].item(), rel=EXACT)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if [*case.make().parameters()]])
+@pytest.mark.parametrize("change", [-0.6, 0.6])
+def test_parameters_have_their_present_values(name, change):
+    """And not those which they had when the problem was posed, the outer function with them."""
+    bench = Bench(CASES[name])
+    with torch.no_grad():
+        for parameter in bench.objective.parameters():
+            parameter.add_(change)
+    value, gradient = bench.brute()
+    assert value_of(bench) == pytest.approx(value.item(), rel=EXACT)
+    bench.keep_exact_rows()
+    torch.testing.assert_close(bench.gradient(bench.batch(range(N))), gradient, rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -177,14 +196,14 @@ def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
     outputs, columns = _outputs(bench, [0, 3, 0, 5, 5, 1, 3])
     _, (values, weight, _) = bench.objective.measure(outputs, columns)
     names, owners = bench.objective.rows_of(columns), bench.objective.row_domain(N, bench.columns).owners
-    for name in names.unique():
-        copies = names == name
+    for one in names.unique():
+        copies = names == one
         assert weight[copies].bool().all() == weight[copies].bool().any()  # a batch says something of all, or of none
         assert reading.present[copies].all() == weight[copies].bool().all()
         if not reading.present[copies].all():
             assert not reading.weight[copies].any()
             continue
-        row = name if owners is None else owners.flatten()[:name].sum()
+        row = one if owners is None else owners.flatten()[:one].sum()
         assert (reading.index[copies] == row).all()
         expected = values[copies].mean(0).expand(int(copies.sum()), -1)
         torch.testing.assert_close(reading.values[copies], expected, rtol=1e-12, atol=0)

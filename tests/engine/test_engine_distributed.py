@@ -300,8 +300,12 @@ def test_rows_are_exchanged_once_for_every_read(pool, algorithm, size):
     expected, _ = train_with_plan(Processes(), *options)
     assert_same_training(results, expected)
     steps = 2 * UniformBatches(ROWS, 3 * size, 5).num_batches
-    reads = 2 if name_of(algorithm) is ALEXR2 else int(bool(expected[1]))  # two half-batches are read apart
-    assert exchanges == (reads * steps,) * size
+    reads = int(bool(expected[1])) * steps
+    if name_of(algorithm) is ALEXR2:  # two half-batches are read apart
+        reads = 2 * steps
+    if algorithm is MSVR:  # which reads at the previous weights, too, once there are some
+        reads = 2 * steps - 1
+    assert exchanges == (reads,) * size
 
 
 @pytest.mark.parametrize("algorithm", [SOX, MOAP], ids=name_of)
@@ -415,7 +419,7 @@ def test_a_wrong_index_on_one_process_stops_all_before_anything_moves(pool, layo
     options = "margins", SONEX, layout
     control = pool.values(train_around, 3, None, *options)
     for rank, (outcome, still, end) in enumerate(pool.values(train_around, 3, wrong_index, *options)):
-        assert outcome.kind == ("PeerError" if layout == "sharded" and rank != 1 else "StateIndexError")
+        assert outcome.kind == "StateIndexError"  # all look for it in the same step
         assert f"got index {N} at batch position" in outcome.message
         assert still
         assert same(end, control[rank][2])

@@ -31,7 +31,7 @@ class Margin(Objective):
     outer = Hinge(2.0, 0.1)
     spoil = ""
 
-    def measure(self, outputs, batch):  # noqa: ARG002
+    def measure(self, outputs, batch):
         direct = outputs.square().mean() * (float("nan") if self.spoil == "direct" else 1.0)
         values = outputs.unsqueeze(1).clone()
         if self.spoil == "inner":
@@ -44,7 +44,7 @@ class Cap(Constraint):
 
     kappa, names, width, spoil = 0.0, ["cap"], 1, False
 
-    def measure(self, outputs, batch):  # noqa: ARG002
+    def measure(self, outputs, batch):
         value = outputs.mean().reshape(1, 1) * (float("nan") if self.spoil else 1.0)
         return None, Rows(value, torch.ones(1, dtype=torch.bool))
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fcco_lightning import ALEXR2, SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
-from fcco_lightning.data import BagBatches, GroupBatches, RepeatedBatches
 from fcco_lightning.algorithms.two_draws import _halves
+from fcco_lightning.data import BagBatches, GroupBatches, RepeatedBatches
 from fcco_lightning.engine import Evaluated
 from fcco_lightning.engine.row_weights import RowWeights, can_know, partner_presence, presence, warn_of_rare_rows
 from fcco_lightning.errors import ConfigError, DataError

@@ -44,8 +44,8 @@ def by_hand(image, text, tau, name):
         row = []
         for side in range(2):
             gaps = [(text if side == 0 else image)[j] @ (image if side == 0 else text)[i] for j in range(SIZE)]
-            terms = [table[i, j].exp() * ((gap - image[i] @ text[i]) / tau[i, side]).exp() for j, gap in enumerate(gaps)]
-            row.append(torch.stack(terms).sum().log())
+            exponents = [(gap - image[i] @ text[i]) / tau[i, side] for gap in gaps]
+            row.append(sum(table[i, j].exp() * exponent.exp() for j, exponent in enumerate(exponents)).log())
         rows.append(torch.stack(row))
     return torch.stack(rows)
 

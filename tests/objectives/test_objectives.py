@@ -156,9 +156,10 @@ def many_scores():
     scores = torch.empty(690, dtype=torch.float64).index_copy(0, order, torch.cat([positives, negatives]))
     of_positives, of_negatives = (torch.zeros(690, dtype=torch.float64) for _ in range(2))
     v, w = (torch.rand(size, generator=draw, dtype=torch.float64) for size in (440, 250))
-    return scores.requires_grad_(), order.split([440, 250]), of_positives.index_copy(0, order[:440], v / v.sum()), (
-        of_negatives.index_copy(0, order[440:], w / w.sum())
-    )
+    first, second = order.split([440, 250])
+    of_positives.index_copy_(0, first, v / v.sum())
+    of_negatives.index_copy_(0, second, w / w.sum())
+    return scores.requires_grad_(), (first, second), of_positives, of_negatives
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -192,7 +193,7 @@ def test_sums_over_many_pairs_are_those_of_all_pairs_at_once(loss, way):
         weights, given = w.unsqueeze(0), {"partners": Few(w > 0, 260)}
     if way in ("strata", "table"):
         table = Strata(stratum).weighted(w, more)
-        given = {"table": table if way == "strata" else lambda some: table(some)}
+        given = {"table": table if way == "strata" else table.__call__}
         full = full * (w + more.unsqueeze(1) * (stratum.unsqueeze(1) == stratum))
     if way == "thresholds":
         given, full = {"thresholds": thresholds}, (full - thresholds.unsqueeze(1)).clamp(min=0)
@@ -285,7 +286,7 @@ def test_a_score_that_is_no_number_is_not_lost_among_many_pairs(loss, where):
 @pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_second_derivatives_over_many_pairs_are_those_of_all_at_once(loss):
     scores, _, v, w = many_scores()
-    scores = (scores.detach() + torch.linspace(0, 1e-3, 690)).requires_grad_()  # none at the margin, where there is none
+    scores = (scores.detach() + torch.linspace(0, 1e-3, 690)).requires_grad_()  # there is none at the margin
     direction = torch.randn(690, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
     def curvature(mean):

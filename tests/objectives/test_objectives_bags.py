@@ -96,7 +96,8 @@ def test_the_pairs_belong_to_their_rows():
     index, (_, rows) = objective.rows_of(batch), objective.measure(torch.zeros(3), batch)
     assert index.tolist() == [0, 3, 2]
     some = u[index]
-    alone = PooledPairs(objective.pooling, objective.loss, objective.outer.positive[index], objective.outer.share[index])
+    every = objective.outer
+    alone = PooledPairs(objective.pooling, objective.loss, every.positive[index], every.share[index])
     torch.testing.assert_close(rows.outer.value(some), alone.value(some), rtol=1e-14, atol=0)
     torch.testing.assert_close(rows.outer.subgradient(some), alone.subgradient(some), rtol=1e-14, atol=0)
     with pytest.raises(ConfigError, match="made for 4 bags, not for 3"):

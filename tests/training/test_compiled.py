@@ -17,6 +17,7 @@ from fcco_lightning import (
     SquaredHingePenalty,
     TabularMLP,
 )
+from fcco_lightning.engine.compiling import Compiled
 from tests.conftest import make_data
 from tests.training.test_resume import SaveAt
 
@@ -66,10 +67,18 @@ class Hooks(Callback):
         self.behind.append(all(p.grad is not None for p in pl_module.network.parameters()))
 
 
-def test_where_the_gradient_is_compiled_the_hooks_of_a_backward_pass_are_called(make_module, make_trainer):
-    hooks = Hooks()
-    trainer, module = run(make_module, make_trainer, "SOX, a cap", compiled=True, callbacks=[hooks])
-    assert module.algorithm._compiled._taken == trainer.global_step - 1
+def test_where_the_gradient_is_compiled_the_hooks_of_a_backward_pass_are_called(make_module, make_trainer, monkeypatch):
+    hooks, taken, called = Hooks(), [], Compiled.__call__
+
+    def counted(self, *given):
+        surrogate = called(self, *given)
+        taken.append(surrogate.gradients is not None)
+        return surrogate
+
+    monkeypatch.setattr(Compiled, "__call__", counted)
+    trainer, _ = run(make_module, make_trainer, "SOX, a cap", compiled=True, callbacks=[hooks])
+    assert len(taken) == trainer.global_step - 1  # the first batch is not compiled
+    assert all(taken) == hasattr(torch._dynamo.config, "trace_autograd_ops")
     assert hooks.before == len(hooks.behind) == trainer.global_step > 10
     assert all(hooks.behind)
 

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from fcco_lightning import FCCOModule, TabularMLP
 from fcco_lightning.checkpoint_tools import convert, describe
 from fcco_lightning.errors import CheckpointError, FCCOError
-from fcco_lightning.training.row_checkpoints import read_file
+from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, read_file
 from fcco_lightning.training.structure import structure_of
 from tests.conftest import make_data, make_frame
 from tests.evidence import count
@@ -129,6 +129,19 @@ def test_entries_may_be_taken_out_or_added_and_what_is_changed_on_purpose_is_sai
     assert "but not continued" in str(attempt(ways["command line"], path))
     torch.save(forged(whole, ("fcco", "structure"), DELETED), path)
     ways["fit"](path)
+
+
+@pytest.mark.parametrize("version", [3, CHECKPOINT_VERSION + 1])
+def test_another_format_is_refused_with_both_versions_and_the_way_out(saved, version):
+    """Of the same structure, so that nothing but the number tells: its rows would be misread."""
+    path, ways = saved
+    torch.save(forged(torch.load(path, weights_only=True), ("fcco", "version"), version), path)
+    for way in ways.values():
+        versions = rf"format {version}, this installation reads format {CHECKPOINT_VERSION}\."
+        with pytest.raises(
+            CheckpointError, match=rf"{versions} Load it with .* wrote it, or start without --ckpt_path"
+        ):
+            way(path)
 
 
 def test_structure_of_nested_values():
