@@ -176,12 +176,3 @@ def _expand(h: Callable[[float], float], start: float, step: float, tolerance: f
         point, step = point + step, 2 * step
         value = h(point)
     return point, value
-
-
-# TEMPORARY, while files are ported: do not use.
-def send(values: Tensor, to: Tensor) -> Tensor:
-    return values.to(to.device)
-
-
-def moved(values: Tensor, device: torch.device) -> Tensor:
-    return values.to(device)

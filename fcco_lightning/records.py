@@ -95,24 +95,3 @@ class Tracked(NamedTuple):
     rows: Tensor
     weights: Tensor
     at: Tensor
-
-
-# TEMPORARY, while files are ported: do not use.
-class Inner(NamedTuple):
-    index: Tensor
-    values: Tensor
-    outer: OuterFunction | None = None
-    relevance: Tensor | None = None
-    owners: Tensor | None = None
-
-
-class Arrangement(NamedTuple):
-    index: Tensor
-    given: object
-    relevance: Tensor | None = None
-    owners: Tensor | None = None
-
-
-class Usual(NamedTuple):
-    given: object
-    holds: Tensor

@@ -4,6 +4,7 @@ One batch of SONEX with 14 points of two ROC curves as constraints, after a few 
 """
 
 import ast
+import itertools
 import sys
 from pathlib import Path
 from types import FrameType
@@ -66,7 +67,7 @@ def figures() -> dict[str, int]:
     for batch in batches[:3]:
         engine.train_batch(batch, optimizer)
     calls = traced(engine, optimizer, batches[3])
-    changes = sum(a[0] != b[0] for a, b in zip(calls, calls[1:], strict=False))
+    changes = sum(a[0] != b[0] for a, b in itertools.pairwise(calls))
     return {"functions": len(set(calls)), "files": len({file for file, _ in calls}), "changes of file": changes}
 
 

@@ -95,7 +95,7 @@ def _blame(engine: Running, seen: Evaluated) -> str:
     if measured.direct is not None and not bool(torch.isfinite(measured.direct)):
         return f"the objective {type(objective).__name__} (value {measured.direct.item()})"
     for reading in measured.readings:
-        bad = (~torch.isfinite(reading.values)).any(1).nonzero().flatten()
+        bad = (reading.present & ~torch.isfinite(reading.values).all(1)).nonzero().flatten()
         if len(bad):
             row = int(bad[0]) if reading.index is None else int(reading.index[bad[0]])
             return f"the inner value of row {row} of the {reading.term.name}"

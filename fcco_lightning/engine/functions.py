@@ -1,6 +1,6 @@
 """The network, the objective and the constraints: what is evaluated on a batch, at the present and at other weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -99,7 +99,7 @@ def _in_full(device: str) -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def read(outputs: dict[str, Any], batch: Batch, measured: Measurable) -> tuple[Any, Any]:
+def read(outputs: Mapping[str, Any], batch: Batch, measured: Measurable) -> tuple[Any, Any]:
     """Outputs, at least in float32, and columns of the part on which something is measured; by name of several."""
     part = measured.part
     if isinstance(part, tuple):

@@ -63,7 +63,8 @@ class RowWeights(nn.Module):
     of a batch do not add up to B (those of groups or queries of different sizes do not).  Where samples are drawn with
     replacement (column ``replaced``), c_i is its mean over the batches that hold the sample: all of these then count
     alike, as they do for the remembered row.  Without the column all v are 1, and the different samples of the batch
-    share its weight equally.  The number counts all samples and not those with a row only, which differ from batch to
+    share its weight equally; so do, where every sample owns a row, those that a batch says something of.  Elsewhere
+    the number counts all samples and not those with a row only, which differ from batch to
     batch: what a batch says of a row may depend on that number (in average precision it does), and a mean over them
     would then be biased.  Where a batch says something of a row only if it also holds another kind of sample, the
     weight is divided by the probability of that, given that it holds the owner.
@@ -134,6 +135,8 @@ class RowWeights(nn.Module):
         """The weights where a batch says something of every row whose owner it holds."""
         assert self.samples_per_row is not None  # noqa: S101 - the caller has seen to it
         size = len(columns["index"])
+        if "weight" not in columns and self.samples_per_row == 1:
+            return 1 / each.sum().clamp(min=1)
         if "weight" not in columns:
             different = size if again is None else (1 / counts(columns["index"]).to(each.dtype)).sum().round()
             return self.samples_per_row / different

@@ -205,8 +205,8 @@ class Term(nn.Module):
         wrong = None if names is None else ((names < 0) | (names >= self.num_names)).nonzero().flatten()
         if names is not None and wrong is not None and len(wrong):
             raise StateIndexError(
-                f"the dual state of the {self.name} belongs to indices 0..{self.num_names - 1}, got "
-                f"index {int(names[wrong[0]])} at batch position {int(wrong[0])}. Index the training split itself from 0, "
+                f"the dual state of the {self.name} belongs to indices 0..{self.num_names - 1}, got index "
+                f"{int(names[wrong[0]])} at batch position {int(wrong[0])}. Index the training split itself from 0, "
                 "and let num_samples be its size."
             )
 

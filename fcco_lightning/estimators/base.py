@@ -109,8 +109,8 @@ class Estimator(ABC):
     def known_part(self, tracked: Tracked, outer: OuterFunction) -> Tensor:
         """What carries the gradient with respect to the known parameters of f, shape (b,), with their graph.
 
-        It is that of f at the tracked inner values.  An estimator that remembers y has ``-f*(y)`` instead, the other part of
-        the saddle function ``<y, g> - f*(y)``.
+        It is that of f at the tracked inner values.  An estimator that remembers y has ``-f*(y)`` instead, the other
+        part of the saddle function ``<y, g> - f*(y)``.
         """
         return outer.known(tracked.at, tracked.weights)
 

@@ -264,7 +264,3 @@ def binary_scores(outputs: Tensor) -> Tensor:
             "Give the network a single output."
         )
     return outputs
-
-
-def nothing(outputs: Any) -> Tensor:  # TEMPORARY, while files are ported: do not use
-    return outputs[:0].sum()

@@ -27,10 +27,10 @@ class Measurable(ABC):
     width: int = 1
     part: str | tuple[str, ...] | None = None
 
-    def adapt(self, datamodule: Any) -> None:
+    def adapt(self, datamodule: Any) -> None:  # noqa: B027 - most have nothing to take
         """Take from the datamodule (or None) what must be known of the data before the first batch."""
 
-    def check(self, outputs: Any, batch: Any) -> None:
+    def check(self, outputs: Any, batch: Any) -> None:  # noqa: B027 - some misread nothing
         """Look at a batch and refuse data that would be misread, such as labels -1 and 1.
 
         The engine calls it on the first batch, and again where a later batch gave values that are not finite:
@@ -60,8 +60,8 @@ class Measurable(ABC):
     def rows_of(self, batch: Any) -> Tensor | None:  # noqa: ARG002
         """Which row each of the r rows of :meth:`measure` is, shape (r,), int64; None for all n rows, in their order.
 
-        Rows of samples are named by the column ``index``; where a sample has rows for several labels, r = T B, the names
-        of all samples for one label come after the other.
+        Rows of samples are named by the column ``index``; where a sample has rows for several labels, r = T B, and the
+        names of all samples for one label come after those for another.
 
         Args:
             batch: columns of the part; with several parts, a mapping of these.

@@ -15,6 +15,7 @@ FEW_PAIRS = 2**17
 """Number of pairs up to which they are formed all at once, which is then fastest."""
 _MOST_KEPT = 2**21  # pairs up to which their slopes are kept for the backward pass, and not computed again
 _BLOCK = 2**17  # pairs that are formed at a time: what fits into a core's cache
+_MOST_COMPILED = 16  # blocks, where they are compiled
 _ALL = slice(None)
 
 Table: TypeAlias = Callable[[slice], Tensor]
@@ -174,6 +175,8 @@ class _Pairs(NamedTuple):
     def blocks(self) -> list[slice]:
         """The owners, as many at a time as make a block."""
         size, m = max(1, _BLOCK // self.scores.shape[-1]), self.mine.shape[-1]
+        if torch.compiler.is_compiling():  # every block becomes code of its own
+            size = max(size, -(-m // _MOST_COMPILED))
         if m <= size or self.scores.dim() > 1:
             return [_ALL]
         return [slice(first, first + size) for first in range(0, m, size)]

@@ -63,7 +63,9 @@ def _algorithm_steps(member: Any, device: str) -> Any:
     with _watched(device) as far:
         training.engine = engine = _moved(training.network, training.problem, training.algorithm, device)
         training.optimizer = member.optimizer(engine.params, lr=0.05, beta=0.3)
-        waits = [_waits(far, lambda batch=batch: training.step(batch)) for batch in make_batches(4)]
+        batches = make_batches(4)
+        batches[2] = {name: column.to(device) for name, column in batches[2].items()}  # as some loaders give them
+        waits = [_waits(far, lambda batch=batch: training.step(batch)) for batch in batches]
         return waits, _result(engine)
 
 

@@ -1,5 +1,6 @@
 """What holds of every objective: the right F, the right gradient at exact rows, and on average over batches."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils import _pytree as pytree
 from fcco_lightning import MOAP, MSVR, AveragePrecision, CVaRGroupDRO, Engine, MeanAtMost
 from fcco_lightning.constraints import HingePenalty
 from fcco_lightning.errors import FCCOError
-from fcco_lightning.objectives import LogisticLoss, Objective
+from fcco_lightning.objectives import LogisticLoss, LogisticPair, Objective, SquaredHingePair
 from tests.contracts.completeness import concrete_classes, unregistered
 from tests.contracts.registry_objectives import BASES, CASES
 from tests.contracts.sampled import (
@@ -373,6 +374,27 @@ def test_rows_are_kept_for_the_owners_only():
 def test_a_batch_without_owners_says_nothing():
     bench = Bench(AP, WAYS["uniform"]())
     assert bench.gradient(bench.batch([1, 3, 4, 6])).tolist() == [0] * N
+
+
+@pytest.mark.parametrize("way", ["uniform", "balanced"])
+@pytest.mark.parametrize("loss", [SquaredHingePair(0.7), LogisticPair()], ids=repr)
+def test_a_positive_itself_has_a_weight_of_its_own_also_under_another_prevalence(way, loss):
+    """``pi l(0) / n_+``, whatever the others of the batch weigh; with pi the data's prevalence that is ``l(0) / n``."""
+    for pi in (3 / N, 0.5, 0.1):
+        case = replace(AP, make=lambda pi=pi: AveragePrecision(loss, "data" if pi == 3 / N else pi))
+        bench, index = Bench(case, WAYS[way]()), [0, 1, 2, 4]
+        columns, s = bench.batch(index)["target"], case.outputs[index]
+        others = {"uniform": [8 / N / 3] * 2, "balanced": [2 / N, 6 / N / 2]}[
+            way
+        ]  # each positive and negative beside i
+        of = others[0] * pi * N / 3, others[1] * (1 - pi) * N / 6
+        _, rows = bench.objective.measure(s, columns)
+        for i, j in ((0, 2), (2, 0)):
+            first = pi * float(loss(torch.zeros(()))) / 3 + of[0] * loss(s[i] - s[j])
+            expected = torch.stack([first, first + of[1] * (loss(s[i] - s[1]) + loss(s[i] - s[3]))])
+            torch.testing.assert_close(rows.values[i], expected, rtol=1e-6, atol=0)  # weights may be float32's
+        least = bench.objective.row_domain(N, bench.columns).range.least
+        assert least == pytest.approx(pi * float(loss(torch.zeros(()))) / 3)
 
 
 def test_moap_scales_by_the_number_of_owners():

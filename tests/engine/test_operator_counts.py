@@ -1,4 +1,4 @@
-"""How many operators a step dispatches beyond a plain one, and how often it waits for a number: no more than now.
+"""How many operators a step dispatches beyond a plain one, and that it waits for one number alone.
 
 Operators are counted in place of seconds, which differ between machines.  Whoever adds some here raises a bound on
 purpose.
@@ -29,21 +29,23 @@ from fcco_lightning import (
     TensorDataModule,
 )
 
-WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default")
+WAITS = [
+    f"aten.{name}.default"
+    for name in ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "_unique2", "bincount")
+]
 N = 256
-STEPS = {  # objective, algorithm, constraints; operators beyond a plain step, and numbers waited for
-    "AUC": (AUC, SGD, [], 28, 7),
-    "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 55, 9),
-    "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 61, 9),
-    "partial AUC, own thresholds": (lambda: CVaRPartialAUC(0.3), SGD, [], 64, 9),
-    "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 110, 10),
-    "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 136, 10),
+STEPS = {  # objective, algorithm, constraints; operators beyond a plain step
+    "AUC": (AUC, SGD, [], 29),
+    "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 73),
+    "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 66),
+    "partial AUC, own thresholds": (lambda: CVaRPartialAUC(0.3), SGD, [], 63),
+    "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 107),
+    "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 156),
     "AUC, 200 caps, SOX": (
         AUC,
         lambda: SOX(0.1),
         [MeanAtMost(LogisticLoss(), 0.5, {"group": k}) for k in range(200)],
-        96,
-        10,
+        87,
     ),
 }
 
@@ -80,7 +82,7 @@ def plain(network, batch):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_dispatches_no_more_than_it_did(name):
-    objective, algorithm, constraints, most, waits = STEPS[name]
+    objective, algorithm, constraints, most = STEPS[name]
     draw = torch.Generator().manual_seed(0)
     columns = {
         "x": torch.randn(N, 5, generator=draw),
@@ -97,4 +99,4 @@ def test_a_step_dispatches_no_more_than_it_did(name):
         engine.train_batch(batch, optimizer)
     found, base = counted(lambda: engine.train_batch(batch, optimizer)), plain(TabularMLP([8], 1, 5), batch)
     assert found.total() - base.total() <= most, (found - base).most_common()
-    assert sum(found[n] for n in WAITS) <= waits
+    assert sum(found[n] for n in WAITS) == 1  # is everything finite?
