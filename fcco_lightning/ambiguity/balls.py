@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, Weights
+from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, on_host
 from fcco_lightning.checks import non_negative
 from fcco_lightning.numerics import project_to_simplex, root
 
@@ -45,22 +45,25 @@ class ChiSquareBall(_Ball):
         non_negative("rho", self.rho)
 
     def worst_case(self, risks: Tensor) -> Tensor:
-        return self._scaled(risks - risks.max(), math.inf).q
+        v = risks - risks.max()
+        tied = (v >= -_TIES * v.min().abs()).to(v.dtype)
+        ties = tied.sum()
+        return torch.where(1 / ties <= (self.rho + 1) / len(v), tied / ties, self._scaled(v)[0])
 
     def nearest(self, v: Tensor) -> Weights:
-        return self._scaled(v, 1.0)
+        free, (q, t, lam) = project_to_simplex(v), self._scaled(v)
+        fits = free.square().sum() <= (self.rho + 1) / len(v)
+        t = torch.where(fits, v.max() - free.max(), t)
+        return Weights(torch.where(fits, free, q), t, torch.where(fits, 0.0, lam))
 
-    def _scaled(self, v: Tensor, most: float) -> Weights:
-        """The projection of s v onto the simplex for the largest ``s <= most`` for which it is in the ball.
+    def _scaled(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The projection q of s v onto the simplex for the largest s for which it is in the ball; with t and 1/s - 1.
 
         The support grows as s falls: the k largest are it for ``h_k < 1/s <= h_{k+1}``, and then |q|^2 is
         ``s^2 W_k + 1/k``, with W_k their sum of squares around the mean and ``h_k = sum (v_j - v_k)``.
         """
         n, top = len(v), v.max()
-        bound = (self.rho + 1) / n  # of |q|^2
-        v = v - top
-        if math.isfinite(most) and float((q := project_to_simplex(most * v)).square().sum()) <= bound:
-            return Weights(q, top + v.max() - q.max())
+        v, bound = v - top, (self.rho + 1) / n  # of |q|^2
         descending = v.sort(descending=True).values
         rank = torch.arange(1, n + 1, device=v.device, dtype=v.dtype)
         sums = descending.cumsum(0)
@@ -69,21 +72,16 @@ class ChiSquareBall(_Ball):
         h = sums - rank * descending
         ahead = torch.cat([h[1:], h.new_full((1,), math.inf)])  # h_{k+1}
         least = torch.where(ahead > 0, around / ahead.square(), math.inf) + 1 / rank
-        ties = int((descending >= -_TIES * (1e-300 + float(descending[-1].abs()))).count_nonzero())
-        if not math.isfinite(most) and 1 / ties <= bound:
-            return Weights((v >= descending[ties - 1]).to(v.dtype) / ties, top)
-        k = int((least <= bound * (1 + 1e-15)).to(torch.int8).argmax())
-        if k < n - 1 or float(least[-1]) <= bound:
-            spread = max(bound - 1 / (k + 1), 0.0)
-            scale = math.sqrt(spread / float(around[k])) if float(around[k]) > 0 else 0.0
-        else:
-            k, scale = n - 1, 0.0  # rho = 0, up to rounding
-        q = project_to_simplex(scale * v)
-        lam = 1 / scale - 1 if scale > 0 else math.inf
-        # on the support (1 + lam) (q - 1/n) = v - t - 1/n
-        t = top + sums[k] / (k + 1) - (1 / (k + 1) - 1 / n) * (1 + lam) - 1 / n if scale > 0 else top + v.mean() - 1 / n
-        return Weights(q, t, lam)
+        inside = least <= bound * (1 + 1e-15)
+        place = inside.to(torch.int8).argmax(0, keepdim=True)
+        k, spread, total = (one.index_select(0, place) for one in (rank, around, sums))
+        scale = (torch.where(spread > 0, (bound - 1 / k).clamp(min=0) / spread, 0.0) * inside.any()).sqrt()
+        lam = torch.where(scale > 0, 1 / scale - 1, math.inf)
+        # on the support (1 + lam) (q - 1/n) = v - t - 1/n; for rho = 0, up to rounding, there is no s and q is uniform
+        t = torch.where(scale > 0, total / k - (1 / k - 1 / n) * (1 + lam), v.mean()) + top - 1 / n
+        return project_to_simplex(scale * v), t.squeeze(0), lam.squeeze(0)
 
+    @on_host
     def nearest_kl(self, log_p: Tensor) -> Weights:
         n = len(log_p)
         q = log_p.softmax(0)
@@ -119,6 +117,7 @@ class KLBall(_Ball):
         """``KL(q, 1/n) - rho``."""
         return float(torch.special.xlogy(q, len(q) * q).sum()) - self.rho
 
+    @on_host
     def worst_case(self, risks: Tensor) -> Tensor:
         v = risks - risks.max()
         spread = float(v.abs().max())
@@ -128,6 +127,7 @@ class KLBall(_Ball):
             return tied.to(v.dtype) / ties
         return self._tempered(v / spread, 1.0)[0]
 
+    @on_host
     def nearest_kl(self, log_p: Tensor) -> Weights:
         n = len(log_p)
         q = log_p.softmax(0)
@@ -149,6 +149,7 @@ class KLBall(_Ball):
         s = math.exp(root(ahead, math.log(guess), _ON_BALL))
         return (s * v).softmax(0), s
 
+    @on_host
     def nearest(self, v: Tensor) -> Weights:
         n = len(v)
         q = project_to_simplex(v)

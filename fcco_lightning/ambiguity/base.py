@@ -1,11 +1,16 @@
 """What an ambiguity set offers: its worst case, its projections, and the best response to losses under a penalty."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.ambiguity.penalties import Penalty
+
+W = TypeVar("W")
 
 
 class Weights(NamedTuple):
@@ -19,7 +24,21 @@ class Weights(NamedTuple):
 
     q: Tensor
     threshold: Tensor | None
-    multiplier: float = 0.0
+    multiplier: Tensor | float = 0.0
+
+
+def on_host(method: Callable[[Any, Tensor], W]) -> Callable[[Any, Tensor], W]:
+    """A map of (n,) to weights that looks at numbers, computed on the CPU: a device is waited for once."""
+
+    @wraps(method)
+    def there(self: Any, given: Tensor) -> W:
+        if given.device.type == "cpu":
+            return method(self, given)
+        found = method(self, given.cpu())
+        back: W = pytree.tree_map_only(Tensor, lambda t: t.to(given.device, non_blocking=True), found)
+        return back
+
+    return there
 
 
 class BestResponse(NamedTuple):
@@ -36,7 +55,7 @@ class BestResponse(NamedTuple):
     value: Tensor
     q: Tensor
     threshold: Tensor | None
-    multiplier: float
+    multiplier: Tensor | float
 
 
 class AmbiguitySet(ABC):

@@ -11,6 +11,7 @@ from fcco_lightning.checks import fraction
 from fcco_lightning.errors import ConfigError
 
 _ROUNDING = 1e-9  # alpha n counts as whole, and as 1, up to it
+_TABLE = 2**15  # entries up to which a table is faster than a search
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,16 @@ class CappedSimplex(AmbiguitySet):
         # q = clip(v - t, 0, cap); its sum falls with t, linearly between the ends of the pieces, v and v - cap
         cap, top = self.cap(len(v)), v.max()
         v = v - top  # changes nothing but t, and keeps the digits of large v
-        ends = torch.cat([v, v - cap]).sort().values
-        sums, between = _above(v, ends), (v.sort().values, (v - cap).sort().values)
-        excess = sums - _above(v - cap, ends) - 1
-        last = ((excess >= 0).sum() - 1).clamp(min=0).view(1)  # the largest end at which the sum is at least 1
-        t = ends.index_select(0, last)
-        inner = _count_above(between[0], t) - _count_above(between[1], t)
-        t = t + excess.index_select(0, last) / inner.clamp(min=1)
+        t = _last_end(v, cap)
+        inner = (v > t).sum() - (v - cap > t).sum()
+        t = t + ((v - t).clamp(min=0, max=cap).sum() - 1) / inner.clamp(min=1)
         q = (v - t).clamp(min=0, max=cap)
-        # where v is large t keeps few digits behind the point; the weights between the bounds make up for it
+        # where v is large t keeps few digits behind the point, or none; the weights between the bounds make up for it,
+        # or the least one
         inside = (q > 0) & (q < cap)
+        inside = torch.where(inside.any(), inside, v == torch.where(q > 0, v, torch.inf).amin())
         q = torch.where(inside, q - (q.sum() - 1) / inside.sum().clamp(min=1), q).clamp(min=0, max=cap)
-        return Weights(q, (top + t).squeeze(0))
+        return Weights(q, top + t)
 
     def nearest_kl(self, log_p: Tensor) -> Weights:
         # the k largest entries are at the cap, the others are p scaled to what is left; k is the least that fits
@@ -86,13 +85,19 @@ class CappedSimplex(AmbiguitySet):
         return Weights(q, -inside - math.log(n) - 1)
 
 
-def _above(v: Tensor, points: Tensor) -> Tensor:
-    """``sum_i [v_i - t]_+`` at every point t, by sorting."""
-    ordered = v.sort().values
-    tails = torch.cat([ordered.flip(0).cumsum(0).flip(0), ordered.new_zeros(1)])
-    return tails[torch.searchsorted(ordered, points, right=True)] - _count_above(ordered, points) * points
+def _last_end(v: Tensor, cap: float) -> Tensor:
+    """The largest end t of a piece, of v or v - cap, at which ``sum_i clip(v_i - t, 0, cap)`` is at least 1, a scalar.
 
-
-def _count_above(ordered: Tensor, points: Tensor) -> Tensor:
-    """How many of some numbers, in increasing order, are above every point."""
-    return len(ordered) - torch.searchsorted(ordered, points, right=True)
+    Every sum is that of numbers in [0, cap]: a difference of two sums of v would lose all digits where v is large.
+    """
+    ends, least = torch.cat([v, v - cap]), 1 - 16 * torch.finfo(v.dtype).eps
+    if len(ends) * len(v) <= _TABLE:
+        sums = (v - ends.unsqueeze(1)).clamp(min=0, max=cap).sum(1)
+        return torch.where(sums >= least, ends, ends.amin()).amax()
+    ends, place = ends.sort().values, torch.zeros(1, dtype=torch.int64, device=v.device)
+    for power in reversed(range((len(ends) - 1).bit_length())):  # by bisection, as the sums fall
+        after = place + 2**power
+        t = ends.index_select(0, after.clamp(max=len(ends) - 1))
+        enough = (v - t).clamp(min=0, max=cap).sum() >= least
+        place = torch.where(enough & (after < len(ends)), after, place)
+    return ends.index_select(0, place).squeeze(0)

@@ -14,14 +14,11 @@ class Simplex(AmbiguitySet):
     """``{q >= 0, sum q = 1}``: ``max <q, R>`` is the largest R_i; of equal ones the first gets the weight."""
 
     def worst_case(self, risks: Tensor) -> Tensor:
-        q = torch.zeros_like(risks)
-        q[risks.argmax()] = 1
-        return q
+        return torch.zeros_like(risks).scatter_(0, risks.argmax(0, keepdim=True), 1.0)
 
     def nearest(self, v: Tensor) -> Weights:
         q = project_to_simplex(v)
-        top = v.argmax()
-        return Weights(q, v[top] - q[top])
+        return Weights(q, v.max() - q.max())
 
     def nearest_kl(self, log_p: Tensor) -> Weights:
         return Weights(log_p.softmax(0), log_p.logsumexp(0) - torch.full_like(log_p[0], len(log_p)).log() - 1)

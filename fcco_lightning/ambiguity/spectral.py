@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, Weights
+from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, on_host
 from fcco_lightning.ambiguity.capped_simplex import CappedSimplex
 from fcco_lightning.checks import fraction, greater, one_of, positive
 
@@ -63,10 +63,12 @@ class SpectralRisk(AmbiguitySet):
             cumulative = np.maximum(0.0, 1 - (1 - u) / self.r)
         return np.maximum.accumulate(np.diff(cumulative))
 
+    @on_host
     def worst_case(self, risks: Tensor) -> Tensor:
         sigma = torch.from_numpy(self.sigma(len(risks))).to(risks)
         return torch.empty_like(risks).scatter_(0, risks.argsort(), sigma)
 
+    @on_host
     def nearest(self, v: Tensor) -> Weights:
         order = v.argsort()
         ascending = (v - v.mean())[order].double().cpu().numpy()
@@ -79,6 +81,7 @@ class SpectralRisk(AmbiguitySet):
         q = np.maximum(q - np.repeat(excess, np.diff(fitted.blocks)), 0.0)
         return Weights(torch.empty_like(v).scatter_(0, order, torch.from_numpy(q).to(v)), None)
 
+    @on_host
     def nearest_kl(self, log_p: Tensor) -> Weights:
         # on each block of the sorted p the weights are p times (sum of sigma / sum of p), and these ratios decrease
         order = log_p.argsort()

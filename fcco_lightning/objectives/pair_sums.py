@@ -1,9 +1,10 @@
 """Weighted sums and means of losses over pairs of scores, with derivatives in closed form."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import reduce, wraps
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -83,74 +84,36 @@ class Strata:
         return (self.stratum.unsqueeze(1) - _part(self.own, some)).eq_(0)
 
 
-class Elementwise(Protocol):
-    """A function l of the difference d of two scores, applied to every element."""
-
-    def __call__(self, d: Tensor) -> Tensor:
-        """l(d)."""
-
-    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """l(d) and l'(d), without graph."""
-
-    def squares(self, owners: Tensor, scores: Tensor) -> "Squares | None":
-        """The losses as squares, where they are."""
-
-
-class Squares(NamedTuple):
-    """Losses ``(c_i - x_j)^2`` of pairs, with ``hinge`` where the difference is positive and 0 elsewhere.
+class PairLoss(ABC):
+    """A loss of the difference d (any shape, unit: score) that falls as d grows; elementwise.
 
     Attributes:
-        c: of the owners, shape (m,), float64.
-        x: of the samples, shape (B,), float64.
-        hinge: whether only positive differences count.
+        square: whether it is ``(margin - d)^2`` with the attribute ``margin``: everywhere, or where ``d < margin`` and
+            0 elsewhere ("hinge").  Then sums over many pairs do not form them.
     """
 
-    c: Tensor
-    x: Tensor
-    hinge: bool
+    square: ClassVar[Literal["no", "everywhere", "hinge"]] = "no"
 
-    def sums(self, weights: Tensor, table: Table | None = None, thresholds: Tensor | None = None) -> Tensor | None:
-        """``sum_j W_kj T_ji [(c_i - x_j)^2 - t_i]_+`` by sorting and prefix sums, shape (k, m).
+    @abstractmethod
+    def __call__(self, d: Tensor) -> Tensor:
+        """l(d), the shape of ``d``."""
 
-        Returns: None for a table that is not one of :class:`Strata`, or for thresholds without hinge.
+    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        """l(d) and its derivative l'(d), both without graph.
+
+        By autograd, unless a subclass knows a formula, which then costs less.
         """
-        if not (table is None or isinstance(table, Strata)) or not (thresholds is None or self.hinge):
-            return None
-        if table is None:
-            return self._sums(weights.double(), None, thresholds)
-        across = self._sums(weights.double() * table.across, None, thresholds)
-        return across + table.more * self._sums(weights.double(), table, thresholds)
-
-    def _sums(self, weights: Tensor, within: Strata | None, thresholds: Tensor | None) -> Tensor:
-        """``c_i^2 V_0 - 2 c_i V_1 + V_2`` with the sums V of W times 1, x and x^2 over the j that count."""
-        reach = self.c.detach() if self.hinge else torch.full_like(self.c, torch.inf)
-        if thresholds is not None:
-            reach = reach - thresholds.detach().clamp(min=0).sqrt()
-        v0, v1, v2 = _moments(self.x, weights, reach, within)
-        squares = self.c.square() * v0 - 2 * self.c * v1 + v2
-        return squares if thresholds is None else squares - thresholds * v0
-
-
-def _moments(x: Tensor, weights: Tensor, reach: Tensor, strata: Strata | None) -> Tensor:
-    """Sums of W, W x and W x^2 over the j with ``x_j < reach_i``, of the stratum of i if given, shape (3, k, m)."""
-    order = x.detach().argsort()
-    if strata is not None:
-        order = order[strata.stratum[order].argsort(stable=True)]
-    x, weights = x[order], weights[:, order]
-    before, place = pad(torch.stack([weights, weights * x, weights * x.square()]).cumsum(-1), (1, 0)), x.detach()
-    if strata is None:
-        return before.index_select(-1, torch.searchsorted(place, reach))
-    stratum = strata.stratum[order]
-    first, last = (torch.searchsorted(stratum, strata.own, right=right) for right in (False, True))
-    apart = 2 * (place.amax() - place.amin()) + 1  # moves the strata away from each other, for one search in all
-    end = torch.searchsorted(place + apart * torch.searchsorted(stratum, stratum), reach + apart * first)
-    return before.index_select(-1, end.clamp(first, last)) - before.index_select(-1, first)
+        with torch.enable_grad():
+            d = d.detach().requires_grad_()
+            losses = self(d)
+            (slopes,) = torch.autograd.grad(losses.sum(), d)
+        return losses.detach(), slopes
 
 
 class _Pairs(NamedTuple):
     """What :func:`pair_sums` is given: scores of the samples (..., B) and of the owners (m,), thresholds (m,)."""
 
-    loss: Elementwise
+    loss: PairLoss
     table: Table | None
     scores: Tensor
     weights: Tensor
@@ -166,11 +129,6 @@ class _Pairs(NamedTuple):
     def number(self) -> int:
         """How many pairs there are."""
         return self.mine.numel() * self.scores.shape[-1]
-
-    def squared(self) -> Tensor | None:
-        """The sums without forming the pairs, shape (k, m), where they can be had."""
-        squares = self.loss.squares(self.mine, self.scores)
-        return None if squares is None else squares.sums(self.weights, self.table, self.thresholds)
 
     def blocks(self) -> list[slice]:
         """The owners, as many at a time as make a block."""
@@ -220,7 +178,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def pair_sums(
-    loss: Elementwise,
+    loss: PairLoss,
     scores: Tensor,
     weights: Tensor,
     owners: Few | None = None,
@@ -260,7 +218,7 @@ def pair_sums(
     return _sums(pairs)
 
 
-def pair_mean(loss: Elementwise, scores: Tensor, v: Tensor, w: Tensor, owners: Few | None = None) -> Tensor:
+def pair_mean(loss: PairLoss, scores: Tensor, v: Tensor, w: Tensor, owners: Few | None = None) -> Tensor:
     """``sum_ij v_i w_j l(s_i - s_j)`` over all pairs of samples, a scalar, by the same ways as :func:`pair_sums`.
 
     Args:
@@ -272,10 +230,10 @@ def pair_mean(loss: Elementwise, scores: Tensor, v: Tensor, w: Tensor, owners: F
     """
     mine, v = (None, v) if owners is None else (owners.of(scores), owners.of(v))
     pairs = _Pairs(loss, None, scores, w.unsqueeze(0), mine)
-    squares = None if pairs.number <= FEW_PAIRS else loss.squares(pairs.mine, scores)
-    if squares is not None:  # sums over the owners, which may be few
-        by_others = Squares(-squares.x, -squares.c, squares.hinge).sums(v.unsqueeze(0))
-        mean = (by_others[0] @ w.double()).to(scores.dtype)
+    swapped = _Pairs(loss, None, -pairs.mine, v.unsqueeze(0), -scores)  # sums over the owners, which may be few
+    sums = None if pairs.number <= FEW_PAIRS else _sorted_sums(swapped)
+    if sums is not None:
+        mean = (sums[0] @ w.double()).to(scores.dtype)
     else:
         mean = (_PairMean.apply if _by_formula() else _plain_mean)(v, *pairs)
     return mean if owners is None else nan_where(owners.beyond, mean)
@@ -284,10 +242,50 @@ def pair_mean(loss: Elementwise, scores: Tensor, v: Tensor, w: Tensor, owners: F
 def _sums(pairs: _Pairs) -> Tensor:
     """The sums (..., m, k) by the fastest way."""
     few = pairs.number <= FEW_PAIRS or pairs.scores.dim() > 1
-    sums = None if few else pairs.squared()
+    sums = None if few else _sorted_sums(pairs)
     if sums is None:
         sums = (_PairSums.apply if _by_formula() else _plain_sums)(*pairs)
     return sums.to(pairs.weights.dtype).mT
+
+
+def _sorted_sums(pairs: _Pairs) -> Tensor | None:
+    """The sums (k, m) of squared losses by sorting and prefix sums; None where that cannot be done."""
+    square, table, thresholds = pairs.loss.square, pairs.table, pairs.thresholds
+    if square == "no" or (table and not isinstance(table, Strata)) or (square != "hinge" and thresholds is not None):
+        return None
+    middle, weights = pairs.scores.detach().double().mean(), pairs.weights.double()  # sums of squares differ by little
+    x, c = middle - pairs.scores.double(), pairs.loss.margin - (pairs.mine.double() - middle)
+    if table is None:
+        return _squares(pairs, c, x, weights)
+    return _squares(pairs, c, x, weights * table.across) + table.more * _squares(pairs, c, x, weights, table)
+
+
+def _squares(pairs: _Pairs, c: Tensor, x: Tensor, weights: Tensor, within: "Strata | None" = None) -> Tensor:
+    """``sum_j W_kj [(c_i - x_j)^2 - t_i]_+ = c_i^2 V_0 - 2 c_i V_1 + V_2 - t_i V_0``, V the sums of W times 1, x and x^2."""
+    thresholds, reach = pairs.thresholds, c.detach()
+    if pairs.loss.square != "hinge":
+        reach = torch.full_like(reach, torch.inf)
+    elif thresholds is not None:
+        reach = reach - thresholds.detach().clamp(min=0).sqrt()
+    v0, v1, v2 = _moments(x, weights, reach, within)
+    squares = c.square() * v0 - 2 * c * v1 + v2
+    return squares if thresholds is None else squares - thresholds * v0
+
+
+def _moments(x: Tensor, weights: Tensor, reach: Tensor, strata: Strata | None) -> Tensor:
+    """Sums of W, W x and W x^2 over the j with ``x_j < reach_i``, of the stratum of i if given, shape (3, k, m)."""
+    order = x.detach().argsort()
+    if strata is not None:
+        order = order[strata.stratum[order].argsort(stable=True)]
+    x, weights = x[order], weights[:, order]
+    before, place = pad(torch.stack([weights, weights * x, weights * x.square()]).cumsum(-1), (1, 0)), x.detach()
+    if strata is None:
+        return before.index_select(-1, torch.searchsorted(place, reach))
+    stratum = strata.stratum[order]
+    first, last = (torch.searchsorted(stratum, strata.own, right=right) for right in (False, True))
+    apart = 2 * (place.amax() - place.amin()) + 1  # moves the strata away from each other, for one search in all
+    end = torch.searchsorted(place + apart * torch.searchsorted(stratum, stratum), reach + apart * first)
+    return before.index_select(-1, end.clamp(first, last)) - before.index_select(-1, first)
 
 
 def _by_formula() -> bool:

@@ -1,8 +1,6 @@
 """Surrogate losses of a pair: l(d) with d = score of the positive - score of the negative."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,33 +8,10 @@ from torch.nn.functional import softplus
 
 from fcco_lightning.checks import positive
 from fcco_lightning.numerics import exp_with_tangent
-from fcco_lightning.objectives.pair_sums import Squares
+from fcco_lightning.objectives.pair_sums import PairLoss
 
 _MOST_IN_FLOAT32 = 50.0  # exponent of a loss, which overflows at 88
 _MOST_EXPONENT = 500.0  # float64 overflows at 709, and the mean over negatives and f are still to come
-
-
-class PairLoss(ABC):
-    """A loss of the difference d (any shape, unit: score) that falls as d grows; elementwise."""
-
-    @abstractmethod
-    def __call__(self, d: Tensor) -> Tensor:
-        """l(d), the shape of ``d``."""
-
-    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """l(d) and its derivative l'(d), both without graph.
-
-        By autograd, unless a subclass knows a formula, which then costs less.
-        """
-        with torch.enable_grad():
-            d = d.detach().requires_grad_()
-            losses = self(d)
-            (slopes,) = torch.autograd.grad(losses.sum(), d)
-        return losses.detach(), slopes
-
-    def squares(self, owners: Tensor, scores: Tensor) -> Squares | None:  # noqa: ARG002
-        """The losses of the differences of scores (m,) and (B,) as squares, if they are: sums then need no pairs."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -68,7 +43,7 @@ class SquaredPair(PairLoss):
     """``l(d) = (margin - d)^2``, margin > 0."""
 
     margin: float = 1.0
-    hinge: ClassVar[bool] = False
+    square = "everywhere"
 
     def __post_init__(self) -> None:
         positive("margin", self.margin)
@@ -80,16 +55,12 @@ class SquaredPair(PairLoss):
         gap = self.margin - d
         return gap.square(), gap.mul_(-2)
 
-    def squares(self, owners: Tensor, scores: Tensor) -> Squares:
-        middle = scores.detach().double().mean()  # around it, as sums of squares differ by little
-        return Squares(self.margin - (owners.double() - middle), middle - scores.double(), self.hinge)
-
 
 @dataclass(frozen=True)
 class SquaredHingePair(SquaredPair):
     """``l(d) = max(0, margin - d)^2``, margin > 0."""
 
-    hinge: ClassVar[bool] = True
+    square = "hinge"
 
     def __call__(self, d: Tensor) -> Tensor:
         return (self.margin - d).relu().square()

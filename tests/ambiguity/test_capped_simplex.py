@@ -6,8 +6,20 @@ import torch
 from scipy.optimize import linprog, minimize
 
 from fcco_lightning import CappedSimplex, ConfigError
+from fcco_lightning.ambiguity import capped_simplex as module
 
-SIZES_AND_ALPHAS = [(1, 1.0), (5, 0.2), (5, 0.3), (5, 1.0), (7, 0.5), (8, 0.25), (8, 1 / 8), (83, 0.1), (83, 0.15)]
+SIZES_AND_ALPHAS = [
+    (1, 1.0),
+    (5, 0.2),
+    (5, 0.3),
+    (5, 1.0),
+    (7, 0.5),
+    (8, 0.25),
+    (8, 1 / 8),
+    (83, 0.1),
+    (83, 0.15),
+    (400, 0.15),
+]
 
 
 def members(n, alpha, q):
@@ -35,6 +47,27 @@ def test_no_member_is_nearer_than_the_projection(n, alpha):
         # optimal iff <v - q, p - q> <= 0 for every member p; the largest is a linear program
         best = linprog(-(v - q), A_eq=np.ones((1, n)), b_eq=[1], bounds=[(0, 1 / (alpha * n))] * n)
         assert -best.fun - (v - q) @ q <= 1e-9 * max(1, scale)
+
+
+@pytest.mark.parametrize(("n", "alpha"), SIZES_AND_ALPHAS)
+@pytest.mark.parametrize("scale", [1e9, 1e20, 1e54])
+def test_of_numbers_far_apart_the_largest_get_the_weight(n, alpha, scale):
+    """As while a solver whose first step was too large comes back: the projection is a vertex, to the last digit."""
+    v = torch.from_numpy(np.random.default_rng(n).normal(size=n) * scale)
+    q = CappedSimplex(alpha).project(v)
+    members(n, alpha, q.numpy())
+    torch.testing.assert_close(q, CappedSimplex(alpha).worst_case(v), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "alpha"), SIZES_AND_ALPHAS)
+def test_both_ways_to_the_projection_are_the_same(n, alpha, monkeypatch):
+    """By a table and by bisection, with ties."""
+    v = torch.from_numpy(np.random.default_rng(n).normal(size=n).round(1))
+    found = []
+    for table in (0, 10**9):
+        monkeypatch.setattr(module, "_TABLE", table)
+        found.append(CappedSimplex(alpha).project(v))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(("n", "alpha"), SIZES_AND_ALPHAS)

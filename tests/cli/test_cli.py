@@ -308,7 +308,11 @@ def test_a_nonconvex_outer_function_is_refused_by_dual_algorithms(capsys, tmp_pa
     own.write_text(
         "from fcco_lightning.objectives import Objective\n"
         "from fcco_lightning.outer import Log\n"
-        "class LogObjective(Objective):\n    outer = Log()\n"
+        "from fcco_lightning.records import Rows\n"
+        "class LogObjective(Objective):\n"
+        "    outer = Log()\n"
+        "    def measure(self, outputs, batch):\n"
+        "        return None, Rows(outputs.exp(), outputs[:, 0] == outputs[:, 0])\n"
     )
     sys.path.insert(0, str(tmp_path))
     try:

@@ -1,15 +1,18 @@
 """What a process of its own does for test_other_devices.py: steps on a device that is not there, and on the CPU."""
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
-from fcco_lightning import Engine
+from fcco_lightning import OOA, ConfigError, Engine, SampleDRO
+from fcco_lightning.ambiguity import AmbiguitySet
+from fcco_lightning.state import DualState
 from tests import far_device
-from tests.contracts.registry_algorithms import ALGORITHMS
+from tests.contracts.registry_algorithms import ALGORITHMS, Member
+from tests.contracts.registry_ambiguity import MEMBERS as WEIGHTS
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
 from tests.contracts.registry_objectives import CASES as OBJECTIVES
 from tests.contracts.sampled import WAYS, Bench, Case
@@ -30,12 +33,30 @@ class Steps(NamedTuple):
     error: float
 
 
-def all_steps() -> dict[str, Steps]:
-    """Of every objective and constraint with SOX or its like, and of every algorithm on a small problem."""
+def all_steps() -> dict[str, list[Steps]]:
+    """Of every objective and constraint with algorithms of all kinds, of every algorithm, and of every set of weights."""
     warnings.simplefilter("ignore")
     far_device.register()
-    found = {name: _compared(_case_steps, case) for name, case in (OBJECTIVES | CONSTRAINTS).items()}
-    return found | {f"algorithm {name}": _compared(_algorithm_steps, member) for name, member in ALGORITHMS.items()}
+    found = {name: _of_case(case) for name, case in (OBJECTIVES | CONSTRAINTS).items()}
+    found |= {f"algorithm {name}": [_compared(_algorithm_steps, member)] for name, member in ALGORITHMS.items()}
+    return found | {
+        f"{name}, {geometry}": [_compared(_algorithm_steps, _ascent(member.make(), geometry))]
+        for name, member in WEIGHTS.items()
+        for geometry in ("kl", "euclidean")
+    }
+
+
+def _of_case(case: Case) -> list[Steps]:
+    """With SOX or its like, and what takes the problem of algorithms that smooth and that take dual steps."""
+    found = [_compared(_case_steps, (case, None))]
+    for name in ("SONEX, multipliers", "ALEXR, old"):
+        with suppress(ConfigError):
+            found.append(_compared(_case_steps, (case, ALGORITHMS[name])))
+    return found
+
+
+def _ascent(ambiguity: AmbiguitySet, geometry: Any) -> Member:
+    return ALGORITHMS["OOA"]._replace(make=lambda: OOA(0.1, geometry), objective=lambda: SampleDRO(ambiguity))
 
 
 def _compared(steps: Any, given: Any) -> Steps:
@@ -45,13 +66,15 @@ def _compared(steps: Any, given: Any) -> Steps:
     return Steps(most, float(torch.stack(errors).max()))
 
 
-def _case_steps(case: Case, device: str) -> Any:
+def _case_steps(given: tuple[Case, Member | None], device: str) -> Any:
     torch.manual_seed(0)
+    case, member = given
     way = WAYS[next(w for w in (*PREFERRED, *case.unbiased, "uniform") if w in case.unbiased or w == "uniform")]()
     bench = Bench(case, way)
     batches = [bench.batch(list(batch)) for batch, _ in islice(way.sampler.batches(), 0, 20, 10)]
+    posed = bench.engine if member is None else bench.started(member.make(), member.penalty())
     with _watched(device) as far:
-        engine = _moved(bench.network, bench.engine.problem, bench.algorithm, device)
+        engine = _moved(bench.network, posed.problem, posed.algorithm, device)
         optimizer = torch.optim.SGD(engine.params, lr=0.01, momentum=0.9)
         waits = [_waits(far, lambda batch=batch: engine.train_batch(batch, optimizer)) for batch in batches]
         return waits, _result(engine)
@@ -87,4 +110,5 @@ def _waits(far: far_device.FarDevice, step: Any) -> dict[str, int]:
 
 
 def _result(engine: Engine) -> list[torch.Tensor]:
-    return [p.detach().cpu() for p in engine.params] + [state.rows.cpu() for state in engine.problem.states]
+    states = [module for module in engine.problem.modules() if isinstance(module, DualState)]
+    return [p.detach().cpu() for p in engine.params] + [state.rows.cpu() for state in states]

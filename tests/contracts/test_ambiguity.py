@@ -21,11 +21,13 @@ from fcco_lightning.ambiguity import (
 )
 from fcco_lightning.errors import ConfigError
 from tests.contracts.completeness import concrete_classes, unregistered
+from tests.contracts.looks import Looks
 from tests.contracts.registry_ambiguity import MEMBERS
 
 SIZES = [1, 2, 12]
 PENALTIES = {"chi-square": ChiSquarePenalty, "euclidean": EuclideanPenalty, "kl": KLPenalty}
 TINY = 1e-300
+MAPS = ["worst_case", "nearest", "nearest_kl"]
 
 
 def random(n, scale=1.0):
@@ -110,9 +112,9 @@ def test_multipliers_prove_the_value(name, kind):
         assert found.threshold is None
         return
     assert found.threshold is not None
-    if not np.isfinite(found.multiplier):
+    if not np.isfinite(float(found.multiplier)):
         return  # a ball of radius 0
-    t, lam = float(found.threshold), found.multiplier
+    t, lam = float(found.threshold), float(found.multiplier)
     assert lam >= 0
     cap = ambiguity.cap(n) if hasattr(ambiguity, "cap") else 1.0
     x = np.concatenate([[0], np.geomspace(1e-12, 1e-3, 4_000), np.linspace(1e-3, cap, 40_000)])
@@ -189,6 +191,20 @@ def test_best_response_of_seven_by_slsqp(name, kind):
     )
     ours = MEMBERS[name].make().best_response(torch.from_numpy(losses), PENALTIES[kind](nu))
     assert float(ours.value) == pytest.approx(-found.fun, abs=1e-8)
+
+
+ON_HOST = {"KLBall": MAPS, "SpectralRisk": MAPS, "ChiSquareBall": ["nearest_kl"]}  # by iterations, or by scipy
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_maps_look_at_no_number_unless_they_are_computed_on_the_host(name):
+    ambiguity, v = MEMBERS[name].make(), torch.from_numpy(random(12, 3.0))
+    for of in MAPS:
+        there = of in ON_HOST.get(type(ambiguity).__name__, ())
+        assert there == hasattr(getattr(ambiguity, of), "__wrapped__")
+        with Looks() as looks:
+            getattr(ambiguity, of)(v)
+        assert there or looks.found == []
 
 
 @pytest.mark.parametrize("name", MEMBERS)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.contracts.far_jobs import all_steps
 from tests.contracts.registry_algorithms import ALGORITHMS
+from tests.contracts.registry_ambiguity import MEMBERS as WEIGHTS
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
 from tests.contracts.registry_objectives import CASES as OBJECTIVES
 from tests.launch import launch, values
@@ -21,6 +22,16 @@ def steps():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_on_another_device_is_that_of_the_cpu_and_waits_once(steps, name):
-    found = steps[name]
-    assert found.error == 0
-    assert sum(found.waits.values()) <= 1, found.waits
+    for waits, error in steps[name]:
+        assert error == 0
+        assert sum(waits.values()) <= 1, waits
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_are_projected_on_the_device_or_by_one_copy(steps, name, geometry):
+    """As :func:`~fcco_lightning.ambiguity.base.on_host` says; the others are projected by sorting."""
+    ((waits, error),) = steps[f"{name}, {geometry}"]
+    projection = getattr(WEIGHTS[name].make(), "nearest_kl" if geometry == "kl" else "nearest")
+    assert error == 0
+    assert sum(waits.values()) == 1 + hasattr(projection, "__wrapped__"), waits

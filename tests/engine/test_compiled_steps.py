@@ -382,6 +382,22 @@ def test_an_index_that_names_no_row_changes_nothing(name, compiled):
     both(name, act)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [N, -1])
+def test_generated_code_refuses_such_an_index_in_the_same_words(wrong):
+    """It raises another kind of error, and takes -1 for the last row until that is written."""
+    engine, optimizer, module = engine_of("AP", compiled=True)
+    batches = list(module.train_dataloader())
+    stepped(engine, optimizer, batches)
+    kept = [*engine.params, *tensors(engine.problem.state_dict())]
+    before = [tensor.detach().clone() for tensor in kept]
+    index = batches[0]["index"].clone()
+    index[3] = wrong
+    with pytest.raises(StateIndexError, match=f"got index {wrong} at batch position 3"):
+        engine.train_batch({**batches[0], "index": index}, optimizer)
+    torch.testing.assert_close(kept, before, rtol=0, atol=0, equal_nan=True)
+
+
 def on_each_process(processes):
     torch.compile = whole
     found = {}
