@@ -55,12 +55,7 @@ class CappedSimplex(AmbiguitySet):
         inner = (v > t).sum() - (v - cap > t).sum()
         t = t + ((v - t).clamp(min=0, max=cap).sum() - 1) / inner.clamp(min=1)
         q = (v - t).clamp(min=0, max=cap)
-        # where v is large t keeps few digits behind the point, or none; the weights between the bounds make up for it,
-        # or the least one
-        inside = (q > 0) & (q < cap)
-        inside = torch.where(inside.any(), inside, v == torch.where(q > 0, v, torch.inf).amin())
-        q = torch.where(inside, q - (q.sum() - 1) / inside.sum().clamp(min=1), q).clamp(min=0, max=cap)
-        return Weights(q, top + t)
+        return Weights(_of_sum_one(q, v, cap), top + t)
 
     def nearest_kl(self, log_p: Tensor) -> Weights:
         # the k largest entries are at the cap, the others are p scaled to what is left; k is the least that fits
@@ -83,6 +78,17 @@ class CappedSimplex(AmbiguitySet):
         at_cap = math.log(cap) - descending.index_select(0, (k - 1).clamp(min=0))
         inside = torch.where(left > 0, scale, at_cap).squeeze(0)
         return Weights(q, -inside - math.log(n) - 1)
+
+
+def _of_sum_one(q: Tensor, v: Tensor, cap: float) -> Tensor:
+    """Weights in [0, cap] that add up to 1, where t keeps few digits behind the point, or none, as v is large.
+
+    Those between the bounds make up for it; if there are none, the next ones in the order of v.
+    """
+    excess, inside = q.sum() - 1, (q > 0) & (q < cap)
+    next_up, next_down = torch.where(q < cap, v, -torch.inf).amax(), torch.where(q > 0, v, torch.inf).amin()
+    chosen = torch.where(inside.any(), inside, v == torch.where(excess < 0, next_up, next_down))
+    return torch.where(chosen, q - excess / chosen.sum().clamp(min=1), q).clamp(min=0, max=cap)
 
 
 def _last_end(v: Tensor, cap: float) -> Tensor:

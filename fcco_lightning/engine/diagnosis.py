@@ -32,12 +32,15 @@ def check(problem: Problem, algorithm: Method, seen: Evaluated) -> None:
 
 
 def name_index(engine: Running) -> None:
-    """Look for the index of a batch that names no row.
+    """Look for the index of a batch that names no row, or a number of a group or class that is none.
 
     Raises:
-        StateIndexError: naming it.
+        StateIndexError, DataError: naming it.
     """
-    batch = engine.given if engine.seen is None else engine.seen.batch
+    if engine.seen is not None:
+        check(engine.problem, engine.algorithm, engine.seen)
+        return
+    batch = engine.given
     if not batch:
         return
     for term in engine.problem.all_terms:

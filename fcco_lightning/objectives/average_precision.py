@@ -177,19 +177,17 @@ class MeanAveragePrecision(Objective):
             DataError: if a batch holds of a label with a positive no negative, or one positive where two are needed, or
                 see :func:`check_comparisons`.
         """
-        positive = required_column(batch, "y", self) == 1
         if not self.one_label_each:
             if by_strata(batch):
-                check_comparisons(batch, self.num_samples, owners=positive.any(1))
+                check_comparisons(batch, self.num_samples, owners=(batch["y"] == 1).any(1))
             return
-        task, (of_negatives, of_positives) = batch["task"], self._held(batch)
-        lonely = self._lonely(batch).nonzero().flatten()
-        if len(lonely):
-            first = int(lonely[0])
+        of_negatives, of_positives, lonely = self._held(batch)
+        for at in lonely.nonzero().flatten().tolist():
+            label = int(batch["task"][at])
             raise DataError(
-                f"a batch holds {int(of_positives[first])} of {int(self.positives.values[task[first]])} positives and "
-                f"{int(of_negatives[first])} negatives of label {int(task[first])}, and so says nothing of the others. "
-                "Draw them with LabelSampling and set positives_per_label to 2 or more."
+                f"a batch holds {int(of_positives[at])} of {int(self.positives.values[label])} positives and "
+                f"{int(of_negatives[at])} negatives of label {label}, and so says nothing of the others. Draw them with "
+                "LabelSampling and set positives_per_label to 2 or more."
             )
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
@@ -208,8 +206,8 @@ class MeanAveragePrecision(Objective):
 
     def _unfit(self, name: str, found: Tensor) -> DataError:
         return DataError(
-            f"MeanAveragePrecision needs outputs of shape (B, {self.labels}), one for each of {self.labels} labels, and "
-            f"y of shape {'(B,)' if self.one_label_each else f'(B, {self.labels})'}, got {name} of shape "
+            f"MeanAveragePrecision needs outputs of shape (B, {self.labels}), one for each of {self.labels} labels, "
+            f"and y of shape {'(B,)' if self.one_label_each else f'(B, {self.labels})'}, got {name} of shape "
             f"{tuple(found.shape)}. Give the network one output per label."
         )
 
@@ -229,28 +227,26 @@ class MeanAveragePrecision(Objective):
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         task, positive, dtype = required_column(batch, "task", self), y == 1, outputs.dtype
         known, positives = (one.like(y)[task].to(dtype) for one in (self.known, self.positives))
-        of_negatives, of_positives = self._held(batch)
+        of_negatives, of_positives, lonely = self._held(batch)
         # of the mean over the n_t samples of the label: each of the other positives, each of the negatives
         others = (positives - 1) / (known * (of_positives - 1).clamp(min=1))
         against = (y == 0) * (known - positives) / (known * of_negatives.clamp(min=1))
         shares = torch.where(positive, others, against).to(dtype)
-        masks, one = torch.stack([shares * positive, shares]), torch.ones_like(shares)
-        scores = outputs.gather(1, task.unsqueeze(1)).squeeze(1)
-        sums = pair_sums(self.loss, scores, masks, table=Strata(task).weighted(0 * one, one))
-        sums = sums + ((1 / known - shares) * self.own).unsqueeze(1)  # itself
-        relevance = self._relevance.like(y)[task].to(dtype)
-        return Rows(nan_where(self._lonely(batch).unsqueeze(1), sums), positive * relevance)
+        scores, masks = outputs.gather(1, task.unsqueeze(1)).squeeze(1), torch.stack([shares * positive, shares])
+        same = Strata(task).weighted(torch.zeros_like(shares), torch.ones_like(shares))
+        itself = ((1 / known - shares) * self.own).unsqueeze(1)
+        sums = nan_where(lonely.unsqueeze(1), pair_sums(self.loss, scores, masks, table=same) + itself)
+        return Rows(sums, positive * self._relevance.like(y)[task].to(dtype))
 
-    def _held(self, batch: Columns) -> list[Tensor]:
-        """How many negatives and positives of its label a batch holds for every sample, shape (B,)."""
-        y, task = batch["y"], batch["task"]
-        none = torch.zeros(self.labels, device=y.device)
-        return [none.index_add(0, task, (y == label).to(none.dtype))[task] for label in (0, 1)]
+    def _held(self, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
+        """How many negatives and positives of its label a batch holds for every sample, and which it says too little of.
 
-    def _lonely(self, batch: Columns) -> Tensor:
-        """Positives of which a batch does not hold what they are compared with, shape (B,), bool."""
-        (of_negatives, of_positives), positives = self._held(batch), self.positives.like(batch["y"])[batch["task"]]
-        return (batch["y"] == 1) & (((of_positives == 1) & (positives > 1)) | (of_negatives == 0))
+        Returns: shape (B,) each; the last are positives without a negative, or without another positive if there are.
+        """
+        y, task, none = batch["y"], batch["task"], torch.zeros(self.labels, device=batch["y"].device)
+        of_negatives, of_positives = (none.index_add(0, task, (y == label).to(none.dtype))[task] for label in (0, 1))
+        alone = (of_positives == 1) & (self.positives.like(y)[task] > 1)
+        return of_negatives, of_positives, (y == 1) & (alone | (of_negatives == 0))
 
 
 def _loss_of_itself(loss: PairLoss) -> float:

@@ -88,11 +88,13 @@ class PairLoss(ABC):
     """A loss of the difference d (any shape, unit: score) that falls as d grows; elementwise.
 
     Attributes:
-        square: whether it is ``(margin - d)^2`` with the attribute ``margin``: everywhere, or where ``d < margin`` and
-            0 elsewhere ("hinge").  Then sums over many pairs do not form them.
+        square: whether it is ``(margin - d)^2`` everywhere, or for ``d < margin`` and 0 beyond ("hinge").  Then sums
+            over many pairs do not form them.
+        margin: of a square.
     """
 
     square: ClassVar[Literal["no", "everywhere", "hinge"]] = "no"
+    margin: float
 
     @abstractmethod
     def __call__(self, d: Tensor) -> Tensor:
@@ -261,14 +263,14 @@ def _sorted_sums(pairs: _Pairs) -> Tensor | None:
 
 
 def _squares(pairs: _Pairs, c: Tensor, x: Tensor, weights: Tensor, within: "Strata | None" = None) -> Tensor:
-    """``sum_j W_kj [(c_i - x_j)^2 - t_i]_+ = c_i^2 V_0 - 2 c_i V_1 + V_2 - t_i V_0``, V the sums of W times 1, x and x^2."""
+    """``sum_j W_kj [(c_i - x_j)^2 - t_i]_+ = c_i^2 V_0 - 2 c_i V_1 + V_2 - t_i V_0``, see :func:`_moments` for V."""
     thresholds, reach = pairs.thresholds, c.detach()
     if pairs.loss.square != "hinge":
         reach = torch.full_like(reach, torch.inf)
     elif thresholds is not None:
         reach = reach - thresholds.detach().clamp(min=0).sqrt()
     v0, v1, v2 = _moments(x, weights, reach, within)
-    squares = c.square() * v0 - 2 * c * v1 + v2
+    squares: Tensor = c.square() * v0 - 2 * c * v1 + v2
     return squares if thresholds is None else squares - thresholds * v0
 
 
@@ -362,12 +364,13 @@ class _PairMean(torch.autograd.Function):
             return _plain_mean(v, *given)
         w = pairs.weights[0]
         for some in pairs.blocks():
-            losses, slopes = pairs.loss.with_slope(pairs.differences(some))
+            losses, slopes = pairs.loss.with_slope(_part(pairs.mine, some).unsqueeze(1) - pairs.scores)
             share = _part(v, some)
-            parts.append((w @ losses @ share, (w @ slopes).mul_(share), slopes @ share))
+            parts.append((share @ (losses @ w), (slopes @ w).mul_(share), share @ slopes))
         means, of_owners, of_others = zip(*parts, strict=True)
         ctx.save_for_backward(v, *given[2:], _joined(of_owners), reduce(torch.add, of_others).mul_(w))
-        return reduce(torch.add, means)
+        mean: Tensor = reduce(torch.add, means)
+        return mean
 
     @staticmethod
     @_exact

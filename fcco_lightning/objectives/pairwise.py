@@ -1,6 +1,7 @@
 """Surrogate losses of a pair: l(d) with d = score of the positive - score of the negative."""
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch.nn.functional import softplus
 
 from fcco_lightning.checks import positive
 from fcco_lightning.numerics import exp_with_tangent
-from fcco_lightning.objectives.pair_sums import PairLoss
+from fcco_lightning.objectives.pair_sums import PairLoss as PairLoss  # noqa: PLC0414 - it is one of them
 
 _MOST_IN_FLOAT32 = 50.0  # exponent of a loss, which overflows at 88
 _MOST_EXPONENT = 500.0  # float64 overflows at 709, and the mean over negatives and f are still to come
@@ -43,7 +44,7 @@ class SquaredPair(PairLoss):
     """``l(d) = (margin - d)^2``, margin > 0."""
 
     margin: float = 1.0
-    square = "everywhere"
+    square: ClassVar[Literal["no", "everywhere", "hinge"]] = "everywhere"
 
     def __post_init__(self) -> None:
         positive("margin", self.margin)

@@ -219,7 +219,7 @@ def known_at(known: Tensor, u: Tensor) -> Tensor:
             f"a known parameter of {len(known)} rows does not belong to {len(u)} rows of inner values. Give it one row "
             "for each of them, or one for all."
         )
-    return known.to(u)
+    return known.to(u, non_blocking=known.device.type == "cpu")  # few numbers, for which nothing has to wait
 
 
 def infinite_outside(value: Tensor, inside: Tensor) -> Tensor:

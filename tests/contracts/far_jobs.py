@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fcco_lightning import OOA, ConfigError, Engine, SampleDRO
+from fcco_lightning import OOA, ConfigError, Engine, MeanAtMost, MeanDifferenceAtMost, SampleDRO, SoftRate
 from fcco_lightning.ambiguity import AmbiguitySet
+from fcco_lightning.constraints import MeanNear
 from fcco_lightning.state import DualState
 from tests import far_device
 from tests.contracts.registry_algorithms import ALGORITHMS, Member
@@ -18,6 +19,7 @@ from tests.contracts.registry_objectives import CASES as OBJECTIVES
 from tests.contracts.sampled import WAYS, Bench, Case
 from tests.contracts.trainings import Training, make_batches
 
+TOGETHER = ("SONEX", "SONEX, multipliers", "ALEXR, old")
 PREFERRED = ("balanced", "events", "queries", "bags", "classes", "uniform", "groups", "some bags")
 
 
@@ -34,11 +36,12 @@ class Steps(NamedTuple):
 
 
 def all_steps() -> dict[str, list[Steps]]:
-    """Of every objective and constraint with algorithms of all kinds, of every algorithm, and of every set of weights."""
+    """Of every objective and constraint with algorithms of all kinds, of every algorithm, of every set of weights."""
     warnings.simplefilter("ignore")
     far_device.register()
     found = {name: _of_case(case) for name, case in (OBJECTIVES | CONSTRAINTS).items()}
     found |= {f"algorithm {name}": [_compared(_algorithm_steps, member)] for name, member in ALGORITHMS.items()}
+    found |= {f"together, {name}": [_compared(_steps_together, ALGORITHMS[name])] for name in TOGETHER}
     return found | {
         f"{name}, {geometry}": [_compared(_algorithm_steps, _ascent(member.make(), geometry))]
         for name, member in WEIGHTS.items()
@@ -80,9 +83,18 @@ def _case_steps(given: tuple[Case, Member | None], device: str) -> Any:
         return waits, _result(engine)
 
 
-def _algorithm_steps(member: Any, device: str) -> Any:
+def _steps_together(member: Member, device: str) -> Any:
+    """With constraints that are kept as one term, each with a kappa, and a target, of its own."""
+    rate, groups = SoftRate(temperature=0.5), [{"group": g} for g in range(3)]
+    limits = [MeanAtMost(rate, 0.1 * (g + 3), groups[g]) for g in range(3)]
+    limits += [MeanNear(rate, 0.1 * (g + 3), 0.1 * g, groups[g]) for g in range(3)]
+    limits += [MeanDifferenceAtMost(rate, 0.1 * g, groups[0], groups[g]) for g in (1, 2)]
+    return _algorithm_steps(member, device, limits)
+
+
+def _algorithm_steps(member: Member, device: str, limits: Any = None) -> Any:
     torch.manual_seed(0)
-    training = Training(member)
+    training = Training(member, limits=limits)
     with _watched(device) as far:
         training.engine = engine = _moved(training.network, training.problem, training.algorithm, device)
         training.optimizer = member.optimizer(engine.params, lr=0.05, beta=0.3)

@@ -5,14 +5,19 @@ There is no such device here: see tests/far_device.py, which also refuses tensor
 
 import pytest
 
-from tests.contracts.far_jobs import all_steps
+from tests.contracts.far_jobs import TOGETHER, all_steps
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.contracts.registry_ambiguity import MEMBERS as WEIGHTS
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
 from tests.contracts.registry_objectives import CASES as OBJECTIVES
 from tests.launch import launch, values
 
-NAMES = [*OBJECTIVES, *CONSTRAINTS, *(f"algorithm {name}" for name in ALGORITHMS)]
+NAMES = [
+    *OBJECTIVES,
+    *CONSTRAINTS,
+    *(f"algorithm {name}" for name in ALGORITHMS),
+    *(f"together, {name}" for name in TOGETHER),
+]
 
 
 @pytest.fixture(scope="module")
