@@ -122,12 +122,14 @@ class Engine:
         self.problem.follow_pace(optimizer)
         with self.processes.guard():
             columns = self.received(batch)
+        self.problem.objective.most = self.problem.most
         try:
             self.algorithm.iteration(self, columns)
         except (IndexError, RuntimeError):  # the latter from compiled code
             name_index(self)  # raises, if it is that of a row
             raise
         finally:
+            self.problem.objective.most = ()
             self._forget()
         return self._estimates
 

@@ -16,6 +16,7 @@ from fcco_lightning.engine.row_weights import (
     Drawn,
     RowWeights,
     can_know,
+    most_in_a_batch,
     partner_presence,
     presence,
     require_company,
@@ -52,6 +53,7 @@ class Problem(nn.Module):
 
     Attributes:
         direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
+        most: what the plan promises the objective of its batches, see :attr:`Objective.most`.
         terms: the objective's, if it has inner functions, then one of each constraint.
     """
 
@@ -93,7 +95,7 @@ class Problem(nn.Module):
                 per_sample, num_samples, self.processes, layout, dtype, repeats=self._repeats(objective.part)
             )
         )
-        self.direct_weight = self._direct_weight()
+        self.direct_weight, self.most = self._direct_weight(), self._most()
         self._sampling = None  # the columns of the data are not needed any more
         for number, term in enumerate(terms):
             term.weights.number = number
@@ -240,6 +242,11 @@ class Problem(nn.Module):
         require_company(float(probability[0]), name)
         warn_of_rare_rows(probability, [name])
         return 1 / float(probability[0])
+
+    def _most(self) -> tuple[int, ...]:
+        drawn = self._drawn(self.objective.part)
+        kinds = () if drawn is None else self.objective.kinds(drawn.columns)
+        return most_in_a_batch(kinds, drawn) if kinds and drawn is not None else ()
 
     def _drawn(self, part: str | tuple[str, ...] | None) -> Drawn | None:
         if self._sampling is None or isinstance(part, tuple):

@@ -280,6 +280,21 @@ def _empty(name: str, position: int) -> str:
     )
 
 
+def most_in_a_batch(kinds: Sequence[Tensor], drawn: Drawn) -> tuple[int, ...]:
+    """The largest number of samples of each kind in a batch; empty where the plan does not say.
+
+    Args:
+        kinds: masks of the training samples, shape (n_samples,), bool.
+        drawn: the training samples and how batches are drawn.
+    """
+    promised = getattr(drawn.plan, "most", None)
+    if promised is None:
+        return ()
+    strata = drawn.plan.strata
+    strata = torch.zeros(len(kinds[0]), dtype=torch.int64) if strata is None else strata
+    return tuple(promised(torch.bincount(strata[kind], minlength=int(strata.max()) + 1)) for kind in kinds)
+
+
 def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
     """Probability that a batch which holds an owner holds a partner too: one number, or (n_rows,) where it differs.
 

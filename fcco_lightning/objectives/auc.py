@@ -24,16 +24,14 @@ class AUC(BinaryObjective):
         loss: l, the surrogate loss of a pair.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
-
-    Attributes:
-        most_owners: the largest number of positives in a batch, see :class:`RankingObjective`.
     """
-
-    most_owners: int | None = None
 
     def __init__(self, loss: PairLoss | None = None, *, sigmoid: bool = False) -> None:
         super().__init__(sigmoid=sigmoid)
         self.loss = loss or SigmoidPair()
+
+    def kinds(self, columns: Columns) -> Sequence[Tensor]:
+        return both_classes(columns, self)[:1]
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:
         return both_classes(columns, self)
@@ -46,4 +44,4 @@ class AUC(BinaryObjective):
         """The mean over the pairs of the batch."""
         scores, positive = self.scores(outputs), required_column(batch, "y", self) == 1
         (w, v), _ = class_shares(positive, batch.get("weight"), scores.dtype)
-        return pair_mean(self.loss, scores, v, w, few(positive, self.most_owners)), None
+        return pair_mean(self.loss, scores, v, w, few(positive, self.most)), None

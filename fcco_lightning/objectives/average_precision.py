@@ -72,7 +72,7 @@ class AveragePrecision(RankingObjective):
         among_all = self._counted(positive, scores.dtype)
         among_positives = among_all * positive
         masks, given = torch.stack([among_positives, among_all]), (batch, self.num_samples, self.own, positive)
-        return None, Rows(sums_over_data(self.loss, scores, masks, *given, self.most_owners), positive)
+        return None, Rows(sums_over_data(self.loss, scores, masks, *given, self.most), positive)
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
         """How much samples count for another prevalence than the data's, shape (B,)."""
@@ -186,8 +186,8 @@ class MeanAveragePrecision(Objective):
             label = int(batch["task"][at])
             raise DataError(
                 f"a batch holds {int(of_positives[at])} of {int(self.positives.values[label])} positives and "
-                f"{int(of_negatives[at])} negatives of label {label}, and so says nothing of the others. Draw them with "
-                "LabelSampling and set positives_per_label to 2 or more."
+                f"{int(of_negatives[at])} negatives of label {label}, and so says nothing of the others. "
+                "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
@@ -239,9 +239,9 @@ class MeanAveragePrecision(Objective):
         return Rows(sums, positive * self._relevance.like(y)[task].to(dtype))
 
     def _held(self, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
-        """How many negatives and positives of its label a batch holds for every sample, and which it says too little of.
+        """How many negatives and positives of a sample's label a batch holds, and which positives lack others.
 
-        Returns: shape (B,) each; the last are positives without a negative, or without another positive if there are.
+        Returns: shape (B,) each; the last are positives without a negative, or without another positive if there is.
         """
         y, task, none = batch["y"], batch["task"], torch.zeros(self.labels, device=batch["y"].device)
         of_negatives, of_positives = (none.index_add(0, task, (y == label).to(none.dtype))[task] for label in (0, 1))

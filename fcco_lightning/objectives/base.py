@@ -107,6 +107,8 @@ class Objective(nn.Module, Measurable, ABC):
         against_overflow: what to change where gradients overflow, a sentence.
         by_blocks: whether samples are compared with each other block by block, in memory that grows with the number of
             samples and not with its square.
+        most: the largest numbers of samples of its :meth:`kinds` in a batch, while it is trained on batches of a plan
+            that promises them; empty elsewhere, where batches may hold any number.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -114,6 +116,7 @@ class Objective(nn.Module, Measurable, ABC):
     dtype: torch.dtype = torch.float32
     growth: float | None = None
     by_blocks: bool = False
+    most: tuple[int, ...] = ()
     sample_parameters: SampleParameters | None = None
 
     def rows_of(self, batch: Columns) -> Tensor | None:
@@ -129,6 +132,10 @@ class Objective(nn.Module, Measurable, ABC):
         All of them measure the samples of all.  An objective that compares these with each other divides that among
         the processes here; which samples are a process's own the column ``here`` says.
         """
+
+    def kinds(self, columns: Columns) -> Sequence[Tensor]:  # noqa: ARG002
+        """Kinds of samples of which fewer need be measured where batches hold few: masks of the training samples."""
+        return ()
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """The rows of the compositional part: by default one for every training sample.

@@ -15,7 +15,8 @@ from fcco_lightning.objectives.measurable import nan_where
 FEW_PAIRS = 2**17
 """Number of pairs up to which they are formed all at once, which is then fastest."""
 _MOST_KEPT = 2**21  # pairs up to which their slopes are kept for the backward pass, and not computed again
-_BLOCK = 2**17  # pairs that are formed at a time: what fits into a core's cache
+_BLOCK = 2**16  # pairs that are formed at a time: what fits into a core's cache
+_BLOCK_OF_TABLE = 2**20  # the same where weights come in tables, which cost much however few they are
 _MOST_COMPILED = 16  # blocks, where they are compiled
 _ALL = slice(None)
 
@@ -24,15 +25,15 @@ Table: TypeAlias = Callable[[slice], Tensor]
 
 
 class Few:
-    """Some samples of a batch, at most q, in shapes that do not depend on their number.
+    """Samples of a batch that are at most q, in shapes that do not depend on their number.
 
     Args:
         marked: which samples, shape (B,), bool.
         most: q.
 
     Attributes:
-        places: their positions, and B for each of those missing, shape (q,), int64.
-        beyond: whether they are more than q, so that some are missed.
+        places: their positions, then B for those missing, shape (q,), int64.
+        beyond: whether they are more than q.
     """
 
     def __init__(self, marked: Tensor, most: int) -> None:
@@ -134,7 +135,8 @@ class _Pairs(NamedTuple):
 
     def blocks(self) -> list[slice]:
         """The owners, as many at a time as make a block."""
-        size, m = max(1, _BLOCK // self.scores.shape[-1]), self.mine.shape[-1]
+        cheap, m = self.table is None or isinstance(self.table, Strata), self.mine.shape[-1]
+        size = max(1, (_BLOCK if cheap else _BLOCK_OF_TABLE) // self.scores.shape[-1])
         if torch.compiler.is_compiling():  # every block becomes code of its own
             size = max(size, -(-m // _MOST_COMPILED))
         if m <= size or self.scores.dim() > 1:

@@ -2,6 +2,7 @@
 
 import warnings
 from abc import ABC
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -29,21 +30,21 @@ class RankingObjective(BinaryObjective, ABC):
         owner: label of the class whose samples own the rows.
         num_samples: n, known from :meth:`prepare` on.
         class_sizes: numbers of the negatives and of the positives, known from :meth:`row_domain` on.
-        most_owners: the largest number of owners in a batch, None where it is not known.  Where they are few, other
-            pairs of large batches are not formed; a batch that has more gives NaN.
-        most_partners: the same for the samples that own no rows, in objectives that compare owners with these only.
     """
 
     owner: int = 1
     needs_partner: ClassVar[bool] = True
     num_samples: int | None = None
     class_sizes: tuple[int, int] | None = None
-    most_owners: int | None = None
-    most_partners: int | None = None
 
     def prepare(self, num_samples: int) -> None:
         """Take n."""
         self.num_samples = num_samples
+
+    def kinds(self, columns: Columns) -> Sequence[Tensor]:
+        """The samples that own rows, and the others."""
+        owners = self._owners(columns)
+        return owners, ~owners
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every sample of the class that owns them.
@@ -78,11 +79,7 @@ class RankingObjective(BinaryObjective, ABC):
         return required_column(batch, "y", self) == self.owner
 
     def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Which samples of a batch are rows, and shares of the samples in means over both classes.
-
-        Returns: owners, if the batch holds both classes, shape (B,), bool; shares of the owners, and of the others in
-            means over their class, shape (B,), of the ``dtype``.
-        """
+        """Owners, if a batch holds both classes; and shares in means over owners and over the others, (B,) each."""
         owners = self._owners(batch)
         (others, own), known = class_shares(owners, batch.get("weight"), dtype)
         return owners & known, own, others
@@ -90,30 +87,16 @@ class RankingObjective(BinaryObjective, ABC):
     def _means(
         self, loss: PairLoss, scores: Tensor, owners: Tensor, share: Tensor, thresholds: Tensor | None = None
     ) -> Tensor:
-        """The mean losses of owners against the other class, or those of ``[l - t_i]_+``, shape (B, 1).
-
-        Args:
-            loss: l.
-            scores: shape (B,).
-            owners: which samples they are, shape (B,), bool.
-            share: of the samples in means over the other class, shape (B,).
-            thresholds: t, shape (B,).
-        """
+        """The mean losses of owners against the other class, of shares (B,), or those of ``[l - t_i]_+``, (B, 1)."""
         s = scores if self.owner == 1 else -scores
-        some = few(owners, self.most_owners)
-        others = None if self.most_partners is None else few(share > 0, self.most_partners)
+        some, others = few(owners, self.most[:1]), few(share > 0, self.most[1:])
         return pair_sums(loss, s, share.unsqueeze(0), some, partners=others, thresholds=thresholds)
 
 
-def few(marked: Tensor, most: int | None) -> Few | None:
-    """Samples of a large batch, if they are known to be less than half of it.
-
-    Args:
-        marked: which samples, shape (B,), bool.
-        most: how many there are at most; None if that is not known.
-    """
+def few(marked: Tensor, most: Sequence[int]) -> Few | None:
+    """Marked samples (B,) of a large batch, if they are known to be at most ``most[0]``, less than half of it."""
     size = len(marked)
-    return None if most is None or 2 * most >= size or size**2 <= FEW_PAIRS else Few(marked, most)
+    return Few(marked, most[0]) if most and 2 * most[0] < size and size**2 > FEW_PAIRS else None
 
 
 def sums_over_data(
@@ -124,7 +107,7 @@ def sums_over_data(
     num_samples: int | None,
     itself: float,
     owners: Tensor,
-    most: int | None = None,
+    most: Sequence[int] = (),
 ) -> Tensor:
     r"""``sum_j v_ij M_kj l(s_i - s_j)``, v_ij the weights of the samples j in a mean over the data as i sees it.
 
@@ -139,7 +122,7 @@ def sums_over_data(
         num_samples: n.
         itself: l(0).
         owners: samples of which the sums are wanted, shape (B,), bool; those of the others are any finite numbers.
-        most: how many they are at most; None if that is not known.
+        most: how many they are at most; empty if that is not known.
 
     Returns: shape (B, k), or (T, B, k); NaN where the batch says nothing of some samples.
     """

@@ -65,7 +65,7 @@ class RecallAtK(RankingObjective):
         """
         scores, owners = self.scores(outputs), self._owners(batch)
         every, given = torch.ones_like(scores.detach()).unsqueeze(0), (batch, self.num_samples, self.own, owners)
-        ranks = sums_over_data(self.loss, scores, every, *given, self.most_owners)
+        ranks = sums_over_data(self.loss, scores, every, *given, self.most)
         return None, Rows(ranks, owners)
 
     def _range(self) -> Range:

@@ -212,6 +212,16 @@ def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
         torch.testing.assert_close(reading.weight[copies].sum().double(), each)
 
 
+@pytest.mark.parametrize("name", SAMPLE_ROWS)
+def test_a_plan_that_repeats_no_sample_need_not_look_for_copies(name):
+    bench, index = Bench(CASES[name], WAYS["uniform"]()), [0, 1, 2, 6, 7, 8]
+    expected = bench.gradient(bench.batch(index))
+    for part in (*bench.engine.problem.all_terms, bench.engine.problem.row_parameters):
+        if part is not None:
+            part.repeats = False
+    torch.testing.assert_close(bench.gradient(bench.batch(index)), expected, rtol=1e-12, atol=1e-12)
+
+
 def _outputs(bench, index):
     if bench.case.others:
         batch = bench.batch(index)
