@@ -55,7 +55,7 @@ from fcco_lightning import (
 from fcco_lightning.callbacks import Preemption
 from fcco_lightning.data.synthetic import GaussianGroups
 from fcco_lightning.distributed import Processes
-from fcco_lightning.state import DualState, merge_duplicates
+from fcco_lightning.state import DualState, copies, shard_of
 from fcco_lightning.state.row_files import CHUNK_BYTES, read_manifest, read_rows, write_manifest, write_part
 
 GAMMA = 0.1
@@ -63,7 +63,7 @@ STEPS = 10  # of each variant in a round
 WARM_UP = 3  # rounds
 FIRST_STEPS = 20  # of a training, left out
 PLAIN, EXCHANGE = "plain, one process", "collectives"
-STEP_BASES = dict.fromkeys(["plain, every process", "state, one process", "state, own rows"], PLAIN)
+STEP_BASES = dict.fromkeys(["plain, every process", "state, one process"], PLAIN)
 STEP_BASES |= dict.fromkeys([EXCHANGE, "state, any rows"], EXCHANGE)
 FILE_BASES = {name: f"plain {name}" for name in ("save", "load", "save and load", "load in one process")}
 
@@ -158,16 +158,18 @@ def plain(table: Tensor) -> Step:
 
 
 def own_rows(state: DualState) -> Step:
-    """Rows that are held here."""
-    return lambda index, values: state.write(index, torch.lerp(state.read_own(index), values, GAMMA))
+    """Rows of a state that is not divided."""
+    return lambda index, values: state.scatter_(index, torch.lerp(state.gather(index), values, GAMMA))
 
 
 def any_rows(state: DualState) -> Step:
     """Rows wherever they are."""
 
     def step(index: Tensor, values: Tensor) -> None:
-        index, values = merge_duplicates(*state.processes.gather([index, values]).tensors)
-        state.write(index, torch.lerp(state.read(index).values, values, GAMMA))
+        index, values = state.processes.gather([index, values]).tensors
+        again = copies(index)
+        values = again.total(values) / again.count.unsqueeze(1)
+        state.scatter_(index, torch.lerp(state.gather(index), values, GAMMA))
 
     return step
 
@@ -191,7 +193,7 @@ def collectives(processes: Processes, share: int, batch: int) -> tuple[Step, int
 def steps(num_rows: int, batch: int, rounds: int) -> tuple[Rounds, Rounds]:
     """Seconds per step of every variant, and bytes that this process sends."""
     processes, random, everywhere = Processes(), np.random.default_rng(), range(num_rows)
-    first, share = processes.rank == 0, len(range(batch)[processes.share(batch)])
+    first, share = processes.rank == 0, shard_of(batch, processes.rank, processes.size)[1]
     state, one = filled(num_rows, processes), filled(num_rows if first else 1, Processes(alone=True))
     table = one.rows.clone() if first else state.rows.clone()
     exchange, exchanged = collectives(processes, share, batch)
@@ -199,7 +201,6 @@ def steps(num_rows: int, batch: int, rounds: int) -> tuple[Rounds, Rounds]:
         PLAIN: Variant(plain(table), everywhere, batch, alone=True),
         "plain, every process": Variant(plain(table), range(len(state.rows)), batch),
         "state, one process": Variant(own_rows(one), everywhere, batch, alone=True),
-        "state, own rows": Variant(own_rows(state), range(state.first, state.first + len(state.rows)), batch),
         EXCHANGE: Variant(exchange, everywhere, share),
         "state, any rows": Variant(any_rows(state), everywhere, share),
     }
@@ -224,7 +225,7 @@ def memory(num_rows: int, batch: int) -> dict[str, float]:
     processes, random = Processes(), np.random.default_rng()
 
     def use(state: DualState) -> None:
-        share = len(range(batch)[processes.share(batch)])
+        share = shard_of(batch, processes.rank, processes.size)[1]
         for index, values in Variant(any_rows(state), range(state.num_rows), share).draw(random):
             any_rows(state)(index, values)
 
