@@ -89,7 +89,7 @@ class RankingObjective(BinaryObjective, ABC):
     ) -> Tensor:
         """The mean losses of owners against the other class, of shares (B,), or those of ``[l - t_i]_+``, (B, 1)."""
         s = scores if self.owner == 1 else -scores
-        some, others = few(owners, self.most[:1]), few(share > 0, self.most[1:])
+        some, others = (few(owners, self.most[:1]), few(share > 0, self.most[1:])) if self.most else (None, None)
         return pair_sums(loss, s, share.unsqueeze(0), some, partners=others, thresholds=thresholds)
 
 
