@@ -416,3 +416,15 @@ def test_the_bound_of_rows_changes_nothing_where_no_row_is_wrong_by_as_much(monk
 def test_pdsca_refuses_embeddings_by_name():
     with pytest.raises(DataError, match=r"CrossEntropyLoss, a loss of scores, but the network returns Embeddings\."):
         trained(GlobalContrastive(0.3), ALGORITHMS["PDSCA"].make(), steps=1)
+
+
+def test_the_least_inner_value_of_views_is_attained_where_all_others_are_far():
+    """By the formula it is 1/(2n - 1), the share of the view's own partner, and not 1/n as of pairs."""
+    n, tau = 6, 0.02
+    objective = ViewContrastive(tau)
+    objective.prepare(n)
+    views = torch.eye(n, dtype=torch.float64)
+    _, rows = objective.measure(Embeddings(views, views), {"index": torch.arange(n)})
+    least = objective.row_domain(n, None).range.least
+    torch.testing.assert_close(rows.values, torch.full_like(rows.values, 1 / (2 * n - 1)))
+    assert least == pytest.approx(1 / (2 * n - 1))
