@@ -16,8 +16,8 @@ _HEAD = """\
 # Claims of the papers
 
 What five papers report, and what came out here. Written by `uv run python examples/benchmarks/claims.py` from
-[claims.yaml](claims.yaml). The figures stand in [the benchmarks](README.md), the tests in `tests/`. The keys of papers
-and errata are those of `fcco_lightning/papers.md`.
+[claims.yaml](claims.yaml). The figures stand in [the benchmarks](README.md) and their pages of details, the tests in
+`tests/`. The keys of papers and errata are those of `fcco_lightning/papers.md`.
 
 A number counts as reproduced if it is within two standard deviations of the printed one (both deviations together).
 Where other data are named they speak of the ordering only, not of its size. ± is the standard deviation over seeds.
