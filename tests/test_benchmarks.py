@@ -497,6 +497,11 @@ def test_scaling_measures_processes(tmp_path, monkeypatch, capsys):
     (table,) = json.loads(out.read_text()).values()
     assert list(table) == ["P = 1", "P = 2"]
     assert all(value > 0 for row in table.values() for value in row.values())
+    monkeypatch.setattr(s, "CASES", {s.PAIRS: 8})
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--rows", "--processes", "2", "--rounds", "3", "--out", str(out)])
+    s.main()
+    (table,) = json.loads(out.read_text()).values()
+    assert table[f"{s.PAIRS}, P = 2"]["ratio"] > 0
 
 
 def test_peers_are_searched_and_run_beside_the_defaults(tmp_path, monkeypatch, capsys):
