@@ -9,11 +9,11 @@ from lightning.pytorch import Trainer
 
 import fcco_lightning
 from fcco_lightning import FCCOModule, callbacks
-from fcco_lightning.__main__ import main
-from fcco_lightning.argument_parser import ArgumentParser
-from fcco_lightning.catalogue import KINDS, SECTIONS, members
-from fcco_lightning.named_configs import named_configs, named_searches
-from fcco_lightning.signatures import OF_FIT, arguments, options
+from fcco_lightning.cli import run
+from fcco_lightning.cli.catalogue import KINDS, SECTIONS, members
+from fcco_lightning.cli.named_configs import named_configs, named_searches
+from fcco_lightning.cli.parser import ArgumentParser
+from fcco_lightning.cli.signatures import OF_FIT, arguments, options
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def script(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         written = []
         patch.setattr("sys.stdout.write", written.append)
-        main(["--print_completion"])
+        run(["--print_completion"])
     path.write_text("".join(written))
     return path
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fcco_lightning.catalogue import KINDS, ROOT, SECTIONS, members
+from fcco_lightning import ROOT
+from fcco_lightning.cli.catalogue import KINDS, SECTIONS, members
 
 OF_FIT = ("ckpt_path", "config", "help", "logger", "name", "print_config", "seed_everything")
 _FOLDERS = ("callbacks", "data", "state", "steps", "training", *(f for kind in KINDS.values() for f in kind.folders))

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from fcco_lightning.catalogue import KINDS
-from fcco_lightning.named_configs import named_configs, named_searches
-from fcco_lightning.signatures import arguments, options
+from fcco_lightning.cli.catalogue import KINDS
+from fcco_lightning.cli.named_configs import named_configs, named_searches
+from fcco_lightning.cli.signatures import arguments, options
 
 _SCRIPT = """\
 # Completion of fcco: commands, options, names of classes, configurations, searches and kinds of parts; files elsewhere.
