@@ -11,7 +11,7 @@ import pdoc
 import pdoc.render
 
 import fcco_lightning
-from fcco_lightning.catalogue import FAMILIES, public_names
+from fcco_lightning import FAMILIES, public_names
 
 BESIDE = ("analysis", "callbacks", "constraints.multipliers", "metrics", "pictures")
 

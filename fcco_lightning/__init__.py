@@ -1,15 +1,58 @@
 """Finite-sum coupled compositional optimization and constrained training on PyTorch Lightning.
 
-The public names are those of the folders below.  They are imported on first use, so that ``import fcco_lightning``
-costs nothing.
+The public names are those of the folders below.  They are read from the sources, and imported on first use, so that
+``import fcco_lightning`` costs nothing.
 """
 
+import ast
+import functools
 import importlib
+import re
+from pathlib import Path
 from typing import Any
 
-from fcco_lightning.catalogue import public_names
-
 __version__ = "0.1.0"
+
+ROOT = Path(__file__).parent
+
+# Folders whose every class is public, from the moment that its file is there.
+FAMILIES = (
+    *("ambiguity", "outer", "estimators", "steps", "models"),
+    *("objectives", "constraints", "algorithms", "evaluation"),
+)
+_WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders export is public
+_SELECTED = {
+    "callbacks": "Run load_run",
+    "criterion": "Criterion",
+    "engine": "Engine InnerFunctions Problem Surrogate",
+    "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
+    "evaluation": "default_evaluation",
+    "inference": "Predictor export load",
+    "state": "DualState",
+    "training": "FCCOModule FabricBackend Pretraining StepAtFractions WeightAverage",
+}
+
+
+@functools.cache
+def public_names() -> dict[str, str]:
+    """Every public name of the package with the module that holds it; of two with one name the later."""
+    files = [(family, path) for family in FAMILIES for path in sorted((ROOT / family).glob("[a-z]*.py"))]
+    homes = {name: f"{family}.{path.stem}" for family, path in files for name in _classes(path)}
+    homes |= {name: module for module in _WHOLE for name in _exported(module) if name[0].isupper()}
+    homes |= {name: module for module, names in _SELECTED.items() for name in names.split()}
+    return {name: f"{ROOT.name}.{module}" for name, module in homes.items()}
+
+
+def _classes(path: Path) -> list[str]:
+    return re.findall(r"^class ([A-Z]\w*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def _exported(module: str) -> list[str]:
+    source = ROOT.joinpath(*module.split("."), "__init__.py").read_text(encoding="utf-8")
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", None) == "__all__":
+            return list(ast.literal_eval(statement.value))
+    return []
 
 
 def __getattr__(name: str) -> Any:

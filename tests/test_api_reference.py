@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fcco_lightning.catalogue import members
+from fcco_lightning.cli.catalogue import members
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,14 +12,10 @@ from fcco_lightning.analysis.certificate import (
     penalty_multipliers,
     require_certifiable,
 )
-from fcco_lightning.analysis.derivatives import jacobian
-from fcco_lightning.analysis.diagnosis import diagnose
-from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals
-from fcco_lightning.analysis.eigenvalues import Spectrum, gram, spectrum
-from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, Jacobian, required_size
+from fcco_lightning.analysis.diagnosis import GRID, Spectrum, Stationarity, diagnose, spectrum, stationarity
+from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals, surrogate
+from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, Jacobian, gram, jacobian, required_size
 from fcco_lightning.analysis.intervals import Interval, exact_binomial, intervals
-from fcco_lightning.analysis.stationary_points import GRID, Stationarity, stationarity
-from fcco_lightning.analysis.surrogates import surrogate
 
 __all__ = [
     "GRID",

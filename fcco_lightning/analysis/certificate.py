@@ -10,10 +10,9 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.analysis.derivatives import undisturbed
-from fcco_lightning.analysis.eigenvalues import gram
-from fcco_lightning.analysis.inner_jacobian import MAX_VALUES
-from fcco_lightning.analysis.surrogates import surrogate
+from fcco_lightning.analysis.dual_values import surrogate
+from fcco_lightning.analysis.gradients import flat, gradient, gradients, undisturbed
+from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, gram
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.distributed import Processes
@@ -261,11 +260,11 @@ def _of_objective(objective: Objective, samples: Samples, max_values: float) -> 
 def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Tensor]) -> Tensor:
     """The gradient of F by the objective's own parameters and then by those of single samples, on the CPU."""
     parameters, rows = [p for p in objective.parameters() if p.requires_grad], list(own_rows.values())
-    found = _flat(_gradients(value, [*parameters, *rows]), [*parameters, *rows])
+    found = gradient(value, [*parameters, *rows])
     if objective.sample_parameters is None:
         return found
     least, most = objective.sample_parameters.least, objective.sample_parameters.most
-    values = _flat(rows, rows).detach()
+    values = flat(rows)
     slope = found[len(found) - len(values) :]
     slope[(values <= least) & (slope > 0) | (values >= most) & (slope < 0)] = 0
     return found
@@ -330,24 +329,7 @@ def _pushing_sign(sides: _Sides, values: Tensor) -> Tensor:
 def _by_outputs(pulled: Sequence[Tensor], outputs: Mapping[str, Any]) -> list[dict[str, list[Tensor]]]:
     """The gradient of every scalar by the outputs of every part; none of a part on which it does not depend."""
     leaves: dict[str, list[Tensor]] = {name: pytree.tree_leaves(found) for name, found in outputs.items()}
-    return [{name: _gradients(number, some) for name, some in leaves.items()} for number in pulled]
-
-
-def _gradients(number: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of a scalar, whose graph is kept; none if it does not depend on any of the tensors."""
-    if not tensors or not number.requires_grad:
-        return []
-    found = torch.autograd.grad(number, list(tensors), retain_graph=True, allow_unused=True)
-    if all(gradient is None for gradient in found):
-        return []
-    return [torch.zeros_like(t) if gradient is None else gradient for t, gradient in zip(tensors, found, strict=True)]
-
-
-def _flat(gradients: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    """Gradients by some tensors as one vector, float64, on the CPU; zeros if there are none."""
-    if not gradients:
-        return torch.zeros(sum(t.numel() for t in tensors), dtype=torch.float64)
-    return torch.cat([gradient.reshape(-1).double() for gradient in gradients]).cpu()
+    return [{name: gradients(number, some) for name, some in leaves.items()} for number in pulled]
 
 
 def _by_weights(
@@ -369,7 +351,7 @@ def _by_weights(
                 at = ordered[torch.searchsorted(index[ordered], batch["index"])]
                 for k in depending:
                     products = [(s[at].to(o.dtype) * o).sum() for s, o in zip(slopes[k][name], found, strict=True)]
-                    total[k] += _flat(_gradients(torch.stack(products).sum(), weights), weights)
+                    total[k] += gradient(torch.stack(products).sum(), weights)
     device = next(iter(columns.values()))["index"].device
     for row in total if processes.size > 1 else ():
         row.copy_(processes.sum_(row.to(device)))

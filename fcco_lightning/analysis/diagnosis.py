@@ -1,16 +1,107 @@
-"""All diagnostics of a solution together, as plain numbers."""
+"""All diagnostics of the solution of a group objective: Gram matrix, dual values, stationarity."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.analysis.dual_values import duals, on_device_of, outer_function, outer_gradients
-from fcco_lightning.analysis.eigenvalues import gram, spectrum
-from fcco_lightning.analysis.inner_jacobian import Jacobian
-from fcco_lightning.analysis.stationary_points import GRID, stationarity
+from fcco_lightning.analysis.gradients import gradient
+from fcco_lightning.analysis.inner_jacobian import Jacobian, column_blocks, gram
 from fcco_lightning.checks import positive
 from fcco_lightning.objectives import GroupObjective, Objective
 from fcco_lightning.outer import Shifted
+
+GRID = tuple(10 ** (k / 10 - 4) for k in range(51))
+"""The smoothings lam at which stationarity is measured: ten per decade from 1e-4 to 10."""
+
+
+class Spectrum(NamedTuple):
+    """The extreme eigenvalues of a Gram matrix.
+
+    Attributes:
+        lambda_min: The smallest eigenvalue, >= 0; one below ``n k 2e-16 lambda_max`` is rounding.
+        lambda_max: The largest eigenvalue.
+        condition: Their ratio; inf where the smallest one is rounding.
+    """
+
+    lambda_min: float
+    lambda_max: float
+    condition: float
+
+
+class Stationarity(NamedTuple):
+    """How nearly stationary w is with the t_i and y_i of one smoothing (SONEX paper, Def. 4.1).
+
+    Attributes:
+        lam: The smoothing; 0 for t_i = g_i.
+        shift: The distance ``max_i |t_i - g_i|``.
+        gradient: The norm ``|grad g_0 + (1/n) sum_i Jac g_i^T y_i|``.
+        eps: The larger of the two: w is approximately eps-stationary.
+    """
+
+    lam: float
+    shift: float
+    gradient: float
+    eps: float
+
+
+def stationarity(objective: Objective, jacobian: Jacobian, lams: Sequence[float]) -> list[Stationarity]:
+    r"""Compute the eps of Def. 4.1 of the SONEX paper with ``t_i = prox_{lam f}(g_i)`` and ``y_i = grad f_lam(g_i)``.
+
+    This is the choice in the proof of Thm 4.2: y_i is in the subdifferential of f at t_i, and the gradient is that of
+    ``g_0 + F_lam``.  For lam = 0, t_i = g_i.  The definition lacks g_0; here its gradient is added.  Where f itself
+    depends on parameters of the objective that are trained (a threshold), its derivative in them is added too.
+
+    Args:
+        objective: An objective whose outer function has a prox, unless all ``lams`` are 0.
+        jacobian: The exact inner functions and their gradients, see :func:`~fcco_lightning.analysis.jacobian`.
+        lams: The smoothings, >= 0.
+
+    Returns:
+        The result for each smoothing, in the order of ``lams``.
+    """
+    outer, g = outer_function(objective), on_device_of(objective, jacobian.values)
+    shifts, weights, totals = [], [], []
+    for lam in lams:
+        t = outer.prox(g, lam).detach() if lam else g
+        y = outer.envelope_gradient(g, lam).detach() if lam else outer_gradients(objective, g)
+        shifts.append(float((t - g).norm(dim=1).max()))
+        weights.append((y.reshape(-1) / len(g)).cpu())
+        total = jacobian.direct_gradient.clone()
+        total[jacobian.num_network :] += _gradient_of_outer(objective, g, lam)
+        totals.append(total)
+    squares = torch.zeros(len(weights), dtype=torch.float64)
+    for columns, block in column_blocks(jacobian.rows):
+        gradients = torch.stack(weights) @ block + torch.stack([total[columns] for total in totals])
+        squares += gradients.square().sum(1)
+    pairs = zip(lams, shifts, squares.sqrt().tolist(), strict=True)
+    return [Stationarity(lam, shift, gradient, max(shift, gradient)) for lam, shift, gradient in pairs]
+
+
+def spectrum(matrix: Tensor) -> Spectrum:
+    r"""Compute the extreme eigenvalues of a Gram matrix.
+
+    The smallest one is the delta of Assumption 4.3 of the SONEX paper, ``lambda_min(J J^T) >= delta > 0``; see also
+    Table 6 there.
+
+    Args:
+        matrix: The Gram matrix, shape (m, m), float64.
+    """
+    eigenvalues = torch.linalg.eigvalsh(matrix).clamp(min=0)
+    low, high = float(eigenvalues[0]), float(eigenvalues[-1])
+    rounding = len(matrix) * torch.finfo(torch.float64).eps * high
+    return Spectrum(low, high, high / low if low > rounding else float("inf"))
+
+
+def _gradient_of_outer(objective: Objective, values: Tensor, lam: float) -> Tensor:
+    """The gradient of ``(1/n) sum_i f_lam(g_i)`` in the objective's trained parameters while the g_i are held fixed."""
+    parameters, outer = [p for p in objective.parameters() if p.requires_grad], outer_function(objective)
+    if not parameters or outer.coupled:  # a coupled f is a maximum over weights, without parameters
+        return torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    with torch.inference_mode(False), torch.enable_grad():
+        return gradient((outer.envelope(values, lam) if lam else outer.value(values)).mean(), parameters)
 
 
 def diagnose(

@@ -1,14 +1,18 @@
-"""The exact inner functions of a group objective on a whole split, and their gradients."""
+"""The exact inner functions of a group objective on a whole split, and their gradients, batch by batch."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from fcco_lightning.analysis.gradients import gradient, undisturbed
 from fcco_lightning.checks import positive
-from fcco_lightning.engine import InnerFunctions
-from fcco_lightning.errors import ConfigError
-from fcco_lightning.objectives import GroupObjective
+from fcco_lightning.distributed import Processes
+from fcco_lightning.engine import InnerFunctions, outputs_of_columns
+from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+from fcco_lightning.objectives import GroupObjective, MultiTaskGroupDRO, Objective
+from fcco_lightning.records import Columns, Rows
 
 MAX_VALUES = 2e9
 """The default for the largest number of values of a Jacobian, or of a Gram matrix: 8 GB in float32."""
@@ -33,11 +37,37 @@ class Jacobian(NamedTuple):
     num_network: int
 
 
-def column_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Iterate over the columns of a (m, d) matrix in float64, some at a time: ``(columns, rows[:, columns])``."""
-    size = max(1, _BLOCK // max(1, len(rows)))
-    for start in range(0, rows.shape[1], size):
-        yield slice(start, start + size), rows[:, start : start + size].double()
+def jacobian(
+    functions: InnerFunctions,
+    batches: Iterable[Columns],
+    processes: Processes | None = None,
+    max_values: float = MAX_VALUES,
+) -> Jacobian:
+    """Compute the inner functions and their gradients over all batches, in evaluation mode.
+
+    No ``.grad`` and no buffer changes.  An inner function is affine in its group's mean loss, so the mean over parts
+    of the group, weighted by their sizes, is exact: each batch is split by group, and each part takes one forward and
+    one backward pass.
+
+    Args:
+        functions: The network and the objective; constraints are left out.
+        batches: The batches of the whole split, or of this process's part of it, on the parameters' device, with every
+            sample once.
+        processes: The processes of the job, whose parts are added up.  By default only this one.
+        max_values: See :func:`required_size`.
+
+    Raises:
+        ConfigError: see :func:`required_size`.
+        DataError: if a group (or a task in a group) has no sample.
+        NonFiniteError: if a value or a gradient is NaN or infinite.
+    """
+    processes = processes or Processes()
+    sums = _Sums(functions, *required_size(functions, max_values))
+    with undisturbed(functions), processes.together():
+        for batch in batches:
+            for part in _by_group(batch):
+                sums.add(part)
+    return sums.mean(processes)
 
 
 def required_size(functions: InnerFunctions, max_values: float = MAX_VALUES) -> tuple[int, int, int]:
@@ -68,3 +98,109 @@ def required_size(functions: InnerFunctions, max_values: float = MAX_VALUES) -> 
             "groups."
         )
     return n, k, d
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Compute ``J J^T`` of gradients J.
+
+    Args:
+        rows: The gradients, shape (m, d).
+
+    Returns:
+        The Gram matrix, shape (m, m), float64.
+    """
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for _, block in column_blocks(rows):
+        total += block @ block.T
+    return total
+
+
+def column_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Iterate over the columns of a (m, d) matrix in float64, some at a time: ``(columns, rows[:, columns])``."""
+    size = max(1, _BLOCK // max(1, len(rows)))
+    for start in range(0, rows.shape[1], size):
+        yield slice(start, start + size), rows[:, start : start + size].double()
+
+
+class _Sums:
+    """Sums over samples of the n k inner values and their gradients by d parameters."""
+
+    def __init__(self, functions: InnerFunctions, n: int, k: int, d: int) -> None:
+        self.functions, self.n, self.k = functions, n, k
+        self.weights = list(functions.trainable().values())
+        dtype = torch.promote_types(self.weights[0].dtype, torch.float32)
+        self.rows = torch.zeros(n * k, d, dtype=dtype)
+        self.counts, self.values = torch.zeros(2, n * k, dtype=torch.float64)
+        self.samples, self.direct = torch.zeros(2, 1, dtype=torch.float64)
+        self.direct_gradient = torch.zeros(d, dtype=torch.float64)
+
+    def add(self, part: Columns) -> None:
+        """Add the samples of one group.
+
+        Raises:
+            DataError: if a column is missing or wrong.
+        """
+        objective, outputs = self.functions.objective, outputs_of_columns(self.functions.network, part)
+        direct, rows = objective.measure(outputs, part)
+        assert rows is not None  # noqa: S101 - a group objective
+        if not bool(rows.values.isfinite().all()):
+            objective.check(outputs, part)
+        for cell, count, mean in _means(objective, outputs, part, rows):
+            self.counts[cell] += count
+            self.values[cell] += count * mean.item()
+            self.rows[cell].add_(gradient(mean, self.weights).to(self.rows), alpha=count)
+        size = len(part["group"])
+        self.samples += size
+        if direct is not None:
+            self.direct += size * direct.item()
+            self.direct_gradient.add_(gradient(direct, self.weights), alpha=size)
+
+    def mean(self, processes: Processes) -> Jacobian:
+        """Add up the sums of all processes and divide by the numbers of samples."""
+        sums = (self.counts, self.values, self.samples, self.direct, self.direct_gradient)
+        for total in (*sums, *self.rows) if processes.size > 1 else ():
+            total.copy_(processes.sum_(total.to(self.weights[0].device)))
+        if not self.counts.all():
+            row, column = divmod(int(self.counts.argmin()), self.k)
+            entry = f" (entry {column})" if self.k > 1 else ""
+            raise DataError(
+                f"inner function {row}{entry} has no sample, diagnostics need all {self.n}. Use a split that holds "
+                "every group."
+            )
+        if not bool(torch.isfinite(self.values).all() and torch.isfinite(self.rows).all()):
+            raise NonFiniteError(
+                "inner values or their gradients are not finite: the weights diverged, or x holds NaN."
+            )
+        return Jacobian(
+            (self.values / self.counts).view(self.n, self.k),
+            self.rows.div_(self.counts.to(self.rows.dtype).unsqueeze(1)),
+            float(self.direct / self.samples),
+            self.direct_gradient / self.samples,
+            sum(p.numel() for name, p in self.functions.trainable().items() if name.startswith("network.")),
+        )
+
+
+def _by_group(batch: Columns) -> Iterator[Columns]:
+    """Split a batch by group; one without that column stays whole, and the objective says what is missing."""
+    if "group" not in batch:
+        yield batch
+        return
+    for group in torch.unique(batch["group"]):
+        chosen = (batch["group"] == group).nonzero().squeeze(1)
+        yield {name: values.index_select(0, chosen) for name, values in batch.items()}
+
+
+def _means(objective: Objective, outputs: Any, part: Columns, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
+    """Compute g over samples of one group: ``(row k + column, number of samples, mean)`` of each of its entries."""
+    group, k = int(part["group"][0]), objective.width
+    if not isinstance(objective, MultiTaskGroupDRO):
+        yield group, len(part["group"]), rows.values[rows.weight != 0][0, 0]
+        return
+    losses = objective.loss(outputs, part)
+    if losses.dim() == 2:
+        for task, column in enumerate(losses.unbind(1)):
+            yield task * k + group, len(column), column.mean()
+        return
+    for task in torch.unique(part["task"]).tolist():
+        losses_of_task = losses[part["task"] == task]
+        yield task * k + group, len(losses_of_task), losses_of_task.mean()

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
-from fcco_lightning.conditions import Where, described
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, ValueAtMost
 from fcco_lightning.constraints.memberships import means_over
 from fcco_lightning.constraints.subsets import Subset, Subsets
 from fcco_lightning.constraints.vacuity import constant_decision
+from fcco_lightning.data.conditions import Where, described
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, Linear, OuterFunction, Shifted

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.conditions import Condition, Where, described, holds, values_of
+from fcco_lightning.data.conditions import Condition, Where, described, holds, values_of
 from fcco_lightning.errors import DataError
 from fcco_lightning.numerics import Known
 from fcco_lightning.records import Columns

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.conditions import Condition, comparisons, values_of
+from fcco_lightning.data.conditions import Condition, comparisons, values_of
 from fcco_lightning.errors import DataError
 
 Comparisons: TypeAlias = list[tuple[Callable[[Any, float], Any], float]]

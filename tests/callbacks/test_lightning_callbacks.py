@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from fcco_lightning import CheckpointError, ConfigError, HeavyBall, TabularMLP
 from fcco_lightning.callbacks import Checkpoints, PredictionWriter
-from fcco_lightning.checkpoint_tools import describe
+from fcco_lightning.cli.checkpoint_tools import describe
 from fcco_lightning.training.refused_callbacks import REFUSED
 from tests.conftest import make_data, make_frame
 from tests.training import conftest as fixtures

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from fcco_lightning import CheckpointError, ConfigError, FCCOModule
 from fcco_lightning.__main__ import main
-from fcco_lightning.checkpoint_tools import convert, describe, read_checkpoint
+from fcco_lightning.cli.checkpoint_tools import convert, describe, read_checkpoint
 from fcco_lightning.distributed import Processes
 from fcco_lightning.state import DualState
 from fcco_lightning.state.row_files import CHUNK_BYTES

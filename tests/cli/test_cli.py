@@ -396,12 +396,26 @@ def flipped(content):
 
 
 def test_version_and_help_answer_without_torch():
-    code = "import sys; from fcco_lightning.__main__ import main; main([{!r}]); assert 'torch' not in sys.modules"
+    code = "import sys; from fcco_lightning.cli import run; run([{!r}]); assert 'torch' not in sys.modules"
     for argument in ("--version", "--help"):
         answer = subprocess.run(
             [sys.executable, "-c", code.format(argument)], capture_output=True, text=True, check=True
         )
         assert "fcco" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["--help"], ["list", "--help"], ["--print_completion"], ["fit", "--help"]]
+)
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_may_have_enough(arguments, buffered):
+    """As ``fcco list | head`` does: nothing is read, and nothing is complained of."""
+    environment = os.environ | ({} if buffered else {"PYTHONUNBUFFERED": "1"})
+    command = [sys.executable, "-m", "fcco_lightning", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode in (0, 1)
 
 
 def test_a_run_has_the_name_of_its_job():

@@ -5,15 +5,12 @@ import shutil
 import subprocess
 
 import pytest
-from lightning.pytorch import Trainer
 
 import fcco_lightning
-from fcco_lightning import FCCOModule, callbacks
-from fcco_lightning.__main__ import main
-from fcco_lightning.argument_parser import ArgumentParser
-from fcco_lightning.catalogue import KINDS, SECTIONS, members
-from fcco_lightning.named_configs import named_configs, named_searches
-from fcco_lightning.signatures import OF_FIT, arguments, options
+from fcco_lightning.cli import run
+from fcco_lightning.cli.catalogue import KINDS, SECTIONS, members
+from fcco_lightning.cli.named_configs import named_configs, named_searches
+from fcco_lightning.cli.options import OF_FIT, options, options_of
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +19,13 @@ def script(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         written = []
         patch.setattr("sys.stdout.write", written.append)
-        main(["--print_completion"])
+        run(["--print_completion"])
     path.write_text("".join(written))
     return path
 
 
 def of(name, place):
-    return [f"--{place}.{argument.name}" for argument in arguments(name)]
+    return [f"--{place}.{option.name}" for option in options_of(getattr(fcco_lightning, name))]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
@@ -63,25 +60,19 @@ def test_what_bash_offers(line, expected, script):
     assert not done.stderr
 
 
-def test_options_are_those_of_the_parser():
-    parser = ArgumentParser()
-    parser.add_lightning_class_args(FCCOModule, "model")
-    parser.add_lightning_class_args(Trainer, "trainer")
-    for section, name in SECTIONS.items():
-        parser.add_lightning_class_args(getattr(callbacks, name), section)
-    taken = {option.removeprefix("--").removesuffix("+") for option in parser._option_string_actions}
-    taken = {option for option in taken if "." in option and not option.endswith("help")}
-    found = {path for path in options() if path.partition(".")[0] in ("model", "trainer", *SECTIONS)}
-    assert taken - found <= {"trainer.callbacks"}
-    assert {path for path in found if path.count(".") == 1} <= taken
-    assert "data" in options()
-    assert set(OF_FIT) <= options().keys()
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "networks"])  # which pass some on to other packages
-def test_arguments_are_those_of_the_classes(kind):
+def test_options_are_the_arguments_of_the_classes(kind):
     for entry in members(kind):
         cls = getattr(fcco_lightning, entry.name)
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         signature = [name for name, found in inspect.signature(cls).parameters.items() if found.kind not in kinds]
-        assert {argument.name for argument in arguments(entry.name)} >= set(signature), entry.name
+        assert {option.name.partition(".")[0] for option in options_of(cls)} >= set(signature), entry.name
+
+
+def test_options_of_all_sections_are_there():
+    found = options()
+    assert {path.partition(".")[0] for path in found} == {*OF_FIT, *SECTIONS, "data", "model", "trainer"}
+    assert found["model.state_layout"] == ["auto", "replicated", "sharded"]  # of an alias
+    assert {"EqualStages", "ConcaveStages"} <= set(found["model.algorithm.stages"])  # of a base that no list names
+    assert "data.columns.label" in found  # of a dataclass
+    assert "model.constraints.kappa" not in found  # there may be several

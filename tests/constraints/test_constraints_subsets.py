@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fcco_lightning import AUC, SGD, SOX, CrossEntropy, Engine
-from fcco_lightning.conditions import comparisons, described
 from fcco_lightning.constraints import (
     DemographicParity,
     FourFifthsRule,
@@ -16,6 +15,7 @@ from fcco_lightning.constraints import (
     Subset,
     TopShare,
 )
+from fcco_lightning.data.conditions import comparisons, described
 from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import UniformSampling

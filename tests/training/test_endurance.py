@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch import Callback
 
 from fcco_lightning import SONEX
-from fcco_lightning.checkpoint_tools import describe, read_checkpoint
 from fcco_lightning.cli import run
+from fcco_lightning.cli.checkpoint_tools import describe, read_checkpoint
 from fcco_lightning.errors import CheckpointError
 from tests import jobs
 from tests.cli.test_cli import SMALL, SYNTHETIC

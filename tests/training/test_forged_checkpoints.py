@@ -8,7 +8,7 @@ import torch
 from torch.optim.lr_scheduler import ExponentialLR
 
 from fcco_lightning import FCCOModule, TabularMLP
-from fcco_lightning.checkpoint_tools import convert, describe
+from fcco_lightning.cli.checkpoint_tools import convert, describe
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, read_file
 from fcco_lightning.training.structure import structure_of

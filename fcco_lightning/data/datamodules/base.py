@@ -11,8 +11,8 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.conditions import Condition, Value, Where, comparisons, values_of
 from fcco_lightning.data.columns import require_columns, require_filled, text_of
+from fcco_lightning.data.conditions import Condition, Value, Where, comparisons, values_of
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn

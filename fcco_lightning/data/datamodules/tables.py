@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 
-from fcco_lightning.conditions import Condition, Where, described
 from fcco_lightning.data.columns import condition_on, require_columns, text_of
+from fcco_lightning.data.conditions import Condition, Where, described
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.fingerprint import contents_of, fingerprint

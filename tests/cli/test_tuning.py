@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from fcco_lightning import tuning
 from fcco_lightning.__main__ import main
+from fcco_lightning.cli import tuning
+from fcco_lightning.cli.named_configs import named_searches
+from fcco_lightning.cli.tuning import Judge, Option, ordered, print_search, rank, read_search, search
 from fcco_lightning.errors import ConfigError, NonFiniteError
-from fcco_lightning.named_configs import named_searches
 from fcco_lightning.training import FCCOModule
-from fcco_lightning.tuning import Judge, Option, ordered, print_search, rank, read_search, search
 
-CONFIG = str(Path(__file__).parents[1] / "configs/roc_fairness/synthetic_alexr2.yaml")
+CONFIG = str(Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml")
 SMALL = [
     "--config", CONFIG, "--data.num_train=200", "--data.num_test=100", "--data.val_fraction=0.4",
     "--data.batches.batch_size=40", "--trainer.max_epochs=2", "--trainer.accelerator=cpu",

@@ -13,8 +13,8 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from fcco_lightning.catalogue import close_to, use_of
-from fcco_lightning.signatures import options
+from fcco_lightning.cli.catalogue import close_to, use_of
+from fcco_lightning.cli.options import options
 
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _MOST_LISTED = 25  # options of a class that a message names

@@ -10,8 +10,8 @@ import yaml
 from PIL import Image
 
 from fcco_lightning.__main__ import main
+from fcco_lightning.cli.front import front, points, print_front
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
-from fcco_lightning.front import front, points, print_front
 
 CONFIG = {
     "model": {

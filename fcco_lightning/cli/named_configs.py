@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fcco_lightning.catalogue import ROOT
+from fcco_lightning import ROOT
 from fcco_lightning.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ def named_configs() -> dict[str, Path]:
 
 def named_searches() -> dict[str, Path]:
     """The grids of the papers for ``fcco tune --search NAME``."""
-    return {path.stem: path for path in sorted((ROOT / "searches").glob("*.yaml"))}
+    return {path.stem: path for path in sorted((Path(__file__).parent / "searches").glob("*.yaml"))}
 
 
 def summary(path: Path) -> str:

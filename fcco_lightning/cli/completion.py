@@ -1,11 +1,13 @@
-"""Completion of ``fcco`` in a shell: a script that bash, and zsh after ``bashcompinit``, reads.  No torch here."""
+"""Completion of ``fcco`` in a shell: a script that bash, and zsh after ``bashcompinit``, reads."""
 
 from collections import Counter
 from collections.abc import Iterable
 
-from fcco_lightning.catalogue import KINDS
-from fcco_lightning.named_configs import named_configs, named_searches
-from fcco_lightning.signatures import arguments, options
+import fcco_lightning
+from fcco_lightning import public_names
+from fcco_lightning.cli.catalogue import KINDS
+from fcco_lightning.cli.named_configs import named_configs, named_searches
+from fcco_lightning.cli.options import options, options_of
 
 _SCRIPT = """\
 # Completion of fcco: commands, options, names of classes, configurations, searches and kinds of parts; files elsewhere.
@@ -77,8 +79,9 @@ def completion(commands: Iterable[str]) -> str:
     Args:
         commands: of ``fcco``.
     """
-    found = options()
-    classes = sorted({name for values in found.values() for name in values if arguments(name)})
+    found, known = options(), public_names()
+    classes = {name: getattr(fcco_lightning, name) for values in found.values() for name in values if name in known}
+    taken = {name: [option.name for option in options_of(classes[name])] for name in sorted(classes)}
     sections = {f"{path.partition('.')[0]}." for path in found if "." in path}
     return _SCRIPT.format(
         commands=" ".join(sorted(commands)),
@@ -87,7 +90,7 @@ def completion(commands: Iterable[str]) -> str:
         kinds=" ".join([*KINDS, "configs", "searches"]),
         options=" ".join(f"--{path}" for path in sorted([*found, *sections])),
         values=_cases({f"--{path}": values for path, values in found.items() if values}),
-        arguments=_cases({name: [argument.name for argument in arguments(name)] for name in classes}),
+        arguments=_cases({name: names for name, names in taken.items() if names}),
     )
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fcco_lightning import named_configs
 from fcco_lightning.__main__ import main
+from fcco_lightning.cli import named_configs
+from fcco_lightning.cli.named_configs import find_config, with_files
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.named_configs import find_config, with_files
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SYNTHETIC = ROOT / "configs/roc_fairness/synthetic_alexr2.yaml"
 
 

@@ -1,6 +1,7 @@
 """``fcco fit|validate|test|predict``: LightningCLI with every part configurable by class path or short name."""
 
 import copy
+import importlib
 import importlib.util
 import itertools
 import os
@@ -21,11 +22,11 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning.data.datamodules  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning import callbacks
-from fcco_lightning.argument_parser import ArgumentParser
-from fcco_lightning.catalogue import SECTIONS, import_families
+from fcco_lightning import FAMILIES, callbacks, public_names
+from fcco_lightning.cli.catalogue import SECTIONS
+from fcco_lightning.cli.named_configs import with_files
+from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
-from fcco_lightning.named_configs import with_files
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import find_own, job_identity
 from fcco_lightning.training.row_checkpoints import read_file
@@ -214,6 +215,10 @@ def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
     return [Path(usual)] if interrupted is None else [Path(usual), Path(interrupted)]
 
 
+def _modules_of_families() -> list[str]:
+    return sorted({home for home in public_names().values() if home.split(".")[1] in FAMILIES})
+
+
 def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) -> None:
     """Carry out a command line of ``fcco fit`` and the others.
 
@@ -224,7 +229,8 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
     with warnings.catch_warnings():
         for message in _NOISE:
             warnings.filterwarnings("ignore", message)
-        import_families()  # what is imported can be named without its module
+        for module in _modules_of_families():  # what is imported can be named without its module
+            importlib.import_module(module)
         FCCOCLI(
             model_class=FCCOModule,
             datamodule_class=LightningDataModule,
@@ -237,11 +243,6 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
             parser_kwargs={"prog": "fcco"},
             args=None if args is None else with_files(args),
         )
-
-
-def run(args: Sequence[str] | None = None) -> int:
-    """Carry out a command line, as :func:`explained` does any work; ``args`` as of :func:`start`."""
-    return explained(lambda: start(args))
 
 
 def explained(work: Callable[[], object]) -> int:

@@ -4,11 +4,11 @@ import inspect
 
 import pytest
 
-from fcco_lightning import catalogue
+from fcco_lightning import public_names
 from fcco_lightning.__main__ import main
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.ambiguity import AmbiguitySet
-from fcco_lightning.catalogue import KINDS, close_to, members
+from fcco_lightning.cli.catalogue import KINDS, close_to, members
 from fcco_lightning.constraints import Constraint, Multipliers, Penalty
 from fcco_lightning.data.sampling import Sampling
 from fcco_lightning.evaluation import Evaluation
@@ -50,7 +50,7 @@ def test_every_class_is_listed_once_with_its_first_line(kind):
 def test_classes_with_bases_of_other_packages_are_listed(kind, some):
     names = [entry.name for entry in members(kind)]
     assert len(names) >= some
-    public = catalogue.public_names()
+    public = public_names()
     assert all(name in public for name in names)
     assert {"TabularDataModule", "TabularMLP", "HeavyBall"} & set(names)
     assert not {"SplitDataModule", "BatchNetwork", "ProximalDescent"} & set(names)

@@ -16,10 +16,10 @@ from rich.table import Table
 
 from fcco_lightning.callbacks import BestFeasible
 from fcco_lightning.checks import one_of
-from fcco_lightning.cli import start
+from fcco_lightning.cli.lightning_cli import start
+from fcco_lightning.cli.named_configs import named_searches
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.evaluation import direction
-from fcco_lightning.named_configs import named_searches
 from fcco_lightning.training import FCCOModule
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def read_search(path: str | Path) -> list[Option]:
     """The options of a search, from a YAML file that maps their paths to their values.
 
     Args:
-        path: of the file, or a name of :func:`fcco_lightning.named_configs.named_searches`.
+        path: of the file, or a name of :func:`fcco_lightning.cli.named_configs.named_searches`.
 
     Raises:
         ConfigError: if there is no such file, or it holds anything else.

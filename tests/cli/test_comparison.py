@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fcco_lightning.__main__ import main
-from fcco_lightning.comparison import compare
+from fcco_lightning.cli.comparison import compare
 from fcco_lightning.errors import DataError
 
 

@@ -1,0 +1,329 @@
+"""The commands of ``fcco``: what needs no torch is answered here, the others import what they need."""
+
+import os
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fcco_lightning import __version__
+from fcco_lightning.cli.catalogue import KINDS, members
+from fcco_lightning.cli.named_configs import copy_config, named_configs, named_searches, summary
+from fcco_lightning.errors import ConfigError, FCCOError
+
+Work = Callable[[Namespace], object]
+"""What a command does with its arguments; ``of_fit`` among them are those that it hands on to ``fcco fit``."""
+
+_LISTED = (*KINDS, "configs", "searches")
+
+_HELP = """\
+usage: fcco [-h] [--version] [--print_completion] {fit,front,validate,test,predict,export,compare,tune,list,...} ...
+
+Compositional and constrained training on PyTorch Lightning.
+
+commands (fcco COMMAND --help lists every option):
+  fit        train, then report: a table, report.html, report.json and pictures in the run's folder
+  front      train the front of figures against violation: a run for every kappa, a table and a picture
+  validate   figures of a checkpoint on the training and validation splits
+  test       figures of a checkpoint on the test split
+  predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
+  export     the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
+  compare    finished runs side by side: a table and a picture
+  tune       a search over options, judged on the validation split: a table, and the command that trains the best
+  list       the algorithms, objectives, constraints, ... that a configuration can name, and the configurations
+  inspect    what a checkpoint holds, every byte of it verified; no model is built
+  convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
+
+completion of commands, options and names in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
+  fcco --print_completion > ~/.fcco_completion    and, in .bashrc:    source ~/.fcco_completion
+
+examples:
+  fcco fit --config synthetic_alexr2
+  fcco fit --config roc_fairness/adult_alexr2 --data.train adult_train.csv --data.test adult_test.csv
+  fcco fit --config CONFIG --model.algorithm.lam 0.02 --trainer.max_epochs 20
+  fcco fit --config CONFIG --print_config
+  fcco fit --model.algorithm.help SONEX
+  fcco predict runs/version_0/checkpoints/last.ckpt new.csv --out decisions.csv
+  fcco front --config CONFIG --kappas 0.1,0.05,0.02
+  fcco compare runs/*
+  fcco tune --config CONFIG --search search.yaml --trials 20
+  fcco inspect runs/version_0/checkpoints/last.ckpt
+  fcco convert runs/version_0/checkpoints/last.ckpt weights.safetensors
+"""
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Carry out a command line.
+
+    Args:
+        args: without the program's name; ``sys.argv[1:]`` by default.
+
+    Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
+    """
+    given = list(sys.argv[1:] if args is None else args)
+    if given in ([], ["-h"], ["--help"]):
+        sys.stdout.write(_HELP)
+    elif given == ["--version"]:
+        _say(f"fcco_lightning {__version__}")
+    elif given == ["--print_completion"]:
+        from fcco_lightning.cli.completion import completion  # noqa: PLC0415
+
+        sys.stdout.write(completion(["fit", "validate", "test", *_TOOLS]))
+    elif given[0] in _TOOLS and not _predicts_a_split(given):
+        return _run_tool(*given)
+    else:
+        from fcco_lightning.cli.lightning_cli import explained, start  # noqa: PLC0415 - loads torch and lightning
+
+        return explained(lambda: start(given))
+    return 0
+
+
+def _predicts_a_split(given: Sequence[str]) -> bool:
+    """Whether it is ``fcco predict`` for the test split of a datamodule, not for a table."""
+    return given[0] == "predict" and (len(given) == 1 or given[1].startswith("-"))
+
+
+def _run_tool(name: str, *args: str) -> int:
+    parser = ArgumentParser(f"fcco {name}", description=_TOOLS[name].__doc__, allow_abbrev=False)
+    work = _TOOLS[name](parser)
+    given, of_fit = parser.parse_known_args(args)
+    if of_fit and name not in ("front", "tune"):
+        parser.error(f"unrecognized arguments: {' '.join(of_fit)}")
+    return _status(work, Namespace(**vars(given), of_fit=of_fit))
+
+
+def _status(work: Work, given: Namespace) -> int:
+    """Do the work: 0, 1 for an error, 2 for a mistake in the arguments, 130 when interrupted."""
+    try:
+        work(given)
+    except FCCOError as error:
+        if os.environ.get("FCCO_DEBUG"):
+            raise
+        sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        sys.stderr.write("fcco: interrupted.\n")
+        return 130
+    return 0
+
+
+def _list(parser: ArgumentParser) -> Work:
+    """List what a configuration can name, with one line each, and the configurations; by default all."""
+    parser.add_argument("kinds", metavar="KIND", nargs="*", type=_kind, help=f"one or more of: {', '.join(_LISTED)}")
+    parser.add_argument("--copy", metavar="CONFIG", help="copy a configuration into this folder, to be edited")
+
+    def work(given: Namespace) -> None:
+        if given.copy is not None:
+            _say(copy_config(given.copy, Path()))
+            return
+        for kind in given.kinds or _LISTED:
+            _list_kind(kind)
+        _say(
+            "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Parts that do not go together are "
+            "refused by name."
+        )
+
+    return work
+
+
+def _kind(name: str) -> str:
+    if name not in _LISTED:
+        raise ArgumentTypeError(f"there is no kind {name!r}; there are {', '.join(_LISTED)}")
+    return name
+
+
+def _list_kind(kind: str) -> None:
+    if kind == "configs":
+        place = "fcco fit --config NAME; --copy NAME copies one"
+        entries = [(name, summary(path)) for name, path in named_configs().items()]
+    elif kind == "searches":
+        place = "fcco tune --search NAME; grids of the papers"
+        entries = [(name, summary(path)) for name, path in named_searches().items()]
+    else:
+        place = KINDS[kind].place
+        entries = [(entry.name, entry.summary) for entry in members(kind)]
+    _say(f"{kind} ({place})")
+    width = 2 + max(26, *(len(name) for name, _ in entries))
+    for name, line in entries:
+        _say(f"  {name:<{width}}{line}")
+    _say("")
+
+
+def _inspect(parser: ArgumentParser) -> Work:
+    """Say what a checkpoint holds: training state, weights, dual states. Every byte is verified."""
+    _add_checkpoint(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    def work(given: Namespace) -> None:
+        from fcco_lightning.cli.checkpoint_tools import print_description  # noqa: PLC0415 - loads torch
+
+        print_description(given.ckpt, as_json=given.json)
+
+    return work
+
+
+def _convert(parser: ArgumentParser) -> Work:
+    """Write a checkpoint as plain tensors.
+
+    They are the network's weights (network.*), and for each dual state NAME.rows (NaN where never written) and
+    NAME.seen.
+    """
+    _add_checkpoint(parser)
+    parser.add_argument(
+        "out",
+        metavar="OUT",
+        help="NAME.safetensors, NAME.npz, or a folder (no extension, or / at its end) for one .npy a tensor",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+
+    def work(given: Namespace) -> None:
+        from fcco_lightning.cli.checkpoint_tools import convert  # noqa: PLC0415 - loads torch
+
+        _say(convert(given.ckpt, given.out, force=given.force))
+
+    return work
+
+
+def _predict(parser: ArgumentParser) -> Work:
+    """Predict the rows of a table, labelled or not.
+
+    There is a row for each with its id, its groups where known, scores, probabilities and decisions. Images and
+    others: fcco predict --config CONFIG --ckpt_path CKPT.
+    """
+    _add_checkpoint(parser)
+    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
+    parser.add_argument("--out", default="predictions.csv", help="file to write, .csv or .parquet")
+    parser.add_argument("--id", dest="id_column", help="column that names the rows; without it they are numbered")
+    parser.add_argument("--threshold", type=float, default=0.5, help="least probability of a positive decision")
+    _add_trusted(parser)
+
+    def work(given: Namespace) -> None:
+        from fcco_lightning.inference import load, write_table  # noqa: PLC0415 - loads torch
+
+        model = load(given.ckpt, trusted=given.trusted)
+        write_table(model.predict(given.table, id_column=given.id_column, threshold=given.threshold), given.out)
+        _say(given.out)
+
+    return work
+
+
+def _export(parser: ArgumentParser) -> Work:
+    """Write the network of a checkpoint for other programs."""
+    _add_checkpoint(parser)
+    parser.add_argument(
+        "out", metavar="OUT", help="NAME.pt (plain state dict), NAME.pt2 (torch.export) or NAME.onnx (needs onnx)"
+    )
+    parser.add_argument("--shape", type=int, nargs="+", help="of one input, for networks of other things than tables")
+    _add_trusted(parser)
+
+    def work(given: Namespace) -> None:
+        from fcco_lightning.inference import export  # noqa: PLC0415 - loads torch
+
+        _say(export(given.ckpt, given.out, shape=given.shape, trusted=given.trusted))
+
+    return work
+
+
+def _compare(parser: ArgumentParser) -> Work:
+    """Finished runs side by side: where their settings differ, and what they reached; a table, a picture."""
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, with its report.json")
+    parser.add_argument("--out", help="CSV file for the table")
+    parser.add_argument("--picture", default="comparison.png", help="PNG file to write")
+
+    def work(given: Namespace) -> None:
+        from fcco_lightning.cli.comparison import print_comparison  # noqa: PLC0415 - loads rich and matplotlib
+
+        print_comparison(given.runs, given.out, given.picture)
+
+    return work
+
+
+def _front(parser: ArgumentParser) -> Work:
+    """Train the front of figures against violation.
+
+    There is a run for every kappa from the loosest to the tightest, each begun with the weights and multipliers of the
+    one before; then a table, front.csv, front.json and front.png. The same command goes on where it was interrupted;
+    finished points are not trained again.
+    """
+    parser.usage = "fcco front --config CONFIG [--kappas K,K,... | --factors F,F,...] [--out FOLDER] [OPTION ...]"
+    parser.epilog = "Other options are those of fcco fit, for all points: --trainer.max_epochs 20, --data.train TABLE."
+    parser.add_argument("--config", "-c", metavar="CONFIG", action="append", required=True, help="as of fcco fit")
+    of_points = parser.add_mutually_exclusive_group()
+    of_points.add_argument("--kappas", metavar="K,K,...", help="kappa of every constraint, point by point")
+    of_points.add_argument(
+        "--factors",
+        metavar="F,F,...",
+        default="4,2,1,0.5,0.25",
+        help="what the kappas of the configuration are multiplied by, point by point (default %(default)s)",
+    )
+    parser.add_argument("--out", default="runs/front", help="folder for the points and the front (default %(default)s)")
+
+    def work(given: Namespace) -> None:
+        from fcco_lightning.cli.front import print_front  # noqa: PLC0415 - loads rich and matplotlib
+
+        configs = [part for name in given.config for part in ("--config", name)]
+        print_front([*configs, *given.of_fit], given.kappas, given.factors, given.out)
+
+    return work
+
+
+def _tune(parser: ArgumentParser) -> Work:
+    """Search over the options of fcco fit: every trial is a fit with the same budget, judged on the validation split.
+
+    Needs optuna: pip install 'fcco-lightning[tune]'. All other options are those of fcco fit.
+    """
+    parser.usage = "%(prog)s [options] --search FILE ..."
+    parser.add_argument(
+        "--search",
+        dest="space",
+        metavar="FILE",
+        required=True,
+        help="what to search over; or one of fcco list searches",
+    )
+    parser.add_argument("--trials", type=int, default=20, help="fits in all, with those that the folder has already")
+    parser.add_argument("--folder", default="tuning", help="of the search; what is there already is continued")
+    parser.add_argument("--figure", help="of the validation split; by default the objective's figure of merit")
+    parser.add_argument(
+        "--mode", choices=("max", "min"), help="which values are better; by default min of losses and gaps"
+    )
+    parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampler")
+    parser.add_argument("--full", action="store_true", help="end no trial early (successive halving otherwise does)")
+
+    def work(given: Namespace) -> None:
+        from fcco_lightning.cli.lightning_cli import explained  # noqa: PLC0415 - loads torch and lightning
+        from fcco_lightning.cli.tuning import print_search  # noqa: PLC0415
+
+        settings = vars(given)
+        fit = settings.pop("of_fit")
+        status = explained(lambda: print_search(fit, **settings))
+        if status:
+            sys.exit(status)
+
+    return work
+
+
+def _add_checkpoint(parser: ArgumentParser) -> None:
+    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
+
+
+def _add_trusted(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--trusted", nargs="+", default=[], metavar="PACKAGE", help="packages of networks of your own, to be imported"
+    )
+
+
+def _say(line: object) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+_TOOLS: dict[str, Callable[[ArgumentParser], Work]] = {
+    "compare": _compare,
+    "convert": _convert,
+    "export": _export,
+    "front": _front,
+    "inspect": _inspect,
+    "list": _list,
+    "predict": _predict,
+    "tune": _tune,
+}

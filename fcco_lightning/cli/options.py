@@ -1,0 +1,110 @@
+"""What can be said on the command line: the options of classes, as the parser itself has them."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import jsonargparse
+from lightning.pytorch import Trainer
+
+import fcco_lightning
+from fcco_lightning import FCCOModule, callbacks, public_names
+from fcco_lightning.cli.catalogue import KINDS, SECTIONS, members
+
+OF_FIT = ("ckpt_path", "config", "help", "logger", "name", "print_config", "seed_everything")
+_DEEPEST = 3  # dots of an option
+_SEVERAL = {Sequence, Mapping, Iterable, list, tuple, dict}
+
+
+class Option(NamedTuple):
+    """An option of a class.
+
+    Attributes:
+        name: of the option.
+        classes: the classes that it may be; none where it is no class.
+        values: other values that it may have, where they are few.
+        single: whether it is one of them, so that their arguments are options, too.
+    """
+
+    name: str
+    classes: list[type]
+    values: list[str]
+    single: bool
+
+
+@functools.cache
+def options() -> dict[str, list[str]]:
+    """Every option of ``fcco fit`` by its path, and the values that it may have, where they are few.
+
+    An option of a class is there whatever class a configuration chooses.
+
+    Example:
+        >>> found = options()
+        >>> "SONEX" in found["model.algorithm"], found["trainer.barebones"], "data.splits.val_fraction" in found
+        (True, ['true', 'false'], True)
+    """
+    found: dict[str, list[str]] = {name: [] for name in OF_FIT}
+    found["logger"] = ["tensorboard", "wandb"]
+    found["data"] = [entry.name for entry in members("data")]
+    sections = {section: getattr(callbacks, name) for section, name in SECTIONS.items()}
+    for section, cls in {"model": FCCOModule, "trainer": Trainer, **sections}.items():
+        _add(found, section, cls)
+    for name in found["data"]:
+        _add(found, "data", getattr(fcco_lightning, name))
+    return found
+
+
+def _add(found: dict[str, list[str]], path: str, cls: type) -> None:
+    """Add the options of a class, and of the classes that these may be."""
+    for option in options_of(cls):
+        place = f"{path}.{option.name}"
+        values = [*found.get(place, []), *(choice.__name__ for choice in option.classes), *option.values]
+        found[place] = list(dict.fromkeys(values))
+        if option.single and place.count(".") < _DEEPEST:
+            for choice in option.classes:
+                _add(found, place, choice)
+
+
+@functools.cache
+def options_of(cls: type) -> list[Option]:
+    """The options of a class, those of its bases included where it passes them on."""
+    parser = jsonargparse.ArgumentParser(add_help=False)
+    parser.add_class_arguments(cls, fail_untyped=False)
+    typed = [action for action in parser._actions if not action.dest.endswith("help")]
+    return [_option(action.dest, getattr(action, "_typehint", action.type)) for action in typed]
+
+
+def _option(name: str, hint: Any) -> Option:
+    parts = list(_parts(hint))
+    classes = dict.fromkeys(choice for part in parts if isinstance(part, type) for choice in _choices(part))
+    values = ["true", "false"] if bool in parts else [part for part in parts if isinstance(part, str)]
+    return Option(name, list(classes), values, single=_SEVERAL.isdisjoint(parts))
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """The types that a type is made of, the texts that it allows, and of a function what it returns."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        yield from inside
+    elif origin is Callable:
+        yield from _parts(inside[-1])
+    else:
+        yield origin or hint
+        for part in inside:
+            yield from _parts(part)
+
+
+def _choices(base: type) -> list[type]:
+    """The classes of this package that go where a class is asked for."""
+    kinds = [kind for kind, found in KINDS.items() if base.__name__ in found.roots]
+    if kinds:
+        return [getattr(fcco_lightning, entry.name) for kind in kinds for entry in members(kind)]
+    return [cls for cls in _derived(base) if cls.__name__ in public_names() and not inspect.isabstract(cls)]
+
+
+def _derived(base: type) -> Iterator[type]:
+    if base.__module__.startswith(f"{fcco_lightning.__name__}."):
+        yield base
+        for cls in base.__subclasses__():
+            yield from _derived(cls)
