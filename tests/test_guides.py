@@ -208,6 +208,12 @@ def test_every_guide_is_linked_from_the_readme():
         assert page == "README.md" or f"({link})" in PAGES[index], page
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "guides/" in page])
+def test_a_guide_is_short_and_starts_with_something_that_runs(page):
+    assert len(re.sub(r"```.*?```", "", PAGES[page], flags=re.S).split()) <= 900
+    assert re.search(r"```(bash|python|yaml)", "\n".join(PAGES[page].splitlines()[:14]))
+
+
 def test_every_config_is_listed():
     configs = {f"({path.relative_to(ROOT / 'configs')})" for path in ROOT.glob("configs/*/*.yaml")}
     assert {link for link in configs if link not in PAGES["configs/README.md"]} == set()
