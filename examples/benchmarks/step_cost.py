@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from timing import Step, Table, interleaved, report
+from timing import Step, Table, interleaved, momentum, plain, report
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -85,19 +85,6 @@ def batches(count: int, shape: tuple[int, ...], device: str) -> list[dict[str, T
         }
         made.append({name: column.to(device) for name, column in columns.items()})
     return made
-
-
-def plain(network: nn.Module) -> Step:
-    """Forward, logistic loss, backward, SGD with momentum."""
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
-
-    def step(batch: dict[str, Tensor]) -> None:
-        loss = binary_cross_entropy_with_logits(network(batch["x"]).flatten(), batch["y"].float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return step
 
 
 def ours(network: nn.Module, algorithm: Algorithm, penalty: Any, optimizer: Any) -> Step:
@@ -185,7 +172,7 @@ def grouped(rounds: int, device: str, size: int = 64) -> dict[str, Any]:
     for algorithm in (BSGD(), SOX(0.8), OOA(0.01), ALEXR(1.0, 0.1), SONEX(0.8, 0.1, lam=0.1), SONX(0.8, 0.1)):
         objective: Objective = CVaRGroupDRO(0.15, num_groups=16).to(device)
         engine = Engine(copy.deepcopy(model), algorithm.pose(objective, num_samples=10_000).to(device), algorithm)
-        optimizer = torch.optim.SGD(engine.params, lr=1e-4, momentum=0.9)
+        optimizer = momentum(engine.params)
         variants[algorithm.name] = lambda batch, e=engine, o=optimizer: e.train_batch(batch, o)  # type: ignore[misc]
     data = batches(4, (64, 3, size, size), device)
     for k, batch in enumerate(data):
@@ -216,7 +203,7 @@ def constrained(rounds: int) -> dict[str, Any]:
             rows = CONSTRAINTS[kind](count)
             network, algorithm = copy.deepcopy(model), SOX(0.1)
             engine = Engine(network, algorithm.pose(AUC(), rows, penalty, num_samples=10_000), algorithm)
-            optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
+            optimizer = momentum(network.parameters())
 
             def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, m: int = count) -> None:
                 e.train_batch(batch | {"group": batch["group"] % m}, o)
@@ -245,7 +232,7 @@ def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
 
 def worst_group(network: nn.Module, groups: int) -> Step:
     """Group DRO as Sagawa et al. do it, in one function: weights of the groups by their losses, no framework."""
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
+    optimizer = momentum(network.parameters())
     q, numbers = torch.full((groups,), 1 / groups), torch.arange(groups).unsqueeze(1)
 
     def step(batch: dict[str, Tensor]) -> None:
@@ -279,7 +266,7 @@ def perceptron(rounds: int) -> Table:
         problem = algorithm.pose(measured, copy.deepcopy(constraints), penalty, num_samples=10_000)
         engine = Engine(network, problem, algorithm, compiled=compiled)
         params = [*network.parameters(), *problem.objective.parameters()]
-        optimizer = torch.optim.SGD(params, lr=1e-4, momentum=0.9)
+        optimizer = momentum(params)
         column = "four" if "group" in name else "group"
 
         def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, c: str = column) -> None:
@@ -307,7 +294,7 @@ class Plain(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """As for the others."""
-        return torch.optim.SGD(self.parameters(), lr=1e-4, momentum=0.9)
+        return momentum(self.parameters())
 
 
 class Clock(Callback):
@@ -351,7 +338,7 @@ def under_trainer(rounds: int, steps: int = 160) -> Table:
             penalty=penalty,
             algorithm=algorithm,
             num_samples=rows,
-            optimizer=lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
+            optimizer=momentum,
             compiled=compiled,
         )
 

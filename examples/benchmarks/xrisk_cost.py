@@ -3,18 +3,15 @@
 import copy
 import functools
 import itertools
-import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import libauc_losses
 import torch
 from libauc_losses import GAMMA, LibAUCStep
 from step_cost import Counter
-from timing import Step, Table, interleaved
+from timing import Step, Table, interleaved, momentum, plain
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 from xrisk_losses import RANKING, RankingLoss, moving_averages, through_engine
 
 from fcco_lightning import (
@@ -43,27 +40,9 @@ def data(labels: int) -> TensorDataModule:
     return module
 
 
-def optimizer(params: Any) -> torch.optim.Optimizer:
-    """The same for everybody."""
-    return torch.optim.SGD(params, lr=1e-4, momentum=0.9)
-
-
-def plain(network: nn.Module) -> Step:
-    """Cross-entropy, in a loop that anyone would write."""
-    steps = optimizer(network.parameters())
-
-    def step(batch: dict[str, Tensor]) -> None:
-        loss = binary_cross_entropy_with_logits(network(batch["x"]), batch["y"].float())
-        steps.zero_grad()
-        loss.backward()
-        steps.step()
-
-    return step
-
-
 def written_out(network: nn.Module) -> Step:
     """Average precision by SOX with nothing but its arithmetic: no checks, repeats, own weights or processes."""
-    steps, rows = optimizer(network.parameters()), torch.full((ROWS, 2), 0.5)
+    steps, rows = momentum(network.parameters()), torch.full((ROWS, 2), 0.5)
 
     def step(batch: dict[str, Tensor]) -> None:
         steps.zero_grad()
@@ -81,88 +60,11 @@ def written_out(network: nn.Module) -> Step:
     return step
 
 
-def closed_form(network: nn.Module, *, compiled: bool) -> Step:
-    """The same with the derivative by the scores in closed form, so that autograd sees the network only."""
-    steps, rows = optimizer(network.parameters()), torch.full((ROWS, 2), 0.5)
-
-    def pairs(scores: Tensor, positives: Tensor, shares: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        excess = (1 - scores[positives].unsqueeze(1) + scores).clamp(min=0)
-        values = excess.square() @ shares
-        u = before + GAMMA * (values - before)
-        y = torch.stack([-1 / u[:, 1], u[:, 0] / u[:, 1].square()], dim=1) / len(positives)
-        table = y @ shares.T * (2 * excess)
-        return table.sum(0).index_add(0, positives, -table.sum(1)), u, (y * values).sum()
-
-    run = torch.compile(pairs, dynamic=True, fullgraph=True) if compiled else pairs
-
-    def step(batch: dict[str, Tensor]) -> None:
-        steps.zero_grad()
-        index, positives, shares = shared(batch)
-        outputs = network(batch["x"])
-        gradient, u, value = run(outputs.detach().flatten(), positives, shares, rows[index])
-        if not math.isfinite(value.detach()):
-            raise FloatingPointError
-        rows[index] = u
-        outputs.backward(gradient.view_as(outputs))
-        steps.step()
-
-    return step
-
-
-def one_region(network: nn.Module) -> Step:
-    """The same with network, losses and rows compiled together."""
-    steps, rows = optimizer(network.parameters()), torch.full((ROWS, 2), 0.5)
-
-    @torch.compile(dynamic=True, fullgraph=True)
-    def run(x: Tensor, positives: Tensor, shares: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        scores = network(x).flatten()
-        values = (1 - scores[positives].unsqueeze(1) + scores).clamp(min=0).square() @ shares
-        u = before + GAMMA * (values.detach() - before)
-        y = torch.stack([-1 / u[:, 1], u[:, 0] / u[:, 1].square()], dim=1)
-        return (y * values).sum() / len(positives), u
-
-    def step(batch: dict[str, Tensor]) -> None:
-        steps.zero_grad()
-        index, positives, shares = shared(batch)
-        value, u = run(batch["x"], positives, shares, rows[index])
-        if not math.isfinite(value.detach()):
-            raise FloatingPointError
-        rows[index] = u
-        value.backward()
-        steps.step()
-
-    return step
-
-
-def shared(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and positions of the positives, and the weights of all samples among positives and in all."""
-    positives = batch["y"].nonzero().squeeze(1)
-    weight = batch["weight"] / len(batch["y"])
-    return batch["index"][positives], positives, torch.stack([weight * batch["y"], weight], dim=1)
-
-
-def plain_compiled(network: nn.Module) -> Step:
-    """Cross-entropy with network and loss compiled together."""
-    steps = optimizer(network.parameters())
-
-    @torch.compile(fullgraph=True)
-    def run(x: Tensor, y: Tensor) -> Tensor:
-        return binary_cross_entropy_with_logits(network(x), y)
-
-    def step(batch: dict[str, Tensor]) -> None:
-        loss = run(batch["x"], batch["y"].float())
-        steps.zero_grad()
-        loss.backward()
-        steps.step()
-
-    return step
-
-
 def libauc(network: nn.Module, name: str, module: TensorDataModule, labels: int) -> LibAUCStep:
     """One step on a loss of LibAUC."""
     positives = int(module.tables["train"].columns["y"].sum())
     loss = libauc_losses.made(name, ROWS, positives, labels)
-    return LibAUCStep(network, loss, optimizer(libauc_losses.groups(loss, network.parameters())))
+    return LibAUCStep(network, loss, momentum(libauc_losses.groups(loss, network.parameters())))
 
 
 def steps(rounds: int, labels: int, *, others: bool, compiled: bool) -> Table:
@@ -175,14 +77,9 @@ def steps(rounds: int, labels: int, *, others: bool, compiled: bool) -> Table:
     for name, (objective, algorithm, theirs) in (RANKING if labels == 1 else SEVERAL).items():
         for how, label in ((False, name), (True, f"{name}, compiled"))[: 1 + compiled]:
             made = objective(), algorithm()
-            variants[label] = through_engine(copy.deepcopy(network), *made, module, optimizer, compiled=how)
+            variants[label] = through_engine(copy.deepcopy(network), *made, module, momentum, compiled=how)
         if name == "AP":
             variants["AP, written out"] = written_out(copy.deepcopy(network))
-            variants["AP, in closed form"] = closed_form(copy.deepcopy(network), compiled=False)
-            if compiled:
-                variants["AP, in closed form, compiled"] = closed_form(copy.deepcopy(network), compiled=True)
-                variants["AP, compiled in one"] = one_region(copy.deepcopy(network))
-                variants["BCE, compiled"] = plain_compiled(copy.deepcopy(network))
         if others:
             variants[f"LibAUC {theirs}"] = libauc(copy.deepcopy(network), theirs, module, labels)
     return interleaved(
@@ -209,7 +106,7 @@ def operators(*, others: bool) -> Table:
             row = {"here": counted(functools.partial(ours.measure, scores, given))}
             if others:
                 loss = libauc_losses.made(theirs, ROWS, int(batch["y"].sum()), labels)
-                step = LibAUCStep(nn.Identity(), loss, optimizer([scores]))
+                step = LibAUCStep(nn.Identity(), loss, momentum([scores]))
                 row["LibAUC"] = counted(functools.partial(step.forward, torch.sigmoid(scores), batch))
             table[name] = row
     return table
