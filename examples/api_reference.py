@@ -13,7 +13,7 @@ import pdoc.render
 import fcco_lightning
 from fcco_lightning import FAMILIES, public_names
 
-BESIDE = ("analysis", "callbacks", "constraints.multipliers", "metrics", "pictures")
+BESIDE = ("analysis", "reports", "constraints.multipliers", "evaluation.metrics", "evaluation.pictures")
 
 
 def modules() -> Iterator[str]:

@@ -17,19 +17,19 @@ ROOT = Path(__file__).parent
 
 # Folders whose every class is public, from the moment that its file is there.
 FAMILIES = (
-    *("ambiguity", "outer", "estimators", "steps", "models"),
+    *("ambiguity", "outer", "estimators", "models"),
     *("objectives", "constraints", "algorithms", "evaluation"),
 )
 _WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders export is public
 _SELECTED = {
-    "callbacks": "Run load_run",
-    "criterion": "Criterion",
+    "reports": "Baseline BestFeasible Diagnostics PredictionWriter Report Run StateMonitor load_run",
     "engine": "Engine InnerFunctions Problem Surrogate",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "evaluation": "default_evaluation",
     "inference": "Predictor export load",
     "state": "DualState",
-    "training": "FCCOModule FabricBackend Pretraining StepAtFractions WeightAverage",
+    "training.criterion": "Criterion",
+    "training": "Checkpoints FCCOModule FabricBackend Preemption Pretraining StepAtFractions WarmStart WeightAverage",
 }
 
 

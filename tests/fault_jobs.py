@@ -9,9 +9,9 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from fcco_lightning import SONEX, Engine, HeavyBall, HingePenalty
 from fcco_lightning.constraints import MeanAtMost
-from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import LogisticLoss
 from fcco_lightning.state import DualState
+from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.row_checkpoints import RowsCheckpointIO, load, save
 from tests.jobs import SoftRank
 

@@ -50,11 +50,11 @@ from fcco_lightning import (
     TabularMLP,
     UniformSampling,
 )
-from fcco_lightning.callbacks import Preemption
 from fcco_lightning.data import TensorTable
 from fcco_lightning.objectives import Objective, binary_scores
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log
-from fcco_lightning.records import Rows
+from fcco_lightning.training import Preemption
 from tests.conftest import make_data, make_frame
 
 

@@ -17,7 +17,7 @@ import lightning.pytorch  # noqa: E402, F401
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-import fcco_lightning.callbacks  # noqa: E402
+import fcco_lightning.reports  # noqa: E402
 import fcco_lightning.training  # noqa: E402, F401
 
 

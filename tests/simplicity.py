@@ -19,11 +19,11 @@ from fcco_lightning.data.plans import Drawn
 
 ROOT = Path(fcco_lightning.__file__).parent
 FOLDERS = {
-    "engine + records": ("engine", "records.py"),
-    "algorithms + estimators + steps": ("algorithms", "estimators", "steps"),
+    "engine": ("engine",),
+    "algorithms + estimators": ("algorithms", "estimators"),
     "objectives": ("objectives",),
     "constraints + outer": ("constraints", "outer"),
-    "state + distributed": ("state", "distributed"),
+    "state": ("state",),
 }
 
 

@@ -51,7 +51,7 @@ from fcco_lightning import (
     Penalty,
     SquaredHingePenalty,
 )
-from fcco_lightning.records import Embeddings
+from fcco_lightning.models.outputs import Embeddings
 
 TAU = 0.05
 GAMMA = 0.8

@@ -38,7 +38,16 @@ from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.losses import Multinomial, Squared
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress
 from fcco_lightning.dro.solvers import Solver
-from fcco_lightning.pictures.style import BLUE, GREEN, PURPLE, VERMILION, new_figure, quiet_frame, row_of_axes, save
+from fcco_lightning.evaluation.pictures.style import (
+    BLUE,
+    GREEN,
+    PURPLE,
+    VERMILION,
+    new_figure,
+    quiet_frame,
+    row_of_axes,
+    save,
+)
 
 Array = NDArray[np.float64]
 BASELINES: dict[str, Solver] = {"SGD, b = 64 (biased)": MinibatchSGD(64), "multilevel SGD, b = 64": MultilevelSGD(64)}

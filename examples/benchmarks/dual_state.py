@@ -52,11 +52,11 @@ from fcco_lightning import (
     TabularMLP,
     UniformSampling,
 )
-from fcco_lightning.callbacks import Preemption
 from fcco_lightning.data.synthetic import GaussianGroups
-from fcco_lightning.distributed import Processes
 from fcco_lightning.state import DualState, copies, shard_of
+from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import CHUNK_BYTES, read_manifest, read_rows, write_manifest, write_part
+from fcco_lightning.training import Preemption
 
 GAMMA = 0.1
 STEPS = 10  # of each variant in a round

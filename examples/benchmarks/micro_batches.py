@@ -19,7 +19,7 @@ import torch
 from timing import Step, interleaved, report
 
 from fcco_lightning import AUC, SGD, Engine, SquaredHingePair, TabularMLP
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 WIDTH, LAYERS, FEATURES = 512, 8, 256
 

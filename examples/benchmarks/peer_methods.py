@@ -35,9 +35,9 @@ from fcco_lightning import (
     TabularDataModule,
 )
 from fcco_lightning.algorithms import default_algorithm
-from fcco_lightning.metrics.functional import auc, roc_gap
+from fcco_lightning.evaluation.metrics.functional import auc, roc_gap
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import excess
-from fcco_lightning.records import Rows
 
 INSTALL = "uv pip install cooper-optim fairret fairlearn humancompatible-train"
 Columns = dict[str, Tensor]

@@ -34,8 +34,8 @@ from torch.nn.functional import normalize
 from fcco_lightning import SOX, AveragePrecision, BatchNetwork, Engine, GlobalContrastive, TimmModel
 from fcco_lightning.data import UniformBatches
 from fcco_lightning.data.plans import Drawn
-from fcco_lightning.distributed import Processes
-from fcco_lightning.records import Embeddings
+from fcco_lightning.models.outputs import Embeddings
+from fcco_lightning.state.processes import Processes
 
 TOWERS = 512
 IMAGES, PAIRS = "ResNet-18, 64 x 64, average precision", "two towers, contrastive loss"

@@ -17,7 +17,7 @@ import torch
 from timing import Table, report
 from torch import Tensor
 
-from fcco_lightning.metrics import ScoreCounts, auc, average_precision, roc_gap
+from fcco_lightning.evaluation.metrics import ScoreCounts, auc, average_precision, roc_gap
 
 CHUNK = 100_000
 

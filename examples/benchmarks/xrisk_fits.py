@@ -30,7 +30,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.data.datamodules.labelled import imbalanced
 from fcco_lightning.data.splits import stratified_split
-from fcco_lightning.metrics.survival import partial_likelihood
+from fcco_lightning.evaluation.metrics.survival import partial_likelihood
 
 Overrides = dict[str, Any]
 LEARNING_RATES = [1e-3, 3e-3, 1e-2]

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import Drawn, Engine, Evaluated, Problem, Term
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.objectives import Objective
-from fcco_lightning.records import Batch
 from fcco_lightning.state import Layout
+from fcco_lightning.state.processes import Processes
 
 
 class Algorithm(ABC):

@@ -8,10 +8,9 @@ import torch
 from fcco_lightning.algorithms.two_draws import Jacobian, TwoDraws
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.engine import Engine
-from fcco_lightning.estimators import Estimator
+from fcco_lightning.estimators import Estimator, InnerPoint, ProximalDescent
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import Smoothing
-from fcco_lightning.records import Batch
-from fcco_lightning.steps import InnerPoint, ProximalDescent
 
 Clipped = Literal["inner", "outer", "both"]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.engine import Engine, Measured, Problem, Reading, Surrogate, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Estimator, Sampling
+from fcco_lightning.estimators import Estimator, PreviousWeights, Sampling
+from fcco_lightning.estimators.base import Tracked
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing
-from fcco_lightning.records import Batch, Tracked
-from fcco_lightning.steps import PreviousWeights
 
 
 class Estimation(Algorithm, ABC):

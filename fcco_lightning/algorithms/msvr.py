@@ -9,11 +9,11 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.engine import Engine, Reading, Surrogate
-from fcco_lightning.estimators import CorrectedEMA
+from fcco_lightning.estimators import CorrectedEMA, Storm, like_parameters
+from fcco_lightning.estimators.base import Tracked
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Batch, Tracked
 from fcco_lightning.state import replaced
-from fcco_lightning.steps import Storm, like_parameters
 
 
 class MSVR(Estimation):

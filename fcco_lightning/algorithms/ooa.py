@@ -6,8 +6,8 @@ from fcco_lightning.algorithms.max_form import Geometry, MaxForm, ambiguity_of, 
 from fcco_lightning.checks import positive
 from fcco_lightning.engine import Engine, Evaluated, Measured, Reading, Surrogate, read
 from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.objectives.measurable import nan_where
-from fcco_lightning.records import Batch
 
 
 class OOA(MaxForm):

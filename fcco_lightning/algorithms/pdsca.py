@@ -9,10 +9,9 @@ from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import fraction, positive
 from fcco_lightning.engine import Engine, Estimates, Evaluated, part_name
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators import EMA
+from fcco_lightning.estimators import EMA, like_parameters
+from fcco_lightning.models.batch import Batch, Columns
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity, mean_over_data
-from fcco_lightning.records import Batch, Columns
-from fcco_lightning.steps import like_parameters
 
 
 class PDSCA(Estimation):

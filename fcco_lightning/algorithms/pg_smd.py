@@ -10,8 +10,8 @@ from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
 from fcco_lightning.algorithms.stages import ConcaveStages, Stage, Stages
 from fcco_lightning.engine import Engine, Problem, Surrogate, Term
 from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.numerics import look
-from fcco_lightning.records import Batch
 
 
 class PGSMD(ProximallyGuided):

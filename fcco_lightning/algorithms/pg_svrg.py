@@ -12,8 +12,8 @@ from fcco_lightning.ambiguity import Penalty
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.engine import Engine, Surrogate, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.records import Batch
-from fcco_lightning.steps import PreviousWeights
+from fcco_lightning.estimators import PreviousWeights
+from fcco_lightning.models.batch import Batch
 
 
 class PGSVRG(ProximallyGuided):

@@ -12,7 +12,7 @@ from fcco_lightning.algorithms.full_pass import FullPass
 from fcco_lightning.algorithms.max_form import Geometry, MaxForm
 from fcco_lightning.checks import positive
 from fcco_lightning.engine import Engine, Reading
-from fcco_lightning.steps import InnerPoint, ProximalDescent, like_parameters
+from fcco_lightning.estimators import InnerPoint, ProximalDescent, like_parameters
 
 
 class ProximallyGuided(MaxForm, ABC):

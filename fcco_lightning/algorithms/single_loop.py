@@ -3,7 +3,7 @@
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.engine import Engine, Problem
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.records import Batch
+from fcco_lightning.models.batch import Batch
 
 
 class SingleLoop(Estimation):

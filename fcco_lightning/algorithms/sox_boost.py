@@ -12,7 +12,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.engine import Engine, Problem, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA, Estimator
-from fcco_lightning.records import Batch
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.state import DualState
 
 

@@ -16,8 +16,8 @@ from fcco_lightning.checks import one_of
 from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
+from fcco_lightning.models.batch import Batch, Columns
 from fcco_lightning.outer import Smoothing
-from fcco_lightning.records import Batch, Columns
 
 DUAL = "dual"
 """Name of the part with the independent draw of samples that dual steps can take (``dual_PART`` for another part)."""

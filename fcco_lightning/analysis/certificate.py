@@ -15,14 +15,14 @@ from fcco_lightning.analysis.gradients import flat, gradient, gradients, undistu
 from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, gram
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import InnerFunctions, outputs_of_columns, read
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.evaluation.split import inner_values
 from fcco_lightning.models import TwoViews
+from fcco_lightning.models.batch import Batch, Columns
 from fcco_lightning.objectives import Measurable, Objective
 from fcco_lightning.outer import NoSmoothing, Smoothing, excess
-from fcco_lightning.records import Batch, Columns
+from fcco_lightning.state.processes import Processes
 
 
 class Samples(NamedTuple):

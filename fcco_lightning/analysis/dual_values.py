@@ -11,10 +11,11 @@ from fcco_lightning.ambiguity import KLPenalty
 from fcco_lightning.engine import Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.split import first_occurrences
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import counts
 from fcco_lightning.objectives import Objective
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import OuterFunction, WorstCase
-from fcco_lightning.records import Columns, Rows
 
 _ACTIVE = 1e-6  # relative to the largest dual value
 

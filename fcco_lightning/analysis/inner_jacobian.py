@@ -8,11 +8,12 @@ from torch import Tensor
 
 from fcco_lightning.analysis.gradients import gradient, undisturbed
 from fcco_lightning.checks import positive
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import InnerFunctions, outputs_of_columns
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import GroupObjective, MultiTaskGroupDRO, Objective
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.state.processes import Processes
 
 MAX_VALUES = 2e9
 """The default for the largest number of values of a Jacobian, or of a Gram matrix: 8 GB in float32."""

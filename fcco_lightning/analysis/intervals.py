@@ -12,7 +12,7 @@ from fcco_lightning.checks import fraction
 from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.split import inner_values
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 
 class Interval(NamedTuple):

@@ -30,7 +30,7 @@ KINDS = {
     "quantities": Kind("quantity of a constraint, loss of group DRO", ("objectives", "constraints"), ("Quantity",)),
     "losses": Kind("loss of objectives over pairs", ("objectives",), ("PairLoss",)),
     "ambiguity": Kind("ambiguity of group DRO and of robust linear models", ("ambiguity",), ("AmbiguitySet",)),
-    "optimizers": Kind("model.optimizer, beside those of torch", ("steps",), ("Optimizer", "SGD", "Adam")),
+    "optimizers": Kind("model.optimizer, beside those of torch", ("estimators",), ("Optimizer", "SGD", "Adam")),
     "networks": Kind("model.network", ("models",), ("Module",)),
     "data": Kind("data", ("data/datamodules",), ("LightningDataModule",)),
     "batches": Kind("data.batches", ("data/sampling",), ("Sampling",)),

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.pictures import plot_comparison
-from fcco_lightning.run_folder import METRICS, read_report
+from fcco_lightning.evaluation.pictures import plot_comparison
+from fcco_lightning.reports.run_folder import METRICS, read_report
 
 _OBJECTIVE, LARGEST = "objective", "largest h"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit

@@ -18,8 +18,8 @@ from rich.console import Console
 from fcco_lightning.checks import non_negative, positive
 from fcco_lightning.cli.comparison import LARGEST, Row, figures_of, print_rows, write_rows
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
-from fcco_lightning.pictures import plot_front
-from fcco_lightning.run_folder import METRICS, read_report
+from fcco_lightning.evaluation.pictures import plot_front
+from fcco_lightning.reports.run_folder import METRICS, read_report
 
 Fit = Callable[[Sequence[str]], str]
 """Runs ``fcco fit`` with these arguments; what it printed, if they hold ``--print_config``."""

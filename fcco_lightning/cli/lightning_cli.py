@@ -21,8 +21,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-import fcco_lightning.data.datamodules  # noqa: F401 - what is imported can be named without its module
-from fcco_lightning import FAMILIES, callbacks, public_names
+import fcco_lightning
+import fcco_lightning.data.datamodules
+from fcco_lightning import FAMILIES, Report, public_names
 from fcco_lightning.cli.catalogue import SECTIONS
 from fcco_lightning.cli.named_configs import with_files
 from fcco_lightning.cli.parser import ArgumentParser
@@ -82,7 +83,7 @@ class FCCOCLI(LightningCLI):
             help="also log there, beside metrics.csv; --trainer.logger sets everything about loggers instead",
         )
         for section, name in SECTIONS.items():
-            parser.add_lightning_class_args(getattr(callbacks, name), section)
+            parser.add_lightning_class_args(getattr(fcco_lightning, name), section)
         parser.set_defaults(
             {
                 "checkpoint.save_last": True,
@@ -157,7 +158,7 @@ class FCCOCLI(LightningCLI):
         typed = self._typed()
         self.model.job, self.model.config = _job_of(typed), typed
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, callbacks.Report):
+            if isinstance(callback, Report):
                 callback.config = self.model.config
 
 

@@ -9,7 +9,7 @@ import jsonargparse
 from lightning.pytorch import Trainer
 
 import fcco_lightning
-from fcco_lightning import FCCOModule, callbacks, public_names
+from fcco_lightning import FCCOModule, public_names
 from fcco_lightning.cli.catalogue import KINDS, SECTIONS, members
 
 OF_FIT = ("ckpt_path", "config", "help", "logger", "name", "print_config", "seed_everything")
@@ -47,7 +47,7 @@ def options() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {name: [] for name in OF_FIT}
     found["logger"] = ["tensorboard", "wandb"]
     found["data"] = [entry.name for entry in members("data")]
-    sections = {section: getattr(callbacks, name) for section, name in SECTIONS.items()}
+    sections = {section: getattr(fcco_lightning, name) for section, name in SECTIONS.items()}
     for section, cls in {"model": FCCOModule, "trainer": Trainer, **sections}.items():
         _add(found, section, cls)
     for name in found["data"]:
@@ -100,10 +100,11 @@ def _choices(base: type) -> list[type]:
     kinds = [kind for kind, found in KINDS.items() if base.__name__ in found.roots]
     if kinds:
         return [getattr(fcco_lightning, entry.name) for kind in kinds for entry in members(kind)]
-    return [cls for cls in _derived(base) if cls.__name__ in public_names() and not inspect.isabstract(cls)]
+    public = public_names()
+    return [cls for cls in _derived(base) if cls.__name__ in public and not inspect.isabstract(cls)]
 
 
-def _derived(base: type) -> Iterator[type]:
+def _derived(base: type[Any]) -> Iterator[type[Any]]:
     if base.__module__.startswith(f"{fcco_lightning.__name__}."):
         yield base
         for cls in base.__subclasses__():

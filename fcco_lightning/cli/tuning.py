@@ -14,12 +14,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
 
-from fcco_lightning.callbacks import BestFeasible
 from fcco_lightning.checks import one_of
 from fcco_lightning.cli.lightning_cli import start
 from fcco_lightning.cli.named_configs import named_searches
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.evaluation import direction
+from fcco_lightning.reports import BestFeasible
 from fcco_lightning.training import FCCOModule
 
 if TYPE_CHECKING:

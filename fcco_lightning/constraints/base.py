@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
-from fcco_lightning.outer import AbsoluteDifference, Linear, Multiplied, OuterFunction
-from fcco_lightning.records import Columns
+from fcco_lightning.outer import AbsoluteDifference, Linear, Multiplied, OuterFunction, Range
 
 
 class Constraint(Measurable, ABC):

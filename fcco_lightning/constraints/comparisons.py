@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fcco_lightning.checks import one_of
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import required_column
-from fcco_lightning.records import Columns
 
 _NUMBERED = ["0", "1"]  # two groups of which no names are known
 Against = Literal["pairs", "rest", "whole"]

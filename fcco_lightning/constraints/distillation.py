@@ -9,8 +9,8 @@ from torch.nn.functional import kl_div, log_softmax
 from fcco_lightning.checks import non_negative, positive
 from fcco_lightning.constraints.forgetting import ProtectedTasks
 from fcco_lightning.errors import DataError
-from fcco_lightning.estimators import Range
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.outer import Range
 
 
 class Distillation(ProtectedTasks):

@@ -11,9 +11,9 @@ from fcco_lightning.checks import finite
 from fcco_lightning.constraints.base import ValueAtMost
 from fcco_lightning.constraints.memberships import means_over, only_of
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity
-from fcco_lightning.objectives.measurable import nan_where
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.objectives.measurable import Rows, nan_where
 
 
 class ProtectedTasks(ValueAtMost, ABC):

@@ -16,9 +16,10 @@ from fcco_lightning.constraints.subsets import Subset, Subsets
 from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.data.conditions import Where, described
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Quantity
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, Linear, OuterFunction, Shifted
-from fcco_lightning.records import Columns, Rows
 
 
 def _named(quantity: Quantity, where: Where | None) -> str:

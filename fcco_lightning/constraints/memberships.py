@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 
 def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,12 @@ from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, ValueA
 from fcco_lightning.constraints.comparisons import Against, Comparison, GroupComparisons
 from fcco_lightning.constraints.memberships import only_of, shares_of
 from fcco_lightning.constraints.vacuity import constant_decision, too_close
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import PairLoss, Quantity, SigmoidPair, SoftRate, binary_scores, require_binary_labels
 from fcco_lightning.objectives.base import one_label_each
-from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, RatioDifference, ratio_difference
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, Range, RatioDifference, ratio_difference
 
 _AT_ONCE = 2**20  # pairs of samples that are compared at once
 

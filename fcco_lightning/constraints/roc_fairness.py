@@ -13,10 +13,11 @@ from fcco_lightning.constraints.comparisons import Against
 from fcco_lightning.constraints.parity import GroupConstraint
 from fcco_lightning.constraints.vacuity import spread
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Quantity, binary_scores
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.outer import Range
 
 
 class ScoreScale(ABC):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.constraints.means import MeanAtMost
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 
 def require_compatible(constraints: Sequence[Constraint]) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fcco_lightning.data.conditions import Condition, Where, described, holds, values_of
 from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.records import Columns
 
 
 class Subset:

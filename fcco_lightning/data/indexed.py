@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, TensorDatas
 
 from fcco_lightning.data.plans import Drawn, ShuffledBatches
 from fcco_lightning.errors import DataError
-from fcco_lightning.records import TARGET
+from fcco_lightning.models.batch import TARGET
 
 
 class IndexedDataset(Dataset[dict[str, Any]]):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fcco_lightning.distributed import Processes
+from fcco_lightning.state.processes import Processes
 
 
 class Backend(Protocol):

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.records import TARGET, Batch, Columns
+from fcco_lightning.models.batch import TARGET, Batch, Columns
 
 _OF_SHAPES = ("shape", "size", "channels", "dimension")  # words of torch's errors about them
 _REMEDIES = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
 from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.engine.running import Running
-from fcco_lightning.records import Batch
+from fcco_lightning.models.batch import Batch
 
 _FULL = (torch.float32, torch.float64)
 _OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", "ID_MATCH", "MODULE_MATCH"}

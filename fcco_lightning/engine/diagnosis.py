@@ -11,8 +11,8 @@ from fcco_lightning.engine.functions import RandomState, read
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.running import Method, Running
 from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.models.batch import Batch, Columns
 from fcco_lightning.numerics import all_finite
-from fcco_lightning.records import Batch, Columns
 
 _OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
 _MOST_NAMED = 10

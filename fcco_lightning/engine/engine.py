@@ -20,8 +20,9 @@ from fcco_lightning.engine.running import Method
 from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import unite
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import TARGET, Batch
 from fcco_lightning.numerics import all_finite, look
-from fcco_lightning.records import TARGET, Batch, Rows
+from fcco_lightning.objectives.measurable import Rows
 
 
 class Engine:

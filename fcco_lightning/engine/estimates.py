@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.terms import Reading
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Batch
 from fcco_lightning.state import DualState, replaced
 
 

@@ -13,8 +13,8 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine.batches import outputs_of, part_name
 from fcco_lightning.engine.micro_batches import recomputed
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.objectives import Measurable, Objective
-from fcco_lightning.records import Batch
 
 _HALF = (torch.bfloat16, torch.float16)
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from fcco_lightning.records import Batch, Columns
+from fcco_lightning.models.batch import Batch, Columns
 
 
 def micro_batches(batch: Batch, size: int) -> list[Batch]:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.constraints import Constraint, Multipliers
-from fcco_lightning.distributed import Processes
 from fcco_lightning.outer import Multiplied, OuterFunction, excess
 from fcco_lightning.state import DualState
+from fcco_lightning.state.processes import Processes
 
 
 class MultiplierRows(nn.Module):

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_parameters import RowParameters
 from fcco_lightning.engine.row_weights import (
@@ -26,6 +25,7 @@ from fcco_lightning.engine.terms import Term
 from fcco_lightning.errors import DataError
 from fcco_lightning.objectives import Measurable, Objective, RowDomain
 from fcco_lightning.state import DualState, Layout
+from fcco_lightning.state.processes import Processes
 
 
 class Problem(nn.Module):

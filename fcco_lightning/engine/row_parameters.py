@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.estimates import Proposal
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.objectives import SampleParameters
-from fcco_lightning.records import Batch
 from fcco_lightning.state import Copies, DualState, Layout, copies
+from fcco_lightning.state.processes import Processes
 
 
 class RowParameters(nn.Module):

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known, counts
 from fcco_lightning.objectives.base import Partition
 from fcco_lightning.objectives.self_weights import expected_copies
-from fcco_lightning.records import Columns
 from fcco_lightning.state import Copies
 
 RARE = 1 / 20

@@ -10,7 +10,7 @@ from fcco_lightning.engine.estimates import Evaluated, Measured
 from fcco_lightning.engine.functions import InnerFunctions
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.terms import Term
-from fcco_lightning.records import Batch
+from fcco_lightning.models.batch import Batch
 
 
 class Method(Protocol):

@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.errors import ConfigError, StateIndexError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable
-from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.outer import OuterFunction, Range
 from fcco_lightning.state import Copies, DualState, Layout, copies
+from fcco_lightning.state.processes import Processes
 
 
 class Reading(NamedTuple):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine.batches import other_columns
 from fcco_lightning.errors import DataError
-from fcco_lightning.records import HERE, Batch
+from fcco_lightning.models.batch import HERE, Batch
+from fcco_lightning.state.processes import Processes
 
 # marks: a process was asked to stop; a batch is the last one of an epoch
 STOP, LAST = 1, 2

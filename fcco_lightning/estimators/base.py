@@ -6,21 +6,22 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Tracked
+from fcco_lightning.outer import OuterFunction, Range
 
 
-class Range(NamedTuple):
-    """The interval in which every coordinate of a row is known to lie; None where there is no bound."""
+class Tracked(NamedTuple):
+    """What an estimator returns.
 
-    least: float | None = None
-    most: float | None = None
+    Attributes:
+        rows: the new rows (u_i, or y_i for a dual estimator) to remember, shape (b, k), no graph.
+        weights: the outer gradients y_i that multiply the Jacobian of g_i, shape (b, k), no graph.
+        at: the inner values at which the outer gradients are taken, shape (b, k), no graph.  The value of f there is
+            what is logged, and what carries the gradient with respect to known parameters of f.
+    """
 
-    def project(self, rows: Tensor) -> Tensor:
-        """The nearest rows in the interval."""
-        if self.least is None and self.most is None:
-            return rows
-        return rows.clamp(min=self.least, max=self.most)
+    rows: Tensor
+    weights: Tensor
+    at: Tensor
 
 
 class Sampling(NamedTuple):

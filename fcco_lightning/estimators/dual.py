@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.estimators.base import Estimator, Sampling
+from fcco_lightning.estimators.base import Estimator, Sampling, Tracked
 from fcco_lightning.estimators.primal import CorrectedEMA
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Tracked
 
 
 @dataclass(frozen=True)

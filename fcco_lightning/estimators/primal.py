@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators.base import Estimator, Sampling
+from fcco_lightning.estimators.base import Estimator, Sampling, Tracked
 from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Tracked
 
 
 @dataclass(frozen=True)

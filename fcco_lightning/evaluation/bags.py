@@ -6,12 +6,12 @@ from pathlib import Path
 from torch import Tensor
 
 from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.evaluation.ranking import RankingEvaluation
 from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Pooling
 from fcco_lightning.objectives.pooling import bags_of
-from fcco_lightning.pictures.style import History
-from fcco_lightning.records import Columns
 
 
 class BagEvaluation(Evaluation):

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation.pictures import plot_constraints
+from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.evaluation.tally import Tally
-from fcco_lightning.pictures import plot_constraints
-from fcco_lightning.pictures.style import History
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 
 class Evaluation(ABC):
@@ -95,7 +95,7 @@ class Evaluation(ABC):
         """Draw the pictures of a finished run.
 
         Args:
-            history: The figures of every validation, see :mod:`fcco_lightning.pictures.style`.
+            history: The figures of every validation, see :mod:`fcco_lightning.evaluation.pictures.style`.
             final: The outputs and the columns of every split, computed with the final weights.
             folder: The folder in which the pictures are written.
 

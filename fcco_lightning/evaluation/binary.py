@@ -9,14 +9,14 @@ from torch import Tensor
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.metrics.functional import auc, roc_gap
+from fcco_lightning.evaluation.metrics.group import split_roc
+from fcco_lightning.evaluation.pictures import plot_constraints, plot_objective_and_violation, plot_roc_by_group
+from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.evaluation.samples import require_columns
 from fcco_lightning.evaluation.tally import ScoreTally, Tally
-from fcco_lightning.metrics.functional import auc, roc_gap
-from fcco_lightning.metrics.group import split_roc
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
-from fcco_lightning.pictures import plot_constraints, plot_objective_and_violation, plot_roc_by_group
-from fcco_lightning.pictures.style import History
-from fcco_lightning.records import Columns
 
 
 class BinaryEvaluation(Evaluation):

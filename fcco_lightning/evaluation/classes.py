@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 
 class ClassEvaluation(Evaluation):

@@ -10,12 +10,12 @@ from torch import Tensor
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.metrics.group_accuracy import group_means
+from fcco_lightning.evaluation.metrics.validation import same_rows
+from fcco_lightning.evaluation.pictures import plot_continual
+from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
-from fcco_lightning.metrics.group_accuracy import group_means
-from fcco_lightning.metrics.validation import same_rows
-from fcco_lightning.pictures import plot_continual
-from fcco_lightning.pictures.style import History
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 TARGET = -1
 """The value of the column ``task`` for samples of the target; protected tasks are >= 0, all other samples are lower."""

@@ -10,12 +10,12 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.metrics.group_accuracy import cvar, cvar_weights, group_sums, worst_fraction, worst_group
+from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
+from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
 from fcco_lightning.evaluation.tally import GroupTally, Tally
-from fcco_lightning.metrics.group_accuracy import cvar, cvar_weights, group_sums, worst_fraction, worst_group
-from fcco_lightning.pictures import plot_group_curves, plot_groups
-from fcco_lightning.pictures.style import History
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 
 class GroupEvaluation(Evaluation):
@@ -29,8 +29,8 @@ class GroupEvaluation(Evaluation):
     - ``group_balanced_accuracy``: the mean of a_g over groups;
     - ``worst_group_accuracy``: min a_g; ``worst_group_loss``: max L_g;
     - ``tail_accuracy``: the mean of the ``ceil(alpha G)`` lowest a_g, see
-      :func:`~fcco_lightning.metrics.worst_fraction`;
-    - ``cvar_loss``: the mean of the worst alpha G of the L_g, see :func:`~fcco_lightning.metrics.cvar`;
+      :func:`~fcco_lightning.evaluation.metrics.worst_fraction`;
+    - ``cvar_loss``: the mean of the worst alpha G of the L_g, see :func:`~fcco_lightning.evaluation.metrics.cvar`;
     - ``group_accuracy/NAME``, ``group_loss/NAME``: a_g and L_g, if at most ``most_groups`` groups are present.
 
     Accuracies lie in [0, 1] and losses are in nats.  A single score per sample, shape (n,) or (n, 1), predicts class 1

@@ -10,19 +10,19 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, finite, fraction
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.base import Evaluation, written
-from fcco_lightning.evaluation.samples import require_columns
-from fcco_lightning.evaluation.tally import ScoreTally, Tally
-from fcco_lightning.metrics.functional import auc, roc_curve
-from fcco_lightning.metrics.ranking import (
+from fcco_lightning.evaluation.metrics.functional import auc, roc_curve
+from fcco_lightning.evaluation.metrics.ranking import (
     average_precision,
     partial_auc,
     precision_recall_at,
     precision_recall_curve,
 )
-from fcco_lightning.pictures import plot_constraints, plot_ranking
-from fcco_lightning.pictures.ranking import Curves
-from fcco_lightning.pictures.style import History
-from fcco_lightning.records import Columns
+from fcco_lightning.evaluation.pictures import plot_constraints, plot_ranking
+from fcco_lightning.evaluation.pictures.ranking import Curves
+from fcco_lightning.evaluation.pictures.style import History
+from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.evaluation.tally import ScoreTally, Tally
+from fcco_lightning.models.batch import Columns
 
 
 class RankingEvaluation(Evaluation):
@@ -35,7 +35,7 @@ class RankingEvaluation(Evaluation):
     - ``partial_auc``: the part of the ROC curve with a false positive rate of at most ``max_fpr``;
     - ``partial_auc_tpr``: the part with a true positive rate of at least ``min_tpr``;
     - ``two_way_partial_auc``: the part with both; all three standardised as
-      :func:`~fcco_lightning.metrics.ranking.partial_auc` describes;
+      :func:`~fcco_lightning.evaluation.metrics.ranking.partial_auc` describes;
     - ``precision_at_k``, ``recall_at_k`` for every k in ``top``.
 
     With several labels each of these is the mean over the labels that have both classes in the split, and

@@ -4,8 +4,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
-from fcco_lightning.records import Columns
 
 
 def require_columns(batch: Columns, *names: str, figures: str) -> None:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, positive
 from fcco_lightning.evaluation.base import Evaluation, written
-from fcco_lightning.evaluation.samples import require_columns
-from fcco_lightning.metrics.survival import (
+from fcco_lightning.evaluation.metrics.survival import (
     StepFunction,
     breslow_log_hazard,
     brier_score,
@@ -21,11 +20,12 @@ from fcco_lightning.metrics.survival import (
     survival_probability,
     uno_concordance,
 )
+from fcco_lightning.evaluation.pictures import plot_calibration
+from fcco_lightning.evaluation.pictures.style import History
+from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.cox import survival
-from fcco_lightning.pictures import plot_calibration
-from fcco_lightning.pictures.style import History
-from fcco_lightning.records import Columns
 
 _LEAST_UNCENSORED = 0.05
 _GRID = 50

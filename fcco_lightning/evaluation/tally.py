@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fcco_lightning.distributed import Processes
+from fcco_lightning.evaluation.metrics.group_accuracy import group_sums
+from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
 from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
-from fcco_lightning.metrics.group_accuracy import group_sums
-from fcco_lightning.metrics.streaming import Bounded, ScoreCounts
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
-from fcco_lightning.records import Columns
+from fcco_lightning.state.processes import Processes
 
 
 class Tally(ABC):

@@ -6,9 +6,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.metrics.group_accuracy import group_means
 from fcco_lightning.evaluation.samples import require_columns
-from fcco_lightning.metrics.group_accuracy import group_means
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 
 class TaskEvaluation(Evaluation):

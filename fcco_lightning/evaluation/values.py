@@ -4,8 +4,8 @@ from torch import Tensor
 
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.bellman import TemporalDifference, mean_residuals, state_values
-from fcco_lightning.records import Columns
 
 
 class ValueEvaluation(Evaluation):

@@ -6,6 +6,7 @@ from fcco_lightning.models.clip_model import CLIPModel
 from fcco_lightning.models.head import HasHead, head_of, renew
 from fcco_lightning.models.latent_mixture import LatentMixture
 from fcco_lightning.models.mlp import TabularMLP
+from fcco_lightning.models.outputs import ClassVectors, Embeddings, LatentVectors
 from fcco_lightning.models.perturbed import GaussianPerturbation
 from fcco_lightning.models.timm_model import TimmModel
 from fcco_lightning.models.two_views import TwoViews
@@ -14,9 +15,12 @@ __all__ = [
     "BatchNetwork",
     "CLIPModel",
     "ClassVectorNetwork",
+    "ClassVectors",
+    "Embeddings",
     "GaussianPerturbation",
     "HasHead",
     "LatentMixture",
+    "LatentVectors",
     "ParameterGroup",
     "TabularMLP",
     "TimmModel",

@@ -9,13 +9,14 @@ from torch.nn.parameter import is_lazy
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.base import BatchNetwork
-from fcco_lightning.records import ClassVectors, Columns
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.models.outputs import ClassVectors
 
 
 class ClassVectorNetwork(BatchNetwork):
     r"""Logits ``<h(x), v_k> + c_k`` of C classes, where training forms those of the sampled classes only.
 
-    A batch with the parts "target" and "classes" gives :class:`~fcco_lightning.records.ClassVectors`: for samples their
+    A batch with the parts "target" and "classes" gives :class:`~fcco_lightning.models.ClassVectors`: for samples their
     features and the vector of their own class, for classes their vector, twice.  A batch of samples alone, as in
     evaluation, gives all logits, shape (B, C).  The bias c_k is the last coordinate of the vectors.
 

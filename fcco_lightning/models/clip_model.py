@@ -16,7 +16,7 @@ from fcco_lightning.checks import at_least, fraction, positive
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.base import BatchNetwork, ParameterGroup
 from fcco_lightning.models.clip_config import CLIPConfig, clip_config
-from fcco_lightning.records import Embeddings
+from fcco_lightning.models.outputs import Embeddings
 
 _BLOCK = re.compile(r"(?:resblocks|blocks?|layers?)\.?(\d+)\.")  # of transformers, ResNets and Hugging Face's texts
 _TOP = re.compile(r"^(?:visual|text)?\.?(?:proj|head|ln_post|ln_final|text_projection|attn_pool\w*|attnpool)\b")
@@ -101,7 +101,7 @@ class CLIPModel(BatchNetwork):
                 mapping.  All images go through their tower in one call, and so do all texts, class prompts included.
 
         Returns:
-            With texts :class:`~fcco_lightning.records.Embeddings`, without them class logits (B, C); for parts a dict
+            With texts :class:`~fcco_lightning.models.Embeddings`, without them class logits (B, C); for parts a dict
             of these.
 
         Raises:

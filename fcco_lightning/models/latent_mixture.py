@@ -9,13 +9,13 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.base import BatchNetwork
 from fcco_lightning.models.class_vectors import size_from_data, with_one
-from fcco_lightning.records import LatentVectors
+from fcco_lightning.models.outputs import LatentVectors
 
 
 class LatentMixture(BatchNetwork):
     r"""``p(1 | x) = sum_z p(z | x) sigmoid(<a_x, a_z>)``, ``p(z | x)`` proportional to ``exp(<e_x, e_z>)``.
 
-    A batch with the parts "target" and "latent" gives :class:`~fcco_lightning.records.LatentVectors` of its samples and
+    A batch with the parts "target" and "latent" gives :class:`~fcco_lightning.models.LatentVectors` of its samples and
     of the values z whose numbers are the column ``index`` of the second part.  A batch of samples alone, as in
     evaluation, gives the log-odds of p(1 | x), shape (B,), with the sum over all values.
 

@@ -9,9 +9,10 @@ from torch.nn.functional import normalize
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.base import BatchNetwork
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.models.class_vectors import size_from_data
 from fcco_lightning.models.head import head_of
-from fcco_lightning.records import Columns, Embeddings
+from fcco_lightning.models.outputs import Embeddings
 
 
 class TwoViews(BatchNetwork):

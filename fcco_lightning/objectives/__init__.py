@@ -32,7 +32,7 @@ from fcco_lightning.objectives.latent_variable import LatentVariable
 from fcco_lightning.objectives.list_mle import ListMLE
 from fcco_lightning.objectives.list_net import ListNet
 from fcco_lightning.objectives.lists import ListObjective
-from fcco_lightning.objectives.measurable import Measurable, nan_where
+from fcco_lightning.objectives.measurable import Measurable, Rows, nan_where
 from fcco_lightning.objectives.multi_instance import MultiInstanceAUC
 from fcco_lightning.objectives.ndcg import NDCG
 from fcco_lightning.objectives.neighbourhood_components import NeighbourhoodComponents
@@ -111,6 +111,7 @@ __all__ = [
     "RecallAtK",
     "RobustLogistic",
     "RowDomain",
+    "Rows",
     "SampleDRO",
     "SampleParameters",
     "SampledSoftmax",

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import BinaryObjective, require_binary_labels, required_column
 from fcco_lightning.objectives.pair_sums import pair_mean
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.ranking import both_classes, class_shares, few, warn_of_ratios
-from fcco_lightning.records import Columns
 
 
 class AUC(BinaryObjective):

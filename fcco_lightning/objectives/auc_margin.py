@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import BinaryObjective, RowDomain, require_binary_labels, required_column
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.ranking import both_classes, class_shares, warn_of_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
-from fcco_lightning.records import Columns, Rows
 
 
 class AUCMargin(BinaryObjective):

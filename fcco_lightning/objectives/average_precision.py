@@ -7,16 +7,15 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
-from fcco_lightning.objectives.measurable import nan_where
+from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.pair_sums import Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels, sums_over_data
 from fcco_lightning.objectives.self_weights import by_strata, check_comparisons
-from fcco_lightning.outer import Ratio
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.outer import Range, Ratio
 
 
 class AveragePrecision(RankingObjective):

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
-from fcco_lightning.outer import OuterFunction
-from fcco_lightning.records import Columns
+from fcco_lightning.outer import OuterFunction, Range
+from fcco_lightning.state.processes import Processes
 
 
 class SampleParameters(NamedTuple):

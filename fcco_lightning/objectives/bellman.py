@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import RowDomain, require_binary_labels, required_column
 from fcco_lightning.objectives.group_dro import GroupObjective
 from fcco_lightning.objectives.quantities import Quantity
 from fcco_lightning.outer import Square
-from fcco_lightning.records import Columns
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fcco_lightning.checks import greater, one_of
 from fcco_lightning.checks import positive as above_zero
-from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import HERE, Columns
 from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters, required_column
 from fcco_lightning.objectives.log_means import by_table, log_means, on_diagonal
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
     SelfWeight,
@@ -23,8 +23,8 @@ from fcco_lightning.objectives.self_weights import (
     comparison_weights,
     self_and_others,
 )
-from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction
-from fcco_lightning.records import HERE, Columns, Rows
+from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction, Range
+from fcco_lightning.state.processes import Processes
 
 _SMALL_TAU = 0.02  # below it rows are often wrong by more than `growth` when a pair is seen again
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare

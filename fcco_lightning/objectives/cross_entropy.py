@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective, mean_over_data
 from fcco_lightning.objectives.quantities import CrossEntropyLoss
-from fcco_lightning.records import Columns
 
 
 class CrossEntropy(Objective):

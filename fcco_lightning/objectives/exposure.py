@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import binary_scores
 from fcco_lightning.objectives.lists import graded
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.quantities import Quantity
 from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
-from fcco_lightning.records import Columns
+from fcco_lightning.outer import Range
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
 from fcco_lightning.checks import at_least, finite, positive
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import Objective, Partition, RowDomain, required_column
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import MOST_ROWS, CrossEntropyLoss, Quantity, means_by_part, parts_of
 from fcco_lightning.outer import (
     ChiSquare,
@@ -24,7 +26,6 @@ from fcco_lightning.outer import (
     Shifted,
     WorstCase,
 )
-from fcco_lightning.records import Columns, Rows
 
 
 class GroupObjective(Objective, ABC):

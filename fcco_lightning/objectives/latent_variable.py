@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fcco_lightning.errors import DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.models.outputs import LatentVectors
 from fcco_lightning.numerics import bounded_exp
 from fcco_lightning.objectives.base import Objective, RowDomain
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.robust_logistic import signs
-from fcco_lightning.outer import LogRatio
-from fcco_lightning.records import Columns, LatentVectors, Rows
+from fcco_lightning.outer import LogRatio, Range
 
 LATENT = "latent"
 """The part of a batch that holds the sampled values of the latent variable."""
@@ -34,7 +35,7 @@ class LatentVariable(Objective):
     counts as that number.
 
     Batches have the parts "target" (``y`` (B,) in {0, 1}, ``index`` (B,)) and "latent", and the network returns
-    :class:`~fcco_lightning.records.LatentVectors` for both (:class:`~fcco_lightning.models.LatentMixture` does).
+    :class:`~fcco_lightning.models.LatentVectors` for both (:class:`~fcco_lightning.models.LatentMixture` does).
 
     Raises:
         DataError: if the outputs are something else, or a label is neither 0 nor 1.

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
-from fcco_lightning.objectives.measurable import nan_where
+from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.outer import Range
 
 
 class Lists(NamedTuple):

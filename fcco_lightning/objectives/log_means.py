@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fcco_lightning.distributed import Processes
+from fcco_lightning.state.processes import Processes
 
 BLOCK = 2**22  # similarities that are in memory at once
 _ALONE = Processes(alone=True)

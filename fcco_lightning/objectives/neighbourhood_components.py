@@ -5,11 +5,11 @@ from torch import Tensor
 
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
-from fcco_lightning.outer import Ratio
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.outer import Range, Ratio
 
 
 class NeighbourhoodComponents(Objective):

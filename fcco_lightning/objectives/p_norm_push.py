@@ -5,10 +5,11 @@ from typing import Any, Literal
 import torch
 
 from fcco_lightning.checks import greater, one_of
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pairwise import ExponentialPair, PairLoss
 from fcco_lightning.objectives.ranking import RankingObjective
 from fcco_lightning.outer import OuterFunction, Power
-from fcco_lightning.records import Columns, Rows
 
 
 class PNormPush(RankingObjective):

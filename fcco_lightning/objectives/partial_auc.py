@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from fcco_lightning.checks import finite, fraction, positive
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import SampleParameters, required_column
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, both_classes
-from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Shifted
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Range, Shifted
 
 
 class CVaRPartialAUC(RankingObjective):

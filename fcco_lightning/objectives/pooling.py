@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import bounded_exp
 from fcco_lightning.objectives.base import binary_scores, require_binary_labels, required_column
 from fcco_lightning.objectives.quantities import means_by_part
-from fcco_lightning.records import Columns
+from fcco_lightning.outer import Range
 
 _BOUND = 300.0  # of exponents: the products and quotients of such exponentials stay within float64
 _LEAST = math.exp(-_BOUND)

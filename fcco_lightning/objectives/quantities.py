@@ -10,10 +10,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import first_of_equals
 from fcco_lightning.objectives.base import binary_scores, one_label_each, require_binary_labels, required_column
-from fcco_lightning.records import Columns
+from fcco_lightning.outer import Range
 
 MOST_ROWS = 4
 """Rows for every sample of a batch up to which all are gone through at each step."""

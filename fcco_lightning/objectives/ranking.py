@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss
 from fcco_lightning.objectives.self_weights import by_strata, check_comparisons, comparison_weights, self_and_others
-from fcco_lightning.records import Columns
+from fcco_lightning.outer import Range
 
 
 class RankingObjective(BinaryObjective, ABC):

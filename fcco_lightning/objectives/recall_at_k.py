@@ -6,11 +6,11 @@ import torch
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, sums_over_data
-from fcco_lightning.outer import Hinge, OuterFunction
-from fcco_lightning.records import Columns, Rows
+from fcco_lightning.outer import Hinge, OuterFunction, Range
 
 
 class RecallAtK(RankingObjective):

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective, binary_scores, one_label_each
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Softplus
-from fcco_lightning.records import Columns, Rows
 
 
 class RobustLogistic(Objective):

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty, Simplex
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction, WorstCase
-from fcco_lightning.records import Columns, Rows
 
 
 class SampleDRO(Objective):

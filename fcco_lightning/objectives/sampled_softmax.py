@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators import Range
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.models.outputs import ClassVectors
 from fcco_lightning.numerics import bounded_exp
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
-from fcco_lightning.objectives.measurable import nan_where
-from fcco_lightning.outer import Log
-from fcco_lightning.records import ClassVectors, Columns, Rows
+from fcco_lightning.objectives.measurable import Rows, nan_where
+from fcco_lightning.outer import Log, Range
 
 CLASSES = "classes"
 """The part of a batch that holds the sampled classes."""
@@ -35,7 +35,7 @@ class SampledSoftmax(Objective):
     logarithm.
 
     Batches have the parts "target" (``y`` (B,), ``index`` (B,)) and "classes" (``index`` (M,), numbers of classes), and
-    the network returns :class:`~fcco_lightning.records.ClassVectors` for both
+    the network returns :class:`~fcco_lightning.models.ClassVectors` for both
     (:class:`~fcco_lightning.models.ClassVectorNetwork` does).
 
     Args:

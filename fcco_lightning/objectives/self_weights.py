@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import counts
-from fcco_lightning.records import Columns
 
 SelfWeight: TypeAlias = Literal["dataset", "batch", "none"]
 """Weight of a sample among the n samples that it is compared with, itself included: 1/n, 1/B, or 0."""

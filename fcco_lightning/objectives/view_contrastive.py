@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.contrastive import GlobalContrastive, log, two_of_each
 from fcco_lightning.objectives.log_means import by_table, log_means
 from fcco_lightning.objectives.self_weights import comparison_weights, self_and_others
-from fcco_lightning.records import Columns
 
 
 class ViewContrastive(GlobalContrastive):
@@ -25,7 +25,7 @@ class ViewContrastive(GlobalContrastive):
     It is the loss of SimCLR with all n samples for a batch.  Temperatures, rows and algorithms are those of
     :class:`GlobalContrastive`, of which only what is compared differs.
 
-    The network returns :class:`~fcco_lightning.records.Embeddings` of the two views
+    The network returns :class:`~fcco_lightning.models.Embeddings` of the two views
     (:class:`~fcco_lightning.models.TwoViews`).
 
     Args:

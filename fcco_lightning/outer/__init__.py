@@ -24,6 +24,7 @@ from fcco_lightning.outer.log_exp import (
 )
 from fcco_lightning.outer.multiplied import Multiplied, excess
 from fcco_lightning.outer.pooled_pairs import PooledPairs
+from fcco_lightning.outer.range import Range
 from fcco_lightning.outer.shifted import Shifted
 from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
 from fcco_lightning.outer.worst_case import WorstCase
@@ -50,6 +51,7 @@ __all__ = [
     "OuterFunction",
     "PooledPairs",
     "Power",
+    "Range",
     "Ratio",
     "RatioDifference",
     "Shifted",

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least, one_of
-from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import CheckpointError, NonFiniteError, StateIndexError
+from fcco_lightning.state.processes import Processes
 
 STATE_VERSION = 2
 SHARDED_FROM = 1_000_000

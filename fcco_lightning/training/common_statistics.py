@@ -9,8 +9,8 @@ from lightning.pytorch.plugins import LayerSync
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.state.processes import Processes
 
 
 class CommonStatistics(LayerSync):

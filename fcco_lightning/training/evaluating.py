@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import columns_of, named_samples, narrow_weights, other_columns, outputs_of_columns
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.evaluation import Collector, Evaluation, Split, summarise
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.state.processes import Processes
 
 
 class EvaluatingModule(LightningModule):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.engine import PlainBackend
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.processes import Processes
 
 
 class FabricBackend(PlainBackend):

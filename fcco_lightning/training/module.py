@@ -23,14 +23,14 @@ from fcco_lightning.checks import at_least, positive
 from fcco_lightning.constraints import Constraint, require_columns, require_compatible
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.indexed import drawn_by
-from fcco_lightning.distributed import Processes, require_same_everywhere
 from fcco_lightning.engine import Drawn, Engine, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
+from fcco_lightning.estimators import AdamType
 from fcco_lightning.evaluation import Evaluation, default_evaluation
 from fcco_lightning.models import BatchNetwork, head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState, Layout
-from fcco_lightning.steps import AdamType
+from fcco_lightning.state.processes import Processes, require_same_everywhere
 from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.evaluation import Split
-from fcco_lightning.records import Columns
+from fcco_lightning.models.batch import Columns
 
 
 class Remembers(Protocol):

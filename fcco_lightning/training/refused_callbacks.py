@@ -43,7 +43,7 @@ _NO_BACKBONE = (
 )
 _NO_INTERVAL = (
     "with train_time_interval it would save nothing, since Lightning leaves the interval out where a module optimizes "
-    "by itself. Use fcco_lightning.callbacks.Checkpoints, which takes the same arguments, or every_n_train_steps."
+    "by itself. Use fcco_lightning.training.Checkpoints, which takes the same arguments, or every_n_train_steps."
 )
 
 

@@ -18,9 +18,9 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
+from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
 from fcco_lightning.training.structure import STRUCTURE, difference, structure_of
 

@@ -130,6 +130,6 @@ def require_rows(trainer: Trainer | None) -> None:
     if trainer is None or isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise CheckpointError(
             "the dual state was in the processes that Trainer.fit started, which have ended: a checkpoint of this "
-            "process would lack it. Save during the fit, with fcco_lightning.callbacks.Checkpoints, or start the "
+            "process would lack it. Save during the fit, with fcco_lightning.training.Checkpoints, or start the "
             "processes with --trainer.strategy ddp or torchrun."
         )

@@ -19,8 +19,8 @@ from fcco_lightning import (
     ProximalSGD,
 )
 from fcco_lightning.constraints import HingePenalty
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Shifted, cvar
-from fcco_lightning.records import Rows
 
 GAP = 1e-3  # relative gap of F asked of every method
 

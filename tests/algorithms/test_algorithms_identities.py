@@ -16,8 +16,8 @@ from fcco_lightning import ALEXR, ALEXR2, BSGD, SOAP, SONEX, SOX, Objective
 from fcco_lightning.algorithms import SingleLoop
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import DualMirror, Minibatch
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log, LogSumExp, Power, Ratio, Softplus, Square
-from fcco_lightning.records import Rows
 
 SAME = {"rtol": 1e-10, "atol": 1e-12}  # the same arithmetic in another order, float64
 BATCHES = make_batches(30)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fcco_lightning import MSVR, Engine, HeavyBall, Objective
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log
-from fcco_lightning.records import Rows
 
 N, B = 6, 2
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -20,7 +20,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.constraints import HingePenalty
-from fcco_lightning.records import Rows
+from fcco_lightning.objectives.measurable import Rows
 
 N, BATCH = 12, 6
 RHO, KAPPA = 1.5, 0.2  # objective

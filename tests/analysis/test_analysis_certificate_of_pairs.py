@@ -17,8 +17,8 @@ from fcco_lightning import (
     ViewContrastive,
 )
 from fcco_lightning.analysis import Samples, certificate
+from fcco_lightning.models.outputs import Embeddings
 from fcco_lightning.objectives import log_means
-from fcco_lightning.records import Embeddings
 from tests.analysis.problems import cut
 
 N, M, TAU, RHO, TASKS = 41, 30, 0.3, 2.0, 3

@@ -17,7 +17,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.analysis import intervals
-from fcco_lightning.estimators import Range
+from fcco_lightning.outer import Range
 
 
 class Score(Quantity):

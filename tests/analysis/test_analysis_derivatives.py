@@ -11,7 +11,7 @@ from fcco_lightning import AUC, ConfigError, DataError, InnerFunctions, NonFinit
 from fcco_lightning.analysis import jacobian
 from fcco_lightning.engine import read
 from tests.analysis.problems import GROUPS, OBJECTIVES, SIZE, cut, make, network, whole
-from tests.distributed import pool as pools
+from tests.state import pool as pools
 
 pool = pools.pool
 

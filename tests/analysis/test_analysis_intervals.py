@@ -19,7 +19,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.analysis import exact_binomial, intervals
-from fcco_lightning.estimators import Range
+from fcco_lightning.outer import Range
 from tests.contracts.registry_constraints import CASES
 from tests.contracts.sampled import Bench
 

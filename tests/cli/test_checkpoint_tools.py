@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from fcco_lightning import CheckpointError, ConfigError, FCCOModule
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli.checkpoint_tools import convert, describe, read_checkpoint
-from fcco_lightning.distributed import Processes
 from fcco_lightning.state import DualState
+from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import CHUNK_BYTES
 from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, read_file, save
 from tests import jobs

@@ -308,7 +308,7 @@ def test_a_nonconvex_outer_function_is_refused_by_dual_algorithms(capsys, tmp_pa
     own.write_text(
         "from fcco_lightning.objectives import Objective\n"
         "from fcco_lightning.outer import Log\n"
-        "from fcco_lightning.records import Rows\n"
+        "from fcco_lightning.objectives import Rows\n"
         "class LogObjective(Objective):\n"
         "    outer = Log()\n"
         "    def measure(self, outputs, batch):\n"

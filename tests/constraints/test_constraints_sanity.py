@@ -20,10 +20,10 @@ from fcco_lightning import (
     TabularDataModule,
     TensorDataModule,
 )
-from fcco_lightning.callbacks import Report
 from fcco_lightning.constraints import kept_together, require_compatible
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import UniformSampling
+from fcco_lightning.reports import Report
 
 
 class Score(Quantity):

@@ -26,8 +26,8 @@ from fcco_lightning import (
 )
 from fcco_lightning.constraints import Constraint, DifferenceAtMost, Multipliers
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Multiplied
-from fcco_lightning.records import Rows
 from tests.contracts.completeness import concrete_classes
 
 A = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -1.0], [0.3, -0.2, 0.4]], dtype=torch.float64)

@@ -17,6 +17,7 @@ from fcco_lightning import (
     SampleDRO,
     WorstGroupDRO,
 )
+from fcco_lightning.models.outputs import Embeddings
 from fcco_lightning.objectives import (
     BinaryObjective,
     GroupMaxForm,
@@ -27,7 +28,6 @@ from fcco_lightning.objectives import (
     RankingObjective,
 )
 from fcco_lightning.objectives.contrastive import PairObjective
-from fcco_lightning.records import Embeddings
 from tests.contracts.registry_objectives_lists import CASES as LISTS
 from tests.contracts.registry_objectives_ranking import CASES as RANKING
 from tests.contracts.registry_objectives_rest import CASES as REST

@@ -14,7 +14,7 @@ from fcco_lightning import (
     SquaredHingePair,
     ViewContrastive,
 )
-from fcco_lightning.records import ClassVectors, Embeddings, LatentVectors
+from fcco_lightning.models.outputs import ClassVectors, Embeddings, LatentVectors
 from tests.contracts.sampled import BAG, GROUP, STRATUM, Case, N, logistic, mean, scores, sigmoid, table_columns
 
 

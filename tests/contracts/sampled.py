@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from fcco_lightning import OOA, SGD, SOX, Engine, Objective
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.constraints import Constraint, HingePenalty
-from fcco_lightning.distributed.processes import Gathered
 from fcco_lightning.engine import Evaluated, Measured, Reading, Surrogate
 from fcco_lightning.engine.union import unite
 from fcco_lightning.errors import DataError
-from fcco_lightning.records import HERE
+from fcco_lightning.models.batch import HERE
 from fcco_lightning.state import DualState
+from fcco_lightning.state.processes import Gathered
 from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform, none_of
 
 N = 9

@@ -5,11 +5,11 @@ import torch
 
 from fcco_lightning import SOX, CVaRGroupDRO, Objective
 from fcco_lightning.algorithms import Algorithm
-from fcco_lightning.distributed import Processes
 from fcco_lightning.errors import ConfigError, NonFiniteError
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Ratio
-from fcco_lightning.records import Rows
-from tests.distributed import pool as pools
+from fcco_lightning.state.processes import Processes
+from tests.state import pool as pools
 
 from .completeness import concrete_classes, unregistered
 from .divided import train_all

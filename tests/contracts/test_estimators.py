@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning.estimators import EMA, Estimator, Range, Sampling, fill
-from fcco_lightning.outer import Hinge, MoreauEnvelope, Square
+from fcco_lightning.estimators import EMA, Estimator, Sampling, fill
+from fcco_lightning.outer import Hinge, MoreauEnvelope, Range, Square
 
 from .completeness import concrete_classes, unregistered
 from .registry_estimators import BATCH, ESTIMATORS, LAM, RHO, N

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fcco_lightning import CVaRGroupDRO, Engine, Hinge, Log, MeanAtMost, Objective, SoftRate
 from fcco_lightning.objectives import RowDomain
-from fcco_lightning.records import Rows
+from fcco_lightning.objectives.measurable import Rows
 
 N, BATCH = 12, 6
 KAPPA = 0.3

@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 from fcco_lightning.data.datamodules import SyntheticQueriesDataModule, SyntheticSurvivalDataModule
 from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.metrics.survival import breslow_log_hazard, concordance
+from fcco_lightning.evaluation.metrics.survival import breslow_log_hazard, concordance
 
 SAMPLES = 1_000_000
 AUC_TOLERANCE = 2e-3  # 4 standard errors of an AUC of 0.9 with 240,000 positives are 1.3e-3

@@ -57,7 +57,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.engine import PlainBackend
 from fcco_lightning.errors import NonFiniteError, StateIndexError
-from tests.distributed import pool as pools
+from tests.state import pool as pools
 
 pool = pools.pool
 pytestmark = pytest.mark.filterwarnings("ignore")

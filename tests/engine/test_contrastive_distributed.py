@@ -21,10 +21,10 @@ from fcco_lightning import (
     SquaredHingePenalty,
     ViewContrastive,
 )
-from fcco_lightning.distributed import Processes
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.records import Embeddings
-from tests.distributed import pool as pools
+from fcco_lightning.models.outputs import Embeddings
+from fcco_lightning.state.processes import Processes
+from tests.state import pool as pools
 
 pool = pools.pool  # the fixture
 

@@ -26,12 +26,12 @@ from fcco_lightning import (
 )
 from fcco_lightning.data.loader import RankBatches
 from fcco_lightning.data.plans import UniformBatches
-from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import RowDomain
-from fcco_lightning.records import Rows
+from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.state.processes import Processes
 from tests.combinations import every_pair
-from tests.distributed import pool as pools
-from tests.distributed.pool import Failure, attempt
+from tests.state import pool as pools
+from tests.state.pool import Failure, attempt
 
 pool = pools.pool  # the fixture
 

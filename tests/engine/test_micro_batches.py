@@ -10,7 +10,7 @@ from fcco_lightning import AUC, SGD, SONEX, Engine, GlobalContrastive
 from fcco_lightning.engine.micro_batches import micro_batches
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.records import Embeddings
+from fcco_lightning.models.outputs import Embeddings
 
 SIZE = 24
 

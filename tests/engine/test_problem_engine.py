@@ -20,7 +20,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.engine import InnerFunctions
 from fcco_lightning.errors import NonFiniteError, StateIndexError
-from fcco_lightning.records import Rows
+from fcco_lightning.objectives.measurable import Rows
 
 N = 10
 

@@ -16,7 +16,7 @@ from fcco_lightning import (
     MultiLabelLoss,
     MultiTaskGroupDRO,
 )
-from tests.distributed import pool as pools
+from tests.state import pool as pools
 
 pool = pools.pool
 

@@ -17,8 +17,8 @@ from fcco_lightning import (
     RowDomain,
     SoftRate,
 )
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Hinge, MoreauEnvelope, Square
-from fcco_lightning.records import Rows
 
 ROUNDING = 1e-12  # sums of at most 20 numbers of order one, float64
 N = 8

@@ -12,8 +12,8 @@ from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.engine import Surrogate
 from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import WorstCase
-from fcco_lightning.records import Rows
 
 N = 12
 RANDOM = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-from fcco_lightning.metrics import num_worst
+from fcco_lightning.evaluation.metrics import num_worst
 
 
 def split(groups, classes=1, size=400, seed=0):

@@ -12,10 +12,10 @@ from fcco_lightning import (
     GroupEvaluation,
     RankingEvaluation,
 )
-from fcco_lightning.distributed import Processes
 from fcco_lightning.evaluation import Collector
 from fcco_lightning.evaluation.split import scattered
-from tests.distributed import pool as pools
+from fcco_lightning.state.processes import Processes
+from tests.state import pool as pools
 
 pool = pools.pool
 N = 3000

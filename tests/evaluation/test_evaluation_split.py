@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fcco_lightning import DataError, Evaluation, MeanAtMost, NonForgetting
-from fcco_lightning.distributed import Processes
 from fcco_lightning.evaluation import concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.split import first_occurrences
 from fcco_lightning.objectives import Quantity
-from tests.distributed import pool as pools
+from fcco_lightning.state.processes import Processes
+from tests.state import pool as pools
 
 pool = pools.pool
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import CLIPModel
 from fcco_lightning.models.clip_config import ByteTokenizer, clip_config, tokenizer
-from fcco_lightning.records import Embeddings
+from fcco_lightning.models.outputs import Embeddings
 
 TEXT = {"context_length": 12, "vocab_size": 258, "width": 16, "heads": 2, "layers": 2}
 VIT = {"image_size": 16, "patch_size": 8, "width": 16, "layers": 3, "head_width": 8}

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.objectives import log_means as module
 from fcco_lightning.objectives.log_means import by_table, log_means, on_diagonal
+from fcco_lightning.state.processes import Processes
 
 SIZE, WIDTH = 7, 4
 

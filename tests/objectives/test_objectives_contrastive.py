@@ -27,7 +27,7 @@ from fcco_lightning import (
 from fcco_lightning.algorithms import SOXBoost
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.records import Embeddings
+from fcco_lightning.models.outputs import Embeddings
 from tests.contracts.registry_algorithms import ALGORITHMS
 
 N, D = 7, 3

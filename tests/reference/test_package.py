@@ -33,7 +33,7 @@ from fcco_lightning import (
     MeanDifferenceAtMost,
     SoftRate,
 )
-from fcco_lightning.records import Embeddings
+from fcco_lightning.models.outputs import Embeddings
 
 from . import algorithms as single
 from . import primal_dual as dual

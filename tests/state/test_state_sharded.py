@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from fcco_lightning.state import SHARDED_FROM, DualState, copies, shard_of
 from tests.combinations import every_pair
-from tests.distributed import pool as pools
-from tests.distributed.pool import Failure, attempt
+from tests.state import pool as pools
+from tests.state.pool import Failure, attempt
 
 pool = pools.pool  # the fixture
 

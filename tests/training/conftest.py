@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch import Trainer
 
 from fcco_lightning import FCCOModule, HingePenalty, ROCFairness, TabularMLP
-from fcco_lightning.steps import AdamType
+from fcco_lightning.estimators import AdamType
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from tests.callbacks.test_feasible import data
 from torch import nn
 
 from fcco_lightning import (
@@ -17,8 +18,7 @@ from fcco_lightning import (
     TabularMLP,
     WeightAverage,
 )
-from fcco_lightning.callbacks import BestFeasible
-from tests.callbacks.test_feasible import data
+from fcco_lightning.reports import BestFeasible
 from tests.conftest import make_data, make_frame
 from tests.training.test_resume import SaveAt, everything
 

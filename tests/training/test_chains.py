@@ -14,8 +14,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
 from fcco_lightning import ALEXR2, SONEX, HeavyBall, HingePenalty
-from fcco_lightning.callbacks import Preemption
 from fcco_lightning.constraints.penalty import GeometricRho
+from fcco_lightning.reports import Preemption
 from tests.conftest import make_data, make_frame
 from tests.training.test_resume import everything
 

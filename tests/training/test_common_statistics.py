@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fcco_lightning.distributed import Processes
+from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.common_statistics import CommonStatistics
-from tests.distributed import pool as pools
+from tests.state import pool as pools
 
 pool = pools.pool
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from fcco_lightning import CheckpointError, CLIPModel, ConfigError, DataError, UniformSampling, cli
-from fcco_lightning.callbacks import Report
+from fcco_lightning.reports import Report
 from tests import jobs
 from tests.components import CLIP, DIGITS, composed
 from tests.launch import launch, values

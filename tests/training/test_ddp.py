@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fcco_lightning import Pretraining, WeightAverage
-from fcco_lightning.callbacks.preemption import INTERRUPTED
+from fcco_lightning.training.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import Ended, launch, values
 

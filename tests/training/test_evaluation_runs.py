@@ -13,8 +13,8 @@ from fcco_lightning import (
     Evaluation,
     GroupEvaluation,
 )
-from fcco_lightning.callbacks import Report
 from fcco_lightning.data import TensorTable
+from fcco_lightning.reports import Report
 from tests import jobs
 from tests.evaluation.reference import by_group, group_figures
 from tests.launch import launch, values

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcco_lightning.distributed import Processes
 from fcco_lightning.state import DualState
+from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.row_checkpoints import load
 from tests import fault_jobs
 from tests.jobs import whole_rows

@@ -40,8 +40,8 @@ from fcco_lightning import (
     UniformSampling,
     WeightAverage,
 )
-from fcco_lightning.callbacks import BestFeasible
 from fcco_lightning.errors import FCCOError
+from fcco_lightning.reports import BestFeasible
 from tests.conftest import make_data, make_frame
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.evidence import count

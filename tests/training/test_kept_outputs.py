@@ -18,7 +18,7 @@ from fcco_lightning import (
 from fcco_lightning.errors import PeerError
 from fcco_lightning.evaluation import constraint_values
 from tests.conftest import make_data, make_frame
-from tests.distributed import pool as pools
+from tests.state import pool as pools
 
 pool = pools.pool
 

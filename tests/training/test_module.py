@@ -37,8 +37,8 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.algorithms import EqualStages
-from fcco_lightning.callbacks import Checkpoints
 from fcco_lightning.data import TensorTable
+from fcco_lightning.reports import Checkpoints
 from fcco_lightning.training import StepAtFractions
 from tests.conftest import make_data, make_frame
 

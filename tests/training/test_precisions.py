@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fcco_lightning import AUC, AveragePrecision, CrossEntropy, IndexedDataset, TabularMLP
 from fcco_lightning.errors import ConfigError, NonFiniteError
-from fcco_lightning.steps import HeavyBall
+from fcco_lightning.estimators import HeavyBall
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 ROWS = 64

@@ -1,0 +1,39 @@
+"""Metrics of raw scores that no strictly increasing map of the scores changes, and figures of the worst groups."""
+
+from fcco_lightning.evaluation.metrics.functional import auc, group_rates, roc_curve, roc_gap
+from fcco_lightning.evaluation.metrics.group import split_roc
+from fcco_lightning.evaluation.metrics.group_accuracy import (
+    cvar,
+    cvar_weights,
+    group_means,
+    num_worst,
+    worst_fraction,
+    worst_group,
+)
+from fcco_lightning.evaluation.metrics.ranking import (
+    average_precision,
+    partial_auc,
+    precision_recall_at,
+    precision_recall_curve,
+)
+from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
+
+__all__ = [
+    "Bounded",
+    "ScoreCounts",
+    "auc",
+    "average_precision",
+    "cvar",
+    "cvar_weights",
+    "group_means",
+    "group_rates",
+    "num_worst",
+    "partial_auc",
+    "precision_recall_at",
+    "precision_recall_curve",
+    "roc_curve",
+    "roc_gap",
+    "split_roc",
+    "worst_fraction",
+    "worst_group",
+]

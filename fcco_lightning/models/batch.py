@@ -1,0 +1,29 @@
+"""What a network is given: a batch, as columns of one first dimension."""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from torch import Tensor
+
+Columns: TypeAlias = Mapping[str, Tensor]
+"""The samples of one part of a batch, as columns with one first dimension B.
+
+``index`` (B,) int64 is the position of a sample in the training split, ``x`` the input of the network.  What else there
+is depends on the data: ``y`` (B,) int64 labels (or float targets), ``group`` (B,) int64, ``task`` (B,) int64, ``text``
+(B, L) int64, ``query`` (B,) int64, ``bag`` (B,) int64, ``time`` (B,) float32, ``event`` (B,) int64.  ``weight`` (B,)
+float32, of mean 1 in expectation, is there where samples are not drawn uniformly: with it the weighted mean over the
+batch estimates the mean over the data without bias.  ``stratum`` and ``stratum_size`` (B,) int64 are there where pairs
+of samples are not equally likely: a sample's stratum, whose members are drawn alike, and their number; beside them
+``strata`` (B,) int64, the number of strata, where a batch holds some that are drawn uniformly; and ``replaced`` (B,)
+int64 where members are drawn with replacement, how often the batch holds each draw.  ``here`` (B,) bool, on the CPU, is
+there where several processes share a batch: it marks the samples of this one.
+"""
+
+Batch: TypeAlias = Mapping[str, Columns]
+"""A batch: its parts by name, in order.  A data set with one loader gives one part, ``"target"``."""
+
+HERE = "here"
+"""Name of the column that marks the samples of this process."""
+
+TARGET = "target"
+"""Name of the part that a single loader gives; with several loaders the first one is the objective's."""

@@ -1,0 +1,20 @@
+"""What a run leaves: report, page, tables, pictures, predictions; and the callbacks that make them."""
+
+from fcco_lightning.reports.baseline import Baseline
+from fcco_lightning.reports.diagnostics import Diagnostics
+from fcco_lightning.reports.feasible import BestFeasible
+from fcco_lightning.reports.predictions import PredictionWriter
+from fcco_lightning.reports.report import Report
+from fcco_lightning.reports.run import Run, load_run
+from fcco_lightning.reports.state_monitor import StateMonitor
+
+__all__ = [
+    "Baseline",
+    "BestFeasible",
+    "Diagnostics",
+    "PredictionWriter",
+    "Report",
+    "Run",
+    "StateMonitor",
+    "load_run",
+]

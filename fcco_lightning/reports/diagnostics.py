@@ -1,0 +1,291 @@
+"""What theory says of the solution, measured: at the end of a fit, or of a checkpoint."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.table import Table
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
+
+from fcco_lightning.analysis import (
+    MAX_VALUES,
+    Certificate,
+    Samples,
+    certificate,
+    diagnose,
+    jacobian,
+    penalty_multipliers,
+    remembered_duals,
+    require_certifiable,
+    required_size,
+)
+from fcco_lightning.checks import positive
+from fcco_lightning.constraints import Penalty, unique_names
+from fcco_lightning.engine import InnerFunctions
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.models.batch import TARGET, Batch
+from fcco_lightning.objectives import GroupObjective
+from fcco_lightning.outer import MoreauSmoothing
+from fcco_lightning.reports.summary_table import render_records, write_report
+from fcco_lightning.training import FCCOModule
+
+_PRINTED_ROWS = 10
+
+
+class Diagnostics(Callback):
+    r"""Measures, on a whole split, how good a solution is by the standards of theory.
+
+    Under constraints, and for objectives that are not made of groups' risks, it is a certificate: the multipliers
+    nu_i, ``|grad F + sum_i nu_i grad h_i|``, ``max_i |nu_i h_i|`` and ``max_i h_i``, the largest of which is the eps
+    for which the solution is an eps-KKT point (SONEX paper, Prop. 5.2; :func:`fcco_lightning.analysis.certificate`).
+    It is there with the multipliers that the run has found (``own``: of its rule, or the slopes of its fixed penalty)
+    and with those that fit best (``best``), by which a checkpoint is judged.  If the best ones leave a large residual
+    the weights are not optimal; if only the run's own ones do, the multipliers are off.
+
+    Of a group objective without constraints it is the least eigenvalue of the Gram matrix of the exact inner functions'
+    gradients (SONEX paper, Assumption 4.3 and Table 6), how many dual values are active and how large they are
+    (Omega_y^0, ALEXR paper, Remark F.1), and the eps for which the solution is approximately eps-stationary (SONEX
+    paper, Def. 4.1); see :func:`fcco_lightning.analysis.diagnose`.
+
+    It runs at the end of ``fit``, and of ``test`` and ``validate`` on a checkpoint (``fcco test --config C --ckpt_path
+    P --diagnostics.enabled true``), where the rows and multipliers that the algorithm keeps are not known.  Writes
+    ``diagnostics.json``, prints a table, and logs ``diagnostics/...``.  A certificate costs two forward passes over the
+    split and m + 1 backward passes for m constraints, that of a group objective a forward and a backward pass for every
+    group in every evaluation batch: a large ``eval_batch_size`` is faster.
+
+    Where objective and constraints are measured on different data, as image-text pairs and labelled images are, the
+    certificate is of all that is trained on (``split`` "train"), for which the datamodule has ``part_loaders``: the
+    pairs with the first of their captions' draws and without augmentation.
+
+    Temperatures of single samples are what they are at the end of a fit; a checkpoint is continued for that, as
+    ``fcco test`` does not load them.
+
+    Args:
+        enabled: whether to do so.
+        split: "train", "val" or "test".
+        lam: smoothing at which stationarity is reported, > 0; None for the algorithm's, if it has one.
+        max_values: most values of the Jacobian and of its Gram matrix, > 0; they lie on the CPU.
+        folder: where to write; None for the logger's folder of this run.
+        every_epoch: log the run's own certificate after every validation, too, for two forward passes and two backward
+            passes over the split.
+
+    Raises:
+        ConfigError: if a number is not positive, and before anything runs: if the split is not evaluated, the problem
+            is measured on several data sets, or there are too many values.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = False,
+        split: str = "train",
+        lam: float | None = None,
+        max_values: float = MAX_VALUES,
+        folder: str | None = None,
+        every_epoch: bool = False,
+    ) -> None:
+        self.enabled, self.split, self.folder, self.every_epoch = enabled, split, folder, every_epoch
+        self.lam = None if lam is None else positive("lam", lam)
+        self.max_values = positive("max_values", max_values)
+        self.diagnosis: dict[str, Any] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find out now, not after hours, what is not possible."""
+        self._check(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As at the start of a fit."""
+        self._check(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As at the start of a fit."""
+        if trainer.state.fn == "validate":
+            self._check(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the final weights."""
+        if not trainer.interrupted:
+            self._measure(trainer, pl_module)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the checkpoint's weights."""
+        self._measure(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the checkpoint's weights; while training, log the run's own certificate if that was asked for."""
+        if trainer.state.fn == "validate":
+            self._measure(trainer, pl_module)
+        elif self.every_epoch and not trainer.sanity_checking and self._applies(pl_module):
+            own = self._certificates(trainer, pl_module, own_only=True).get("own")
+            self._log(trainer, {} if own is None else {"own": own})
+
+    def _applies(self, module: LightningModule) -> TypeGuard[FCCOModule]:
+        return self.enabled and isinstance(module, FCCOModule)
+
+    def _of_groups(self, module: FCCOModule) -> bool:
+        """Whether it is a group objective alone."""
+        return isinstance(module.objective, GroupObjective) and not module.constraints
+
+    def _check(self, trainer: Trainer, module: LightningModule) -> None:
+        if not self._applies(module):
+            return
+        loaders = self._loaders(trainer)
+        module.objective.adapt(getattr(trainer, "datamodule", None))
+        own = module.objective.sample_parameters
+        if own is not None and (trainer.state.fn != "fit" or self.split != "train"):
+            raise ConfigError(
+                f"a certificate of {type(module.objective).__name__} takes the {own.name} of every training sample, "
+                "which the algorithm keeps while it trains. Take --diagnostics.split train with fcco fit; for a "
+                "checkpoint, fcco fit --ckpt_path with as many epochs as it has."
+            )
+        if self._of_groups(module):
+            required_size(self._functions(module), self.max_values)
+        else:
+            require_certifiable(self._functions(module), list(loaders), self.max_values)
+
+    def _loader(self, trainer: Trainer) -> DataLoader[Any]:
+        loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
+        if loaders is None:
+            raise ConfigError("diagnostics need a datamodule with evaluation_loaders(), as those of this package.")
+        diagnosis: dict[str, DataLoader[Any]] = loaders()
+        if self.split not in diagnosis:
+            raise ConfigError(
+                f"diagnostics.split {self.split!r} is not evaluated, only {sorted(diagnosis)}. Choose one of them; for "
+                "images --data.eval_train true adds train."
+            )
+        return diagnosis[self.split]
+
+    def _loaders(self, trainer: Trainer) -> dict[str, DataLoader[Any]]:
+        """Of all data sets that objective and constraints are measured on, by the part of a training batch."""
+        loader = self._loader(trainer)
+        of_parts = getattr(trainer.datamodule, "part_loaders", None)  # type: ignore[attr-defined]
+        return {TARGET: loader} if of_parts is None else of_parts(self.split)
+
+    def _functions(self, module: FCCOModule) -> InnerFunctions:
+        return InnerFunctions(module.network, module.objective, module.constraints)
+
+    def _measure(self, trainer: Trainer, module: LightningModule) -> None:
+        if not self._applies(module):
+            return
+        found = self._of_groups(module)
+        diagnosis = self._group_diagnosis(trainer, module) if found else self._certificates(trainer, module)
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        if not trainer.is_global_zero:
+            return
+        self.diagnosis = {"split": self.split} | diagnosis
+        path = write_report(self.diagnosis, folder / "diagnostics.json")
+        self._log(trainer, self.diagnosis)
+        _print(self.diagnosis)
+        rank_zero_info(f"Diagnostics: {path}")
+
+    def _log(self, trainer: Trainer, diagnosis: Mapping[str, Any]) -> None:
+        values = {f"diagnostics/{name}": value for name, value in _scalars(diagnosis).items()}
+        for logger in trainer.loggers if values else ():
+            logger.log_metrics(values, step=max(0, trainer.global_step - 1))
+            logger.save()
+
+    def _group_diagnosis(self, trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
+        batches = _moved(module, self._loader(trainer))
+        jacobian_of_all = jacobian(self._functions(module), batches, module.processes, self.max_values)
+        remembered = (
+            None
+            if module.problem is None or module.pretraining
+            else remembered_duals(module.algorithm, module.problem.all_terms)
+        )
+        if not trainer.is_global_zero:
+            return {}
+        smoothing = getattr(module.algorithm, "smoothing", None)
+        own = smoothing.lam if isinstance(smoothing, MoreauSmoothing) else None
+        return diagnose(module.objective, jacobian_of_all, own if self.lam is None else self.lam, remembered)
+
+    def _certificates(self, trainer: Trainer, module: FCCOModule, *, own_only: bool = False) -> dict[str, Any]:
+        """The residuals with the run's own multipliers, if they are known, and with the best ones."""
+        loaders = self._loaders(trainer)
+        with torch.inference_mode(False):  # these tensors are going to be parts of graphs
+            samples = _samples(module, loaders)
+            own = _own_multipliers(module, samples)
+            found = {
+                name: certificate(
+                    self._functions(module),
+                    samples,
+                    {part: _moved(module, loader) for part, loader in loaders.items()},
+                    multipliers,
+                    module.processes,
+                    self.max_values,
+                )
+                for name, multipliers in (("own", own), ("best", None))
+                if (name == "best" and not own_only) or multipliers is not None
+            }
+        names = unique_names([name for c in module.constraints for name in c.names])
+        residuals = {k: {n: v for n, v in c._asdict().items() if isinstance(v, float)} for k, c in found.items()}
+        return residuals | {"constraints": _records(names, found)}
+
+
+def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samples:
+    """The outputs and columns of whole data sets, on the module's device, with parameters of samples as a column."""
+    found = {part: module.evaluate(loader) for part, loader in loaders.items()}
+    moved = pytree.tree_map(lambda leaf: leaf.to(module.device), found)
+    columns: Batch = {part: c for part, (_, c) in moved.items()}
+    own = None if module.problem is None else module.problem.row_parameters
+    outputs = {part: o for part, (o, _) in moved.items()}
+    return Samples(outputs, columns if own is None else own.attach(columns))
+
+
+def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None:
+    """What the run multiplies the constraints' gradients with; None where it does not know."""
+    if module.problem is None or module.pretraining or not module.algorithm.penalises:
+        return None
+    if len(module.problem.constraints) < bool(module.constraints):
+        return None
+    penalty = module.problem.penalty
+    if not isinstance(penalty, Penalty):
+        return list(module.problem.multipliers().values())
+    smoothing = getattr(module.algorithm, "smoothing", None)
+    return penalty_multipliers(penalty, module.constraints, samples, module.current_epoch, smoothing)
+
+
+def _records(names: Sequence[str], found: Mapping[str, Certificate]) -> list[dict[str, Any]]:
+    """One for every constraint, those with the largest multipliers first."""
+    some = next(iter(found.values()), None)
+    records = [
+        {"constraint": name, "h": h} | {f"{kind} multiplier": c.multipliers[i] for kind, c in found.items()}
+        for i, (name, h) in enumerate(zip(names, some.values if some else (), strict=False))
+    ]
+    return sorted(records, key=lambda record: -float(list(record.values())[-1]))
+
+
+def _moved(module: FCCOModule, loader: DataLoader[Any]) -> Iterator[dict[str, Tensor]]:
+    for batch in loader:
+        yield module.transfer_batch_to_device(batch, module.device, 0)
+
+
+def _scalars(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """All numbers, by the path to them; of stationarity not the grid."""
+    values: dict[str, float] = {}
+    for name, value in diagnosis.items():
+        if isinstance(value, Mapping):
+            values |= _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            values[f"{prefix}{name}"] = float(value)
+    return values
+
+
+def diagnosis_tables(diagnosis: Mapping[str, Any], most: int | None = None) -> list[Table]:
+    """The figures of a diagnosis, and the constraints with the largest multipliers, ``most`` of them (None for all)."""
+    table = Table("figure", title=f"Diagnostics ({diagnosis['split']})")
+    table.add_column("value", justify="right")
+    for name, value in _scalars(diagnosis).items():
+        table.add_row(name.replace("/", ": ").replace("_", " "), f"{value:.6g}")
+    records = diagnosis.get("constraints")
+    return [table, render_records("Constraints, largest multipliers first", records[:most])] if records else [table]
+
+
+def _print(diagnosis: Mapping[str, Any]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - only where a table is printed
+
+    for table in diagnosis_tables(diagnosis, _PRINTED_ROWS):
+        Console().print(table)

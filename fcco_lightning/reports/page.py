@@ -1,0 +1,98 @@
+"""The report of a run as one HTML page, or a part of one: what the terminal shows, and the pictures."""
+
+import base64
+import importlib.metadata
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, Template
+from rich.table import Table
+from rich.text import Text
+
+from fcco_lightning.reports.summary_table import VACUOUS_WARNING
+
+_PACKAGES = ("fcco-lightning", "torch", "lightning", "numpy")
+_LOOKS = {"red": "broken", "bold red": "warning", "green": "held", "dim": "note"}
+
+
+def report_page(
+    name: str,
+    headline: str | None,
+    tables: Iterable[Table],
+    pictures: Iterable[Path] = (),
+    config: Mapping[str, Any] | None = None,
+) -> str:
+    """Lay out a run as a page that needs nothing else: no other file, no network, no script.
+
+    Args:
+        name: of the run.
+        headline: what the run has achieved, a sentence or more.
+        tables: of ``rich``, as the terminal shows them; those without rows are left out.
+        pictures: PNG files, which become part of the page.
+        config: as in the report.
+
+    Returns:
+        HTML in which every name is escaped.
+    """
+    content = _content(name, headline, tables, pictures)
+    return _template("page").render(**content, config=_text(config) if config else "", versions=_versions())
+
+
+def report_fragment(name: str, headline: str | None, tables: Iterable[Table], pictures: Iterable[Path] = ()) -> str:
+    """Lay out a run as a part of another page, such as a notebook, without configuration and versions.
+
+    Args: as of :func:`report_page`.
+
+    Returns:
+        HTML in which every name is escaped.
+    """
+    return _template("run").render(**_content(name, headline, tables, pictures))
+
+
+def _template(name: str) -> Template:
+    loader = PackageLoader("fcco_lightning", "reports")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template(f"{name}.html.jinja")
+
+
+def _content(name: str, headline: str | None, tables: Iterable[Table], pictures: Iterable[Path]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "headline": headline,
+        "tables": [_plain_table(table) for table in tables if table.row_count],
+        "pictures": [_picture(path) for path in pictures],
+    }
+
+
+def _text(config: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps(config, default=str))  # paths and the like as texts
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def _plain_table(table: Table) -> dict[str, Any]:
+    columns = [[_cell(cell, column.justify) for cell in column.cells] for column in table.columns]
+    notes = str(table.caption or "").splitlines()
+    return {
+        "title": str(table.title),
+        "columns": table.columns,
+        "rows": list(zip(*columns, strict=True)),
+        "notes": [{"text": line, "look": "warning" if line == VACUOUS_WARNING else "note"} for line in notes],
+    }
+
+
+def _cell(content: object, justify: str) -> dict[str, str]:
+    style = str(content.style) if isinstance(content, Text) else ""
+    return {"text": str(content), "look": _LOOKS.get(style, "left" if justify == "left" else "")}
+
+
+def _picture(path: Path) -> dict[str, str]:
+    return {"title": path.stem.replace("_", " "), "content": base64.b64encode(path.read_bytes()).decode()}
+
+
+def _versions() -> dict[str, str]:
+    found = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    return found | {"Python": platform.python_version()}

@@ -1,0 +1,245 @@
+"""The end of a run: a table in the terminal; report.json, report.html and pictures in the run's folder."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from fcco_lightning.analysis import intervals
+from fcco_lightning.constraints import unique_names
+from fcco_lightning.engine import Problem
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation import Evaluation
+from fcco_lightning.evaluation.pictures import plot_multipliers
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.reports.baseline import Baseline
+from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
+from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible, chosen_line, reached_line
+from fcco_lightning.reports.page import report_page
+from fcco_lightning.reports.run import Run
+from fcco_lightning.reports.summary_table import split_tables, write_report
+from fcco_lightning.reports.verdict import headline, verdict
+from fcco_lightning.training import FCCOModule
+
+_PRINTED_ROWS = 10
+
+
+class Report(Callback):
+    """Keeps the figures of every validation and reports at the end of ``fit``.
+
+    Writes ``report.json`` (``{"train": {...}, "test": {...}, "seconds", "config"}``) and the pictures of the module's
+    :class:`Evaluation`, which also says what is in the report; the history is part of the checkpoint, so a resumed run
+    draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
+    ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
+    line, ``verdict`` in the file, says whether they hold; without, ``headline`` has the figures of the test split.
+    ``selected`` says which weights :class:`BestFeasible` chose, ``checkpoint`` where the weights are.
+    Of every constraint there are its kappa (``kappas``, by name), h, a 95% confidence interval and the noise floor
+    (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
+    are in a table, and along the run in ``multipliers.png``.  The intervals know of the clusters that
+    :class:`BestFeasible` was told of (``clusters``, its column).
+
+    ``report.html`` beside it is one page with all tables, the pictures of the folder that this run has drawn, what
+    :class:`Diagnostics` has measured, the configuration and the versions.  It is written last, when all callbacks have
+    done their work.
+
+    Args:
+        enabled: report at the end of ``fit``.
+        pictures: write the PNGs too.
+        table: print the table.
+        folder: where to write; None for the logger's folder of this run.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        pictures: bool = True,
+        table: bool = True,
+        folder: str | None = None,
+    ) -> None:
+        self.enabled, self.pictures, self.table, self.folder = enabled, pictures, table, folder
+        self.config: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
+        self.report: dict[str, Any] = {}
+        self._started = self._began = 0.0  # of a clock that is never set back, and of that of files
+        self._written: Path | None = None
+        self._folder: Path | None = None
+        self._unseen: set[str] = set()
+
+    @property
+    def run(self) -> Run | None:
+        """What this run has left, to be looked at in a notebook; None before its end and on other processes."""
+        return None if self._folder is None else Run(self._folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the history."""
+        self.history = list(state_dict["history"])
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Start the clock; find out now, not after hours, that a folder cannot be written."""
+        if self.folder is not None and self.enabled:
+            try:
+                Path(self.folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"report.folder {self.folder!r} cannot be made: {error}.") from error
+        self._started, self._began = time.perf_counter(), time.time()
+        self._written = self._folder = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the figures of every split, as logged."""
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not isinstance(pl_module, FCCOModule):
+            return
+        multipliers = {f"nu/{name}": value for name, value in pl_module.multipliers().items()}
+        for split, summary in pl_module.last_summaries.items():
+            found = multipliers if split == "train" else {}
+            self.history.append({"epoch": trainer.current_epoch, "split": split, **summary, **found})
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate every split with the final weights and write the report."""
+        if not self.enabled or trainer.interrupted:
+            return
+        loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
+        if not isinstance(pl_module, FCCOModule) or loaders is None:
+            return
+        baselines = [c for c in trainer.callbacks if isinstance(c, Baseline) and c.network is not None]  # type: ignore[attr-defined]
+        seconds = time.perf_counter() - self._started - sum(b.seconds for b in baselines)
+        report: dict[str, Any] = {}
+        unconstrained: dict[str, Any] = {}
+        final: dict[str, tuple[Tensor, Columns]] = {}
+        multipliers = _multipliers(pl_module)
+        choice = next((c for c in trainer.callbacks if isinstance(c, BestFeasible)), None)  # type: ignore[attr-defined]
+        for split, loader in loaders().items():
+            found = pl_module.split_of(loader)
+            outputs, columns = found.outputs, found.columns
+            summary = pl_module.summarise(split, found)
+            clusters = choice.clusters_in(columns) if choice else None
+            bounds = intervals(pl_module.constraints, outputs, columns, clusters=clusters)
+            report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns) | multipliers
+            if bounds:
+                report[split]["intervals"] = {name: one._asdict() for name, one in bounds.items()}
+            final[split] = (outputs, columns)
+            for baseline in baselines:
+                unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))
+        self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
+        self.report |= _kappas(pl_module)
+        if unconstrained:
+            self.report["unconstrained"] = unconstrained
+        chosen = [choice.chosen] if choice and choice.chosen else []
+        if choice and choice.clusters:
+            self.report["clusters"] = choice.clusters
+        self._conclude(pl_module.evaluation.bar, chosen, trainer.current_epoch - 1)
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        self.report |= _checkpoint(trainer, folder, chosen=bool(chosen))
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
+            self._write(folder, pl_module.evaluation, final)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the page, now that the other callbacks have drawn and measured, too."""
+        if stage != "fit" or self._written is None or not isinstance(pl_module, FCCOModule):
+            return
+        diagnoses = [c.diagnosis for c in trainer.callbacks if isinstance(c, Diagnostics) and c.diagnosis]  # type: ignore[attr-defined]
+        tables = [*split_tables(self.report), *(table for one in diagnoses for table in diagnosis_tables(one))]
+        drawn = [p for p in sorted(self._written.parent.glob("*.png")) if p.stat().st_mtime >= self._began]
+        line = self.report.get("verdict") or self.report.get("headline")
+        name = self.config.get("name") or f"Run {self._written.parent.name}"
+        page = report_page(name, line, tables, drawn, self.config)
+        self._written.with_suffix(".html").write_text(page, encoding="utf-8")
+        self._written = None
+
+    def _conclude(self, figures: Sequence[str], chosen: Sequence[dict[str, Any]], epoch: int) -> None:
+        """Say in the report which weights were chosen, and in one line what they achieve."""
+        if chosen:
+            self.report["selected"] = chosen[0]
+        if (line := verdict(self.report, (*figures, "roc_gap"))) is not None:
+            reached = [] if chosen else [self._reached(epoch)]
+            self.report["verdict"] = " ".join([line, *map(chosen_line, chosen), *filter(None, reached)])
+        elif (line := headline(self.report, figures)) is not None:
+            self.report["headline"] = line
+
+    def _reached(self, epoch: int) -> str | None:
+        """How near a run has come that ends infeasible on the training split, or on the one that was validated on."""
+        split = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "")
+        history = [record for record in self.history if record["split"] == split]
+        return reached_line([*history, {"epoch": epoch, **self.report[split]}] if split in self.report else history)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say which constraints no batch has spoken of so far."""
+        if not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
+            return
+        for name in unseen_rows(pl_module.problem):
+            if name not in self._unseen:
+                self._unseen.add(name)
+                rank_zero_warn(
+                    f"no batch has spoken of the constraint {name!r} in {trainer.current_epoch + 1} epoch(s), so it is "
+                    "not enforced: its samples are too few, or the loader leaves them out. Draw them more often "
+                    "(`batches: GroupBatches`), or use larger batches."
+                )
+
+    def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Columns]]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._written = write_report(self.report, folder / "report.json")
+        if self.pictures:
+            evaluation.draw(self.history, final, folder)
+            plot_multipliers(self.history, folder / "multipliers.png")
+        if self.table:
+            self._print()
+        rank_zero_info(f"Report and pictures: {folder} (report.html shows all)")
+
+    def _print(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - only where a table is printed
+
+        console = Console()
+        for table in split_tables(self.report, _PRINTED_ROWS):
+            console.print(table)
+        if "verdict" in self.report:
+            console.print(self.report["verdict"], style="bold", highlight=False, soft_wrap=True)
+
+
+def unseen_rows(problem: Problem) -> list[str]:
+    """The names of the rows of constraints that are remembered, but of which no batch has spoken yet."""
+    terms = problem.all_terms[len(problem.all_terms) - len(problem.constraints) :]
+    return [
+        constraint.names[i]
+        for constraint, term in zip(problem.constraints, terms, strict=True)
+        if term.state is not None and not term.state.divided
+        for i in (~term.state.seen).nonzero().flatten().tolist()
+    ]
+
+
+def _multipliers(module: FCCOModule) -> dict[str, Any]:
+    multipliers = module.multipliers()
+    return {"multipliers": multipliers} if multipliers else {}
+
+
+def _kappas(module: FCCOModule) -> dict[str, Any]:
+    names = unique_names([name for c in module.constraints for name in c.names])
+    kappas = [kappa for c in module.constraints for kappa in [c.tolerance] * c.num_rows]
+    return {"kappas": dict(zip(names, kappas, strict=True))} if names else {}
+
+
+def _checkpoint(trainer: Trainer, folder: Path, *, chosen: bool) -> dict[str, Any]:
+    """Where the weights of the report are saved, seen from its folder, so that both can be moved together."""
+    saver = trainer.checkpoint_callback
+    if not isinstance(saver, ModelCheckpoint) or not saver.dirpath:
+        return {}
+    saved = Path(saver.dirpath) / FEASIBLE if chosen else Path(saver.last_model_path or saver.best_model_path)
+    return {"checkpoint": os.path.relpath(saved, folder)} if saved.is_file() else {}
+
+
+def _as_reported(summary: dict[str, float]) -> dict[str, Any]:
+    """``vacuous`` as a truth value, constraints in a table of their own."""
+    kept: dict[str, Any] = {k: v for k, v in summary.items() if not k.startswith("h/")}
+    if "vacuous" in kept:
+        kept["vacuous"] = bool(kept["vacuous"])
+    constraints = {k.removeprefix("h/"): v for k, v in summary.items() if k.startswith("h/")}
+    return {**kept, "constraints": constraints} if constraints else kept

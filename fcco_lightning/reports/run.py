@@ -1,0 +1,131 @@
+"""A run as an object: what ``fit`` left in a folder, to be looked at and used in a notebook or a script."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from fcco_lightning.errors import CheckpointError, DataError
+from fcco_lightning.inference import Predictor, load
+from fcco_lightning.reports.page import report_fragment
+from fcco_lightning.reports.run_folder import METRICS, read_report
+from fcco_lightning.reports.summary_table import split_tables
+from fcco_lightning.training.resuming import by_age
+
+_SHOWN_ROWS = 10  # of a table
+
+
+class Run:
+    """A run of ``fit``, read from the folder that it left.
+
+    As the last line of a notebook's cell it shows what was achieved, the tables of the report and the pictures.  A run
+    that was interrupted has no report, but its log and the checkpoint from which it goes on.
+
+    Args:
+        folder: of the run, as :class:`~fcco_lightning.reports.Report` names it at the end of ``fit``.
+
+    Attributes:
+        folder: as given.
+        name: of the job if it has one, else of the folder.
+        report: what ``report.json`` holds: figures by split, ``seconds``, ``config`` and others; empty without.
+
+    Raises:
+        DataError: if a run has left nothing there, or its report cannot be read.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        report = read_report(self.folder)
+        if report is None and not (self.folder / METRICS).is_file() and not any(by_age([self.folder])):
+            raise DataError(
+                f"{self.folder} holds no run: no report.json, no {METRICS} and no checkpoint. Name the folder that fit "
+                "has printed at its end, such as runs/version_0."
+            )
+        self.report: Mapping[str, Any] = report or {}
+        self.name = str(self.config.get("name") or self.folder.resolve().name)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration of ``fcco fit``; empty for a run of a Trainer in Python."""
+        config: Mapping[str, Any] = self.report.get("config", {})
+        return config
+
+    @property
+    def headline(self) -> str:
+        """What the run has achieved, in a sentence or more."""
+        if self.report:
+            return str(self.report.get("verdict") or self.report.get("headline") or "")
+        going_on = f" Continue from {self.checkpoint}." if self.checkpoint else ""
+        return f"This run has not ended.{going_on}"
+
+    @functools.cached_property
+    def metrics(self) -> pd.DataFrame:
+        """What was logged: a row for each time, a column for each figure, NaN where it was not among them.
+
+        Empty if the Trainer had no CSV log.
+        """
+        path = self.folder / METRICS
+        return pd.read_csv(path) if path.is_file() else pd.DataFrame()
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The PNG files of the run."""
+        return sorted(self.folder.glob("*.png"))
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint of the weights that the report describes; before there is one, the last that was written.
+
+        These are the best feasible weights where they were asked for (``--feasible.enabled true``), else the last ones.
+        None if nothing was saved.
+        """
+        named = self.report.get("checkpoint")
+        if named is not None and (self.folder / named).is_file():
+            return self.folder / str(named)
+        return next(by_age([self.folder]), None)
+
+    def load(self, network: nn.Module | None = None) -> Predictor:
+        """The trained network, ready for inference, as :func:`fcco_lightning.load` gives it.
+
+        Args:
+            network: of the architecture that was trained; not needed for a run of ``fcco fit``.
+
+        Raises:
+            CheckpointError: if the run has saved no weights.
+            ConfigError: if the network is not known.
+        """
+        if self.checkpoint is None:
+            raise CheckpointError(f"the run {self.folder} has left no checkpoint, so there are no weights to load.")
+        return load(self.checkpoint, network)
+
+    def __repr__(self) -> str:
+        pictures = [f"{len(self.pictures)} pictures"] if self.pictures else []
+        files = [name for name in ("report.html", METRICS) if (self.folder / name).is_file()]
+        saved = [f"checkpoint {self.checkpoint.name}"] if self.checkpoint else []
+        lines = [f"Run {self.name}", self.headline, f"{self.folder}: {', '.join([*files, *pictures, *saved])}"]
+        return "\n".join(filter(None, lines))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        tables = split_tables(self.report, _SHOWN_ROWS) if self.report else []
+        return report_fragment(self.name, self.headline, tables, self.pictures)
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read what a run of ``fcco fit``, or of a Trainer with a ``Report``, has left in its folder.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        DataError: if a run has left nothing there, or its report cannot be read.
+
+    Example:
+        >>> run = load_run("runs/version_0")  # doctest: +SKIP
+        >>> run.report["test"]["auc"], run.metrics["train_objective"].min()  # doctest: +SKIP
+        >>> run.load().predict("new.csv")  # doctest: +SKIP
+    """
+    return Run(folder)

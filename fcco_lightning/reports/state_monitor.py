@@ -1,0 +1,360 @@
+"""The dual states during training: how much of them is used, how fast they move, what their exchange costs."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.engine import Problem
+from fcco_lightning.engine.terms import Term
+from fcco_lightning.evaluation.pictures.style import BLUE, new_figure, quiet_frame, save
+from fcco_lightning.state import DualState
+from fcco_lightning.state.processes import Processes
+from fcco_lightning.training import FCCOModule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+T = TypeVar("T")
+_MOST_PANELS, _MOST_LINES = 6, 8
+_FEW = 30  # values of which a histogram says nothing
+
+
+class Look(NamedTuple):
+    """Sums over the rows of a dual state that a process holds, estimated from its sample.
+
+    Attributes:
+        rows: their number.
+        written: how many of them were ever written.
+        squares: sum of their squared values.
+        aged: how many of them have a known age.
+        age: sum of the ages, in updates.
+        compared: values that were there at the look before.
+        moved: sum of their absolute changes since.
+        oldest: largest age.
+    """
+
+    rows: float
+    written: float
+    squares: float
+    aged: float
+    age: float
+    compared: float
+    moved: float
+    oldest: float
+
+    def figures(self, width: int) -> dict[str, float]:
+        """What is logged of it, as far as it is known."""
+        figures = {"seen": self.written / self.rows} if self.rows else {}
+        if self.written:
+            figures["rms"] = math.sqrt(self.squares / (self.written * width))
+        if self.aged:
+            figures |= {"age_mean": self.age / self.aged, "age_max": self.oldest}
+        if self.compared:
+            figures["drift"] = self.moved / self.compared
+        return figures
+
+
+def together(looks: Sequence[Look]) -> Look:
+    """The look at the rows of several processes."""
+    *sums, oldest = zip(*looks, strict=True)
+    return Look._make([*map(sum, sums), max(oldest)])
+
+
+class Watch:
+    """A fixed random sample of the rows of one dual state that this process holds.
+
+    Args:
+        name: in logs.
+        title: in pictures.
+        state: is read, never written; without any communication.
+        sample: most rows to look at.
+        seed: of the sample, whole numbers >= 0; replicas of a state have the same sample.
+
+    Attributes:
+        positions: of the sample in ``state.rows``, increasing.
+    """
+
+    def __init__(self, name: str, title: str, state: DualState, sample: int, seed: Sequence[int]) -> None:
+        self.name, self.title, self.state = name, title, state
+        held = len(state.rows)
+        count = min(sample, held)
+        chosen = np.random.default_rng([*seed, state.first]).choice(held, count, replace=False, shuffle=False)
+        self.positions = torch.from_numpy(np.sort(chosen)).to(state.rows.device)
+        self._weight = held / max(1, count)  # rows that one of the sample stands for
+        self._before: Tensor | None = None
+        self._changed_at = torch.zeros(count, dtype=torch.int64)
+
+    def sampled(self) -> Tensor:
+        """The sampled rows, (m, k) float64 on the CPU; NaN where never written."""
+        return self.state.rows.index_select(0, self.positions).cpu().double()
+
+    def look(self, step: int) -> Look:
+        """Compare the sample with the look before.  O(sample).
+
+        Args:
+            step: updates so far.
+        """
+        now, before = self.sampled(), self._before
+        self._before, written = now, ~now[:, 0].isnan()
+        there, ages = now[:0], self._changed_at[:0]
+        if before is None:
+            self._changed_at.fill_(step)
+        else:
+            self._changed_at[(now != before).any(1)] = step  # rows never written too, NaN is not NaN
+            ages = step - self._changed_at[written]
+            there = (now - before)[written & ~before[:, 0].isnan()].abs()
+        values = now[written]
+        sums = (len(now), len(values), values.square().sum(), len(ages), ages.sum(), there.numel(), there.sum())
+        oldest = float(ages.max()) if len(ages) else 0.0
+        return Look._make([*(self._weight * float(s) for s in sums), oldest])
+
+
+class StateMonitor(Callback):
+    r"""Logs what the dual states do, without changing a bit of them.
+
+    Every ``every_n_steps`` updates and at the end of each epoch it looks at a fixed random sample S of the rows that
+    this process holds, and logs for every dual state (``objective``, ``penalty``, or ``penalty0``, ``penalty1``, ...
+    where there are several):
+
+    - ``algo/<state>/seen``: share of rows ever written; at the end of an epoch exact, else of S;
+    - ``algo/<state>/rms``: root mean square of the values in written rows of S;
+    - ``algo/<state>/drift``: ``mean |u_t - u_s|`` over the values of S that were written at the look before, s;
+    - ``algo/<state>/age_mean``, ``age_max``: updates since a written row of S last changed.  A change is known by the
+      look that finds it, and none before the first look, so ages are too small by up to the time between two looks;
+    - ``algo/<state>/bytes``: of the rows that this process holds;
+
+    and ``algo/exchange_seconds``, ``algo/exchange_bytes``: spent on and sent in exchanges by this process's training
+    steps, per update since the look before (0 with one process).  What is not known yet is not logged: the first look,
+    also after a resume, has neither drift nor ages.  So nothing needs to be in a checkpoint; the seed gives the sample.
+
+    A look costs O(``sample``).  Between the ends of epochs it is that of the first process and its rows; at the end of
+    an epoch all processes add up theirs (one exchange, O(n/P) work).  At the end of ``fit`` a histogram of the values
+    in written rows is drawn into ``dual_state.png``.
+
+    Args:
+        enabled: whether to do so.
+        every_n_steps: updates between two looks, >= 1.
+        sample: most rows to look at, of every state and process, >= 1.
+        seed: of the sample, >= 0.
+        picture: draw ``dual_state.png``.
+        folder: of the picture; None for the logger's folder of this run.
+
+    Raises:
+        ConfigError: if a number is not whole or too small.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        every_n_steps: int = 50,
+        sample: int = 4096,
+        seed: int = 0,
+        picture: bool = True,
+        folder: str | None = None,
+    ) -> None:
+        self.every_n_steps = at_least("every_n_steps", every_n_steps, 1)
+        self.sample, self.seed = at_least("sample", sample, 1), at_least("seed", seed, 0)
+        self.enabled, self.picture, self.folder = enabled, picture, folder
+        self._watches: list[Watch] | None = None  # while training is watched
+        self._problem: Problem | None = None  # whose states these are
+        self._looked_at = 0  # the step of the look before
+        self._seconds, self._bytes = 0.0, 0  # in exchanges of training steps since then
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose the rows."""
+        self._watches = None
+        if not self.enabled or not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
+            return
+        self._problem = pl_module.problem
+        self._watches = watches(pl_module.problem, self.sample, self.seed)
+        self._start_from(trainer.global_step)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Read the clock: validation and checkpoints communicate too."""
+        if self._watches is not None and isinstance(pl_module, FCCOModule):
+            if self._problem is not pl_module.problem:  # a new phase has begun
+                self.on_train_start(trainer, pl_module)
+            self._seconds -= pl_module.processes.seconds
+            self._bytes -= pl_module.processes.bytes
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,
+    ) -> None:
+        """Look, where the end of the epoch does not."""
+        if self._watches is None or not isinstance(pl_module, FCCOModule):
+            return
+        self._seconds += pl_module.processes.seconds
+        self._bytes += pl_module.processes.bytes
+        last = trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
+        if not last and trainer.global_step % self.every_n_steps == 0:
+            self._look(trainer, pl_module, whole=False)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the rows of all processes."""
+        self._look(trainer, pl_module, whole=True)
+
+    def _look(self, trainer: Trainer, module: LightningModule, *, whole: bool) -> None:
+        step, updates = trainer.global_step, trainer.global_step - self._looked_at
+        if self._watches is None or not isinstance(module, FCCOModule) or updates == 0:
+            return
+        values = {"algo/exchange_seconds": self._seconds / updates, "algo/exchange_bytes": self._bytes / updates}
+        looks = [watch.look(step) for watch in self._watches]
+        shares: list[dict[str, float]] = [{}] * len(looks)
+        if whole:
+            of_this_process = [(look, count) for look, count in zip(looks, _written(self._watches), strict=True)]
+            parts = _of_all(self._watches, of_this_process, module.processes)
+            looks = [together([look for look, _ in part]) for part in parts]
+            shares = [{"seen": share} for share in _shares(self._watches, parts)]
+        for watch, look, share in zip(self._watches, looks, shares, strict=True):
+            figures = look.figures(watch.state.width) | share | {"bytes": float(watch.state.rows.nbytes)}
+            values |= {f"algo/{watch.name}/{name}": value for name, value in figures.items()}
+        for logger in trainer.loggers:  # as FCCOModule does: the x-axis is updates
+            logger.log_metrics(values, step=step - 1)
+        self._start_from(step)
+
+    def _start_from(self, step: int) -> None:
+        self._looked_at, self._seconds, self._bytes = step, 0.0, 0
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the picture."""
+        watched, self._watches = self._watches, None
+        unwanted = not self.picture or trainer.interrupted or trainer.fast_dev_run  # type: ignore[attr-defined]
+        if not watched or unwanted or not isinstance(pl_module, FCCOModule):
+            return
+        sampled = [watch.sampled() for watch in watched]
+        of_this_process = [
+            (rows[~rows[:, 0].isnan()].flatten(), n) for rows, n in zip(sampled, _written(watched), strict=True)
+        ]
+        parts = _of_all(watched, of_this_process, pl_module.processes)
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        if trainer.is_global_zero:
+            states = [
+                Values(watch.title, torch.cat([values for values, _ in part]), share, watch.state.num_rows)
+                for watch, part, share in zip(watched, parts, _shares(watched, parts), strict=True)
+            ]
+            plot_dual_states(states, folder / "dual_state.png")
+
+
+def watches(problem: Problem, sample: int, seed: int) -> list[Watch]:
+    """A watch for every dual state of the problem."""
+    states = [(t.name, t.state) for t in problem.terms if isinstance(t, Term) and t.state is not None]
+    penalties = iter(enumerate(problem.constraints))
+    made = []
+    for number, (name, state) in enumerate(states):
+        title = name
+        if name == "penalty":
+            k, constraint = next(penalties)
+            name = f"penalty{k}" if len(problem.constraints) > 1 else name  # noqa: PLW2901
+            title = f"{name}: {constraint.names[0] if constraint.num_rows == 1 else type(constraint).__name__}"
+        made.append(Watch(name, title, state, sample, (seed, number)))
+    return made
+
+
+def _written(watched: Sequence[Watch]) -> list[int]:
+    """Rows ever written of those held here, exactly."""
+    return [int(watch.state.seen.sum()) for watch in watched]
+
+
+def _of_all(watched: Sequence[Watch], of_this_process: Sequence[T], processes: Processes) -> list[list[T]]:
+    """For every state what each process says about the rows it holds; of replicas, one speaks."""
+    if not any(watch.state.divided for watch in watched):
+        return [[value] for value in of_this_process]
+    everyone = processes.everyone(of_this_process)
+    return [[of[k] for of in everyone] if w.state.divided else [of_this_process[k]] for k, w in enumerate(watched)]
+
+
+def _shares(watched: Sequence[Watch], parts: Sequence[Sequence[tuple[Any, int]]]) -> list[float]:
+    return [sum(n for _, n in part) / watch.state.num_rows for watch, part in zip(watched, parts, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------------- picture
+
+
+class Values(NamedTuple):
+    """What is drawn of one dual state.
+
+    Attributes:
+        title: its name.
+        written: values in written rows, any number.
+        seen: share of rows ever written.
+        rows: their number.
+    """
+
+    title: str
+    written: Tensor
+    seen: float
+    rows: int
+
+    @property
+    def caption(self) -> str:
+        """Name and share, which is 100% only if it is."""
+        share = self.seen if self.seen == 1 else min(self.seen, 0.999)
+        return f"{self.title}\n{share:.1%} of {self.rows:,} row{'s' * (self.rows > 1)} written"
+
+
+def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
+    """Draw a histogram of the values of every dual state; those with few values share one panel, a dot for each.
+
+    Args:
+        states: at least one; beyond six panels, or eight lines of dots, the last ones are drawn as one.
+        path: PNG file to write; its folder is created.
+
+    Returns:
+        The file written.
+    """
+    small = _at_most(_MOST_LINES, [state for state in states if len(state.written) < _FEW])
+    panels = _at_most(_MOST_PANELS - bool(small), [state for state in states if len(state.written) >= _FEW])
+    count = len(panels) + bool(small)
+    columns = min(3, count)
+    lines = -(-count // columns)
+    figure = new_figure(max(5.4, 4.2 * columns), 3.3 * lines + 0.3)
+    for k in range(count):
+        axes = figure.add_subplot(lines, columns, k + 1)
+        if k < len(panels):
+            _draw_histogram(axes, panels[k])
+        else:
+            _draw_dots(axes, small)
+        axes.set_xlabel("value in a row ($u_i$ or $y_i$)")
+        quiet_frame(axes)
+    return save(figure, path)
+
+
+def _draw_histogram(axes: "Axes", state: Values) -> None:
+    count = len(state.written)
+    bins = min(50, int(2 * count ** (1 / 3)))  # the rule of Rice
+    axes.hist(
+        state.written.numpy(), bins, weights=np.full(count, 100 / count), color=BLUE, edgecolor="white", linewidth=0.4
+    )
+    axes.set_title(state.caption, fontsize=10)
+    axes.set_ylabel("% of values")
+
+
+def _draw_dots(axes: "Axes", states: Sequence[Values]) -> None:
+    for line, state in enumerate(states):
+        axes.plot(state.written.numpy(), np.full(len(state.written), line), "o", color=BLUE, alpha=0.6)
+    axes.set_yticks(range(len(states)), [state.caption for state in states], fontsize=8 if len(states) < 6 else 6)
+    axes.set_ylim(len(states) - 0.5, -0.5)  # the first on top
+    axes.set_title("every value of the states with few rows" if len(states) > 1 else "every value", fontsize=10)
+
+
+def _at_most(count: int, states: Sequence[Values]) -> list[Values]:
+    """The last ones as one, where there are more."""
+    if len(states) <= count:
+        return list(states)
+    rest = states[count - 1 :]
+    rows = sum(state.rows for state in rest)
+    title = f"{rest[0].title.partition(':')[0]} to {rest[-1].title.partition(':')[0]}"
+    seen = sum(state.seen * state.rows for state in rest) / rows
+    return [*states[: count - 1], Values(title, torch.cat([state.written for state in rest]), seen, rows)]

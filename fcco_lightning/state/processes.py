@@ -1,0 +1,261 @@
+"""All processes of a job as seen from one of them: the only collectives that a training step needs."""
+
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fcco_lightning.errors import ConfigError, PeerError
+from fcco_lightning.state.packing import pack, packed_size, unpack
+
+_HEADER = 6  # int64: failed, bytes needed, rows, layout of the tensors, marks, unused
+_HEADER_BYTES = 8 * _HEADER
+
+
+class Gathered(NamedTuple):
+    """What all processes contributed to a :meth:`Processes.gather`.
+
+    Attributes:
+        tensors: of all processes, one behind the other in the order of ranks.
+        sizes: rows of each process.
+        marks: the marks of each process.
+    """
+
+    tensors: list[Tensor]
+    sizes: list[int]
+    marks: list[int]
+
+    def any_mark(self, mark: int) -> bool:
+        """Whether a process set this bit."""
+        return any(m & mark for m in self.marks)
+
+
+class Processes:
+    """The processes of a ``torch.distributed`` group; without one, this process alone, and nothing costs anything.
+
+    Every method is to be called by all processes of the group together.  Where one of them fails before, it calls
+    :meth:`fail` instead, and all of them raise.
+
+    Args:
+        group: of processes; None for all of them.
+        alone: this process alone, although there is a group.
+
+    Attributes:
+        size: P, number of processes.
+        rank: of this one, in 0..P-1.
+        seconds: spent in exchanges so far, by the wall clock of this process.
+        bytes: sent by this process so far.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
+        running = dist.is_available() and dist.is_initialized() and not alone
+        self.group = group
+        self.size = dist.get_world_size(group) if running else 1
+        self.rank = dist.get_rank(group) if running else 0
+        self.seconds, self.bytes, self._capacity = 0.0, 0, 0
+        # where the backend needs all tensors; None for where they are
+        self._device = torch.device("cuda") if running and "gloo" not in dist.get_backend(group) else None
+        self._announced: BaseException | None = None  # the failure here that the others know of
+
+    @classmethod
+    def apart(cls) -> "Processes":
+        """All processes, in a group of its own: what others exchange meanwhile cannot get between."""
+        return cls(dist.new_group())  # type: ignore[arg-type]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
+        """The same: a copy of what refers to processes refers to these."""
+        return self
+
+    def gather(self, tensors: Sequence[Tensor], mark: int = 0) -> Gathered:
+        """Concatenate the tensors of all processes along the first dimension, differentiably.
+
+        One collective, whatever the number of tensors; a second one only when more has to be sent than ever before.
+        Processes may contribute different numbers of rows, also none.  Backward gives this process P times its part of
+        the gradient, so that averaging over processes (as DistributedDataParallel does) gives the gradient of one
+        function of the concatenated tensors that every process computes in full.
+
+        Args:
+            tensors: of shapes (b, ...); b is the same for all, other dimensions and dtypes are the same on all
+                processes.
+            mark: bits that every process gets to see.
+
+        Raises:
+            ConfigError: if the tensors have different numbers of rows.
+            PeerError: if another process has failed, or sends tensors of other shapes.
+        """
+        if self.size == 1:
+            return Gathered(list(tensors), [tensors[0].shape[0] if tensors else 0], [mark])
+        with self.guard():
+            rows = _first_dimension(tensors)
+        contents = [t.detach().to(self._device or t.device).contiguous() for t in tensors]
+        kinds = [f"{str(t.dtype)[6:]} (b, {', '.join(map(str, t.shape[1:]))})" for t in contents]
+        layout = zlib.crc32(repr(kinds).encode())
+        headers, everything = self._exchange(contents, [0, packed_size(contents), rows, layout, mark, 0])
+        if any(h[3] != layout for h in headers):
+            who = "; ".join(f"process {r} has {of_one}" for r, of_one in enumerate(self._everyone(kinds)))
+            raise PeerError(
+                f"the processes do not speak of the same tensors: {who}. Give every process the same configuration and "
+                "data."
+            )
+        sizes = [h[2] for h in headers]
+        start, union = sum(sizes[: self.rank]), list[Tensor]()
+        for t, u in zip(tensors, unpack(everything[:, _HEADER_BYTES:], contents, sizes), strict=True):
+            with_graph = t.requires_grad and torch.is_grad_enabled()
+            union.append(_Union.apply(t, u.to(t.device), start, self.size) if with_graph else u.to(t.device))
+        return Gathered(union, sizes, [h[4] for h in headers])
+
+    def fail(self, error: BaseException, timeout: float | None = None) -> None:
+        """Tell the others, which are in :meth:`gather` or :meth:`agree` or on their way, why this process is not.
+
+        They are waited for ``timeout`` seconds, or if it is None as long as the group waits.
+        """
+        if self.size == 1 or any(e is self._announced or isinstance(e, PeerError) for e in _causes(error)):
+            return
+        self._announced = error
+        # if the others are gone, the own error matters, not that they could not be told
+        with suppress(Exception):
+            self._exchange([], [1, 0, 0, 0, 0, 0], timeout)
+            self._everyone(f"{type(error).__name__}: {error}")
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """If the body, this process's own affair, raises here, the others raise at their next exchange."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All processes get through the body, or all raise; the body itself must not communicate.
+
+        Raises:
+            PeerError: if another process has failed in its body.
+        """
+        with self.guard():
+            yield
+        self.agree()
+
+    def agree(self) -> None:
+        """Wait for all processes; raise if one of them has failed.
+
+        Raises:
+            PeerError: naming the process and its error.
+        """
+        if self.size > 1:
+            self._exchange([], [0] * _HEADER)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all processes, in place."""
+        if self.size > 1:
+            started = time.perf_counter()
+            dist.all_reduce(tensor, group=self.group)
+            self._count(started, tensor.nbytes)
+        return tensor
+
+    @torch.no_grad()
+    def average_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace every tensor by its mean over all processes: one collective per dtype."""
+        if self.size == 1:
+            return
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            chosen = [t for t in tensors if t.dtype == dtype]
+            flat = self.sum_(torch.cat([t.reshape(-1) for t in chosen])).div_(self.size)
+            for t, mean in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
+                t.copy_(mean.view_as(t))
+
+    def everyone(self, value: Any) -> list[Any]:
+        """Any picklable value of each process, by rank; slow, for set-up.
+
+        Raises:
+            PeerError: if another process has failed.
+        """
+        self.agree()
+        return self._everyone(value)
+
+    def _everyone(self, value: Any) -> list[Any]:
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def _exchange(
+        self, contents: Sequence[Tensor], header: list[int], timeout: float | None = None
+    ) -> tuple[list[list[int]], Tensor]:
+        """Headers and buffers of all processes.  All of them agree on the size of a buffer, so that none has to ask."""
+        device = contents[0].device if contents else self._device or torch.device("cpu")
+        while True:
+            buffer = torch.empty(_HEADER_BYTES + self._capacity, dtype=torch.uint8, device=device)
+            buffer[:_HEADER_BYTES].view(torch.int64).copy_(torch.tensor(header))
+            if header[1] <= self._capacity:
+                pack(contents, buffer[_HEADER_BYTES:])
+            everything, started = buffer.new_empty(self.size, len(buffer)), time.perf_counter()
+            work = dist.all_gather_into_tensor(everything.view(-1), buffer, group=self.group, async_op=True)
+            if work is not None:
+                work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
+            self._count(started, len(buffer))
+            headers = everything[:, :_HEADER_BYTES].contiguous().view(torch.int64).tolist()
+            failed, needed = [rank for rank, h in enumerate(headers) if h[0]], max(h[1] for h in headers)
+            if failed and not header[0]:
+                reasons = self._everyone(None)
+                told = "; ".join(f"process {rank} failed with {reasons[rank]}" for rank in failed)
+                raise PeerError(f"{told}. So this process stops too.")
+            if failed or needed <= self._capacity:
+                return headers, everything
+            self._capacity = needed
+
+    def _count(self, started: float, sent: int) -> None:
+        self.seconds += time.perf_counter() - started
+        self.bytes += sent
+
+
+class _Union(torch.autograd.Function):
+    """The gathered tensor, of which this process's rows have a graph."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, union: Tensor, start: int, size: int) -> Tensor:
+        ctx.rows, ctx.size = slice(start, start + local.shape[0]), size
+        return union.view_as(union)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradients[0][ctx.rows] * ctx.size, None, None, None
+
+
+def _first_dimension(tensors: Sequence[Tensor]) -> int:
+    lengths = {t.shape[:1] for t in tensors} or {torch.Size([0])}
+    if () in lengths or len(lengths) > 1:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise ConfigError(f"`tensors` have the shapes {shapes}; the first dimension, one row per sample, must agree.")
+    return lengths.pop()[0]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those during whose handling it came up."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def require_same_everywhere(processes: Processes, description: Mapping[str, str]) -> None:
+    """Compare what must be the same on all processes.
+
+    Raises:
+        ConfigError: naming the first thing that differs, with the value of every process.
+    """
+    everyone = processes.everyone(dict(description))
+    for name in dict.fromkeys(name for d in everyone for name in d):
+        values = [d.get(name) for d in everyone]
+        if len(set(values)) > 1:
+            shown = "; ".join(f"process {r}: {v}" for r, v in enumerate(values))
+            raise ConfigError(
+                f"the processes do not agree on `{name}`. {shown}. Give all of them the same configuration and data."
+            )

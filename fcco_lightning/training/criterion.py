@@ -1,0 +1,285 @@
+"""An objective as the loss of a training loop of one's own, with automatic optimization."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fcco_lightning.algorithms import Algorithm, SingleLoop
+from fcco_lightning.checks import at_least
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.engine import Drawn, Engine, Estimates, PlainBackend, Problem, name_index
+from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.models import BatchNetwork
+from fcco_lightning.numerics import all_finite
+from fcco_lightning.objectives import Objective
+from fcco_lightning.state.processes import Processes
+
+
+class Criterion(nn.Module):
+    r"""A scalar whose value is an estimate of F and whose gradient is the algorithm's estimate G of grad F.
+
+    ``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``, and the constraints' terms.  Called in training as
+    ``criterion(outputs, batch)``, it measures the batch and hands out G = Jacobian of the measured g_i, transposed,
+    times the outer gradients y_i of the remembered rows.  The loop stays the user's: backward pass, clipping, mixed
+    precision, accumulation and schedules are what they are for any other loss.  The rows change with the optimizer's
+    step, behind the backward pass, and only if every value and gradient is finite.  With several processes the batch is
+    that of all of them together, as :class:`~fcco_lightning.Engine` has it, and the gradients are to be averaged, as
+    DistributedDataParallel does.  Rows are part of ``state_dict()``, replicated on every process.
+
+    With gradients accumulated over several batches each batch compares its own samples only, and the rows move with
+    each of them.  A step that a loss scaler drops leaves the rows as they were.
+
+    The algorithm has to get along with one forward pass and the user's optimizer: SOX, SOAP, BSGD, SGD, MOAP, SCENT,
+    SONX and SONEX with ``gamma_prime=0``, and ALEXR with ``theta=0``.  All others need an
+    :class:`~fcco_lightning.Engine`, or an :class:`~fcco_lightning.FCCOModule`.
+
+    Args:
+        objective: the objective.
+        algorithm: that decides the outer gradients.
+        num_samples: n, size of the training split, whose samples the column ``index`` numbers from 0.
+        constraints: constraints ``h_j(w) <= 0``.
+        penalty: how they are enforced; an :class:`~fcco_lightning.AdaptivePenalty` by default.
+        sampling: what is known of the batches, see :class:`~fcco_lightning.engine.Problem`; ``drawn`` of an
+            :class:`~fcco_lightning.IndexedDataset` says it of shuffled ones.  Objectives in which only some samples own
+            rows must know which.
+        dtype: of the rows.
+
+    Attributes:
+        objective: as the algorithm poses it; its parameters (a CVaR threshold) are for the optimizer, too.
+        estimates: of the parts of F on the last batch, by name.
+
+    Raises:
+        ConfigError: if the algorithm needs more than one forward pass, or a step of its own.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset, default_collate
+        >>> from fcco_lightning import SOX, AveragePrecision, IndexedDataset
+        >>> data = IndexedDataset(TensorDataset(torch.eye(3)[[0, 1, 2, 0]], torch.tensor([1, 0, 0, 1])))
+        >>> criterion = Criterion(AveragePrecision(), SOX(), num_samples=len(data), sampling=data.drawn(batch_size=4))
+        >>> network = nn.Linear(3, 1)
+        >>> optimizer = criterion.follow(torch.optim.SGD(network.parameters(), lr=0.1))
+        >>> batch = default_collate([data[i] for i in range(4)])
+        >>> criterion(network(batch["x"]), batch).backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        algorithm: Algorithm,
+        *,
+        num_samples: int,
+        constraints: Sequence[Constraint] = (),
+        penalty: Enforcement | None = None,
+        sampling: Mapping[str, Drawn] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.algorithm = _with_one_forward(algorithm)
+        self.objective = algorithm.posed(objective, constraints)[0]
+        self.constraints, self.penalty = list(constraints), penalty
+        self.num_samples, self.sampling, self.dtype = at_least("num_samples", num_samples, 1), sampling, dtype
+        self.estimates = Estimates(None)
+        self._outputs, self._backend = _Outputs(), _Deferred()
+        self._engine: Engine | None = None
+        self._stored: dict[str, Any] = {}
+        self._differentiated = False
+        self._hook: RemovableHandle | None = None
+
+    def follow(self, optimizer: Optimizer) -> Optimizer:
+        """Let the rows change with this optimizer's steps.
+
+        Call it once the processes of the job are there and the parameters on their device: in ``configure_optimizers``.
+
+        Args:
+            optimizer: over the network's parameters, and the objective's if it has any.
+
+        Returns: the optimizer.
+
+        Raises:
+            ConfigError: if it leaves out parameters of the objective, or the algorithm does not apply to the problem.
+        """
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        left_out = {id(p) for p in self.objective.parameters() if p.requires_grad} - {id(p) for p in params}
+        if left_out:
+            raise ConfigError(
+                f"{type(self.objective).__name__} has parameters of its own, and {type(optimizer).__name__} leaves out "
+                f"{len(left_out)} of them. Give it those of the whole LightningModule, self.parameters()."
+            )
+        self._engine = Engine(self._outputs, self._pose().to(params[0].device), self.algorithm, self._backend)
+        self._engine.params, self._engine.optimizer = params, optimizer
+        if self._stored:
+            self.set_extra_state(self._stored)
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = optimizer.register_step_pre_hook(self._around_step)
+        return optimizer
+
+    def forward(self, outputs: Any, batch: Mapping[str, Any]) -> Tensor:
+        """The scalar to differentiate.
+
+        Args:
+            outputs: of the network for the batch, with graph; by part where the batch has several.
+            batch: the columns of the batch, ``index`` (B,) among them.
+
+        Raises:
+            ConfigError: outside training, or without an optimizer to :meth:`follow`.
+            NonFiniteError: when the optimizer steps, if a value or a gradient is NaN or infinite; no row has changed.
+        """
+        engine = self.engine
+        if not (self.training and torch.is_grad_enabled()):
+            raise ConfigError(
+                "the criterion was called outside training, where `index` does not number training samples. Call it in "
+                "training_step only, and look at figures of whole splits in validation "
+                "(fcco_lightning.evaluation.metrics)."
+            )
+        self._end(write=self._accumulates())
+        columns = engine.received(batch)
+        self._outputs.given = outputs if len(columns) > 1 else dict.fromkeys(columns, outputs)
+        engine.problem.follow_pace(engine.optimizer)
+        try:
+            surrogate = self.algorithm.surrogate(engine, columns)
+        except IndexError:
+            name_index(engine)  # raises, if it is that of a row
+            raise
+        self._backend.surrogate = surrogate.value
+        engine.descend(surrogate)
+        self.estimates = surrogate.estimates
+        value = self._backend.surrogate
+        if value.requires_grad:
+            value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
+        known = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may say nothing of one
+        total = sum((estimate.to(value.dtype) for estimate in known), torch.zeros_like(value))
+        return value + (total - value).detach()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Rows and what else the algorithm remembers: tensors and primitives only."""
+        if self._engine is None:
+            return self._stored
+        return {"problem": self._engine.problem.state_dict(), "engine": self._engine.state_dict()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`get_extra_state` was taken.
+
+        Raises:
+            CheckpointError: if the rows are those of another problem or algorithm.
+        """
+        self._stored = state
+        if self._engine is None or not state:
+            return
+        written_by = state["engine"]["algorithm"]["name"]
+        if written_by != self.algorithm.name:
+            raise CheckpointError(
+                f"the rows were written by {written_by}, this criterion uses {self.algorithm.name}: their rows mean "
+                f"different things. Use {written_by}, or load without the criterion."
+            )
+        self._engine.problem.load_state_dict(state["problem"])
+        self._engine.load_state_dict(state["engine"])
+
+    def _pose(self) -> Problem:
+        processes = Processes()
+        return self.algorithm.pose(
+            self.objective,
+            self.constraints,
+            self.penalty,
+            num_samples=self.num_samples,
+            sampling=self.sampling,
+            dtype=self.dtype,
+            processes=processes if processes.size == 1 else Processes.apart(),
+            layout="replicated",
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """Whose rows these are; it is there once an optimizer is followed."""
+        if self._engine is None:
+            raise ConfigError(
+                "the rows change with the optimizer's steps, and the criterion knows no optimizer. Return "
+                "self.criterion.follow(optimizer) from configure_optimizers."
+            )
+        return self._engine
+
+    def _note_backward(self, gradient: Tensor) -> None:  # noqa: ARG002 - as a hook is called
+        self._differentiated = True
+
+    def _end(self, *, write: bool) -> None:
+        """Write or forget what the last batch has proposed."""
+        try:
+            if write and self._differentiated:
+                self.engine.commit()
+        finally:
+            self.engine.discard()
+            self._differentiated = False
+
+    def _accumulates(self) -> bool:
+        """Whether gradients of the last batch wait for those of the next; a loss scaler drops what is not finite."""
+        gradients = [p.grad for p in self.engine.params if p.grad is not None]
+        return bool(gradients) and all_finite(gradients)
+
+    def _around_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Write the rows between the backward pass, which may be the closure's, and the step."""
+        own = [a for a in args if a is not optimizer]
+        closure: Callable[[], Any] | None = own[0] if own else kwargs.get("closure")
+        if closure is None:
+            self._end(write=True)
+            return None
+
+        def differentiate() -> Any:
+            loss = closure()
+            self._end(write=True)
+            return loss
+
+        return args[: len(args) - len(own)], {**kwargs, "closure": differentiate}
+
+
+class _Outputs(BatchNetwork):
+    """Hands out what the user's network has returned, by part."""
+
+    given: Mapping[str, Any]
+
+    def forward(self, batch: Any) -> Any:  # noqa: ARG002
+        return self.given
+
+
+class _Deferred(PlainBackend):
+    """Leaves the backward pass, and averaging over processes, to the user's loop.
+
+    Attributes:
+        surrogate: what is to be differentiated.
+    """
+
+    surrogate: Tensor
+
+    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+        """Keep it: the user differentiates, perhaps in another unit."""
+        self.surrogate = surrogate
+        return None if leaf is None else torch.autograd.grad(surrogate, leaf, retain_graph=True, allow_unused=True)[0]
+
+    def synchronise(self, params: Sequence[Tensor]) -> None:
+        """Nothing: DistributedDataParallel averages."""
+
+
+def _with_one_forward(algorithm: Algorithm) -> SingleLoop:
+    """The algorithm, if its iteration is one forward pass, one backward pass and the user's step.
+
+    Raises:
+        ConfigError: if it is more.
+    """
+    instead = "Use an Engine or FCCOModule, or one of SOX, SOAP, BSGD, SGD, MOAP and SCENT."
+    plain = isinstance(algorithm, SingleLoop) and type(algorithm).iteration is SingleLoop.iteration
+    if not plain or not isinstance(algorithm, SingleLoop):
+        raise ConfigError(f"algorithm={algorithm.name} has iterations or a step of its own. {instead}")
+    if algorithm.needs_previous:
+        off = "theta=0" if hasattr(algorithm, "jacobian") else "gamma_prime=0"
+        raise ConfigError(
+            f"algorithm={algorithm.name} measures every batch at the previous weights, too, and a criterion is given "
+            f"outputs at the present ones only. Set {off} if it has that argument. {instead}"
+        )
+    return algorithm

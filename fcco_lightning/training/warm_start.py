@@ -1,0 +1,47 @@
+"""Training that begins with the weights and multipliers of another run."""
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from fcco_lightning.errors import CheckpointError
+from fcco_lightning.training.module import FCCOModule
+from fcco_lightning.training.row_checkpoints import load, read_file
+
+
+class WarmStart(Callback):
+    """Begins a fit with the network's weights of a checkpoint, and with its multipliers where the rule has as many.
+
+    The remembered inner values, the optimizer, the schedule and the epochs begin anew: it is another run, from another
+    point, as along a front of objective against violation (``fcco front``), where neighbours have weights and
+    multipliers near each other.  A run that is continued with ``--ckpt_path`` keeps what it has.
+
+    Args:
+        ckpt: checkpoint of a run with the same network and constraints, whose kappa may differ; None for no warm start.
+
+    Raises:
+        CheckpointError: when the fit begins, if the file is no checkpoint, holds the weights of another network, or
+            multipliers of another set of constraints.
+    """
+
+    def __init__(self, ckpt: str | None = None) -> None:
+        self.ckpt = ckpt
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put weights and multipliers in place, before the module looks at them."""
+        if self.ckpt is None or trainer.ckpt_path is not None or not isinstance(pl_module, FCCOModule):
+            return
+        content = read_file(self.ckpt)
+        stored = content["state_dict"]
+        weights = {k.removeprefix("network."): v for k, v in stored.items() if k.startswith("network.")}
+        try:
+            pl_module.network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"warm_start.ckpt={self.ckpt!r} holds the weights of another network: {error} Name a run with the same "
+                "network, or leave warm_start out."
+            ) from error
+        width = {name: described["width"] for name, described in content["fcco"]["tables"].items()}
+        states = {k: s for k, s in pl_module.dual_states().items() if ".multipliers." in k and width.get(k) == s.width}
+        load(states, content, pl_module.processes)
+        for name, buffer in pl_module.named_buffers():
+            if name.endswith(".multipliers.unit") and name in stored:
+                buffer.copy_(stored[name])

@@ -1,3 +1,0 @@
-from tests.distributed.pool import pool
-
-__all__ = ["pool"]

@@ -1,0 +1,198 @@
+"""What the pictures show, read back from the figures, and when they are skipped."""
+
+import itertools
+import math
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.figure import Figure
+
+from fcco_lightning.evaluation import pictures
+from fcco_lightning.evaluation.metrics.group import GroupROC, SplitROC
+
+NAMES = [f"h/{rate}@{threshold}" for threshold in range(-3, 4) for rate in ("fpr", "tpr")]
+PNG = b"\x89PNG\r\n\x1a\n"
+ROC = SplitROC(
+    groups=[GroupROC("female", [0, 0.2, 1], [0, 0.7, 1], 0.75), GroupROC("male", [0, 0.4, 1], [0, 0.9, 1], 0.74)],
+    gap=0.25,
+    widest=[(0.2, 0.7), (0.4, 0.9)],
+)
+
+
+def record(epoch, split="train", **values):
+    return {"epoch": epoch, "split": split, **values}
+
+
+def full_history(epochs):
+    constraints = {name: 0.01 * i - 0.05 for i, name in enumerate(NAMES)}
+    return [
+        record(epoch, split, auc=0.8 + 0.01 * epoch, roc_gap=0.3, worst_violation=0.08, score_min=-9.0, **constraints)
+        for epoch, split in itertools.product(range(epochs), ("train", "val"))
+    ]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures in the order in which they were saved; every one is still written."""
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1])
+    yield figures
+    assert plt.get_fignums() == []
+
+
+def line(axes, label):
+    (found,) = [line for line in axes.lines if line.get_label() == label]
+    return found
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_objective_and_violation_side_by_side(drawn, tmp_path, epochs):
+    path = pictures.plot_objective_and_violation(full_history(epochs), tmp_path / "new folder" / "fig.png")
+    assert path == tmp_path / "new folder" / "fig.png"
+    assert path.read_bytes().startswith(PNG)
+    objective, violation = drawn[0].axes
+    assert [objective.get_xlabel(), objective.get_ylabel()] == ["epoch", "AUC"]
+    assert legend(objective) == ["train", "val"]
+    assert legend(violation) == ["train", "val", "feasible: $h \\leq 0$"]
+    assert list(line(objective, "val").get_ydata()) == [0.8 + 0.01 * epoch for epoch in range(epochs)]
+    assert list(line(violation, "feasible: $h \\leq 0$").get_ydata()) == [0, 0]
+    assert line(objective, "val").get_marker() == "s"  # so that one epoch is seen
+    assert all(tick == round(tick) for tick in objective.get_xticks())
+
+
+def test_a_run_without_constraints_has_the_objective_alone(drawn, tmp_path):
+    assert pictures.plot_objective_and_violation([record(0, auc=0.7), record(1, auc=0.8)], tmp_path / "fig.png")
+    (axes,) = drawn[0].axes
+    assert axes.get_ylabel() == "AUC"
+
+
+def test_values_out_of_order_absent_or_not_finite(drawn, tmp_path):
+    history = [
+        record(3, auc=0.9),
+        record(0, auc=0.6),
+        record(1, auc=None),
+        record(2, auc=math.inf),
+        record(2, "audit", auc=0.5),
+        record(1, "val"),
+    ]
+    pictures.plot_objective_and_violation(history, tmp_path / "fig.png")
+    (axes,) = drawn[0].axes
+    epochs, values = line(axes, "train").get_data()
+    assert list(epochs) == [0, 2, 3]
+    assert values[0] == 0.6
+    assert math.isnan(values[1])
+    assert legend(axes) == ["train", "audit"]
+
+
+def test_all_constraints_on_one_pair_of_axes(drawn, tmp_path):
+    assert pictures.plot_constraints(full_history(3), str(tmp_path / "fig.png")) == tmp_path / "fig.png"
+    (axes,) = drawn[0].axes
+    minus = "\N{MINUS SIGN}"
+    thresholds = [f"τ = {minus}3", f"τ = {minus}2", f"τ = {minus}1", "τ = 0", "τ = 1", "τ = 2", "τ = 3"]
+    assert legend(axes) == [f"{rate}, {threshold}" for rate in ("TPR", "FPR") for threshold in thresholds]
+    tpr, fpr = line(axes, "TPR, τ = 2"), line(axes, "FPR, τ = 2")
+    assert (tpr.get_linestyle(), fpr.get_linestyle()) == ("-", "--")
+    assert tpr.get_color() == fpr.get_color() != line(axes, "TPR, τ = 1").get_color()
+    assert list(tpr.get_ydata()) == [0.01 * NAMES.index("h/tpr@2") - 0.05] * 3
+    assert list(line(axes, "_unlisted").get_ydata()) == [0, 0]
+    box, frame = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert box.x0 >= frame.x1  # outside: hides no line
+    assert box.x1 <= drawn[0].bbox.x1
+    assert "train" in axes.get_title()
+
+
+@pytest.mark.parametrize(("epochs", "edges"), [([4], [3.5, 4.5]), ([3, 7, 11], [1, 5, 9, 13])])
+def test_many_constraints_are_a_heat_map(drawn, tmp_path, epochs, edges):
+    h = {f"h/group {i}": 0.01 * (i - 10) for i in range(50)}
+    pictures.plot_constraints([record(e, **h, **{"h/none": math.nan}) for e in epochs], tmp_path / "fig.png")
+    axes, scale = drawn[0].axes
+    (mesh,) = axes.collections
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"group {i}" for i in range(10, 50)]
+    assert mesh.get_array().tolist() == [[h[f"h/group {i}"]] * len(epochs) for i in range(10, 50)]
+    assert mesh.get_coordinates()[0, :, 0].tolist() == edges
+    assert axes.get_title().endswith("the 40 largest of 50")
+    red, _, blue, _ = mesh.to_rgba(0.01)
+    assert red > blue
+    red, _, blue, _ = mesh.to_rgba(-0.01)
+    assert red < blue
+    assert "feasible: at most 0" in scale.get_ylabel()
+
+
+@pytest.mark.parametrize(("least", "range_"), [(0.0, (0, 1.9)), (-2.0, (-2, 2))])
+def test_many_multipliers_are_a_heat_map(drawn, tmp_path, least, range_):
+    nu = {f"nu/group {i}": 0.1 * i for i in range(20)} | {"nu/group 0": least}
+    pictures.plot_multipliers([record(e, **nu) for e in range(2)], tmp_path / "fig.png")
+    axes, scale = drawn[0].axes
+    (mesh,) = axes.collections
+    assert mesh.get_array().tolist() == [[value] * 2 for value in nu.values()]
+    assert mesh.get_clim() == pytest.approx(range_)
+    assert "multiplier" in scale.get_ylabel()
+
+
+def test_multipliers_are_drawn_as_the_constraints_are(drawn, tmp_path):
+    history = [record(e, **{"h/tpr@0": 0.1, "nu/tpr@0": 0.5 * e, "nu/tpr@1": 0.25}) for e in range(3)]
+    assert pictures.plot_multipliers(history, tmp_path / "fig.png") == tmp_path / "fig.png"
+    (axes,) = drawn[0].axes
+    assert legend(axes) == ["TPR, τ = 0", "TPR, τ = 1"]
+    assert list(line(axes, "TPR, τ = 0").get_ydata()) == [0.0, 0.5, 1.0]
+    assert pictures.plot_multipliers([record(0, **{"h/tpr@0": 0.1})], tmp_path / "none.png") is None
+
+
+def test_constraints_of_one_epoch_are_seen(drawn, tmp_path):
+    pictures.plot_constraints(full_history(1), tmp_path / "fig.png")
+    assert [line(drawn[0].axes[0], f"{rate}, τ = 0").get_marker() for rate in ("TPR", "FPR")] == ["o", "x"]
+
+
+def test_constraints_of_other_names_and_another_split(drawn, tmp_path):
+    history = [
+        record(0, auc=0.5),
+        record(0, "val", **{"h/clear": 0.1, "h/snowy": 0.2, "h/rainy": None, "h/tpr@q": 0.3}),
+    ]
+    assert pictures.plot_constraints(history, tmp_path / "fig.png")
+    (axes,) = drawn[0].axes
+    assert legend(axes) == ["clear", "snowy", "tpr@q"]
+    assert len({line(axes, name).get_color() for name in legend(axes)}) == 3
+    assert "val" in axes.get_title()
+
+
+def test_the_split_of_the_constraints_can_be_chosen(drawn, tmp_path):
+    history = [record(0, "val", **{"h/a": 2.0}), record(0, **{"h/a": 1.0}), record(0, "other", **{"h/a": 3.0})]
+    pictures.plot_constraints(history, tmp_path / "fig.png", split="val")
+    pictures.plot_constraints(history, tmp_path / "fig.png")
+    assert [list(line(figure.axes[0], "a").get_ydata()) for figure in drawn] == [[2.0], [1.0]]
+    assert pictures.plot_constraints(history, tmp_path / "fig.png", split="test") is None
+
+
+def test_roc_by_group_with_aucs_and_gap(drawn, tmp_path):
+    path = pictures.plot_roc_by_group({"train": ROC, "test": ROC._replace(widest=None)}, tmp_path / "fig.png")
+    assert path.read_bytes().startswith(PNG)
+    train, test = drawn[0].axes
+    assert [axes.get_title() for axes in drawn[0].axes] == ["ROC by group (train)", "ROC by group (test)"]
+    assert legend(train) == ["female: AUC 0.750", "male: AUC 0.740", "hard gap 0.250, at one threshold"]
+    assert legend(test)[-1] == "hard gap 0.250"
+    assert line(train, "hard gap 0.250, at one threshold").get_xydata().tolist() == [[0.2, 0.7], [0.4, 0.9]]
+    assert list(line(train, "male: AUC 0.740").get_ydata()) == [0, 0.9, 1]
+    assert (train.get_xlabel(), train.get_ylabel()) == ("false positive rate", "true positive rate")
+
+
+@pytest.mark.parametrize("gap", [None, math.nan])
+def test_an_unknown_gap_is_left_out(drawn, tmp_path, gap):
+    pictures.plot_roc_by_group({"test": ROC._replace(gap=gap)}, tmp_path / "fig.png")
+    assert legend(drawn[0].axes[0]) == ["female: AUC 0.750", "male: AUC 0.740"]
+
+
+@pytest.mark.parametrize("history", [[], [record(0)], [record(0, auc=None, **{"h/a": math.nan})]])
+def test_pictures_without_numbers_are_skipped(history, tmp_path):
+    assert pictures.plot_objective_and_violation(history, tmp_path / "a.png") is None
+    assert pictures.plot_constraints(history, tmp_path / "b.png") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("curves", [{}, {"train": SplitROC([])}])
+def test_roc_pictures_without_curves_are_skipped(curves, tmp_path):
+    assert pictures.plot_roc_by_group(curves, tmp_path / "c.png") is None
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,246 @@
+"""The unconstrained model: trained as by hand, on the same batches, without any effect on the run."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from fcco_lightning import AUC, SGD, ConfigError, CVaRGroupDRO, HeavyBall
+from fcco_lightning.ambiguity import CappedSimplex
+from fcco_lightning.cli import run
+from fcco_lightning.evaluation import summarise
+from fcco_lightning.outer import WorstCase
+from fcco_lightning.reports import Baseline, Report
+from fcco_lightning.reports.baseline import objective_on_batch
+from tests import jobs
+from tests.contracts.registry_objectives import CASES
+from tests.contracts.sampled import Bench, N
+from tests.launch import launch, values
+
+CONFIG = Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml"
+
+
+class Watch(Callback):
+    """Keeps the network training starts from, all batches, and after which of them the run was updated."""
+
+    def __init__(self):
+        self.start, self.batches, self.updated = None, [], []
+
+    def on_train_start(self, trainer, pl_module):
+        self.start = copy.deepcopy(pl_module.network)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.batches.append(batch)
+        self.updated.append(trainer.global_step)
+
+
+def fit(job, *callbacks):
+    job = {"rows": 203, "epochs": 3, **job}
+    return jobs.fit({**job, "callbacks": [*callbacks, *job.get("callbacks", ())]})
+
+
+def same(a, b):
+    torch.testing.assert_close(a["weights"], b["weights"], rtol=0, atol=0)
+    assert a["logged"] == b["logged"]
+    for (_, _, left), (_, _, right) in zip(a["rows"].values(), b["rows"].values(), strict=True):
+        assert torch.equal(left.view(torch.int32), right.view(torch.int32))
+
+
+def draws(module, data):
+    """A network that draws random numbers in every forward pass."""
+    module.network.register_forward_pre_hook(
+        lambda network, x: (x[0] + 0.1 * torch.randn_like(x[0]),) if network.training else None
+    )
+
+
+def on_one_batch(case):
+    """Whether the baseline takes it."""
+    return not case.coupled and case.make().sample_parameters is None
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if on_one_batch(case)])
+def test_a_batch_of_the_whole_data_gives_the_gradient_of_the_formula(name):
+    bench = Bench(CASES[name])
+    bench.engine.measure(bench.engine.evaluate(bench.batch(range(N))))
+    value = objective_on_batch(bench.objective, bench.network, bench.batch(range(N)))
+    (gradient,) = torch.autograd.grad(value, [bench.network.table])
+    torch.testing.assert_close(gradient.flatten(), bench.brute()[1][: gradient.numel()], rtol=1e-9, atol=1e-9)
+
+
+def test_rows_count_once_however_many_groups_there_are():
+    """Groups far more than the samples of a batch are measured sample by sample, so that a row comes several times."""
+    batch = {"x": torch.eye(6), "y": torch.tensor([0, 1, 1, 0, 1, 0]), "group": torch.tensor([2, 0, 2, 1, 2, 0])}
+    gradients = []
+    for number in (3, 100):
+        network, objective = torch.nn.Linear(6, 1), CVaRGroupDRO(0.5, num_groups=number, threshold=0.7)
+        torch.nn.init.ones_(network.weight)
+        torch.nn.init.zeros_(network.bias)
+        weights = [network.weight, objective.threshold]
+        gradients.append(torch.autograd.grad(objective_on_batch(objective, network, batch), weights))
+    torch.testing.assert_close(*gradients)
+    assert 0 < abs(float(gradients[0][1])) < 1  # some groups lie above the threshold, not all
+
+
+# ------------------------------------------------------------------------------------------- the run does not notice it
+
+
+@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "SOXBoost"])
+def test_the_run_is_bitwise_the_same(algorithm):
+    job = {"algorithm": algorithm, "objective": "rank", "batch_norm": True, "before": draws}
+    job = {**job, "objective": "auc"} if algorithm == "ALEXR2" else job
+    without = fit(job)
+    random = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    baseline = Baseline(enabled=True)
+    beside = fit(job, baseline)
+    same(without, beside)
+    assert torch.equal(random[0], torch.get_rng_state())
+    assert random[1] == np.random.get_state()[1].tolist()
+    assert any(not torch.equal(w, beside["weights"][k]) for k, w in baseline.network.state_dict().items())
+
+
+# --------------------------------------------------------------------------------------------------- what it is trained
+
+
+@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2"])
+def test_trained_as_by_hand(algorithm):
+    """With ALEXR2 one update is made for K = 4 batches, and for the 2 * 4 of an epoch that it has."""
+    watch, baseline = Watch(), Baseline(enabled=True)
+    fit({"algorithm": algorithm}, baseline, watch)
+    network, loss = watch.start.train(), AUC()
+    optimizer = HeavyBall(network.parameters(), lr=0.05, beta=0.5)
+    count, last = 0, 0
+    for batch, updates in zip(watch.batches, watch.updated, strict=True):
+        loss.measure(network(batch["x"]), batch)[0].backward()
+        count += 1
+        if updates > last:
+            for param in network.parameters():
+                param.grad /= count
+            optimizer.step()
+            optimizer.zero_grad()
+            count, last = 0, updates
+    assert last == {"SONEX": 24, "ALEXR2": 6}[algorithm]
+    torch.testing.assert_close(dict(baseline.network.state_dict()), dict(network.state_dict()), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("module", [{}, {"gradient_clip_val": 0.02}], ids=["", "clipped"])
+def test_the_same_as_a_run_that_penalises_nothing(module):
+    """Compositional, with a schedule and BatchNorm: as SGD, the package's own baseline, on the same batches."""
+    schedule = {"scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)}
+    job = {"objective": "rank", "batch_norm": True, "module": {**schedule, "scheduler_interval": "step", **module}}
+    baseline = Baseline(enabled=True)
+    fit(job, baseline)
+    jobs.ALGORITHMS["SGD"] = SGD
+    try:
+        alone = fit({**job, "algorithm": "SGD"})
+    finally:
+        del jobs.ALGORITHMS["SGD"]
+    torch.testing.assert_close(dict(baseline.network.state_dict()), dict(alone["weights"]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("at", [(1, 2), (1, 7)], ids=["within an inner loop", "epoch's end"])
+def test_a_resumed_run_continues_it(at, tmp_path):
+    job = {"algorithm": "ALEXR2"}
+    whole, first, second = (Baseline(enabled=True) for _ in range(3))
+    fit({**job, "save": (*at, tmp_path / "at.ckpt")}, whole)
+    fit({**job, "resume": tmp_path / "at.ckpt", "seed": 3}, second)
+    torch.testing.assert_close(whole.network.state_dict(), second.network.state_dict(), rtol=0, atol=0)
+    fit({**job, "save": (*at, tmp_path / "without.ckpt")})
+    with pytest.warns(UserWarning, match="written without the unconstrained model"):
+        fit({**job, "resume": tmp_path / "without.ckpt"}, first)
+    assert first.network is None
+
+
+def weights_of_two(job):  # in every process
+    baseline = Baseline(enabled=True)
+    fit(job, baseline)
+    return baseline.network.state_dict()
+
+
+def test_two_processes():
+    first, second = values(launch(weights_of_two, 2, {"epochs": 1}))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+# ------------------------------------------------------------------------------------------------------ where it is not
+
+
+def test_no_constraint_that_is_penalised():
+    baseline = Baseline(enabled=True)
+
+    def unconstrained(module, data):
+        module.constraints.clear()
+        module.algorithm = SGD()
+
+    jobs.fit({"before": unconstrained, "epochs": 1, "callbacks": [baseline]})
+    assert baseline.network is None
+    with pytest.raises(ConfigError, match="there is no unconstrained model"):
+        baseline.summary(None, [])
+
+
+class Couple(Callback):
+    """Makes the objective one of all rows together, once the run is set up."""
+
+    def on_train_start(self, trainer, pl_module):
+        pl_module.objective.outer = WorstCase(CappedSimplex(0.5))
+
+
+def test_an_objective_of_all_rows_together_is_refused():
+    with pytest.raises(ConfigError, match=r"cannot be measured on one batch.*--baseline\.enabled"):
+        fit({"objective": "rank"}, Couple(), Baseline(enabled=True))
+
+
+# ------------------------------------------------------------------------------------------------------------ reported
+
+
+SMALL = [
+    "--data.num_train=400", "--data.num_test=400", "--data.batches.batch_size=50", "--trainer.max_epochs=2",
+    "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--report.pictures=false",
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_the_embedded_default_reports_it(capsys, monkeypatch):
+    found = []
+    monkeypatch.setattr(Report, "on_fit_end", _kept(Report.on_fit_end, found))
+    assert run(["fit", "--config", str(CONFIG), *SMALL, "--report.folder=a"]) == 0
+    text = capsys.readouterr().out
+    report = json.loads(Path("a/report.json").read_text())
+    (expected,) = found
+    for split, summary in expected.items():
+        assert report["unconstrained"][split]["auc"] == pytest.approx(summary["auc"], rel=1e-6)
+        assert report["unconstrained"][split]["worst_violation"] == pytest.approx(summary["worst_violation"], rel=1e-6)
+        assert report["unconstrained"][split]["auc"] != report[split]["auc"]
+    test, other = report["test"], report["unconstrained"]["test"]
+    figures = f"test AUC {test['auc']:.3f} against {other['auc']:.3f} unconstrained, hard ROC gap {test['roc_gap']:.3f}"
+    assert report["verdict"] in text
+    assert figures in report["verdict"]
+    (line,) = [line for line in text.splitlines() if line.startswith("│ AUC")]
+    shown = [float(cell) for cell in line.strip("│").split("│")[1:]]
+    columns = [report["train"], report["unconstrained"]["train"], test, other]
+    assert shown == pytest.approx([c["auc"] for c in columns], abs=6e-5)
+    assert run(["fit", "--config", str(CONFIG), *SMALL, "--report.folder=b", "--baseline.enabled=false"]) == 0
+    without = json.loads(Path("b/report.json").read_text())
+    assert "unconstrained" not in without
+    assert {split: without[split] for split in expected} == {split: report[split] for split in expected}
+
+
+def _kept(on_fit_end, found):
+    """The copy's figures, computed apart from the report."""
+
+    def both(self, trainer, pl_module):
+        (baseline,) = [c for c in trainer.callbacks if isinstance(c, Baseline)]
+        if baseline.network is not None:
+            figures, network = {}, baseline.network.eval()
+            for split, table in trainer.datamodule.tables.items():
+                columns = {name: table.columns[name] for name in ("y", "group")}
+                with torch.no_grad():
+                    outputs = network(table.columns["x"])
+                figures[split], _ = summarise(pl_module.evaluation, pl_module.constraints, outputs, columns)
+            found.append(figures)
+        on_fit_end(self, trainer, pl_module)
+
+    return both

@@ -1,0 +1,322 @@
+"""The weights a run ends with under constraints."""
+
+import math
+import re
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from scipy.stats import binom
+
+from fcco_lightning import (
+    AugmentedLagrangian,
+    CrossEntropy,
+    DemographicParity,
+    FCCOModule,
+    MeanAtMost,
+    Quantity,
+    SoftRate,
+    TensorDataModule,
+)
+from fcco_lightning.data.sampling import UniformSampling
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.reports import BestFeasible, Report
+from fcco_lightning.reports.feasible import _planned_validations, chosen_line
+
+
+def columns(seed, rows=32):
+    x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed))
+    return {"x": x, "y": (x[:, 0] + 0.3 * x[:, 1] > 0).long()}
+
+
+def data(*, val=True):
+    splits = {"train": columns(0), "test": columns(1)} | ({"val": columns(2)} if val else {})
+    return TensorDataModule(splits, batches=UniformSampling(batch_size=8))
+
+
+class Scripted(FCCOModule):
+    """Whose validations say what the test wants; the weights are those of training."""
+
+    script = ()
+
+    def on_validation_epoch_end(self):
+        super().on_validation_epoch_end()
+        if "val" in self.last_summaries:
+            worst, auc = self.script[self.current_epoch]
+            self.last_summaries["val"] |= {"worst_violation": worst, "auc": auc}
+
+
+def fit(path, script, epochs=None, ckpt=None, **kwargs):
+    seed_everything(0)
+    module = Scripted(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
+    module.script, seen = script, []
+    choice, report = BestFeasible(enabled=True), Report(pictures=False, table=False, folder=str(path))
+
+    class Watch(BestFeasible):
+        def on_validation_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                seen.append(pl_module.network.weight.detach().clone())
+
+    trainer = Trainer(
+        max_epochs=epochs or len(script),
+        callbacks=[choice, Watch(), report],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        default_root_dir=path,
+        **kwargs,
+    )
+    trainer.fit(module, data(), ckpt_path=ckpt)
+    return module, choice, report, seen, trainer
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("script", "best"),
+    [
+        ([(0.1, 0.9), (-0.1, 0.7), (-0.2, 0.8), (0.01, 0.95)], 2),  # feasible, then by the figure
+        ([(0.3, 0.9), (0.1, 0.5), (NAN, 0.99)], 1),  # the least violated
+        ([(-0.1, NAN), (0.0, 0.6)], 1),
+    ],
+)
+def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
+    module, choice, report, seen, _ = fit(tmp_path, script)
+    assert choice.chosen["epoch"] == best
+    assert torch.equal(module.network.weight, seen[best])
+    assert report.report["selected"] == choice.chosen
+    line = "is feasible on" if script[best][0] <= 0 else "No epoch was feasible"
+    assert line in report.report["verdict"]
+    for split in ("train", "val", "test"):
+        (one,) = report.report[split]["intervals"].values()
+        assert one["low"] < one["h"] < one["high"]
+        assert one["h"] == pytest.approx(report.report[split]["constraints"]["soft rate"])
+    saved = torch.load(next(tmp_path.rglob("feasible.ckpt")), weights_only=True)
+    assert torch.equal(saved["state_dict"]["network.weight"], seen[best])
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_resumed_run_remembers_the_best_weights_before(tmp_path):
+    script = [(-0.1, 0.9), (-0.1, 0.5), (-0.1, 0.7)]
+    *_, seen, trainer = fit(tmp_path, script, epochs=2)
+    path = next(tmp_path.rglob("epoch=1*.ckpt"))
+    module, choice, *_ = fit(tmp_path, script, ckpt=str(path))
+    assert choice.chosen["epoch"] == 0
+    assert torch.equal(module.network.weight, seen[0])
+    assert trainer.current_epoch == 2
+
+
+def test_without_a_validation_split_nothing_is_chosen():
+    choice, module = (
+        BestFeasible(enabled=True),
+        FCCOModule(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)]),
+    )
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    Trainer(max_epochs=1, callbacks=[choice], enable_model_summary=False, **options).fit(module, data(val=False))
+    assert choice.chosen == choice.state_dict() == {}
+
+
+GAP = 1.2  # between the first and the last group in the first feature
+
+
+def some_groups(seed, size, groups=2):
+    """The first feature tells the label and the group, so that accuracy and equal rates are at odds."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 2, generator=generator)
+    group = groups - 1 - (torch.rand(size, generator=generator) * groups).long()
+    x[:, 0] += GAP * group / (groups - 1)
+    y = (x[:, 0] + 0.7 * x[:, 1] + 0.5 * torch.randn(size, generator=generator) > GAP / 2).long()
+    return {"x": x, "y": y, "group": group}
+
+
+def confident(seed, kappa=0.2, epochs=10, *, size=400, groups=2, margin="auto", val=True):
+    seed_everything(seed)
+    splits = {"train": some_groups(3 * seed, size, groups), "test": some_groups(0, 40, groups)}
+    splits |= {"val": some_groups(3 * seed + 1, size, groups)} if val else {}
+    data = TensorDataModule(splits, batches=UniformSampling(batch_size=50))
+    names, against = [str(k) for k in range(groups)], "pairs" if groups == 2 else "rest"
+    fair = DemographicParity(kappa, SoftRate(temperature=0.3), against=against, groups=names)
+    module = FCCOModule(
+        torch.nn.Linear(2, 1),
+        CrossEntropy(),
+        [fair],
+        AugmentedLagrangian(5.0, 0.1),
+        optimizer=lambda params: torch.optim.Adam(params, lr=0.05),
+    )
+    choice = BestFeasible(enabled=True, figure="auc", margin=margin)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    Trainer(max_epochs=epochs, callbacks=[choice], enable_model_summary=False, **options).fit(module, data)
+    return module, fair, choice
+
+
+@cache
+def population(groups):
+    """So many samples that h on them is that of the population."""
+    return some_groups(10**6, 200_000, groups)
+
+
+def true_value(module, fair):
+    """The largest h of the population."""
+    columns = population(max(2, fair.num_rows))
+    with torch.no_grad():
+        rows = fair.measure(module.network(columns["x"]).double(), columns)[1]
+        return float(fair.violation(rows.values).max())
+
+
+def test_a_margin_makes_the_constraint_hold_on_unseen_data():
+    module, fair, choice = confident(1)
+    assert fair.tolerance == 0.2
+    assert fair.kappa < 0.19
+    assert choice.chosen["worst_violation"] < choice.chosen["bound"] <= 0
+    assert true_value(module, fair) <= 0
+    assert "95% confidence that the constraint holds on unseen data" in chosen_line(choice.chosen)
+    assert choice.state_dict()["margins"] == [pytest.approx(0.2 - fair.kappa)]
+
+
+@pytest.mark.slow
+def test_with_a_margin_few_of_many_resampled_splits_end_violated():
+    """Of five constraints, by the runs on splits of their own; without a margin many more are violated.
+
+    The weights are chosen among those of several epochs, by the split that also says that they are feasible.
+    """
+    shares = {}
+    for margin, runs in (("auto", 200), (None, 30)):
+        called, violated = 0, 0
+        for seed in range(runs):
+            module, fair, choice = confident(seed, epochs=6, groups=5, margin=margin)
+            assert fair.num_rows == 5
+            called += choice.chosen["feasible"]
+            violated += choice.chosen["feasible"] and true_value(module, fair) > 0
+        assert called >= runs / 4
+        shares[margin] = violated / runs
+    assert shares["auto"] <= 0.05
+    assert shares[None] > 0.1
+
+
+class Boundary(Quantity):
+    """Its mean over the population is what the constraint allows, and a little more."""
+
+    def __call__(self, outputs, batch):
+        return outputs.flatten() + 1e-6
+
+
+def called_feasible(seed, epochs, alike, monkeypatch):
+    """Whether a run that stays at the boundary is called feasible; errors of its validations as alike as that."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(epochs, 60, generator=generator, dtype=torch.float64)
+    for e in range(1, epochs):
+        noise[e] = alike * noise[e - 1] + math.sqrt(1 - alike**2) * noise[e]
+    module = FCCOModule(torch.nn.Linear(1, 1), constraints=[MeanAtMost(Boundary(), 0.0)])
+    choice = BestFeasible(enabled=True, figure="auc", margin="auto")
+    trainer = SimpleNamespace(
+        sanity_checking=False, state=SimpleNamespace(fn="fit"), max_epochs=epochs, check_val_every_n_epoch=1,
+        num_training_batches=4, val_check_batch=4, datamodule=SimpleNamespace(evaluation_loaders=lambda: {"val": ()}),
+    )  # fmt: skip
+    for trainer.current_epoch in range(epochs):
+        h = float(noise[trainer.current_epoch].mean())
+        module.last_summaries = {"val": {"worst_violation": h, "auc": 0.5, "h/boundary": h}}
+        monkeypatch.setattr(module, "evaluate", lambda _: (noise[trainer.current_epoch], {"index": torch.arange(60)}))
+        choice.on_validation_end(trainer, module)
+    return choice.chosen["feasible"]
+
+
+@pytest.mark.parametrize(
+    ("alike", "runs"), [(0.0, 40), pytest.param(0.0, 200, marks=pytest.mark.slow),
+                        pytest.param(0.9, 200, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_the_choice_among_validations_is_part_of_the_confidence(alike, runs, monkeypatch):
+    """Of runs at the boundary, with 20 validations each; not corrected it would be 64% of those that are not alike."""
+    called = sum(called_feasible(seed, 20, alike, monkeypatch) for seed in range(runs))
+    assert called <= binom.ppf(0.999, runs, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "every", "check", "expected"),
+    [(20, 1, 10, 20), (20, 4, 10, 5), (3, 4, 10, 1), (2, 1, 5, 4), (5, None, 25, 2), (4, 1, math.inf, 4)],
+)
+def test_planned_validations(epochs, every, check, expected):
+    batches = check if check == math.inf else 10  # of unknown length
+    trainer = SimpleNamespace(
+        max_epochs=epochs, check_val_every_n_epoch=every, num_training_batches=batches, val_check_batch=check
+    )
+    assert _planned_validations(trainer) == expected
+
+
+def test_a_margin_needs_a_planned_length():
+    with pytest.raises(ConfigError, match=r"trainer\.max_epochs=-1 plans none"):
+        confident(1, epochs=-1)
+
+
+def test_a_kappa_that_no_validation_split_of_this_size_can_confirm_is_said():
+    with pytest.warns(
+        UserWarning, match=r"kappa=0.01 of selection rate.* cannot be confirmed.* a kappa of about 0\.\d"
+    ):
+        _, fair, choice = confident(1, kappa=0.01, epochs=1)
+    assert fair.kappa == 0  # and no less
+    assert re.search(r"Of no epoch .* hold so with kappa larger by 0\.\d", chosen_line(choice.chosen))
+
+
+def test_a_margin_needs_a_validation_split():
+    with pytest.raises(ConfigError, match=r"feasible\.margin='auto' judges the constraints on a validation split"):
+        confident(1, val=False)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0])
+def test_confidence_is_a_probability(confidence):
+    with pytest.raises(ConfigError, match="confidence must lie in"):
+        BestFeasible(confidence=confidence)
+
+
+def clustered(seed, copies):
+    """Splits whose samples are so many copies of others each, and their number."""
+
+    def split(seed):
+        few = some_groups(seed, 80)
+        eye = torch.arange(80) % 40 + 40 * few["group"]
+        return {name: column.repeat_interleave(copies, 0) for name, column in {**few, "eye": eye}.items()}
+
+    return {"train": split(seed), "val": split(seed + 1), "test": split(seed + 2)}
+
+
+def run_clustered(clusters, path, margin="auto"):
+    seed_everything(0)
+    data = TensorDataModule(clustered(5, copies=5), batches=UniformSampling(batch_size=50))
+    fair = DemographicParity(0.2, SoftRate(temperature=0.3), groups=["0", "1"])
+    module = FCCOModule(torch.nn.Linear(2, 1), CrossEntropy(), [fair], AugmentedLagrangian(5.0, 0.1))
+    choice = BestFeasible(enabled=margin is not None, figure="auc", margin=margin, clusters=clusters)
+    report = Report(pictures=False, table=False, folder=str(path))
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=2, callbacks=[choice, report], enable_model_summary=False, **options)
+    trainer.fit(module, data)
+    return report.report, choice.chosen
+
+
+def test_margins_and_the_report_know_of_clusters(tmp_path):
+    """Five copies of every sample look like five samples without."""
+    plain, chosen = run_clustered(None, tmp_path)
+    aware, of_clusters = run_clustered("eye", tmp_path)
+    assert of_clusters["bound"] > chosen["bound"] + 0.02
+    (before,), (after,) = (r["test"]["intervals"].values() for r in (plain, aware))
+    assert after["high"] - after["low"] > 1.5 * (before["high"] - before["low"])
+    assert after["noise"] > 1.5 * before["noise"]
+    assert aware["clusters"] == "eye"
+    assert "clusters" not in plain
+    reported, _ = run_clustered("eye", tmp_path, margin=None)  # no weights are chosen: of the report alone
+    (alone,) = reported["test"]["intervals"].values()
+    assert alone["noise"] > 1.5 * before["noise"]
+
+
+def test_clusters_that_are_not_there(tmp_path):
+    with pytest.raises(DataError, match=r"feasible\.clusters='patient' is not a column of the data, .*'eye', 'group'"):
+        run_clustered("patient", tmp_path)
+    with pytest.raises(DataError, match=r"feasible\.clusters='patient' is not a column of the evaluation batches"):
+        BestFeasible(clusters="patient").clusters_in({"y": torch.zeros(3)})
+
+
+def test_mode_is_one_of_two():
+    with pytest.raises(ConfigError, match="mode must be one of 'max', 'min'"):
+        BestFeasible(mode="best")

@@ -1,0 +1,123 @@
+"""A run as an object, and what an interrupt leaves of it."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import html5lib
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger
+
+from fcco_lightning import FCCOModule, SyntheticDataModule, TabularMLP, load_run
+from fcco_lightning.errors import CheckpointError, DataError
+from fcco_lightning.reports import Report
+from fcco_lightning.training import Checkpoints, Preemption, progress_line
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
+
+
+UPDATES = 3
+
+
+class Press(Callback):
+    """Ctrl-C, so many times in a hook after so many updates."""
+
+    def __init__(self, times, hook="on_train_batch_end", updates=1):
+        self.times, self.updates = times, updates
+        setattr(self, hook, self.press)
+
+    def press(self, trainer, *_):
+        if trainer.global_step == self.updates:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def fit(*callbacks, **options):
+    seed_everything(0, verbose=False)
+    module, report = FCCOModule(TabularMLP([4])), Report(table=False)
+    saver = Checkpoints(save_last=True, save_on_train_epoch_end=True)
+    trainer = Trainer(
+        max_epochs=1, callbacks=[Preemption(), report, saver, *callbacks], logger=CSVLogger("runs", name=""),
+        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+    )  # fmt: skip
+    trainer.fit(module, SyntheticDataModule(num_train=400, num_test=100), **options)
+    return module, report
+
+
+def test_a_run_shows_its_report_log_and_pictures():
+    module, report = fit()
+    run = report.run
+    assert run.report["test"]["auc"] == pytest.approx(report.report["test"]["auc"])
+    assert run.headline.startswith("On the test split: AUC")
+    assert len(run.metrics["train_objective"].dropna()) == len(run.metrics["step"].unique())
+    assert run.checkpoint.resolve() == Path("runs/version_0/checkpoints/last.ckpt").resolve()
+    x = torch.zeros(2, next(module.network.parameters()).shape[1])
+    assert torch.equal(run.load(TabularMLP([4]))(x), module.network.eval()(x))
+    assert repr(run).splitlines()[:2] == ["Run version_0", run.headline]
+    fragment = html5lib.HTMLParser(namespaceHTMLElements=False).parseFragment(run._repr_html_())
+    page = ElementTree.ElementTree(fragment).getroot()
+    assert [image.get("alt") for image in page.iter("img")] == [p.stem.replace("_", " ") for p in run.pictures]
+    assert page.find(".//h2").text == "Summary of the run"
+    assert not list(page.iter("style"))  # it would change the page around it
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(DataError, match="holds no run"):
+        load_run(tmp_path)
+    (tmp_path / "metrics.csv").write_text("step,train_objective\n0,1.5\n")
+    run = load_run(tmp_path)
+    assert run.headline == "This run has not ended."
+    assert run.metrics["train_objective"].tolist() == [1.5]
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        run.load()
+
+
+@pytest.mark.parametrize(
+    "press",
+    [
+        Press(1),
+        Press(1, "on_before_optimizer_step", UPDATES - 1),  # in the last batch, behind its exchange
+        pytest.param(Press(1, "on_validation_end", UPDATES), marks=pytest.mark.slow),
+    ],
+    ids=["after an update", "in the last update", "in the last validation"],
+)
+def test_an_interrupted_run_goes_on_bit_for_bit(press, caplog):
+    module, _ = fit()
+    assert module.trainer.global_step == UPDATES
+    handler = signal.getsignal(signal.SIGINT)
+    with caplog.at_level(logging.INFO), pytest.raises(SystemExit):
+        fit(press)
+    assert signal.getsignal(signal.SIGINT) is handler
+    run = load_run("runs/version_1")
+    assert run.checkpoint.name == "interrupted.ckpt"
+    assert f"Interrupted: saved {run.checkpoint}. Continue with" in caplog.text
+    assert run.headline == f"This run has not ended. Continue from {run.checkpoint}."
+    assert not run.report
+    resumed, report = fit(ckpt_path=str(run.checkpoint))
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), resumed.parameters(), strict=True))
+    assert report.run.report["test"]["auc"] > 0.4
+
+
+def test_a_second_interrupt_ends_at_once():
+    with pytest.raises(SystemExit):
+        fit(Press(2))
+    assert load_run("runs/version_0").checkpoint is None
+
+
+@pytest.mark.parametrize(("notebook", "bar"), [(True, TQDMProgressBar), (False, RichProgressBar)])
+def test_a_notebook_without_widgets_has_a_bar_that_is_seen(notebook, bar, monkeypatch, capsys):
+    monkeypatch.setattr(progress_line, "get_console", lambda: SimpleNamespace(is_jupyter=notebook))
+    monkeypatch.setattr(progress_line, "find_spec", lambda name: None)
+    trainer = Trainer(max_steps=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
+    trainer.fit(FCCOModule(TabularMLP([4])), SyntheticDataModule(num_train=200, num_test=100))
+    assert type(trainer.progress_bar_callback) is bar
+    assert "objective" in capsys.readouterr().out

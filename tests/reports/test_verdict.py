@@ -1,0 +1,53 @@
+"""The last line of a run: true whether the constraints hold or not."""
+
+import math
+
+import pytest
+
+from fcco_lightning.reports.verdict import verdict
+
+
+def report(*values, vacuous=False, **more):
+    split = {"constraints": dict(zip("abc", values, strict=False)), "vacuous": vacuous, "auc": 0.87, "roc_gap": 0.06}
+    return {"train": split, "test": {**split, "auc": 0.861, "roc_gap": 0.05}, **more}
+
+
+OTHER = {"unconstrained": {"train": {"auc": 0.9}, "test": {"auc": 0.88, "roc_gap": 0.21}}}
+FIGURES = "test AUC 0.861 against 0.880 unconstrained, hard ROC gap 0.050 against 0.210."
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([-0.01, -0.003, -0.2], "All 3 constraints hold on the training split (largest h -0.003)"),
+        ([-0.01, 0.0], "Both constraints hold on the training split (largest h +0.000)"),
+        ([-0.01], "The constraint holds on the training split (largest h -0.010)"),
+        ([-0.01, 0.018, 0.001], "2 of 3 constraints do not hold on the training split (largest h +0.018, b)"),
+        ([-0.01, 0.018, -1], "1 of 3 constraints does not hold on the training split (largest h +0.018, b)"),
+        ([0.2], "1 of 1 constraint does not hold on the training split (largest h +0.200, a)"),
+        ([math.nan], "1 of 1 constraint does not hold on the training split (largest h +nan, a)"),
+    ],
+)
+def test_whether_they_hold(values, expected):
+    assert verdict(report(*values, **OTHER), ["auc", "roc_gap"]) == f"{expected}; {FIGURES}"
+
+
+def test_vacuous_constraints_are_not_praised():
+    line = verdict(report(-1, -1, -1, vacuous=True), [])
+    assert line == "All 3 constraints hold on the training split (largest h -1.000), but they say nothing there."
+    assert verdict(report(-1, vacuous=True), []).endswith(", but it says nothing there.")
+
+
+def test_without_a_model_to_compare_with():
+    line = verdict(report(-1, -1, -1), ["auc", "roc_gap", "absent"])
+    assert line.endswith("(largest h -1.000); test AUC 0.861, hard ROC gap 0.050.")
+
+
+def test_other_splits():
+    assert verdict({"val": report(-1)["train"]}, ["auc"]) == (
+        "The constraint holds on the val split (largest h -1.000); val AUC 0.870."
+    )
+
+
+def test_without_constraints():
+    assert verdict({"train": {"auc": 0.9}, "seconds": 3.0, "config": {"constraints": {"a": 1}}}, ["auc"]) is None

@@ -1,0 +1,3 @@
+from tests.state.pool import pool
+
+__all__ = ["pool"]

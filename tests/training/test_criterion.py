@@ -1,0 +1,242 @@
+"""The objective as a loss: the same weights and rows as the engine's, which other tests compare with formulas."""
+
+import copy
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    BSGD,
+    MOAP,
+    MSVR,
+    SGD,
+    SOAP,
+    SONEX,
+    SOX,
+    AUCMargin,
+    AveragePrecision,
+    Criterion,
+    CVaRPartialAUC,
+    Engine,
+    HingePenalty,
+    IndexedDataset,
+    Objective,
+)
+from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
+from fcco_lightning.state.processes import Processes
+from tests.algorithms.toy_problem import BATCH, HingeMargin, N, flat, make_batches, make_constraints, make_network
+from tests.state import pool as pools
+
+pool = pools.pool  # the fixture
+
+ALGORITHMS = [SOX, SOAP, BSGD, MOAP, lambda: ALEXR(theta=0, mirror=True), lambda: SONEX(gamma_prime=0)]
+
+
+def make(algorithm, network, lr=0.05, penalty=None):
+    criterion = Criterion(
+        HingeMargin(), algorithm, num_samples=N, constraints=make_constraints(), penalty=penalty, dtype=torch.float64
+    )
+    return criterion, criterion.follow(torch.optim.SGD(network.parameters(), lr=lr, momentum=0.5))
+
+
+def step(criterion, network, optimizer, batch):
+    optimizer.zero_grad()
+    loss = criterion(network(batch["x"]), batch)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def rows(criterion):
+    return [state.rows.clone() for state in criterion.engine.problem.states]
+
+
+@pytest.mark.parametrize("make_algorithm", ALGORITHMS, ids=["SOX", "SOAP", "BSGD", "MOAP", "ALEXR", "SONEX"])
+@pytest.mark.parametrize("penalty", [HingePenalty(3.0), None], ids=["hinge", "multipliers"])
+def test_it_trains_as_the_engine_does(make_algorithm, penalty):
+    network, other = make_network(), make_network()
+    criterion, optimizer = make(make_algorithm(), network, penalty=penalty)
+    algorithm = make_algorithm()
+    problem = algorithm.pose(HingeMargin(), make_constraints(), penalty, num_samples=N, dtype=torch.float64)
+    engine, its = Engine(other, problem, algorithm), torch.optim.SGD(other.parameters(), lr=0.05, momentum=0.5)
+    for batch in make_batches(6):
+        loss = step(criterion, network, optimizer, batch)
+        estimates = engine.train_batch(batch, its)
+    assert torch.equal(flat(network.parameters()), flat(other.parameters()))
+    for own, expected in zip(criterion.engine.problem.states, problem.states, strict=True):
+        assert torch.equal(own.rows.nan_to_num(9), expected.rows.nan_to_num(9))
+    assert loss.item() == pytest.approx(sum(float(v) for v in estimates.values()))
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_parameters_of_samples_move_as_the_engine_moves_them(scale):
+    """By true gradients, also where the user scales the loss."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(N, 3, generator=draw, dtype=torch.float64), torch.arange(N) % 3 == 0
+    batches = [{"x": x[i], "y": y[i].long(), "index": i} for _ in range(3) for i in torch.arange(N).split(BATCH)]
+    network = nn.Linear(3, 1, dtype=torch.float64)
+    other, make_objective = copy.deepcopy(network), lambda: CVaRPartialAUC(0.5, thresholds=0.7)
+    criterion = Criterion(make_objective(), SGD(), num_samples=N, dtype=torch.float64)
+    optimizer = criterion.follow(torch.optim.SGD(network.parameters(), lr=0.05 / scale))
+    algorithm, its = SGD(), torch.optim.SGD(other.parameters(), lr=0.05)
+    problem = algorithm.pose(make_objective(), num_samples=N, dtype=torch.float64)
+    engine = Engine(other, problem, algorithm)
+    for batch in batches:
+        optimizer.zero_grad()
+        (scale * criterion(network(batch["x"]), batch)).backward()
+        optimizer.step()
+        engine.train_batch(batch, its)
+    own, expected = (e.problem.row_parameters.state.rows for e in (criterion.engine, engine))
+    assert (expected[y] - 0.7).abs().max() > 0.1
+    torch.testing.assert_close(own, expected, rtol=1e-12, atol=0, equal_nan=True)
+    torch.testing.assert_close(flat(network.parameters()), flat(other.parameters()), rtol=1e-12, atol=0)
+
+
+def test_rows_change_with_a_step_that_is_taken_only():
+    network = make_network()
+    criterion, optimizer = make(SOX(), network)
+    first, second, third = make_batches(3)
+    step(criterion, network, optimizer, first)
+    before = rows(criterion)
+    criterion(network(second["x"]), second)  # never differentiated
+    scaler = torch.amp.GradScaler("cpu")  # which drops the step, since the gradient overflows
+    scaler.scale(criterion(network(second["x"]), second)).backward()
+    network[0].weight.grad.fill_(torch.inf)
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+    spoiled = {**second, "x": second["x"] * torch.nan}
+    weights = flat(network.parameters())
+    with pytest.raises(NonFiniteError, match="no row and no weight was changed"):
+        step(criterion, network, optimizer, spoiled)
+    network[0].weight.register_hook(lambda g: g * torch.nan)
+    with pytest.raises(NonFiniteError, match="gradient is not finite"):
+        step(criterion, network, optimizer, third)
+    assert torch.equal(flat(network.parameters()), weights)
+    for own, expected in zip(rows(criterion), before, strict=True):
+        assert torch.equal(own.nan_to_num(9), expected.nan_to_num(9))
+
+
+def test_a_batch_that_says_nothing_has_gradient_zero():
+    data = IndexedDataset([(0, 0)] * N, columns={"y": torch.arange(N) % 2})
+    criterion = Criterion(AveragePrecision(), SOX(), num_samples=N, sampling=data.drawn(BATCH))
+    scores = nn.Parameter(torch.ones(3))
+    optimizer = criterion.follow(torch.optim.SGD([scores], lr=1.0))
+    criterion(scores, {"y": torch.zeros(3, dtype=torch.int64), "index": torch.tensor([0, 2, 4])}).backward()
+    optimizer.step()
+    assert torch.equal(scores, torch.ones(3))
+    assert torch.equal(scores.grad, torch.zeros(3))
+
+
+def test_accumulated_batches_each_move_their_rows():
+    network = make_network()
+    criterion, optimizer = make(SOX(), network)
+    a, b = make_batches(2)
+    for batch in (a, b):
+        (criterion(network(batch["x"]), batch) / 2).backward()
+    optimizer.step()
+    seen = criterion.engine.problem.states[0].seen
+    assert seen.nonzero().flatten().tolist() == sorted({*a["index"].tolist(), *b["index"].tolist()})
+
+
+def trained_on_parts(processes, make_algorithm):
+    network, everyone = make_network(), Processes()
+    criterion, optimizer = make(make_algorithm(), network)
+    for batch in make_batches(4):
+        part = {name: column[pools.share(everyone, BATCH)] for name, column in batch.items()}
+        optimizer.zero_grad()
+        criterion(network(part["x"]), part).backward()
+        everyone.average_([p.grad for p in network.parameters()])  # as DistributedDataParallel does
+        optimizer.step()
+    return flat(network.parameters()), rows(criterion)
+
+
+def test_processes_with_parts_of_a_batch_equal_one_with_all_of_it(pool):
+    network = make_network()
+    criterion, optimizer = make(SOX(), network)
+    for batch in make_batches(4):
+        step(criterion, network, optimizer, batch)
+    for weights, found in pool.run(trained_on_parts, pools.SIZE, SOX):
+        assert torch.allclose(weights, flat(network.parameters()))
+        for own, expected in zip(found, rows(criterion), strict=True):
+            assert torch.allclose(own, expected, equal_nan=True)
+
+
+class OwnModule(LightningModule):
+    def __init__(self, algorithm=None):
+        super().__init__()
+        self.network = make_network()
+        self.criterion = Criterion(HingeMargin(), algorithm or SOX(), num_samples=N, dtype=torch.float64)
+
+    def training_step(self, batch, batch_idx):
+        return self.criterion(self.network(batch["x"]), batch)
+
+    def configure_optimizers(self):
+        return self.criterion.follow(torch.optim.Adam(self.parameters(), lr=0.05))
+
+
+def fit(module, epochs, path=None):
+    trainer = Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(make_batches(3), batch_size=None), ckpt_path=path)
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
+def test_automatic_optimization_and_a_checkpoint(tmp_path):
+    whole, half = OwnModule(), OwnModule()
+    fit(whole, 2)
+    fit(half, 1).save_checkpoint(tmp_path / "half.ckpt", weights_only=False)
+    again = OwnModule()
+    fit(again, 2, tmp_path / "half.ckpt")
+    assert torch.equal(flat(whole.network.parameters()), flat(again.network.parameters()))
+    assert torch.equal(*(m.criterion.engine.problem.states[0].rows.nan_to_num(9) for m in (whole, again)))
+    stored = torch.load(tmp_path / "half.ckpt", weights_only=True)["state_dict"]
+    other = OwnModule(SOAP())
+    other.load_state_dict(stored)  # kept until the problem is there
+    with pytest.raises(CheckpointError, match="written by SOX, this criterion uses SOAP"):
+        other.configure_optimizers()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [(SONEX(), "gamma_prime=0"), (ALEXR(), "theta=0"), (MSVR(), "of its own"), (ALEXR2(), "of its own")],
+    ids=["SONEX", "ALEXR", "MSVR", "ALEXR2"],
+)
+def test_algorithms_that_need_the_engine_are_refused(algorithm, message):
+    with pytest.raises(ConfigError, match=message):
+        Criterion(HingeMargin(), algorithm, num_samples=N)
+
+
+class Direct(Objective):
+    def measure(self, outputs, batch):
+        return outputs.square().mean(), None
+
+
+def test_what_does_nothing_is_refused():
+    weights = [nn.Parameter(torch.zeros(1))]
+    with pytest.raises(ConfigError, match="SOAP would do nothing that SGD does not: Direct has no inner functions"):
+        SOAP().pose(Direct(), num_samples=N)
+    with pytest.raises(ConfigError, match="leaves out"):
+        Criterion(AUCMargin(), SGD(), num_samples=N).follow(torch.optim.SGD(weights, lr=1.0))
+    SGD().pose(Direct(), num_samples=N)
+    SOAP().pose(Direct(), make_constraints(), num_samples=N)
+
+
+def test_calls_outside_training_are_refused():
+    batch = make_batches(1)[0]
+    scores = torch.zeros(BATCH, requires_grad=True)
+    criterion = Criterion(HingeMargin(), SOX(), num_samples=N)
+    with pytest.raises(ConfigError, match="configure_optimizers"):
+        criterion(scores, batch)
+    criterion.follow(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
+    with pytest.raises(ConfigError, match="outside training"), torch.no_grad():
+        criterion(scores, batch)
+    with pytest.raises(ConfigError, match="outside training"):
+        copy.deepcopy(criterion).eval()(scores, batch)

@@ -1,0 +1,200 @@
+"""Every callback that Lightning ships works, resume included, or is refused by name with what to use instead."""
+
+import inspect
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, callbacks
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from fcco_lightning import CheckpointError, ConfigError, HeavyBall, TabularMLP
+from fcco_lightning.cli.checkpoint_tools import describe
+from fcco_lightning.reports import PredictionWriter
+from fcco_lightning.training import Checkpoints
+from fcco_lightning.training.refused_callbacks import REFUSED
+from tests.conftest import make_data, make_frame
+from tests.training import conftest as fixtures
+from tests.training.test_resume import SaveAt, everything
+
+make_module, make_trainer = fixtures.make_module, fixtures.make_trainer
+
+DATA = {"train": make_frame(36, 0), "test": make_frame(20, 1), "batch_size": 12}
+EPOCHS, BATCHES = 3, 3
+BASES = {"Callback", "Checkpoint", "ProgressBar"}  # which do nothing by themselves
+SHIPPED = {
+    name for name, kind in vars(callbacks).items() if inspect.isclass(kind) and issubclass(kind, callbacks.Callback)
+} - BASES
+
+
+class FirstLayerLater(callbacks.BaseFinetuning):
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.network.layers[0])
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.network.layers[0], optimizer)
+
+
+class Kept(callbacks.OnExceptionCheckpoint):
+    def teardown(self, *args, **kwargs):  # which would remove the checkpoint
+        pass
+
+
+def saved(folder):
+    return sorted(path.name for path in folder.glob("*.ckpt"))
+
+
+def logged(trainer):
+    return "".join(path.read_text() for path in Path(trainer.log_dir).glob("*.csv"))
+
+
+def by_monitor(folder):
+    return ModelCheckpoint(folder / "best", monitor="train_auc", mode="max", save_top_k=2, save_last=True)
+
+
+def by_updates(folder):
+    return ModelCheckpoint(folder / "updates", "{step}", every_n_train_steps=4, save_top_k=-1)
+
+
+def by_time(folder):
+    return Checkpoints(folder / "time", "{step}", train_time_interval=timedelta(0), save_top_k=-1)
+
+
+# What makes callbacks, all of one run together, for a folder; flags of the Trainer; what holds of each afterwards.
+PASSIVE = {"enable_progress_bar": True, "enable_model_summary": True}
+RUNS = {
+    "what watches": (PASSIVE, {
+        "BasePredictionWriter": (lambda f: PredictionWriter(), None),
+        "DeviceStatsMonitor": (lambda f: callbacks.DeviceStatsMonitor(cpu_stats=False), None),
+        "LambdaCallback": (
+            lambda f: callbacks.LambdaCallback(on_train_end=lambda *_: (f / "end").mkdir(parents=True)),
+            lambda c, t, f: (f / "end").is_dir(),
+        ),
+        "LearningRateMonitor": (
+            lambda f: callbacks.LearningRateMonitor("step"), lambda c, t, f: "lr-HeavyBall" in logged(t),
+        ),
+        "RichModelSummary": (lambda f: callbacks.RichModelSummary(), None),
+        "RichProgressBar": (lambda f: callbacks.RichProgressBar(), None),
+        "ThroughputMonitor": (
+            lambda f: callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch["index"]), window_size=2),
+            lambda c, t, f: "train/device/samples_per_sec" in logged(t),
+        ),
+        "Timer": (lambda f: callbacks.Timer(timedelta(hours=1)), lambda c, t, f: c.time_elapsed() > 0),
+    }),
+    "other bars": (PASSIVE, {
+        "ModelSummary": (lambda f: callbacks.ModelSummary(), None),
+        "TQDMProgressBar": (lambda f: callbacks.TQDMProgressBar(), None),
+    }),
+    "what saves": ({}, {
+        "ModelCheckpoint": (ModelCheckpoint, lambda c, t, f: saved(f) == ["epoch=2-step=9.ckpt"]),
+        "ModelCheckpoint, the best": (by_monitor, lambda c, t, f: len(saved(f / "best")) == 3),
+        "ModelCheckpoint, by updates": (by_updates, lambda c, t, f: "step=8.ckpt" in saved(f / "updates")),
+        "ModelCheckpoint, by time": (by_time, lambda c, t, f: len(saved(f / "time")) >= 4),
+    }),
+    "what stops": ({}, {
+        "EarlyStopping": (
+            lambda f: callbacks.EarlyStopping("train_auc", mode="min", patience=1),
+            lambda c, t, f: t.current_epoch == 2 == c.stopped_epoch + 1,
+        ),
+    }),
+    "what thaws": ({}, {
+        "BaseFinetuning": (lambda f: FirstLayerLater(), lambda c, t, f: len(t.optimizers[0].param_groups) == 2),
+    }),
+}  # fmt: skip
+
+REFUSALS = {
+    "BackboneFinetuning": ({}, r"module\.network"),
+    "BatchSizeFinder": ({}, "micro_batch"),
+    "EMAWeightAveraging": ({}, r"model\.average\.decay"),
+    "GradientAccumulationScheduler": ({"scheduling": {1: 2}}, "micro_batch"),
+    "LearningRateFinder": ({}, "train_objective"),
+    "ModelCheckpoint": ({"train_time_interval": timedelta(1)}, r"training\.Checkpoints"),
+    "ModelPruning": ({"pruning_fn": "l1_unstructured"}, r"utils\.prune"),
+    "SpikeDetection": ({}, "skip_nonfinite"),
+    "StochasticWeightAveraging": ({"swa_lrs": 0.1}, r"model\.average\.decay"),
+    "WeightAveraging": ({}, r"model\.average\.decay"),
+}
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{text}")
+    for text in (
+        "Using ModelCheckpoint with manual", "The dirpath has changed", "Checkpoint directory", "When using the `Thr",
+        ".*was called without a model", ".*there is no last checkpoint",
+    )
+]  # fmt: skip
+
+
+def test_every_callback_is_decided_upon():
+    """One that a new version of Lightning ships fails here: let it work, or refuse it, and put it into the guide."""
+    works = {name.partition(",")[0] for _, parts in RUNS.values() for name in parts}
+    assert works | set(REFUSALS) | {"OnExceptionCheckpoint"} == SHIPPED
+    assert {kind.__name__ for kind in REFUSED} <= set(REFUSALS)
+
+
+def fit(make_module, make_trainer, folder, added, ckpt_path=None, **flags):
+    torch.manual_seed(3 if ckpt_path is None else 99)
+    network = TabularMLP(hidden=[8], dropout=0.2, in_features=7)
+    module = make_module(network=network, optimizer=lambda p: HeavyBall(p, lr=0.05))
+    flags = {"max_epochs": EPOCHS, "logger": CSVLogger(folder, name=""), "log_every_n_steps": 1} | flags
+    flags["enable_checkpointing"] = any(isinstance(c, callbacks.Checkpoint) for c in added)
+    trainer = make_trainer(callbacks=added, **flags)
+    trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
+    return trainer
+
+
+def require_same(found, expected):
+    expected, found = everything(expected), everything(found)
+    assert expected.keys() == found.keys()
+    assert not [name for name in expected if not torch.equal(expected[name], found[name])]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_with_it_is_resumed_bit_for_bit(name, make_module, make_trainer, tmp_path):
+    flags, parts = RUNS[name]
+
+    def run(folder, more=(), ckpt_path=None):
+        own = [make(folder) for make, _ in parts.values()]
+        trainer = fit(make_module, make_trainer, tmp_path / "log", [*own, *more], ckpt_path, **flags)
+        for callback, (_, holds) in zip(own, parts.values(), strict=True):
+            assert holds is None or holds(callback, trainer, folder), callback
+        return trainer
+
+    whole = run(tmp_path / "whole", [SaveAt(tmp_path / "at.ckpt", 1, 1)])
+    resumed = run(tmp_path / "resumed", ckpt_path=tmp_path / "at.ckpt")
+    require_same(resumed, whole)
+    assert resumed.global_step == whole.global_step
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_callback_that_cannot_work_is_refused(name, make_module, make_trainer):
+    arguments, way_out = REFUSALS[name]
+    callback = getattr(callbacks, name)(**arguments)
+    with pytest.raises(ConfigError, match=f"{name} is refused: (.|\n)*{way_out}"):
+        make_trainer(callbacks=[callback], enable_checkpointing=True).fit(make_module(), make_data(**DATA))
+
+
+def test_weights_alone_are_evaluated_but_not_continued(make_module, make_trainer, tmp_path):
+    saver = ModelCheckpoint(tmp_path, "weights", save_weights_only=True)
+    trainer, path = fit(make_module, make_trainer, tmp_path, [saver], max_epochs=1), tmp_path / "weights.ckpt"
+    (own,) = trainer.test(trainer.lightning_module, make_data(**DATA), verbose=False)
+    (again,) = make_trainer().test(make_module(), make_data(**DATA), ckpt_path=path, verbose=False)
+    assert own == again
+    assert describe(path)["global_step"] == BATCHES
+    with pytest.raises(CheckpointError, match="save_weights_only"):
+        fit(make_module, make_trainer, tmp_path, [], path)
+
+
+class Failing(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 5:
+            raise RuntimeError("failing")
+
+
+def test_a_checkpoint_of_an_exception_continues(make_module, make_trainer, tmp_path):
+    with pytest.raises(RuntimeError, match="failing"):
+        fit(make_module, make_trainer, tmp_path, [Failing(), Kept(tmp_path)])
+    resumed = fit(make_module, make_trainer, tmp_path, [], tmp_path / "on_exception.ckpt")
+    require_same(resumed, fit(make_module, make_trainer, tmp_path, []))
