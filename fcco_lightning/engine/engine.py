@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fcco_lightning.engine.backend import Backend, PlainBackend
+from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, name_index, refuse
@@ -89,7 +89,7 @@ class Engine:
     ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
-        self.backend = backend or PlainBackend(self.processes)
+        self.backend = backend or Backend(self.processes)
         self.params = list(self.functions.trainable().values())
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
         self.compiled = Compiled(self) if compiled else None
