@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fcco_lightning.checks import fraction, non_negative, positive
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import first_of_equals
 from fcco_lightning.objectives.base import binary_scores, one_label_each, require_binary_labels, required_column
@@ -24,13 +24,23 @@ class Quantity(ABC):
 
     Attributes:
         range: the interval in which it lies, whatever the outputs; so do its means.
+        smooths: whether it is a smoothed decision, 0 or 1, which :meth:`decided` gives itself.
     """
 
     range: ClassVar[Range] = Range()
+    smooths: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         """One value per sample."""
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """The decision that the quantity smooths, 0 or 1 for every sample, shape (B,), without graph.
+
+        Raises:
+            ConfigError: if it smooths none, see :attr:`smooths`.
+        """
+        raise ConfigError(f"{type(self).__name__} smooths no decision.")
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
         """Look at a batch and refuse labels that the quantity would misread; see :meth:`Measurable.check`."""
@@ -50,12 +60,18 @@ class SoftRate(Quantity):
     threshold: float = 0.0
     temperature: float = 1.0
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         return torch.sigmoid((binary_scores(outputs) - self.threshold) / self.temperature)
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """Whether the score is above the threshold."""
+        scores = binary_scores(outputs).detach()
+        return (scores > self.threshold).to(scores.dtype)
 
 
 @dataclass(frozen=True)
@@ -153,6 +169,7 @@ class ErrorProbability(Quantity):
 
     temperature: float = 1.0
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
@@ -167,6 +184,15 @@ class ErrorProbability(Quantity):
         scores = binary_scores(outputs) / self.temperature
         y = y.to(scores.dtype)
         return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """Whether the decision for the largest output is wrong; of one score whether it has the wrong sign."""
+        y = required_column(batch, "y", self)
+        if outputs.dim() == 2 and outputs.shape[1] > 1:
+            return (outputs.detach().argmax(1) != y).to(outputs.dtype)
+        scores = binary_scores(outputs).detach()
+        above = (scores > 0).to(scores.dtype)
+        return (y.to(scores.dtype) - above).abs()
 
 
 @dataclass(frozen=True)
