@@ -126,7 +126,7 @@ def test_the_gradient_is_that_of_the_smooth_rate():
     assert same[:2] == [
         True,
         True,
-    ]  # the first batch gives the unit and moves the multipliers, not yet the weights by them
+    ]  # the first batch moves the multipliers, and the weights without them
     assert not all(same)
 
 
