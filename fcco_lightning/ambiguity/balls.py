@@ -16,16 +16,16 @@ _ON_BALL = 1e-15  # distance from the sphere that counts as on it
 _STEPS = 100
 
 
+@dataclass(frozen=True)
 class _Ball(AmbiguitySet):
     """``{q >= 0, sum q = 1, D(q, 1/n) <= rho}``."""
 
     rho: float
 
-    def check(self, num_groups: int) -> None:
-        """Any number will do."""
+    def __post_init__(self) -> None:
+        non_negative("rho", self.rho)
 
 
-@dataclass(frozen=True)
 class ChiSquareBall(_Ball):
     r"""``{q >= 0, sum q = 1, (1/n) sum_i (n q_i - 1)^2 <= rho}``.
 
@@ -38,11 +38,6 @@ class ChiSquareBall(_Ball):
     Raises:
         ConfigError: if rho is negative or not finite.
     """
-
-    rho: float
-
-    def __post_init__(self) -> None:
-        non_negative("rho", self.rho)
 
     def worst_case(self, risks: Tensor) -> Tensor:
         v = risks - risks.max()
@@ -97,7 +92,6 @@ class ChiSquareBall(_Ball):
         return Weights(q, u - math.log(n) - 1 + lam / n, lam)
 
 
-@dataclass(frozen=True)
 class KLBall(_Ball):
     r"""``{q >= 0, sum q = 1, KL(q, 1/n) <= rho}``, with ``KL(q, 1/n) = sum_i q_i log(n q_i)``.
 
@@ -107,11 +101,6 @@ class KLBall(_Ball):
     Raises:
         ConfigError: if rho is negative or not finite.
     """
-
-    rho: float
-
-    def __post_init__(self) -> None:
-        non_negative("rho", self.rho)
 
     def distance(self, q: Tensor) -> float:
         """``KL(q, 1/n) - rho``."""
@@ -196,12 +185,7 @@ def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
 
 
 def _entropic_root(r: Tensor, a: float, b: float) -> Tensor:
-    """Find q with ``a q + b log q = r``, as ``a e^x + b x = r`` by Newton's method from above the root."""
-    x, rounding = torch.minimum(r / b, (r / a).clamp(min=1).log()), 4 * torch.finfo(r.dtype).eps
-    for _ in range(_STEPS):
-        e = a * x.exp()
-        step = (e + b * x - r) / (e + b)
-        x = x - step
-        if float((step.abs() / (1 + x.abs())).max()) <= rounding:
-            break
-    return x.exp()
+    """Find q with ``a q + b log q = r``: ``a q / b`` is Wright's omega, the root of ``s + log s = z``."""
+    from scipy.special import wrightomega  # noqa: PLC0415 (slow to import)
+
+    return torch.from_numpy(wrightomega((r / b + math.log(a / b)).numpy())) * (b / a)
