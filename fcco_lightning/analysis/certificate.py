@@ -273,8 +273,7 @@ def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Te
 def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor, _Sides]:
     """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
     like = pytree.tree_leaves(samples.outputs)[0]
-    numbers, rows, signs, exceeded = [like.new_zeros(0)], list[Tensor](), list[Tensor](), list[Tensor]()
-    first = 0
+    numbers, signs, exceeded = [like.new_zeros(0)], [like.new_zeros(0)], [like.new_zeros(0)]
     for c in constraints:
         values = _whole(c, samples)
         outer = c.number(values)
@@ -282,14 +281,9 @@ def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor
         product = (slope * values).sum(1)
         numbers.append(s + product - product.detach())
         exceeded.append(excess(s.unsqueeze(1), c.kappa, c.sides).flatten())
-        index = torch.arange(first, first + c.num_rows, device=like.device)
-        rows.append(index.repeat_interleave(c.sides))
         signs.append(s.new_tensor([1.0, -1.0][: c.sides]).repeat(c.num_rows))
-        first += c.num_rows
-    none = like.new_zeros(0)
-    return torch.cat(numbers), _Sides(
-        torch.cat([none.long(), *rows]), torch.cat([none, *signs]), torch.cat([none, *exceeded])
-    )
+    sign = torch.cat(signs)
+    return torch.cat(numbers), _Sides((sign > 0).cumsum(0) - 1, sign, torch.cat(exceeded))  # a row begins with +
 
 
 def _whole(constraint: Constraint, samples: Samples) -> Tensor:
