@@ -81,15 +81,26 @@ class Loop:
         raise Done
 
     def _tables(self, best: Array) -> kernel.Tables:
-        (k, n), size, tile = self.data.y.shape, best.size, kernel.TILE
-        w, total, change, step, path_sum = np.zeros((5, size))
-        losses, now, v, worst = np.empty((4, n))
-        weighted, slopes, part = np.zeros((3, n * k))
-        path, sums = np.zeros((len(self.data.edges) - 1, size)), np.empty((3, tile))
+        (k, n), size, blocks = self.data.y.shape, best.size, len(self.data.edges) - 1
         return kernel.Tables(
-            w, best, total, change, step, path, path_sum, np.full(n, 1 / n), losses, weighted, now, slopes, part, v,
-            np.empty(k * tile), sums, worst,
-        )  # fmt: skip
+            w=np.zeros(size),
+            best=best,
+            total=np.zeros(size),
+            change=np.zeros(size),
+            step=np.zeros(size),
+            path=np.zeros((blocks, size)),
+            path_sum=np.zeros(size),
+            q=np.full(n, 1 / n),
+            losses=np.empty(n),
+            weighted=np.zeros(n * k),
+            now=np.empty(n),
+            slopes=np.empty(n * k),
+            part=np.empty(n * k),
+            v=np.empty(n),
+            room=np.empty(k * kernel.TILE),
+            sums=np.empty((3, kernel.TILE)),
+            worst=np.empty(n),
+        )
 
 
 def _draws(random: np.random.Generator, blocks: int, size: int) -> NDArray[np.int64]:
