@@ -108,6 +108,7 @@ class Objective(nn.Module, Measurable, ABC):
             samples and not with its square.
         most: the largest numbers of samples of its :meth:`kinds` in a batch, while it is trained on batches of a plan
             that promises them; empty elsewhere, where batches may hold any number.
+        num_samples: n, the size of the training split, known from :meth:`prepare` on.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -117,13 +118,15 @@ class Objective(nn.Module, Measurable, ABC):
     by_blocks: bool = False
     most: tuple[int, ...] = ()
     sample_parameters: SampleParameters | None = None
+    num_samples: int | None = None
 
     def rows_of(self, batch: Columns) -> Tensor | None:
         """The samples of the batch; see :meth:`Measurable.rows_of`."""
         return required_column(batch, "index", self)
 
     def prepare(self, num_samples: int) -> None:
-        """Take the size of the training split, before the first batch."""
+        """Take n, the size of the training split, before the first batch."""
+        self.num_samples = num_samples
 
     def join(self, processes: Processes) -> None:
         """Take the processes that share every batch, before the first one.
@@ -238,13 +241,62 @@ def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") 
         DataError: if the column is missing or has another value, which is named.
     """
     y = one_label_each(batch, needed_by, column)
-    wrong = y[(y != 0) & (y != 1)]
-    if wrong.numel():
-        raise DataError(
-            f"{type(needed_by).__name__} needs labels `{column}` of 0 and 1, got {wrong.flatten()[0].item():g}. Recode "
-            f"them: ({column} + 1) // 2 for -1 and 1, ({column} == k) for class k of several, ({column} > 0.5) for "
-            "probabilities."
+    require(
+        (y == 0) | (y == 1),
+        y,
+        f"{type(needed_by).__name__} needs labels `{column}` of 0 and 1",
+        f"Recode them: ({column} + 1) // 2 for -1 and 1, ({column} == k) for class k of several, ({column} > 0.5) for "
+        "probabilities.",
+    )
+
+
+def require(right: Tensor, values: Tensor, rule: str, remedy: str) -> None:
+    """Refuse the values of a column where not all are right, naming the first that is not.
+
+    Args:
+        right: which are, bool.
+        values: of the same shape; the first dimension is that of the samples.
+        rule: that they meet, in words, with the column.
+        remedy: a sentence.
+
+    Raises:
+        DataError: if one is not right.
+    """
+    if not bool(right.all()):
+        at = tuple((~right).nonzero()[0].tolist())
+        raise DataError(f"{rule}, got {values[at].item()!r} at position {at[0]}. {remedy}")
+
+
+def agreed(name: str, given: int | None, datamodule: Any, needed_by: object) -> int | None:
+    """A number that an argument gives, or else the attribute of that name of the datamodule (or None).
+
+    Raises:
+        ConfigError: if they differ.
+    """
+    found = getattr(datamodule, name, None)
+    if given is not None and found is not None and given != found:
+        raise ConfigError(f"{name}={given} of {type(needed_by).__name__}, but the data has {found}. Leave {name} out.")
+    return given if found is None else int(found)
+
+
+def whole_split(columns: Columns | None, needed_by: object, what: str) -> Columns:
+    """The columns of the whole training split, on which rows depend.
+
+    Args:
+        columns: those of :meth:`Objective.row_domain`.
+        needed_by: whose class is named.
+        what: must be known of it, in words.
+
+    Raises:
+        ConfigError: if only batches are known.
+    """
+    if columns is None:
+        raise ConfigError(
+            f"{type(needed_by).__name__} must know the {what} of the whole training split, and how batches are drawn. "
+            "Use a datamodule with `sampling()`, or DataLoader(IndexedDataset(dataset), shuffle=True) of a data set "
+            "whose labels are known; in a loop of your own pass sampling={'target': Drawn(columns, plan)} to `pose`."
         )
+    return columns
 
 
 def mean_over_data(values: Tensor, batch: Columns) -> Tensor:

@@ -161,7 +161,6 @@ class GlobalContrastive(PairObjective):
         self.rho = above_zero("rho", rho)
         # the smallest value that unit embeddings can have without the pair itself
         self._floor = math.exp(-2 / (tau_min if self.learnt else self.tau))
-        self._num_samples: int | None = None
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -173,7 +172,7 @@ class GlobalContrastive(PairObjective):
 
     def prepare(self, num_samples: int) -> None:
         """Take n: where pair i is among its own negatives, g_i >= 1/n."""
-        self._num_samples = num_samples
+        super().prepare(num_samples)
         if self.positive == "dataset":
             self._floor = 1 / num_samples
 
@@ -195,7 +194,7 @@ class GlobalContrastive(PairObjective):
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         if self.positive != "batch" and by_strata(batch):
-            check_comparisons(batch, self._num_samples)
+            check_comparisons(batch, self.num_samples)
 
     def _tau(self, batch: Columns) -> Tensor | float:
         """The temperature, or the two of every pair, (B, 2)."""
@@ -205,7 +204,7 @@ class GlobalContrastive(PairObjective):
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
-        kind, size, n, shared = self.positive, len(image), self._num_samples, (self.own(batch), self._processes)
+        kind, size, n, shared = self.positive, len(image), self.num_samples, (self.own(batch), self._processes)
         tau = two_of_each(tau, image)
         if not by_strata(batch):
             own, others = self_and_others(kind, size, n)

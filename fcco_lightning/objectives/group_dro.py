@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
-from fcco_lightning.checks import at_least, finite, positive
+from fcco_lightning.checks import at_least, finite, one_of, positive
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives.base import Objective, Partition, RowDomain, required_column
+from fcco_lightning.objectives.base import Objective, Partition, RowDomain, agreed, require, required_column
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import MOST_ROWS, CrossEntropyLoss, Quantity, means_by_part, parts_of
 from fcco_lightning.outer import (
@@ -57,26 +57,16 @@ class GroupObjective(Objective, ABC):
             self._set_num_groups(at_least("num_groups", num_groups, 1))
 
     def adapt(self, datamodule: Any) -> None:
-        known = getattr(datamodule, "num_groups", None)
-        if self.num_groups is None and known is not None:
-            self._set_num_groups(int(known))
-        elif None not in (self.num_groups, known) and self.num_groups != known:
-            raise ConfigError(
-                f"num_groups={self.num_groups} of {type(self).__name__}, but the data has {known} groups. Leave "
-                "num_groups out."
-            )
+        known = agreed("num_groups", self.num_groups, datamodule, self)
+        if known is not None:
+            self._set_num_groups(known)
 
     def check(self, outputs: Any, batch: Columns) -> None:
         """Refuse group labels that are out of range, and what the loss would misread."""
         self.loss.check(outputs, batch)
-        group = required_column(batch, "group", self)
-        out = group[group != self._position(batch)]
-        if out.numel():
-            wrong = (out.min() if out.min() < 0 else out.max()).item()
-            raise DataError(
-                f"group labels must lie in 0..{self._known_groups() - 1}, got {wrong} at batch position "
-                f"{int((group == wrong).nonzero()[0])}. Number the groups from 0."
-            )
+        group, last = required_column(batch, "group", self), self._known_groups() - 1
+        rule = f"group labels must lie in 0..{last}"
+        require((group >= 0) & (group <= last), group, rule, "Number the groups from 0.")
 
     def _set_num_groups(self, num_groups: int) -> None:
         if self.ambiguity is not None:
@@ -332,8 +322,7 @@ class MultiTaskGroupDRO(GroupObjective):
         aggregate: Literal["max", "logsumexp"] = "max",
         num_groups: int | None = None,
     ) -> None:
-        if aggregate not in ("max", "logsumexp"):
-            raise ConfigError(f"aggregate must be 'max' or 'logsumexp', got {aggregate!r}.")
+        one_of("aggregate", aggregate, ("max", "logsumexp"))
         self.num_tasks = at_least("num_tasks", num_tasks, 1)
         super().__init__(loss, num_groups)
         self.outer: OuterFunction = Maximum() if aggregate == "max" else LogSumExp()
@@ -359,11 +348,10 @@ class MultiTaskGroupDRO(GroupObjective):
     def check(self, outputs: Any, batch: Columns) -> None:
         """Refuse groups and tasks that are out of range, and what the loss would misread."""
         super().check(outputs, batch)
-        task = batch.get("task")
-        if task is None or self.loss(outputs, batch).dim() == 2:
-            return
-        if bool(((task < 0) | (task >= self.num_tasks)).any()):
-            raise DataError(f"tasks must lie in 0..{self.num_tasks - 1}, got {int(task.min())}..{int(task.max())}.")
+        if "task" in batch and self.loss(outputs, batch).dim() == 1:
+            task, last = batch["task"], self.num_tasks - 1
+            rule = f"tasks must lie in 0..{last}"
+            require((task >= 0) & (task <= last), task, rule, "Number the tasks from 0, and check num_tasks.")
 
     def rows_of(self, batch: Columns) -> None:
         """All tasks."""
@@ -387,10 +375,6 @@ class MultiTaskGroupDRO(GroupObjective):
             if losses.shape[1] != self.num_tasks:
                 raise DataError(f"num_tasks={self.num_tasks}, but {type(self.loss).__name__} gave {losses.shape[1]}.")
             return group.unsqueeze(1) + self._first.like(group), weight.unsqueeze(1).expand_as(losses)
-        if "task" not in batch:
-            raise DataError(
-                f"one loss per sample needs the column `task`, the batch has {sorted(batch)}. Or use a loss that gives "
-                "the losses of all tasks, such as MultiLabelLoss."
-            )
-        task = batch["task"].clamp(0, self.num_tasks - 1)
-        return group + self.width * task, torch.where(task == batch["task"], weight, torch.nan)
+        given = required_column(batch, "task", self)  # or a loss that gives the losses of all tasks
+        task = given.clamp(0, self.num_tasks - 1)
+        return group + self.width * task, torch.where(task == given, weight, torch.nan)

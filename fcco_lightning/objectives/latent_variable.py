@@ -12,7 +12,7 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.models.outputs import LatentVectors
 from fcco_lightning.numerics import bounded_exp
-from fcco_lightning.objectives.base import Objective, RowDomain
+from fcco_lightning.objectives.base import Objective, RowDomain, require_binary_labels
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.robust_logistic import signs
 from fcco_lightning.outer import LogRatio, Range
@@ -54,7 +54,7 @@ class LatentVariable(Objective):
         return super().rows_of(batch["target"])
 
     def check(self, outputs: Any, batch: Mapping[str, Columns]) -> None:  # noqa: ARG002
-        signs(batch["target"], self, look=True)
+        require_binary_labels(batch["target"], self)
 
     def measure(self, outputs: Any, batch: Mapping[str, Columns]) -> tuple[None, Rows]:
         samples, latent = _vectors(outputs, "target"), _vectors(outputs, LATENT)
