@@ -61,11 +61,7 @@ class AveragePrecision(RankingObjective):
         self.prevalence = prevalence
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """For every positive i the weighted sums of ``l(s_i - s_j)`` over the positives j, and over all j: eq. (7).
-
-        Raises:
-            DataError: if there is not one score per sample, the batch has fewer than two, or no column ``y``.
-        """
+        """For every positive i the weighted sums of ``l(s_i - s_j)`` over the positives j, and over all j: eq. (7)."""
         scores, positive = self.scores(outputs), self._owners(batch)
         among_all = self._counted(positive, scores.dtype)
         among_positives = among_all * positive
@@ -185,12 +181,7 @@ class MeanAveragePrecision(Objective):
             )
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The two sums of every pair of a sample and a label, or of every sample for its label.
-
-        Raises:
-            DataError: if ``y`` or ``task`` is missing, the batch has fewer than two samples, or there is not one output
-                per sample and label.
-        """
+        """The two sums of every pair of a sample and a label, or of every sample for its label."""
         y = required_column(batch, "y", self)
         if y.dim() != (1 if self.one_label_each else 2) or (not self.one_label_each and y.shape[1] != self.labels):
             raise self._unfit("y", y)

@@ -1,8 +1,8 @@
 """What an objective measures: a direct part g_0(w) and/or inner functions g_i(w) under an outer function."""
 
 from abc import ABC
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
 from fcco_lightning.outer import OuterFunction, Range
 from fcco_lightning.state.processes import Processes
+
+T = TypeVar("T", bound=tuple[Tensor, ...])
 
 
 class SampleParameters(NamedTuple):
@@ -120,9 +122,9 @@ class Objective(nn.Module, Measurable, ABC):
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None
 
-    def rows_of(self, batch: Columns) -> Tensor | None:
-        """The samples of the batch; see :meth:`Measurable.rows_of`."""
-        return required_column(batch, "index", self)
+    def rows_of(self, batch: Any) -> Tensor | None:
+        """The samples of the batch, or of the first part of several; see :meth:`Measurable.rows_of`."""
+        return required_column(batch[self.part[0]] if isinstance(self.part, tuple) else batch, "index", self)
 
     def prepare(self, num_samples: int) -> None:
         """Take n, the size of the training split, before the first batch."""
@@ -199,6 +201,21 @@ class BinaryObjective(Objective, ABC):
         return scores.sigmoid() if self.sigmoid else scores
 
 
+def whole_numbers(columns: Columns, name: str, needed_by: object, remedy: str) -> Tensor:
+    """A column of one whole number per sample, shape (n,).
+
+    Raises:
+        DataError: if the column is missing, or holds something else.
+    """
+    values = required_column(columns, name, needed_by)
+    if values.is_floating_point() or values.dim() != 1:
+        raise DataError(
+            f"`{name}` must hold one whole number per sample, got {values.dtype} of shape {tuple(values.shape)}. "
+            f"{remedy}"
+        )
+    return values
+
+
 def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
     """A column of a batch.
 
@@ -232,13 +249,8 @@ def one_label_each(batch: Columns, needed_by: object, column: str = "y") -> Tens
 def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") -> None:
     """Refuse labels that are not 0 or 1 and would silently count as one of them.
 
-    Args:
-        batch: columns.
-        needed_by: whose class is named.
-        column: of the labels.
-
     Raises:
-        DataError: if the column is missing or has another value, which is named.
+        DataError: if the column is missing or has another value, which is named beside the class of ``needed_by``.
     """
     y = one_label_each(batch, needed_by, column)
     require(
@@ -251,20 +263,29 @@ def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") 
 
 
 def require(right: Tensor, values: Tensor, rule: str, remedy: str) -> None:
-    """Refuse the values of a column where not all are right, naming the first that is not.
-
-    Args:
-        right: which are, bool.
-        values: of the same shape; the first dimension is that of the samples.
-        rule: that they meet, in words, with the column.
-        remedy: a sentence.
+    """Refuse the values (n, ...) of a column where not all are right, naming the first that is not.
 
     Raises:
-        DataError: if one is not right.
+        DataError: "<rule>, got <value> at position <sample>. <remedy>"
     """
     if not bool(right.all()):
         at = tuple((~right).nonzero()[0].tolist())
         raise DataError(f"{rule}, got {values[at].item()!r} at position {at[0]}. {remedy}")
+
+
+def vectors(outputs: Any, part: str, kind: type[T], needed_by: object, network: str) -> T:
+    """What a network that returns a named tuple of vectors (B, d) returned for a part of the batch.
+
+    Raises:
+        DataError: if the outputs are something else, naming the class of ``needed_by`` and the network to use.
+    """
+    found = outputs.get(part) if isinstance(outputs, Mapping) else None
+    if not isinstance(found, kind) or any(vector.dim() != 2 for vector in found):
+        raise DataError(
+            f"{type(needed_by).__name__} needs {kind.__name__} of shape (B, d) for the part {part!r} of a batch, got "
+            f"{type(found).__name__}. Use {network}, and batches with a part {part!r}."
+        )
+    return found
 
 
 def agreed(name: str, given: int | None, datamodule: Any, needed_by: object) -> int | None:
@@ -280,21 +301,16 @@ def agreed(name: str, given: int | None, datamodule: Any, needed_by: object) -> 
 
 
 def whole_split(columns: Columns | None, needed_by: object, what: str) -> Columns:
-    """The columns of the whole training split, on which rows depend.
-
-    Args:
-        columns: those of :meth:`Objective.row_domain`.
-        needed_by: whose class is named.
-        what: must be known of it, in words.
+    """The columns that :meth:`Objective.row_domain` gets, of the whole training split, on which rows depend.
 
     Raises:
-        ConfigError: if only batches are known.
+        ConfigError: if only batches are known, naming the class of ``needed_by`` and what of the split it must know.
     """
     if columns is None:
         raise ConfigError(
             f"{type(needed_by).__name__} must know the {what} of the whole training split, and how batches are drawn. "
             "Use a datamodule with `sampling()`, or DataLoader(IndexedDataset(dataset), shuffle=True) of a data set "
-            "whose labels are known; in a loop of your own pass sampling={'target': Drawn(columns, plan)} to `pose`."
+            "whose columns are known; in a loop of your own pass sampling={'target': Drawn(columns, plan)} to `pose`."
         )
     return columns
 

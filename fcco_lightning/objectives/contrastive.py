@@ -181,12 +181,7 @@ class GlobalContrastive(PairObjective):
         return RowDomain(num_samples, per_sample=True, range=Range(least=self._floor))
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """Estimates (B, 2) from the B pairs of a batch, each against all of it.
-
-        Raises:
-            ConfigError: if n is needed and not known.
-            DataError: if the outputs are not pairs, or a batch holds fewer than two.
-        """
+        """Estimates (B, 2) from the B pairs of a batch, each against all of it."""
         tau = self._tau(batch)
         values = self._logs(*embeddings(outputs), tau, batch).double().exp()
         outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None

@@ -43,11 +43,9 @@ class GroupObjective(Objective, ABC):
 
     Attributes:
         ambiguity: Q, where the objective is a worst case over some weights of the groups.
-        tail: alpha, where the objective is a mean over the worst alpha n groups.
     """
 
     ambiguity: AmbiguitySet | None = None
-    tail: float | None = None
 
     def __init__(self, loss: Quantity | None = None, num_groups: int | None = None) -> None:
         super().__init__()
@@ -73,6 +71,11 @@ class GroupObjective(Objective, ABC):
             self.ambiguity.check(num_groups)
         self.num_groups = num_groups
 
+    @property
+    def tail(self) -> float | None:
+        """Alpha, where the objective is a mean over the worst alpha n groups."""
+        return self.ambiguity.alpha if isinstance(self.ambiguity, CappedSimplex) else None
+
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every group."""
         return RowDomain(self._known_groups(), range=self.loss.range)
@@ -96,11 +99,7 @@ class GroupObjective(Objective, ABC):
         return None if few else self._position(batch)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """R_i of every group, shape (n, 1), or of that of every sample, (B, 1).
-
-        Raises:
-            DataError: if there is no column ``group``, or not one loss per sample.
-        """
+        """R_i of every group, shape (n, 1), or of that of every sample, (B, 1)."""
         losses = self.loss(outputs, batch)
         if losses.dim() != 1:
             raise DataError(
@@ -187,7 +186,7 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
     ) -> None:
         self.ambiguity = CappedSimplex(alpha)
         super().__init__(loss, num_groups, threshold)
-        self.base, self.tail = Hinge(rho=1 / alpha), alpha
+        self.base = Hinge(rho=1 / alpha)
 
     def max_form(self) -> Objective:
         return GroupMaxForm(self.ambiguity, self.loss, self.num_groups)
@@ -208,11 +207,11 @@ class WorstGroupDRO(_ShiftedGroupObjective):
         super().__init__(loss, num_groups, threshold)
 
     def _set_num_groups(self, num_groups: int) -> None:
+        self.ambiguity, self.base = CappedSimplex(1 / num_groups), Hinge(rho=float(num_groups))
         super()._set_num_groups(num_groups)
-        self.base, self.tail = Hinge(rho=float(num_groups)), 1 / num_groups
 
     def max_form(self) -> Objective:
-        return GroupMaxForm(None, self.loss, self.num_groups)
+        return GroupMaxForm(self.ambiguity, self.loss, self.num_groups)
 
 
 class ChiSquareGroupDRO(_ShiftedGroupObjective):
@@ -286,16 +285,14 @@ class GroupMaxForm(GroupObjective):
         self.ambiguity, self.penalty = ambiguity, penalty
         super().__init__(loss, num_groups)
 
+    def _set_num_groups(self, num_groups: int) -> None:
+        self.ambiguity = self.ambiguity or CappedSimplex(1 / num_groups)
+        super()._set_num_groups(num_groups)
+
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
         """The worst case over Q."""
-        return WorstCase(self.ambiguity or CappedSimplex(1 / (self.num_groups or 1)))
-
-    @property
-    def tail(self) -> float | None:  # type: ignore[override]
-        """Of Q, if it is a capped simplex."""
-        ambiguity = self.ambiguity or CappedSimplex(1 / (self.num_groups or 1))
-        return ambiguity.alpha if isinstance(ambiguity, CappedSimplex) else None
+        return WorstCase(self.ambiguity or CappedSimplex(1.0))
 
     def max_form(self) -> Objective:
         return self
@@ -357,11 +354,7 @@ class MultiTaskGroupDRO(GroupObjective):
         """All tasks."""
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """R_ij of every task and group, shape (n, m).
-
-        Raises:
-            DataError: if a column is missing, or there are losses of another number of tasks.
-        """
+        """R_ij of every task and group, shape (n, m)."""
         losses, shape = self.loss(outputs, batch), (self.num_tasks, self.width)
         cell, weight = self._cells(losses, batch)
         weighted = (weight * losses if "weight" in batch else losses).reshape(-1)

@@ -9,7 +9,15 @@ from torch import Tensor
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, require, required_column, whole_split
+from fcco_lightning.objectives.base import (
+    Objective,
+    RowDomain,
+    binary_scores,
+    one_label_each,
+    require,
+    whole_numbers,
+    whole_split,
+)
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
 from fcco_lightning.outer import Range
@@ -131,12 +139,8 @@ def graded(columns: Columns, needed_by: object, *, look: bool = True) -> tuple[T
         DataError: if a column is missing, queries are not whole numbers, or, where one looks at the numbers, a grade is
             negative or not finite.
     """
-    query, grade = required_column(columns, "query", needed_by), required_column(columns, "y", needed_by)
-    if query.is_floating_point() or query.dim() != 1 or grade.shape != query.shape:
-        raise DataError(
-            f"`query` must hold one whole number per item and `y` one grade, got {query.dtype} of shape "
-            f"{tuple(query.shape)} and grades of shape {tuple(grade.shape)}."
-        )
+    query = whole_numbers(columns, "query", needed_by, "Number the lists, for example with pandas.factorize.")
+    grade = one_label_each(columns, needed_by)
     if look:
         rule = "grades in `y` must be finite and >= 0 (0 is irrelevant)"
         require((grade >= 0) & torch.isfinite(grade), grade, rule, "Shift or recode the column.")

@@ -6,7 +6,7 @@ from torch import Tensor
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.base import Objective, RowDomain, whole_numbers
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
 from fcco_lightning.outer import Range, Ratio
@@ -101,10 +101,4 @@ def _squared_distances(z: Tensor) -> Tensor:
 
 
 def _classes(columns: Columns, needed_by: object) -> Tensor:
-    y = required_column(columns, "y", needed_by)
-    if y.is_floating_point() or y.dim() != 1:
-        raise DataError(
-            f"NeighbourhoodComponents needs one class per sample in `y`, whole numbers of shape (B,), got {y.dtype} of "
-            f"shape {tuple(y.shape)}. Set target='class'."
-        )
-    return y
+    return whole_numbers(columns, "y", needed_by, "NeighbourhoodComponents needs classes: set target='class'.")

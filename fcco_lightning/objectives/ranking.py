@@ -122,8 +122,8 @@ def sums_over_data(
 ) -> Tensor:
     r"""``sum_j v_ij M_kj l(s_i - s_j)``, v_ij the weights of the samples j in a mean over the data as i sees it.
 
-    They are those of :func:`~fcco_lightning.objectives.self_weights.comparison_weights`, 1/n for i itself.  Batches
-    with a column ``weight`` and no strata hold no sample twice.
+    They are those of :func:`~fcco_lightning.objectives.self_weights.comparison_weights`, 1/n for i itself, whose loss
+    l(0) is ``itself``.  Batches with a column ``weight`` and no strata hold no sample twice.
 
     Args:
         loss: l.
@@ -220,14 +220,9 @@ def warn_of_ratios(batch: Columns, objective: Objective) -> None:
 def known_labels(columns: Columns | None, objective: Objective, missing: float | None = None) -> Tensor:
     """The labels ``y`` of the training split, which say which samples own rows.
 
-    Args:
-        columns: of the training split.
-        objective: that asks.
-        missing: value that stands for a label that is not known; None if there is none.
-
     Raises:
         ConfigError: if the columns are not known.
-        DataError: if ``y`` is missing, or holds other values than 0 and 1.
+        DataError: if ``y`` is missing, or holds another value than 0, 1 and the one for a ``missing`` label.
     """
     y = required_column(whole_split(columns, objective, "labels"), "y", objective)
     require(

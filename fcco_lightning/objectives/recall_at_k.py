@@ -56,11 +56,7 @@ class RecallAtK(RankingObjective):
         super().prepare(num_samples)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """Estimates of ``rank_i / n``.
-
-        Raises:
-            DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
-        """
+        """Estimates of ``rank_i / n``."""
         scores, positive = self.scores(outputs), self._owners(batch)
         every = torch.ones_like(scores.detach()).unsqueeze(0)
         return None, Rows(self._sums(scores, every, positive, batch), positive)
