@@ -1,4 +1,4 @@
-"""Constraints of continual learning: what the old model could do the new one still does, or it answers as the old one."""
+"""Constraints of continual learning: what the old model could do the new one still does, or answers as it did."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
