@@ -57,10 +57,12 @@ class OfMeans(Constraint, ABC):
             table = table.index_select(1, self._picked.like(table))
         return table.view(len(table), len(self._rows), -1, *table.shape[2:])
 
+    def as_rows(self, means: Tensor, known: Tensor) -> Rows:
+        """The means of :meth:`means` as the sides of the rows, (m, k), by class and row."""
+        return Rows(self.by_rows(means).reshape(-1, self.width), self.by_rows(known).all(-1).flatten())
+
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The means of the rows, shape (m, k), by class and row."""
-        means, known = self.means(outputs, batch)
-        return None, Rows(self.by_rows(means).reshape(-1, self.width), self.by_rows(known).all(-1).flatten())
+        return None, self.as_rows(*self.means(outputs, batch))
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds a sample of each of its sides, of the class."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
+from fcco_lightning.constraints.averages import shares_of
 from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against
 from fcco_lightning.constraints.parity import GroupConstraint
@@ -163,12 +164,16 @@ class ROCFairness(DifferenceAtMost, GroupConstraint):
         scores = self.scale(binary_scores(outputs)).unsqueeze(1)
         return torch.sigmoid((scores - self._levels.like(scores, scores.dtype)) / self.temperature)
 
-    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The rates of both sides, shape (m, 2)."""
-        means, known = self.means(outputs, batch)
+    def means(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+        """The rates, (c, s, t); those of samples that count nowhere are finite, so nothing is put in their place."""
+        rates = self.of_samples(outputs, batch)
+        shares, known = shares_of(self.members(batch), batch, rates.dtype)
+        return shares @ rates, known
+
+    def as_rows(self, means: Tensor, known: Tensor) -> Rows:
         rates = self.by_rows(means).transpose(2, 3)  # (class, pair, threshold, side)
         known = self.by_rows(known).all(-1, keepdim=True).expand(rates.shape[:3])
-        return None, Rows(rates.reshape(-1, 2), known.flatten())
+        return Rows(rates.reshape(-1, 2), known.flatten())
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
