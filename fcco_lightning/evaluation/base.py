@@ -3,7 +3,7 @@
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,11 +133,15 @@ class Evaluation(ABC):
 
     def group_name(self, group: int) -> str:
         """Return the name of a group, or its number where no name is known."""
-        return str(self.group_names[group]) if group < len(self.group_names) else str(group)
+        return _name(self.group_names, group)
 
     def label_name(self, label: int) -> str:
         """Return the name of one of several labels, or its number where no name is known."""
-        return str(self.label_names[label]) if label < len(self.label_names) else str(label)
+        return _name(self.label_names, label)
+
+
+def _name(known: Sequence[str], number: int) -> str:
+    return str(known[number]) if number < len(known) else str(number)
 
 
 def direction(figure: str) -> Literal["max", "min"]:
@@ -153,3 +157,9 @@ def direction(figure: str) -> Literal["max", "min"]:
 def written(*paths: Path | None) -> list[Path]:
     """Return the pictures that were drawn, leaving out those that had nothing to show (None)."""
     return [path for path in paths if path is not None]
+
+
+def shown_split(names: Iterable[str]) -> str:
+    """Return the split that stands for all where only one is shown: "test", or else the last; empty without any."""
+    known = [*names]
+    return "test" if "test" in known else next(reversed(known), "")

@@ -1,20 +1,18 @@
 """The evaluation that an objective has unless the user chooses another one."""
 
+from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation.bags import BagEvaluation
 from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.binary import BinaryEvaluation
-from fcco_lightning.evaluation.classes import ClassEvaluation
+from fcco_lightning.evaluation.classes import ClassEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
-from fcco_lightning.evaluation.ranking import RankingEvaluation
+from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
-from fcco_lightning.evaluation.tasks import TaskEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
 from fcco_lightning.objectives import (
     AUCMargin,
@@ -67,46 +65,42 @@ def default_evaluation(objective: Any) -> Evaluation:
     )
 
 
-@default_evaluation.register
-def _(objective: Objective) -> Evaluation:  # noqa: ARG001
-    return BinaryEvaluation()
+_BY_TYPE: dict[Any, Callable[[], Evaluation]] = {
+    Objective: BinaryEvaluation,
+    GroupObjective: GroupEvaluation,
+    MultiTaskGroupDRO: TaskEvaluation,
+    RankingObjective: RankingEvaluation,
+    GlobalContrastive: ContinualEvaluation,
+    InfoNCE: ContinualEvaluation,
+    LatentVariable: ClassEvaluation,
+    SampledSoftmax: ClassEvaluation,
+    ViewContrastive: NeighbourEvaluation,
+    ListObjective: RetrievalEvaluation,
+    CoxPartialLikelihood: SurvivalEvaluation,
+}
+for _kind, _evaluation in _BY_TYPE.items():
+    default_evaluation.register(_kind, lambda objective, made=_evaluation: made())  # noqa: ARG005
 
 
-@default_evaluation.register
-def _(objective: GroupObjective) -> Evaluation:  # noqa: ARG001
-    return GroupEvaluation()
-
-
-@default_evaluation.register
-def _(objective: MultiTaskGroupDRO) -> Evaluation:  # noqa: ARG001
-    return TaskEvaluation()
-
-
-def _ranking(merit: str, *args: Any, **kwargs: Any) -> Evaluation:
-    """A RankingEvaluation whose figure of merit is what the objective is a surrogate of."""
-    evaluation = RankingEvaluation(*args, **kwargs)
+# The figure of merit of a ranking is what the objective is a surrogate of.
+def _for(merit: str, evaluation: Evaluation) -> Evaluation:
     evaluation.merit = merit
     return evaluation
 
 
 @default_evaluation.register
-def _(objective: RankingObjective) -> Evaluation:  # noqa: ARG001
-    return RankingEvaluation()
-
-
-@default_evaluation.register
 def _(objective: AUCMargin) -> Evaluation:  # noqa: ARG001
-    return _ranking("auc")
+    return _for("auc", RankingEvaluation())
 
 
 @default_evaluation.register
 def _(objective: KLPartialAUC) -> Evaluation:  # noqa: ARG001
-    return _ranking("partial_auc")
+    return _for("partial_auc", RankingEvaluation())
 
 
 @default_evaluation.register
 def _(objective: RecallAtK) -> Evaluation:
-    return _ranking(f"recall_at_{objective.k}", top=[objective.k])
+    return _for(f"recall_at_{objective.k}", RankingEvaluation(top=[objective.k]))
 
 
 @default_evaluation.register
@@ -116,7 +110,7 @@ def _(objective: CVaRPartialAUC) -> Evaluation:
     max_fpr = objective.max_fpr if objective.max_fpr < 1 else usual.max_fpr
     one_sided = "partial_auc" if objective.max_fpr < 1 else "partial_auc_tpr"
     merit = "two_way_partial_auc" if objective.max_fpr < 1 and objective.min_tpr else one_sided
-    return _ranking(merit, max_fpr, objective.min_tpr or usual.min_tpr)
+    return _for(merit, RankingEvaluation(max_fpr, objective.min_tpr or usual.min_tpr))
 
 
 @default_evaluation.register
@@ -126,41 +120,12 @@ def _(objective: MeanAveragePrecision) -> Evaluation:
 
 @default_evaluation.register
 def _(objective: MultiInstanceAUC) -> Evaluation:
-    evaluation = BagEvaluation(objective.pooling)
-    evaluation.merit = "auc"
-    return evaluation
-
-
-@default_evaluation.register(GlobalContrastive)
-@default_evaluation.register(InfoNCE)
-def _(objective: Objective) -> Evaluation:  # noqa: ARG001
-    return ContinualEvaluation()
+    return _for("auc", BagEvaluation(objective.pooling))
 
 
 @default_evaluation.register
 def _(objective: BellmanResidual) -> Evaluation:
     return ValueEvaluation(objective.loss.discount)
-
-
-@default_evaluation.register(LatentVariable)
-@default_evaluation.register(SampledSoftmax)
-def _(objective: Objective) -> Evaluation:  # noqa: ARG001
-    return ClassEvaluation()
-
-
-@default_evaluation.register
-def _(objective: ViewContrastive) -> Evaluation:  # noqa: ARG001
-    return NeighbourEvaluation()
-
-
-@default_evaluation.register
-def _(objective: ListObjective) -> Evaluation:  # noqa: ARG001
-    return RetrievalEvaluation()
-
-
-@default_evaluation.register
-def _(objective: CoxPartialLikelihood) -> Evaluation:  # noqa: ARG001
-    return SurvivalEvaluation()
 
 
 @default_evaluation.register

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError, NonFiniteError
-from fcco_lightning.evaluation.metrics.validation import same_rows
+from fcco_lightning.evaluation.metrics.ranking import same_rows
 
 _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004: three groups, not four
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fcco_lightning.evaluation.pictures.style import (
-    OTHER_SPLIT,
-    SPLIT_STYLES,
     History,
     Line,
     label_epochs,
     line_of,
     lines_by_split,
+    mark_level,
     new_figure,
     row_of_axes,
     save,
+    split_style,
 )
 
 if TYPE_CHECKING:
@@ -64,10 +64,9 @@ def plot_objective_and_violation(history: History, path: str | Path) -> Path | N
     figure = new_figure(4.8 * len(shown), 3.7)
     for axes, (key, unit, title) in zip(row_of_axes(figure, len(shown)), shown, strict=True):
         for split, line in lines_by_split(history, key).items():
-            color, marker = SPLIT_STYLES.get(split, OTHER_SPLIT)
-            axes.plot(*line, label=split, color=color, marker=marker, markersize=3.5, linewidth=1.6)
+            axes.plot(*line, label=split, markersize=3.5, linewidth=1.6, **split_style(split))
         if key == "worst_violation":
-            _mark_feasible(axes)
+            mark_level(axes, 0, "feasible: $h \\leq 0$")
         label_epochs(axes, unit, title)
         axes.legend(frameon=False)
     return save(figure, path)
@@ -97,10 +96,8 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
     title = f"Constraint values ({records[0]['split']})"
     if len(lines) > _MOST_LINES:
         return save(_heat_map(lines, title, _MEANING), path)
-    figure, axes = _drawn(lines)
-    _mark_feasible(axes, label="_unlisted")  # an odd entry would push the legend's two columns out of step
-    label_epochs(axes, _MEANING, title)
-    _legend(axes, len(lines))
+    figure, axes = _drawn(lines, title, _MEANING)
+    mark_level(axes, 0, "_unlisted")  # an odd entry would push the legend's two columns out of step
     return save(figure, path)
 
 
@@ -122,10 +119,7 @@ def plot_multipliers(history: History, path: str | Path) -> Path | None:
     if len(lines) > _MOST_LINES:
         signed = any(nu < 0 for line in lines.values() for nu in line.values)  # as those of equalities may be
         return save(_heat_map(lines, title, meaning, signed=signed), path)
-    figure, axes = _drawn(lines)
-    label_epochs(axes, meaning, title)
-    _legend(axes, len(lines))
-    return save(figure, path)
+    return save(_drawn(lines, title, meaning)[0], path)
 
 
 def _lines(prefix: str, records: History) -> dict[str, Line]:
@@ -134,7 +128,7 @@ def _lines(prefix: str, records: History) -> dict[str, Line]:
     return {key: line for key in keys if (line := line_of(records, key)).values}
 
 
-def _drawn(lines: Mapping[str, Line]) -> "tuple[Figure, Axes]":
+def _drawn(lines: Mapping[str, Line], title: str, meaning: str) -> "tuple[Figure, Axes]":
     figure = new_figure(8.4, 4.4)
     axes = figure.add_subplot()
     constraints = _ordered(lines)
@@ -143,6 +137,10 @@ def _drawn(lines: Mapping[str, Line]) -> "tuple[Figure, Axes]":
         line = lines[constraint.key]
         alone = marker if len(line.values) == 1 else None  # one epoch draws no line
         axes.plot(*line, dashes, color=color, marker=alone, label=constraint.label, linewidth=1.5)
+    label_epochs(axes, meaning, title)
+    # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
+    columns = 1 + (len(lines) > 10)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, ncols=columns, fontsize=9)
     return figure, axes
 
 
@@ -182,11 +180,6 @@ def _edges(epochs: Sequence[int]) -> list[float]:
     return [2 * epochs[0] - first, *between, 2 * epochs[-1] - last]
 
 
-def _legend(axes: "Axes", lines: int) -> None:
-    # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, ncols=1 + (lines > 10), fontsize=9)
-
-
 def _records_with(prefix: str, history: History, split: str | None) -> History:
     able = [record for record in history if any(key.startswith(prefix) for key in record)]
     splits = [record["split"] for record in able]
@@ -207,7 +200,3 @@ def _sequential_colors(constraints: Sequence[_Constraint]) -> list[Any]:
     names = [c.key for c in constraints if c.threshold is None]
     ranks = [names.index(c.key) if c.threshold is None else levels.index(c.threshold) for c in constraints]
     return [colormaps["viridis"](0.9 * rank / max(1, *ranks)) for rank in ranks]
-
-
-def _mark_feasible(axes: "Axes", label: str = "feasible: $h \\leq 0$") -> None:
-    axes.axhline(0, color="0.35", linestyle="--", linewidth=1.1, label=label, zorder=1)

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fcco_lightning.evaluation import pictures
-from fcco_lightning.evaluation.metrics.group import GroupROC, SplitROC
+from fcco_lightning.evaluation.metrics.ranking import GroupROC, SplitROC
 
 NAMES = [f"h/{rate}@{threshold}" for threshold in range(-3, 4) for rate in ("fpr", "tpr")]
 PNG = b"\x89PNG\r\n\x1a\n"
