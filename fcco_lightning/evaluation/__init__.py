@@ -1,6 +1,6 @@
 """Evaluations: what a run reports of the network's outputs on a whole split."""
 
-from fcco_lightning.evaluation.base import Evaluation, direction
+from fcco_lightning.evaluation.base import Evaluation, direction, shown_split
 from fcco_lightning.evaluation.classes import ClassEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.default import default_evaluation
@@ -33,5 +33,6 @@ __all__ = [
     "constraint_values",
     "default_evaluation",
     "direction",
+    "shown_split",
     "summarise",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
+from fcco_lightning import objectives
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.evaluation.classes import ClassEvaluation, TaskEvaluation
@@ -14,27 +15,7 @@ from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, R
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
-from fcco_lightning.objectives import (
-    AUCMargin,
-    BellmanResidual,
-    CoxPartialLikelihood,
-    CVaRPartialAUC,
-    GlobalContrastive,
-    GroupObjective,
-    InfoNCE,
-    KLPartialAUC,
-    LatentVariable,
-    ListObjective,
-    MeanAveragePrecision,
-    MultiInstanceAUC,
-    MultiTaskGroupDRO,
-    NeighbourhoodComponents,
-    Objective,
-    RankingObjective,
-    RecallAtK,
-    SampledSoftmax,
-    ViewContrastive,
-)
+from fcco_lightning.objectives import Objective
 
 
 @singledispatch
@@ -65,46 +46,39 @@ def default_evaluation(objective: Any) -> Evaluation:
     )
 
 
-_BY_TYPE: dict[Any, Callable[[], Evaluation]] = {
+def _for(merit: str, evaluation: Evaluation) -> Evaluation:
+    """With the figure of merit that the objective is a surrogate of."""
+    evaluation.merit = merit
+    return evaluation
+
+
+_BY_TYPE: dict[Any, Callable[[], Evaluation]] = {  # where nothing else of the objective matters
     Objective: BinaryEvaluation,
-    GroupObjective: GroupEvaluation,
-    MultiTaskGroupDRO: TaskEvaluation,
-    RankingObjective: RankingEvaluation,
-    GlobalContrastive: ContinualEvaluation,
-    InfoNCE: ContinualEvaluation,
-    LatentVariable: ClassEvaluation,
-    SampledSoftmax: ClassEvaluation,
-    ViewContrastive: NeighbourEvaluation,
-    ListObjective: RetrievalEvaluation,
-    CoxPartialLikelihood: SurvivalEvaluation,
+    objectives.GroupObjective: GroupEvaluation,
+    objectives.MultiTaskGroupDRO: TaskEvaluation,
+    objectives.RankingObjective: RankingEvaluation,
+    objectives.AUCMargin: lambda: _for("auc", RankingEvaluation()),
+    objectives.KLPartialAUC: lambda: _for("partial_auc", RankingEvaluation()),
+    objectives.GlobalContrastive: ContinualEvaluation,
+    objectives.InfoNCE: ContinualEvaluation,
+    objectives.LatentVariable: ClassEvaluation,
+    objectives.SampledSoftmax: ClassEvaluation,
+    objectives.ViewContrastive: NeighbourEvaluation,
+    objectives.NeighbourhoodComponents: lambda: NeighbourEvaluation(distance="euclidean"),
+    objectives.ListObjective: RetrievalEvaluation,
+    objectives.CoxPartialLikelihood: SurvivalEvaluation,
 }
 for _kind, _evaluation in _BY_TYPE.items():
     default_evaluation.register(_kind, lambda objective, made=_evaluation: made())  # noqa: ARG005
 
 
-# The figure of merit of a ranking is what the objective is a surrogate of.
-def _for(merit: str, evaluation: Evaluation) -> Evaluation:
-    evaluation.merit = merit
-    return evaluation
-
-
 @default_evaluation.register
-def _(objective: AUCMargin) -> Evaluation:  # noqa: ARG001
-    return _for("auc", RankingEvaluation())
-
-
-@default_evaluation.register
-def _(objective: KLPartialAUC) -> Evaluation:  # noqa: ARG001
-    return _for("partial_auc", RankingEvaluation())
-
-
-@default_evaluation.register
-def _(objective: RecallAtK) -> Evaluation:
+def _(objective: objectives.RecallAtK) -> Evaluation:
     return _for(f"recall_at_{objective.k}", RankingEvaluation(top=[objective.k]))
 
 
 @default_evaluation.register
-def _(objective: CVaRPartialAUC) -> Evaluation:
+def _(objective: objectives.CVaRPartialAUC) -> Evaluation:
     """The same region; where the objective leaves a side open, the usual one."""
     usual = RankingEvaluation()
     max_fpr = objective.max_fpr if objective.max_fpr < 1 else usual.max_fpr
@@ -114,20 +88,15 @@ def _(objective: CVaRPartialAUC) -> Evaluation:
 
 
 @default_evaluation.register
-def _(objective: MeanAveragePrecision) -> Evaluation:
+def _(objective: objectives.MeanAveragePrecision) -> Evaluation:
     return RankingEvaluation(missing=objective.missing)
 
 
 @default_evaluation.register
-def _(objective: MultiInstanceAUC) -> Evaluation:
+def _(objective: objectives.MultiInstanceAUC) -> Evaluation:
     return _for("auc", BagEvaluation(objective.pooling))
 
 
 @default_evaluation.register
-def _(objective: BellmanResidual) -> Evaluation:
+def _(objective: objectives.BellmanResidual) -> Evaluation:
     return ValueEvaluation(objective.loss.discount)
-
-
-@default_evaluation.register
-def _(objective: NeighbourhoodComponents) -> Evaluation:  # noqa: ARG001
-    return NeighbourEvaluation(distance="euclidean")

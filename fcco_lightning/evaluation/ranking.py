@@ -16,8 +16,6 @@ from fcco_lightning.evaluation.metrics.ranking import (
     average_precision,
     partial_auc,
     precision_recall_at,
-    precision_recall_curve,
-    roc_curve,
     roc_gap,
     split_roc,
 )
@@ -27,7 +25,6 @@ from fcco_lightning.evaluation.pictures import (
     plot_ranking,
     plot_roc_by_group,
 )
-from fcco_lightning.evaluation.pictures.curves import Curves
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.evaluation.samples import require_columns
 from fcco_lightning.evaluation.tally import ScoreTally, Tally
@@ -189,11 +186,11 @@ class RankingEvaluation(Evaluation):
         split = shown_split(final)
         lists = self._lists(*final[split]) if split else []
         names = [self.label_name(t) if len(lists) > 1 else "" for t in range(len(lists))]
-        curves = [self._curves(name, *one) for name, one in zip(names, lists, strict=True) if _both(one[1])]
+        drawn = {name: one for name, one in zip(names, lists, strict=True) if _both(one[1])}
         region = self.max_fpr, self.min_tpr
         return written(
             plot_constraints(history, folder / "constraints.png"),
-            plot_ranking(curves, folder / "ranking.png", region=region, split=split),
+            plot_ranking(drawn, folder / "ranking.png", region=region, split=split),
         )
 
     def _warn_of_absent(self, lists: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -208,20 +205,6 @@ class RankingEvaluation(Evaluation):
             "average_precision, auc and the other ranking figures",
             f"{of_label}: of {len(y)} samples of a split none is {kind}. Divide the data by class (splits), or give a "
             "split that holds both",
-        )
-
-    def _curves(self, name: str, scores: Tensor, y: Tensor) -> Curves:
-        precision, recall = precision_recall_curve(scores, y)
-        fpr, tpr = roc_curve(scores, y)
-        return Curves(
-            name,
-            precision.tolist(),
-            recall.tolist(),
-            fpr.tolist(),
-            tpr.tolist(),
-            average_precision(scores, y).item(),
-            partial_auc(scores, y, self.max_fpr, self.min_tpr).item(),
-            float(y.double().mean()),
         )
 
     def _figures(self, scores: Tensor, y: Tensor) -> dict[str, float]:

@@ -236,8 +236,4 @@ def first_occurrences(index: Tensor) -> Tensor:
         >>> first_occurrences(torch.tensor([2, 0, 2, 1, 0])).tolist()
         [1, 3, 0]
     """
-    order = index.argsort(stable=True)
-    ranked = index[order]
-    new = torch.ones_like(ranked, dtype=torch.bool)
-    new[1:] = ranked[1:] != ranked[:-1]
-    return order[new]
+    return torch.from_numpy(np.unique(index.cpu().numpy(), return_index=True)[1]).to(index.device)

@@ -4,22 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fcco_lightning.evaluation.pictures.style import (
-    BLUE,
-    GREEN,
-    PURPLE,
-    VERMILION,
-    History,
-    Line,
-    label_epochs,
-    lines_by_split,
-    mark_level,
-    new_figure,
-    row_of_axes,
-    save,
-    shortened,
-    split_style,
-)
+from fcco_lightning.evaluation.pictures import style
+from fcco_lightning.evaluation.pictures.style import History, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +14,7 @@ CHANGE_PREFIX = "change/"
 MOST_TASKS = 12
 MARKS = 8  # on a line, however long: they tell the tasks apart where colours are not enough
 # Orange and sky blue are Okabe & Ito's too.
-COLORS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "0.15")
+COLORS = (style.BLUE, style.VERMILION, style.GREEN, style.PURPLE, "#E69F00", "#56B4E9", "0.15")
 MARKERS = "os^Dv<>"
 
 
@@ -46,19 +32,19 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
     Returns:
         The file written, or None if no record holds any of them.
     """
-    target, tasks = lines_by_split(history, "delta_target"), _lines_of_tasks(history)
+    target, tasks = style.lines_by_split(history, "delta_target"), _lines_of_tasks(history)
     splits = list(dict.fromkeys(split for lines in tasks.values() for split in lines))
     count = bool(target) + len(splits)
     if not count:
         return None
     shown = _worst(tasks)
-    for_names = 0.7 + 0.07 * max(map(len, map(shortened, shown))) if shown else 0.0
-    figure = new_figure(4.4 * count + for_names, 3.9)
-    panels = row_of_axes(figure, count)
+    for_names = 0.7 + 0.07 * max(map(len, map(style.shortened, shown))) if shown else 0.0
+    figure = style.new_figure(4.4 * count + for_names, 3.9)
+    panels = style.row_of_axes(figure, count)
     if target:
         axes = panels.pop(0)
         for split, line in target.items():
-            _draw_line(axes, line, label=split, **split_style(split))
+            _draw_line(axes, line, label=split, **style.split_style(split))
         _finish(axes, "Target")
         axes.legend(frameon=False)
     some = f", the worst {len(shown)} of {len(tasks):,}" if len(shown) < len(tasks) else ""
@@ -67,17 +53,17 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
             axes.sharey(panels[0])
         for k, task in enumerate(shown):
             # One that the split lacks is drawn too, as nothing, so that the last panel's legend has them all.
-            _draw_line(axes, tasks[task].get(split, Line([], [])), k, label=shortened(task), **_task_style(k))
+            _draw_line(axes, tasks[task].get(split, Line([], [])), k, label=style.shortened(task), **_task_style(k))
         _finish(axes, f"Protected tasks ({split}){some}")
     if panels:
         panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
-    return save(figure, path)
+    return style.save(figure, path)
 
 
 def _lines_of_tasks(history: History) -> dict[str, dict[str, Line]]:
     """By task and split, in the order of the records."""
     keys = dict.fromkeys(key for record in history for key in record if key.startswith(CHANGE_PREFIX))
-    lines = {key.removeprefix(CHANGE_PREFIX): lines_by_split(history, key) for key in keys}
+    lines = {key.removeprefix(CHANGE_PREFIX): style.lines_by_split(history, key) for key in keys}
     return {task: by_split for task, by_split in lines.items() if by_split}
 
 
@@ -91,11 +77,11 @@ def _worst(tasks: Mapping[str, Mapping[str, Line]]) -> list[str]:
 def _task_style(k: int) -> dict[str, Any]:
     """Dashed and hollow in the second round: told apart also where a single epoch draws no line."""
     turn = k % len(COLORS)
-    style = {"color": COLORS[turn], "marker": MARKERS[turn]}
-    return style if k == turn else style | {"linestyle": "--", "markerfacecolor": "white"}
+    look = {"color": COLORS[turn], "marker": MARKERS[turn]}
+    return look if k == turn else look | {"linestyle": "--", "markerfacecolor": "white"}
 
 
-def _draw_line(axes: "Axes", line: Line, first_mark: int = 0, **style: Any) -> None:
+def _draw_line(axes: "Axes", line: Line, first_mark: int = 0, **look: Any) -> None:
     every = max(1, len(line.values) // MARKS)
     axes.plot(
         line.epochs,
@@ -103,10 +89,10 @@ def _draw_line(axes: "Axes", line: Line, first_mark: int = 0, **style: Any) -> N
         markevery=(first_mark % every, every),  # marks of lines that lie on each other stand side by side
         markersize=4.5,
         linewidth=1.5,
-        **style,
+        **look,
     )
 
 
 def _finish(axes: "Axes", title: str) -> None:
-    mark_level(axes, 0, "old model")
-    label_epochs(axes, "change in accuracy (points)", title)
+    style.mark_level(axes, 0, "old model")
+    style.label_epochs(axes, "change in accuracy (points)", title)

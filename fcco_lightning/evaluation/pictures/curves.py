@@ -3,101 +3,92 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from fcco_lightning.evaluation.metrics.ranking import SplitROC
-from fcco_lightning.evaluation.pictures.style import (
-    BLUE,
-    GREEN,
-    VERMILION,
-    mark_diagonal,
-    new_figure,
-    row_of_axes,
-    save,
-    split_style,
-    unit_square,
+from torch import Tensor
+
+from fcco_lightning.evaluation.metrics.ranking import (
+    SplitROC,
+    average_precision,
+    partial_auc,
+    precision_recall_curve,
+    roc_curve,
 )
+from fcco_lightning.evaluation.pictures import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_STYLES = ((BLUE, "-"), (VERMILION, "--"), (GREEN, "-."))
+_STYLES = ((style.BLUE, "-"), (style.VERMILION, "--"), (style.GREEN, "-."))
 _POINTS = "os"
 _NAMED = 3  # curves with a colour and a legend of their own
 
 
-class Curves(NamedTuple):
-    """The curves of one label.
-
-    Attributes:
-        name: of the label; empty if there is one only.
-        precision: from the highest score on.
-        recall: likewise.
-        fpr: false positive rates, rising.
-        tpr: true positive rates, rising.
-        average_precision: area under precision over recall.
-        partial_auc: standardised area of the shaded part.
-        prevalence: share of the positives, the precision of a random ranking.
-    """
-
-    name: str
-    precision: list[float]
-    recall: list[float]
-    fpr: list[float]
-    tpr: list[float]
-    average_precision: float
-    partial_auc: float
-    prevalence: float
-
-
 def plot_ranking(
-    curves: Sequence[Curves], path: str | Path, *, region: tuple[float, float] = (1.0, 0.0), split: str = ""
+    lists: Mapping[str, tuple[Tensor, Tensor]],
+    path: str | Path,
+    *,
+    region: tuple[float, float] = (1.0, 0.0),
+    split: str = "",
 ) -> Path | None:
     """Draw precision over recall and, beside it, the ROC curve, of every label.
 
     Of more than three labels those with the lowest, the middle and the highest average precision have colours, the
-    others are grey.
+    others are grey.  A dotted line is the share of the positives, which is the precision of a random ranking.
 
     Args:
-        curves: of every label.
+        lists: the scores and the classes of each label, as :mod:`fcco_lightning.evaluation.metrics.ranking` takes
+            them, by its name, which may be empty if there is one only.
         path: PNG file to write; its folder is created.
         region: largest false positive rate and smallest true positive rate of the part of the ROC curve to shade.
         split: what is shown, for the titles.
 
     Returns:
-        The file written, or None if there is no curve.
+        The file written, or None if there is no list.
     """
-    if not curves:
+    if not lists:
         return None
-    ordered = sorted(curves, key=lambda one: one.average_precision)
+    ordered = sorted(lists, key=lambda name: average_precision(*lists[name]).item())
     last = len(ordered) - 1
-    named = dict(zip(sorted({0, last // 2, last}) if last >= _NAMED else range(last + 1), _STYLES, strict=False))
+    named = sorted({0, last // 2, last}) if last >= _NAMED else range(last + 1)
+    looks = dict(zip(named, _STYLES, strict=False))
     max_fpr, min_tpr = region
-    figure = new_figure(9.4, 4.6)
-    left, right = row_of_axes(figure, 2)
-    mark_diagonal(right)
+    figure = style.new_figure(9.4, 4.6)
+    left, right = style.row_of_axes(figure, 2)
+    style.mark_diagonal(right)
     right.fill_between([0, max_fpr], [min_tpr, min_tpr], 1, color="0.93", zorder=0)
-    for i, one in enumerate(ordered):
-        _draw_label(left, right, one, named.get(i))
+    for i, name in enumerate(ordered):
+        _draw_list(left, right, name, *lists[name], region, looks.get(i))
     suffix = f" ({split})" if split else ""
-    unit_square(left, xlabel="recall", ylabel="precision", title=f"Precision and recall{suffix}")
-    unit_square(right, xlabel="false positive rate", ylabel="true positive rate", title=f"ROC{suffix}")
+    style.unit_square(left, xlabel="recall", ylabel="precision", title=f"Precision and recall{suffix}")
+    style.unit_square(right, xlabel="false positive rate", ylabel="true positive rate", title=f"ROC{suffix}")
     for axes in (left, right):
         axes.legend(loc="best", frameon=False)
-    return save(figure, path)
+    return style.save(figure, path)
 
 
-def _draw_label(left: "Axes", right: "Axes", one: Curves, style: tuple[str, str] | None) -> None:
-    """The curves of a label, grey and without a name where it has no style."""
-    color, dashes = style or ("0.82", "-")
-    shown: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.6 if style else 0.8}
-    labels: list[str | None] = [None, None]
-    if style:
-        prefix = f"{one.name}: " if one.name else ""
-        labels = [f"{prefix}AP {one.average_precision:.3f}", f"{prefix}shaded part {one.partial_auc:.3f}"]
-        left.axhline(one.prevalence, color=color, linewidth=0.8, linestyle=":")
-    left.step(one.recall, one.precision, where="pre", label=labels[0], **shown)
-    right.plot(one.fpr, one.tpr, label=labels[1], **shown)
+def _draw_list(
+    left: "Axes",
+    right: "Axes",
+    name: str,
+    scores: Tensor,
+    y: Tensor,
+    region: tuple[float, float],
+    look: tuple[str, str] | None,
+) -> None:
+    """Both curves of a label, grey and without a name where it has no look."""
+    color, dashes = look or ("0.82", "-")
+    shown: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.6 if look else 0.8}
+    names: list[str | None] = [None, None]
+    if look:
+        prefix = f"{name}: " if name else ""
+        ap, area = average_precision(scores, y).item(), partial_auc(scores, y, *region).item()
+        names = [f"{prefix}AP {ap:.3f}", f"{prefix}shaded part {area:.3f}"]
+        left.axhline(float(y.double().mean()), color=color, linewidth=0.8, linestyle=":")
+    precision, recall = precision_recall_curve(scores, y)
+    fpr, tpr = roc_curve(scores, y)
+    left.step(recall.tolist(), precision.tolist(), where="pre", label=names[0], **shown)
+    right.plot(fpr.tolist(), tpr.tolist(), label=names[1], **shown)
 
 
 def plot_roc_by_group(curves: Mapping[str, SplitROC], path: str | Path) -> Path | None:
@@ -116,18 +107,18 @@ def plot_roc_by_group(curves: Mapping[str, SplitROC], path: str | Path) -> Path 
     shown = {split: roc for split, roc in curves.items() if roc.groups}
     if not shown:
         return None
-    figure = new_figure(4.6 * len(shown), 4.7)
-    for axes, (split, roc) in zip(row_of_axes(figure, len(shown)), shown.items(), strict=True):
-        mark_diagonal(axes)
+    figure = style.new_figure(4.6 * len(shown), 4.7)
+    for axes, (split, roc) in zip(style.row_of_axes(figure, len(shown)), shown.items(), strict=True):
+        style.mark_diagonal(axes)
         for group, (color, dashes) in zip(roc.groups, _STYLES, strict=False):
             label = f"{group.name}: AUC {group.auc:.3f}"
             axes.plot(group.fpr, group.tpr, dashes, color=color, linewidth=1.6, label=label)
         if roc.gap is not None and math.isfinite(roc.gap):
             _draw_gap(axes, roc.gap, roc.widest)
         labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
-        unit_square(axes, aspect="equal", title=f"ROC by group ({split})", **labels)
+        style.unit_square(axes, aspect="equal", title=f"ROC by group ({split})", **labels)
         axes.legend(loc="lower right", frameon=False)
-    return save(figure, path)
+    return style.save(figure, path)
 
 
 def _draw_gap(axes: "Axes", gap: float, widest: Sequence[tuple[float, float]] | None) -> None:
@@ -156,13 +147,13 @@ def plot_calibration(
     shown = {split: records for split, records in groups.items() if records}
     if not shown:
         return None
-    figure = new_figure(4.6, 4.7)
+    figure = style.new_figure(4.6, 4.7)
     axes = figure.subplots()
-    mark_diagonal(axes)
+    style.mark_diagonal(axes)
     for split, records in shown.items():
         points = ([record[name] for record in records] for name in ("predicted", "observed"))
-        axes.plot(*points, linewidth=1.2, label=split, **split_style(split))
+        axes.plot(*points, linewidth=1.2, label=split, **style.split_style(split))
     labels = {"xlabel": "predicted", "ylabel": "observed (Kaplan-Meier)"}
-    unit_square(axes, aspect="equal", title=f"survival to {horizon:.4g}", **labels)
+    style.unit_square(axes, aspect="equal", title=f"survival to {horizon:.4g}", **labels)
     axes.legend(loc="lower right", frameon=False)
-    return save(figure, path)
+    return style.save(figure, path)
