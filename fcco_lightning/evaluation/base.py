@@ -49,6 +49,10 @@ class Evaluation(ABC):
         Returns:
             The figures by name.  A figure that the split leaves undefined (because a class is absent) is NaN, which
             :meth:`warn_of_undefined` says once.
+
+        Raises:
+            DataError: if the outputs or the columns are not those that the class describes: a column is missing, shapes
+                do not fit, or a value is out of range.
         """
 
     def tally(self, outputs: Tensor) -> Tally | None:  # noqa: ARG002

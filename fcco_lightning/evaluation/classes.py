@@ -26,11 +26,6 @@ class ClassEvaluation(Evaluation):
     merit = "accuracy"
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if ``y`` is missing, or does not fit the outputs.
-        """
         require_columns(batch, "y", figures="figures of a classifier")
         correct, loss = correct_and_loss(outputs, batch["y"])
         figures = {"accuracy": correct.double().mean().item(), "loss": loss.mean().item()}
@@ -58,11 +53,6 @@ class TaskEvaluation(Evaluation):
     merit = "worst_group_accuracy"
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if y or group is missing, or if the labels are not of the shape of the outputs.
-        """
         require_columns(batch, "y", "group", figures="figures by task")
         y, scores = batch["y"], outputs.double()
         if scores.dim() != 2 or y.shape != scores.shape:

@@ -73,12 +73,6 @@ class ContinualEvaluation(Evaluation):
         return {"old_loss": losses.float(), "old_correct": correct.long()}
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if y or task is missing or contains a value out of range, if the shapes do not fit, or if only
-                one of the two columns of the old model is there.
-        """
         samples = _samples(outputs, batch)
         tasks = _by_task(samples)
         target, protected = tasks.reindex([TARGET]).iloc[0], tasks.drop(index=TARGET, errors="ignore")

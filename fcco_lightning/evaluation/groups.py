@@ -55,11 +55,6 @@ class GroupEvaluation(Evaluation):
         self.pooled = pooled
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if y or group is missing or contains a value out of range, or if the shapes do not fit.
-        """
         return self._figures(sums_by_group(outputs, batch))
 
     def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002

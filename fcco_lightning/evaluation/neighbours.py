@@ -40,11 +40,6 @@ class NeighbourEvaluation(Evaluation):
         self.distance = one_of("distance", distance, ("cosine", "euclidean"))
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs are not embeddings of two samples or more, or ``y`` is missing.
-        """
         require_columns(batch, "y", figures="figures of neighbours")
         if outputs.dim() != 2 or len(outputs) < 2:
             raise DataError(

@@ -58,11 +58,6 @@ class BinaryEvaluation(Evaluation):
         self.num_thresholds = at_least("num_thresholds", num_thresholds, 1)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs are not one score per sample, or if the column ``y`` is missing.
-        """
         scores = _scores(outputs)
         require_columns(batch, "y", figures="binary figures")
         y = batch["y"]
@@ -149,11 +144,6 @@ class RankingEvaluation(Evaluation):
         self.most_labels = at_least("most_labels", most_labels, 0)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if ``y`` is missing, does not fit the outputs, or holds other values than 0 and 1.
-        """
         lists = self._lists(outputs, batch)
         self._warn_of_absent(lists)
         figures = [self._figures(*one) for one in lists]
@@ -266,11 +256,6 @@ class BagEvaluation(Evaluation):
         self.bar, self.merit = self.figures.bar, self.figures.merit
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs do not fit the pooling, or ``bag`` or ``y`` is missing or wrong.
-        """
         return self.figures(*self._bags(outputs, batch))
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:

@@ -43,11 +43,6 @@ class RetrievalEvaluation(Evaluation):
         self.bar = (f"ndcg_{self.k[-1]}",)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs are not one score per item, or queries or grades are missing or wrong.
-        """
         lists = _lists(outputs, batch)
         if not bool(lists.has_relevant.any()):
             self.warn_of_undefined(

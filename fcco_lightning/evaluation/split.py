@@ -146,12 +146,7 @@ def summarise(
 
 
 def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Columns) -> dict[str, float]:
-    """Compute h_i of every constraint on the whole split, in float64.
-
-    Args:
-        constraints: The constraints, any number.
-        outputs: The network's outputs on the whole split.
-        batch: The columns of the split.
+    """Compute h_i of every constraint on the whole split, in float64; arguments as of :func:`summarise`.
 
     Returns:
         h_i by ``h/NAME``.  A constraint of which the split has no sample is absent.  Where two constraints have one
@@ -168,12 +163,7 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
 
 
 def inner_values(constraint: Constraint, outputs: Any, batch: Columns) -> tuple[Tensor, Tensor]:
-    """Measure the rows of a constraint of which a split has samples.
-
-    Args:
-        constraint: The constraint.
-        outputs: The network's outputs on the whole split.
-        batch: The columns of the split.
+    """Measure the rows of a constraint of which a split has samples; outputs and batch as of :func:`summarise`.
 
     Returns:
         Which rows these are, in increasing order, shape (r,), and their inner values with graph, shape (r, k).

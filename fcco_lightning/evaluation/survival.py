@@ -64,11 +64,6 @@ class SurvivalEvaluation(Evaluation):
         self.groups = at_least("groups", groups, 1)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs are not one score per sample, or times or events are missing or wrong.
-        """
         time, event, risk = _sample(outputs, batch)
         if not bool(event.any()):
             self.warn_of_undefined(

@@ -32,11 +32,6 @@ class ValueEvaluation(Evaluation):
         self.discount = TemporalDifference(discount).discount  # which checks it
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs have another shape, or ``group`` or ``reward`` is missing.
-        """
         require_columns(batch, "group", "reward", figures="figures of a value function")
         values = state_values(outputs).double()
         single = TemporalDifference(self.discount)(values, batch)
