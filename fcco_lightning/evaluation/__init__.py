@@ -1,6 +1,6 @@
 """Evaluations: what a run reports of the network's outputs on a whole split."""
 
-from fcco_lightning.evaluation.base import Evaluation, direction, shown_split
+from fcco_lightning.evaluation.base import Evaluation, Tally, direction, shown_split
 from fcco_lightning.evaluation.classes import ClassEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.default import default_evaluation
@@ -10,7 +10,6 @@ from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, R
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.split import Collector, Split, concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
-from fcco_lightning.evaluation.tally import Tally
 from fcco_lightning.evaluation.values import ValueEvaluation
 
 __all__ = [

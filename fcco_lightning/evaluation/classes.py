@@ -5,9 +5,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, require_columns
 from fcco_lightning.evaluation.metrics.group_accuracy import group_means
-from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
 from fcco_lightning.models.batch import Columns
 
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, require_columns, written
 from fcco_lightning.evaluation.metrics.ranking import same_rows
 from fcco_lightning.evaluation.pictures import plot_continual
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
 from fcco_lightning.models.batch import Columns
 
 TARGET = -1

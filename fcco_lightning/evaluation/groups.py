@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, shown_split, written
+from fcco_lightning.evaluation.base import Evaluation, Tally, shown_split, written
 from fcco_lightning.evaluation.metrics.group_accuracy import cvar, cvar_weights, worst_fraction, worst_group
 from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.tally import GroupTally, Tally, sums_by_group
+from fcco_lightning.evaluation.tally import GroupTally, sums_by_group
 from fcco_lightning.models.batch import Columns
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.models.batch import Columns
 
 _AT_ONCE = 1024  # rows of the matrix of similarities that are formed together

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite, fraction
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.evaluation.base import Evaluation, shown_split, written
+from fcco_lightning.evaluation.base import Evaluation, Tally, require_columns, shown_split, written
 from fcco_lightning.evaluation.metrics.ranking import (
     auc,
     average_precision,
@@ -26,8 +26,7 @@ from fcco_lightning.evaluation.pictures import (
     plot_roc_by_group,
 )
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.samples import require_columns
-from fcco_lightning.evaluation.tally import ScoreTally, Tally
+from fcco_lightning.evaluation.tally import ScoreTally
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Pooling, binary_scores
 from fcco_lightning.objectives.pooling import bags_of

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.evaluation.metrics.retrieval import RankedLists
-from fcco_lightning.evaluation.samples import require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.lists import graded

@@ -10,8 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.tally import Tally
+from fcco_lightning.evaluation.base import Evaluation, Tally
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.state.processes import Processes
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, positive
-from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.base import Evaluation, require_columns, written
 from fcco_lightning.evaluation.metrics.survival import (
     StepFunction,
     breslow_log_hazard,
@@ -22,7 +22,6 @@ from fcco_lightning.evaluation.metrics.survival import (
 )
 from fcco_lightning.evaluation.pictures import plot_calibration
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.samples import require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.cox import survival

@@ -1,46 +1,17 @@
 """Figures of splits that do not fit into memory: what is counted of every batch."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from fcco_lightning.evaluation.base import Tally, correct_and_loss, require_columns
 from fcco_lightning.evaluation.metrics.group_accuracy import group_sums
 from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
-from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.state.processes import Processes
-
-
-class Tally(ABC):
-    """What is counted of a split, batch by batch, in memory that does not grow with the number of samples."""
-
-    @abstractmethod
-    def update(self, outputs: Tensor, batch: Columns) -> None:
-        """Count the samples of a batch.
-
-        Args:
-            outputs: The network's outputs, shape (b, ...).
-            batch: Their columns.
-
-        Raises:
-            DataError: if the outputs or the columns do not fit.
-        """
-
-    @abstractmethod
-    def figures(self, processes: Processes) -> dict[str, float]:
-        """Compute the figures of the samples that all processes have counted.
-
-        Args:
-            processes: The processes of the job; all of them call this function once.
-
-        Returns:
-            The figures by name.  One that is known up to an error has the bound beside it, with the name
-            ``NAME_error``.
-        """
 
 
 class ScoreTally(Tally):

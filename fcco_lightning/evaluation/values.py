@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.bellman import TemporalDifference, mean_residuals, state_values
 

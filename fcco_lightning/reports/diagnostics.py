@@ -159,8 +159,8 @@ class Diagnostics(Callback):
         return {TARGET: loader} if of_parts is None else of_parts(self.split)
 
     def _measure(self, trainer: Trainer, module: FCCOModule) -> None:
-        found = self._of_groups(module)
-        diagnosis = self._group_diagnosis(trainer, module) if found else self._certificates(trainer, module)
+        measured = self._group_diagnosis if self._of_groups(module) else self._certificates
+        diagnosis = measured(trainer, module)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:
             return

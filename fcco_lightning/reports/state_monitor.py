@@ -27,44 +27,31 @@ _FEW = 30  # values of which a histogram says nothing
 
 
 class Look(NamedTuple):
-    """Sums over the rows of a dual state that a process holds, estimated from its sample.
+    """What a process says of the rows of a dual state that it holds, estimated from its sample.
 
     Attributes:
-        rows: their number.
-        written: how many of them were ever written.
-        squares: sum of their squared values.
-        aged: how many of them have a known age.
-        age: sum of the ages, in updates.
-        compared: values that were there at the look before.
-        moved: sum of their absolute changes since.
+        sums: shape (4, 2), the sum and the number of what is averaged: whether a row was ever written, the squared
+            values, the known ages of rows in updates, and the absolute changes of values since the look before.
         oldest: largest age.
     """
 
-    rows: float
-    written: float
-    squares: float
-    aged: float
-    age: float
-    compared: float
-    moved: float
+    sums: Tensor
     oldest: float
 
-    def figures(self, width: int) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """What is logged of it, as far as it is known."""
-        figures = {"seen": self.written / self.rows} if self.rows else {}
-        if self.written:
-            figures["rms"] = math.sqrt(self.squares / (self.written * width))
-        if self.aged:
-            figures |= {"age_mean": self.age / self.aged, "age_max": self.oldest}
-        if self.compared:
-            figures["drift"] = self.moved / self.compared
+        names = ("seen", "rms", "age_mean", "drift")
+        figures = {name: total / count for name, (total, count) in zip(names, self.sums.tolist(), strict=True) if count}
+        if "rms" in figures:
+            figures["rms"] = math.sqrt(figures["rms"])
+        if "age_mean" in figures:
+            figures["age_max"] = self.oldest
         return figures
 
 
 def together(looks: Sequence[Look]) -> Look:
     """The look at the rows of several processes."""
-    *sums, oldest = zip(*looks, strict=True)
-    return Look._make([*map(sum, sums), max(oldest)])
+    return Look(torch.stack([look.sums for look in looks]).sum(0), max(look.oldest for look in looks))
 
 
 class Watch:
@@ -111,9 +98,14 @@ class Watch:
             ages = step - self._changed_at[written]
             there = (now - before)[written & ~before[:, 0].isnan()].abs()
         values = now[written]
-        sums = (len(now), len(values), values.square().sum(), len(ages), ages.sum(), there.numel(), there.sum())
-        oldest = float(ages.max()) if len(ages) else 0.0
-        return Look._make([*(self._weight * float(s) for s in sums), oldest])
+        averaged = [
+            (len(values), len(now)),
+            (values.square().sum(), values.numel()),
+            (ages.sum(), len(ages)),
+            (there.sum(), there.numel()),
+        ]
+        sums = self._weight * torch.tensor(averaged, dtype=torch.float64)
+        return Look(sums, float(ages.max()) if len(ages) else 0.0)
 
 
 class StateMonitor(Callback):
@@ -212,7 +204,7 @@ class StateMonitor(Callback):
             looks = [together(of_processes) for of_processes, _ in parts]
             shares = [{"seen": share} for _, share in parts]
         for watch, look, share in zip(self._watches, looks, shares, strict=True):
-            figures = look.figures(watch.state.width) | share | {"bytes": float(watch.state.rows.nbytes)}
+            figures = look.figures() | share | {"bytes": float(watch.state.rows.nbytes)}
             values |= {f"algo/{watch.name}/{name}": value for name, value in figures.items()}
         for logger in trainer.loggers:  # as FCCOModule does: the x-axis is updates
             logger.log_metrics(values, step=step - 1)
