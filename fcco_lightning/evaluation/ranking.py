@@ -17,7 +17,6 @@ from fcco_lightning.evaluation.metrics.ranking import (
     partial_auc,
     precision_recall_at,
     roc_gap,
-    split_roc,
 )
 from fcco_lightning.evaluation.pictures import (
     plot_constraints,
@@ -83,15 +82,15 @@ class BinaryEvaluation(Evaluation):
         """Draw ``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
         known = self.group_names
         names = (str(known[0]), str(known[1])) if len(known) > 1 else ("group 0", "group 1")
-        curves = {
-            split: split_roc(_scores(outputs), batch["y"], batch["group"], names)
+        splits = {
+            split: (_scores(outputs), batch["y"], batch["group"])
             for split, (outputs, batch) in final.items()
             if _two_groups(batch)
         }
         return written(
             plot_objective_and_violation(history, folder / "auc_and_violation.png"),
             plot_constraints(history, folder / "constraints.png"),
-            plot_roc_by_group(curves, folder / "roc_by_group.png"),
+            plot_roc_by_group(splits, folder / "roc_by_group.png", names=names),
         )
 
 

@@ -17,7 +17,6 @@ from fcco_lightning.evaluation.metrics.ranking import (
     precision_recall_curve,
     roc_curve,
     roc_gap,
-    split_roc,
 )
 from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
 
@@ -36,7 +35,6 @@ __all__ = [
     "precision_recall_curve",
     "roc_curve",
     "roc_gap",
-    "split_roc",
     "worst_fraction",
     "worst_group",
 ]

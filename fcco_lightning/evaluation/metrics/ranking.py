@@ -15,7 +15,6 @@ labels.  Wrong ones are refused: with :class:`DataError` if the shapes differ, t
 not 0 or 1, or a class is missing; with :class:`NonFiniteError` if a score is NaN or infinite.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -236,61 +235,6 @@ def roc_gap(scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: int 
         1.0
     """
     return group_rates(scores, labels, groups, num_thresholds).gaps.max()
-
-
-class GroupROC(NamedTuple):
-    """The ROC curve of one group.
-
-    Attributes:
-        name: The name of the group in a picture.
-        fpr: The false positive rates, rising from 0 to 1.
-        tpr: The true positive rates at the same thresholds, rising from 0 to 1.
-        auc: The area under the curve, in [0, 1].
-    """
-
-    name: str
-    fpr: Sequence[float]
-    tpr: Sequence[float]
-    auc: float
-
-
-class SplitROC(NamedTuple):
-    """The ROC curves of both groups on one split.
-
-    Attributes:
-        groups: One curve for each group.
-        gap: The hard ROC gap, in [0, 1]; None if unknown.
-        widest: The (fpr, tpr) point of each group at the threshold where the gap is reached; None if unknown.
-    """
-
-    groups: Sequence[GroupROC]
-    gap: float | None = None
-    widest: Sequence[tuple[float, float]] | None = None
-
-
-def split_roc(
-    scores: Tensor,
-    labels: Tensor,
-    groups: Tensor,
-    names: tuple[str, str] = ("group 0", "group 1"),
-    num_thresholds: int = 200,
-) -> SplitROC:
-    """Collect the ROC curves of two groups, their AUCs, and the hard gap with the points where it is reached.
-
-    Args, errors: as of :func:`group_rates`; ``names`` are those of the groups 0 and 1.
-
-    Returns:
-        Plain numbers, ready for a picture; ``gap`` equals :func:`roc_gap`.
-    """
-    rates = group_rates(scores, labels, groups, num_thresholds)
-    worst = int(rates.gaps.argmax())
-    curves = []
-    for k, name in enumerate(names):
-        own = scores[groups == k], labels[groups == k]
-        fpr, tpr = roc_curve(*own)
-        curves.append(GroupROC(name, fpr.tolist(), tpr.tolist(), float(auc(*own))))
-    widest = [(float(rates.fpr[k, worst]), float(rates.tpr[k, worst])) for k in range(2)]
-    return SplitROC(curves, float(rates.gaps[worst]), widest)
 
 
 def same_rows(**columns: Tensor) -> None:

@@ -1,6 +1,5 @@
 """Pictures of rates against rates: ROC, precision and recall, predicted against observed survival."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fcco_lightning.evaluation.metrics.ranking import (
-    SplitROC,
+    GroupRates,
+    auc,
     average_precision,
+    group_rates,
     partial_auc,
     precision_recall_curve,
     roc_curve,
@@ -91,44 +92,52 @@ def _draw_list(
     right.plot(fpr.tolist(), tpr.tolist(), label=names[1], **shown)
 
 
-def plot_roc_by_group(curves: Mapping[str, SplitROC], path: str | Path) -> Path | None:
+def plot_roc_by_group(
+    splits: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+    path: str | Path,
+    *,
+    names: tuple[str, str] = ("group 0", "group 1"),
+    num_thresholds: int = 200,
+) -> Path | None:
     """Draw the ROC curves of the groups, one panel a split, with each AUC and the hard gap.
 
     The grey segment joins the groups' points at the common threshold where their rates differ most: curves that lie
     on each other can still be far apart there.
 
     Args:
-        curves: for each split its curves, see :func:`~fcco_lightning.evaluation.metrics.split_roc`.
+        splits: scores, classes and groups of each split, as :func:`~fcco_lightning.evaluation.metrics.group_rates`
+            takes them.
         path: PNG file to write; its folder is created.
+        names: of the groups 0 and 1.
+        num_thresholds: the number of quantiles of the scores at which the gap is taken, >= 1.
 
     Returns:
-        The file written, or None if no split has a curve.
+        The file written, or None if there is no split.
     """
-    shown = {split: roc for split, roc in curves.items() if roc.groups}
-    if not shown:
+    if not splits:
         return None
-    figure = style.new_figure(4.6 * len(shown), 4.7)
-    for axes, (split, roc) in zip(style.row_of_axes(figure, len(shown)), shown.items(), strict=True):
+    figure = style.new_figure(4.6 * len(splits), 4.7)
+    labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
+    for axes, (split, (scores, y, group)) in zip(style.row_of_axes(figure, len(splits)), splits.items(), strict=True):
         style.mark_diagonal(axes)
-        for group, (color, dashes) in zip(roc.groups, _STYLES, strict=False):
-            label = f"{group.name}: AUC {group.auc:.3f}"
-            axes.plot(group.fpr, group.tpr, dashes, color=color, linewidth=1.6, label=label)
-        if roc.gap is not None and math.isfinite(roc.gap):
-            _draw_gap(axes, roc.gap, roc.widest)
-        labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
+        for k, (name, (color, dashes)) in enumerate(zip(names, _STYLES, strict=False)):
+            own = scores[group == k], y[group == k]
+            fpr, tpr = roc_curve(*own)
+            label = f"{name}: AUC {auc(*own).item():.3f}"
+            axes.plot(fpr.tolist(), tpr.tolist(), dashes, color=color, linewidth=1.6, label=label)
+        _draw_gap(axes, group_rates(scores, y, group, num_thresholds))
         style.unit_square(axes, aspect="equal", title=f"ROC by group ({split})", **labels)
         axes.legend(loc="lower right", frameon=False)
     return style.save(figure, path)
 
 
-def _draw_gap(axes: "Axes", gap: float, widest: Sequence[tuple[float, float]] | None) -> None:
-    if not widest:
-        axes.plot([], [], linestyle="none", label=f"hard gap {gap:.3f}")
-        return
-    label = f"hard gap {gap:.3f}, at one threshold"
-    axes.plot(*zip(*widest, strict=True), color="0.25", linewidth=1.2, label=label, zorder=3)
-    for point, (color, _), marker in zip(widest, _STYLES, _POINTS, strict=False):
-        axes.plot(*point, marker, color=color, markeredgecolor="0.25", markersize=7, zorder=4)
+def _draw_gap(axes: "Axes", rates: GroupRates) -> None:
+    widest = int(rates.gaps.argmax())
+    label = f"hard gap {float(rates.gaps[widest]):.3f}, at one threshold"
+    fpr, tpr = rates.fpr[:, widest].tolist(), rates.tpr[:, widest].tolist()
+    axes.plot(fpr, tpr, color="0.25", linewidth=1.2, label=label, zorder=3)
+    for x, y, (color, _), marker in zip(fpr, tpr, _STYLES, _POINTS, strict=False):
+        axes.plot(x, y, marker, color=color, markeredgecolor="0.25", markersize=7, zorder=4)
 
 
 def plot_calibration(

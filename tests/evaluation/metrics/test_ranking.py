@@ -196,25 +196,6 @@ def test_wrong_numbers_of_thresholds_are_refused(num_thresholds):
         metrics.roc_gap(*sample(), num_thresholds)
 
 
-# In the second sample the negatives of the groups differ, so the gap is one of false positive rates.
-@pytest.mark.parametrize("flipped", [False, True], ids=["tpr", "fpr"])
-def test_the_curves_of_groups_with_the_points_of_the_gap(flipped):
-    scores, labels, groups = sample(90)
-    scores, labels = (-scores, 1 - labels) if flipped else (scores, labels)
-    roc = metrics.split_roc(scores, labels, groups, names=("a", "b"))
-    assert [curve.name for curve in roc.groups] == ["a", "b"]
-    for k, curve in enumerate(roc.groups):
-        own = groups == k
-        fpr, tpr, _ = reference.roc_curve(labels[own], scores[own], drop_intermediate=False)
-        assert (curve.fpr, curve.tpr) == (pytest.approx(fpr, abs=TOLERANCE), pytest.approx(tpr, abs=TOLERANCE))
-        assert curve.auc == pytest.approx(reference.roc_auc_score(labels[own], scores[own]), abs=TOLERANCE)
-        distances = [max(abs(roc.widest[k][0] - x), abs(roc.widest[k][1] - y)) for x, y in zip(fpr, tpr, strict=True)]
-        assert min(distances) < TOLERANCE
-    assert roc.gap == metrics.roc_gap(scores, labels, groups).item()
-    (fpr_0, tpr_0), (fpr_1, tpr_1) = roc.widest
-    assert roc.gap == max(abs(fpr_0 - fpr_1), abs(tpr_0 - tpr_1))
-
-
 @pytest.mark.parametrize("k", [1, 4, 7, 8, 100])
 def test_precision_and_recall_at_the_head_of_a_list_that_may_be_shorter(k):
     scores, y = torch.rand(7, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 0, 1, 1, 0])
