@@ -9,7 +9,6 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.data.datamodules.labelled import require_choice
 from fcco_lightning.data.images import MOST_PIXELS, Images
 from fcco_lightning.data.pairs.reading import read_pairs
-from fcco_lightning.data.pairs.table import Captions
 from fcco_lightning.errors import ConfigError
 
 
@@ -128,7 +127,7 @@ class Pairs:
         shards = [isinstance(source, (str, Path)) and str(source).endswith(".tar") for source in pairs]
         return [list(pairs)] if shards and all(shards) else list(pairs)
 
-    def read(self, source: Any) -> tuple[Images | Sequence[Any], Captions]:
+    def read(self, source: Any) -> tuple[Images | Sequence[Any], Any]:
         """Return the images and the captions of one source."""
         return read_pairs(source, self.image_column, self.caption_column, allow_outside=self.allow_outside)
 

@@ -1,6 +1,7 @@
 """Image-text pairs to learn from, and labelled images of tasks that must not be forgotten, for Lightning."""
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
@@ -16,7 +17,7 @@ from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import ImageTable, image_transform
-from fcco_lightning.data.pairs import FilesIn, Joined, PairTable
+from fcco_lightning.data.pairs import FilesIn, PairTable
 from fcco_lightning.data.plans import BatchPlan, RowsOf
 from fcco_lightning.data.sampling import GroupSampling, Sampling, TwoDraws, UniformSampling, with_num_batches
 from fcco_lightning.data.splits import stratified_split
@@ -236,12 +237,12 @@ class ContinualCLIPDataModule(SplitDataModule):
         if not self._made:
             self._contents |= contents_of_images(images, what)
 
-    def _image_names(self, images: Any, rows: Tensor) -> list[str]:
+    def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
         """Return what tells images apart from others: their paths, or the contents of some that are no files."""
         files = images.images if isinstance(images, FilesIn) else images
         if isinstance(files, list):
-            return [str(files[row]) for row in rows.tolist()]
-        return [identity_of(files[int(row)]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
+            return [str(files[row]) for row in rows]
+        return [identity_of(files[row]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
         """Return which training images become pairs, given their classes ``y`` (n,)."""
@@ -265,9 +266,9 @@ class ContinualCLIPDataModule(SplitDataModule):
             if len(known) == 0:
                 raise DataError(f"None of the {name} images is of the classes {listed(self._class_names)}.")
             self.left_out[name] = len(y) - len(known)
-            rows = torch.tensor(part[ROW].tolist())[known]
+            rows = part[ROW].iloc[known.tolist()].tolist()
             self._rows[name] = part.drop(columns=ROW).iloc[known.tolist()].reset_index(drop=True)
-            shown = Joined([images], rows)
+            shown: Any = Subset(images, rows)
             columns = {"y": y[known], "task": task_of[y[known]]}
             tables[name] = ImageTable(
                 shown, columns, self._plain, corrupt=self.origin.corrupt, most_pixels=self.origin.most_pixels
@@ -301,34 +302,39 @@ class ContinualCLIPDataModule(SplitDataModule):
     def _pair_table(self, train: ImageTable) -> PairTable:
         """Return the table of all pairs: those of ``pairs``, then the labelled ones."""
         read = [self.pairs.read(source) for source in self.pairs.each]
-        for number, (images, _) in enumerate(read):
-            self._look_at(images, f"the images of pairs.sources[{number}]")
-        images, captions = Joined([images for images, _ in read]), Joined([captions for _, captions in read])
-        if self.pairs.limit is not None and self.pairs.limit < len(images):
-            drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.splits.seed))
-            rows = drawn[: self.pairs.limit].sort().values
-            images, captions = images.take(rows), captions.take(rows)
+        for number, (pictures, _) in enumerate(read):
+            self._look_at(pictures, f"the images of pairs.sources[{number}]")
+        parts: list[Any] = [pictures for pictures, _ in read]
+        captions: list[Any] = [column for _, column in read]
+        size = sum(map(len, captions))
+        if self.pairs.limit is not None and self.pairs.limit < size:
+            drawn = torch.randperm(size, generator=torch.Generator().manual_seed(self.splits.seed))
+            rows = drawn[: self.pairs.limit].sort().values.tolist()
+            parts, captions = [Subset(ConcatDataset(parts), rows)], [Subset(ConcatDataset(captions), rows)]
         chosen = self._pairs_of_classes(train.columns["y"])
         of_class = [
             [t.replace("{}", self.classes.word(name)) for t in self.classes.captions] for name in self._class_names
         ]
-        images = Joined([images, Joined([train.images], chosen)])
-        captions = Joined([captions, [of_class[y] for y in train.columns["y"][chosen].tolist()]])
+        parts.append(Subset(train.images, chosen.tolist()))
+        captions.append([of_class[y] for y in train.columns["y"][chosen].tolist()])
+        images: Any = ConcatDataset(parts)
         if len(images) == 0:
             raise DataError(
                 f"There are no pairs to learn from: no pairs are given, and none of the training images is of the "
                 f"target classes {self.target_names}, or pairs.of_target is off. Pass pairs.sources, or name a target."
             )
-        texts = [text for caption in captions for text in ([caption] if isinstance(caption, str) else caption)]
+        cells = itertools.chain.from_iterable(captions)
+        texts = [text for cell in cells for text in ([cell] if isinstance(cell, str) else cell)]
         if len(images) > 1 and len(set(texts)) == 1:
             raise DataError(
                 f"All {len(images)} pairs have the caption {texts[0]!r}: there is nothing to contrast. Pass more pairs "
                 "(pairs.sources), or several classes.caption_templates."
             )
         self._digests[_PAIRS] = digest_of([str(len(images)), *texts])
+        of_pairs: Any = ConcatDataset(captions)
         return PairTable(
             images,
-            captions,
+            of_pairs,
             self._random,
             self._tokenizer,
             seed=None if self.pairs.augment is False else self.seed,
