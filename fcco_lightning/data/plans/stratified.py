@@ -15,6 +15,7 @@ from fcco_lightning.data.plans.draws import cycle, mean_product, most_of_each, n
 Choose = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]
 Choice = tuple[Tensor, int]
 Weighting = Literal["always", "if they differ", "never"]
+Telling = Literal["nothing", "strata", "if needed", "choice"]
 
 
 class StratifiedBatches(BatchPlan):
@@ -66,7 +67,7 @@ class StratifiedBatches(BatchPlan):
         positive: Tensor | None = None,
         replacement: bool = False,
         weights: Weighting = "always",
-        tells: Literal["nothing", "strata", "if needed", "choice"] = "strata",
+        tells: Telling = "strata",
     ) -> None:
         self.slots = int(drawn[list(units[0])].sum())
         self.chosen = sum(count for _, count in choices)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, fraction, one_of
 from fcco_lightning.data.plans import StratifiedBatches, UniformBatches
 from fcco_lightning.data.plans.base import enough_rows, listed_numbers
-from fcco_lightning.data.plans.stratified import all_of_them
+from fcco_lightning.data.plans.stratified import Telling, Weighting, all_of_them
 from fcco_lightning.data.sampling.base import Prevalence, Sampling, require_counts, required_column
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -84,14 +83,12 @@ class BalancedSampling(Sampling):
         """Return balanced union batches of ``batch_size`` rows of each process; negatives are the first stratum."""
         labels, size = required_column(columns, "y", "classes"), self.batch_size * world_size
         self._check(labels)
-        num_batches = enough_rows(len(labels), size) // size
         positives = self._positives(size)
-        _require_rows(labels, positives, size, allow_repeats=self.allow_repeats)
-        return StratifiedBatches(
-            (labels == 1).long(),
-            **_both_classes(size - positives, positives),
-            num_batches=num_batches,
-            seed=seed,
+        return _of_two_classes(
+            labels,
+            (size - positives, positives),
+            seed,
+            allow_repeats=self.allow_repeats,
             weights="never" if self.prevalence == "batch" else "if they differ",
             tells="nothing" if self.prevalence == "batch" else "if needed",
         )
@@ -148,14 +145,10 @@ class EventSampling(Sampling):
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
         """Return union batches with the rows of each process; censored samples are the first stratum."""
         events = required_column(columns, self.column, "events")
-        drawn = self.censored_per_batch * world_size, self.events_per_batch * world_size
         self._check(events)
-        num_batches = enough_rows(len(events), sum(drawn)) // sum(drawn)
-        _require_rows(events, drawn[1], sum(drawn), allow_repeats=self.allow_repeats)
-        made = _both_classes(*drawn)
-        return StratifiedBatches(
-            (events == 1).long(), **made, num_batches=num_batches, seed=seed, weights="if they differ"
-        )
+        drawn = self.censored_per_batch * world_size, self.events_per_batch * world_size
+        repeats = self.allow_repeats
+        return _of_two_classes(events, drawn, seed, allow_repeats=repeats, weights="if they differ", tells="strata")
 
     def _check(self, events: Tensor) -> None:
         if events.ndim != 1 or not bool(((events == 0) | (events == 1)).all()):
@@ -171,25 +164,30 @@ class EventSampling(Sampling):
                 )
 
 
-def _both_classes(negatives: int, positives: int) -> dict[str, Any]:
-    """Return the one unit of batches that hold so many rows of two classes; positives are drawn first."""
-    return {
-        "units": [[1, 0]],
-        "drawn": torch.tensor([negatives, positives]),
-        "positive": torch.tensor([False, True]),
-        "choices": [(torch.tensor([0]), 1)],
-        "choose": all_of_them,
-    }
-
-
-def _require_rows(labels: Tensor, positives: int, size: int, *, allow_repeats: bool) -> None:
-    """Refuse classes without rows, or with fewer than a batch asks for."""
-    for label, needed in ((1, positives), (0, size - positives)):
+def _of_two_classes(
+    labels: Tensor, drawn: tuple[int, int], seed: int, *, allow_repeats: bool, weights: Weighting, tells: Telling
+) -> StratifiedBatches:
+    """Return batches that hold so many negatives and positives; an epoch has as many as hold n rows."""
+    size = sum(drawn)
+    num_batches = enough_rows(len(labels), size) // size
+    for label in (1, 0):
         rows = int((labels == label).sum())
         if rows == 0:
             raise DataError(f"labels must hold both classes 0 and 1, but none of its {len(labels)} rows is {label}.")
-        if rows < needed and not allow_repeats:
+        if rows < drawn[label] and not allow_repeats:
             raise DataError(
-                f"A batch of {size} asks for {needed} rows of class {label}, which has {rows}. "
+                f"A batch of {size} asks for {drawn[label]} rows of class {label}, which has {rows}. "
                 "Lower batch_size, change positive_fraction, or set allow_repeats=True."
             )
+    return StratifiedBatches(
+        (labels == 1).long(),
+        [[1, 0]],  # positives are drawn first
+        torch.tensor(drawn),
+        [(torch.tensor([0]), 1)],
+        choose=all_of_them,
+        num_batches=num_batches,
+        seed=seed,
+        positive=torch.tensor([False, True]),
+        weights=weights,
+        tells=tells,
+    )
