@@ -193,7 +193,7 @@ class Diagnostics(Callback):
         jacobian_of_all = jacobian(self._functions(module), batches, module.processes, self.max_values)
         remembered = (
             None
-            if module.problem is None or module.pretraining
+            if module.problem is None or module.phases.pretraining
             else remembered_duals(module.algorithm, module.problem.all_terms)
         )
         if not trainer.is_global_zero:
@@ -237,7 +237,7 @@ def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samp
 
 def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None:
     """What the run multiplies the constraints' gradients with; None where it does not know."""
-    if module.problem is None or module.pretraining or not module.algorithm.penalises:
+    if module.problem is None or module.phases.pretraining or not module.algorithm.penalises:
         return None
     if len(module.problem.constraints) < bool(module.constraints):
         return None
