@@ -15,9 +15,9 @@ from fcco_lightning.data.columns import require_columns, text_of
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.engine import outputs_of_columns
-from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.tables import Kind, prediction_table
-from fcco_lightning.training.row_checkpoints import read_file
+from fcco_lightning.state.checkpoint_files import load_weights, read_file
 
 _KNOWN = ("fcco_lightning", "torch")
 
@@ -115,11 +115,7 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     header = content["fcco"]
     config = header.get("config") or {}
     network = network if network is not None else _made(config, [*_KNOWN, *trusted], path)
-    weights = {k.removeprefix("network."): v for k, v in content["state_dict"].items() if k.startswith("network.")}
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(f"checkpoint {path} holds the weights of another network: {error}") from error
+    load_weights(network, content, f"checkpoint {path}")
     encoder = _encoder(content)
     if encoder is not None:
         with torch.no_grad():

@@ -22,6 +22,7 @@ from fcco_lightning.evaluation import Evaluation, default_evaluation
 from fcco_lightning.models import head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState
+from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, WEIGHTS_ALONE, another_format, read_file
 from fcco_lightning.state.processes import Processes, require_same_everywhere
 from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import Clipping, LightningBackend
@@ -37,14 +38,7 @@ from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import MAIN, Phase, Phases, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
-from fcco_lightning.training.row_checkpoints import (
-    CHECKPOINT_VERSION,
-    WEIGHTS_ALONE,
-    another_format,
-    install,
-    load,
-    read_file,
-)
+from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.trainers import Announce, OwnSettings, require_rows, require_whole_weights
 

@@ -28,9 +28,10 @@ from fcco_lightning import (
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli.checkpoint_tools import convert, describe, read_checkpoint
 from fcco_lightning.state import DualState
+from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import CHUNK_BYTES
-from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, read_file, save
+from fcco_lightning.training.row_checkpoints import save
 from tests import jobs
 from tests.launch import launch, values
 
