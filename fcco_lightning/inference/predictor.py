@@ -1,7 +1,9 @@
 """A trained network with what a checkpoint knows of its inputs and outputs."""
 
+import json
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +132,7 @@ def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -
             f"checkpoint {path} does not say how its network is made: it was not written by `fcco fit`. Pass "
             "network=..., of the architecture that was trained."
         )
-    for name in _class_paths(described):
+    for name in re.findall(r"class_path\W+([\w.]+)", json.dumps(described, default=str)):  # in texts, too
         if name.partition(".")[0] not in trusted:
             raise ConfigError(
                 f"checkpoint {path} asks for the class {name}. If you trust it, pass trusted=[{name.split('.')[0]!r}]."
@@ -139,17 +141,6 @@ def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -
     parser.add_argument("--network", type=nn.Module)
     made: nn.Module = parser.instantiate_classes(parser.parse_object({"network": _without_download(described)})).network
     return made
-
-
-def _class_paths(described: Any) -> Iterator[str]:
-    if isinstance(described, Mapping):
-        if isinstance(described.get("class_path"), str):
-            yield described["class_path"]
-        for value in described.values():
-            yield from _class_paths(value)
-    elif isinstance(described, list):
-        for value in described:
-            yield from _class_paths(value)
 
 
 def _without_download(described: Mapping[str, Any]) -> dict[str, Any]:

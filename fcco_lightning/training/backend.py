@@ -162,12 +162,7 @@ class LightningBackend:
         loop._batches_that_stepped = max(0, self.module.global_step - (not loop._should_accumulate()))
 
     def is_logged(self, *, last: bool, updated: bool) -> bool:
-        """Whether figures of this training step are logged.
-
-        Args:
-            last: whether its batch is the last of an epoch: callbacks have figures after every epoch.
-            updated: whether w has moved.
-        """
+        """Whether figures of this training step are logged: those of an epoch's last batch always, for callbacks."""
         every = self.module.trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
         return bool(every) and (last or (updated and self.module.global_step % every == 0))
 
@@ -175,12 +170,7 @@ class LightningBackend:
         """Log figures of a training step for callbacks and the bar, and those of an update of w for loggers, too.
 
         Straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so.
-
-        Args:
-            prefix: of the names of estimates.
-            estimates: by name; of what the batch said nothing they are NaN.
-            others: for the loggers only.
-            updated: whether w has moved; some epochs may have no update at all.
+        An estimate of what the batch said nothing about is NaN, and left out; ``others`` are for the loggers only.
         """
         found = {f"{prefix}_{name}": value.item() for name, value in estimates.items()}
         values = {name: value for name, value in found.items() if not math.isnan(value)}

@@ -71,10 +71,7 @@ class Continuation:
     def go_on(self, trainer: Trainer, stepping: Stepping, again: Callable[[], Stepping]) -> None:
         """Continue hyperparameters, schedule and random streams; nothing is to be continued any more.
 
-        Args:
-            trainer: of the fit.
-            stepping: whose optimizer Lightning has restored.
-            again: makes it once more.
+        ``stepping`` has the optimizer that Lightning has restored; ``again`` makes another one like it.
         """
         if self.stored is None:
             return
@@ -86,13 +83,7 @@ class Continuation:
         self.stored = None
 
     def save(self, checkpoint: dict[str, Any], trainer: Trainer, stepping: Stepping) -> dict[str, Any]:
-        """What the header of a checkpoint needs for its continuation.
-
-        Args:
-            checkpoint: whose schedule is that of before, where nothing was trained since.
-            trainer: of the fit.
-            stepping: what steps w.
-        """
+        """What the header of a checkpoint needs for its continuation."""
         typed, schedule = stepping.typed, stepping.kind
         streams = random_streams() | {"loaders": loader_streams(_loaders(trainer))}
         if self.stored is not None:  # nothing was trained since it was loaded
@@ -108,11 +99,6 @@ def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparamet
     """Give a restored optimizer the values that differ between this run's arguments and the checkpoint's.
 
     Of a changed learning rate what was made of the old one is kept in proportion.
-
-    Args:
-        optimizer: restored from the checkpoint.
-        now: what the user gave this time.
-        then: what the user gave to the run that wrote the checkpoint.
     """
     for group, new, old in zip(optimizer.param_groups, now, then, strict=False):
         changed = {k: v for k, v in new.items() if k in old and old[k] != v}

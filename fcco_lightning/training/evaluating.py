@@ -75,13 +75,10 @@ class EvaluatingModule(LightningModule):
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
         if loader not in self._collected:
-            self._collected[loader] = self._collector()
+            self._collected[loader] = Collector(self.evaluation, self.execution.kept_outputs)
         columns = columns_of(batch)
         outputs, others = outputs_of_columns(self.network, columns), other_columns(self.network, columns)
         self._add(self._collected[loader], outputs, others)
-
-    def _collector(self) -> Collector:
-        return Collector(self.evaluation, self.execution.kept_outputs)
 
     def _add(self, collector: Collector, outputs: Any, columns: dict[str, Tensor]) -> None:
         with self.processes.guard():
@@ -103,6 +100,7 @@ class EvaluatingModule(LightningModule):
         split = self.split_of(loader, network)
         return split.outputs, split.columns
 
+    @torch.no_grad()
     def split_of(
         self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None, *, whole: bool = False
     ) -> Split:
@@ -113,12 +111,8 @@ class EvaluatingModule(LightningModule):
             network: likewise.
             whole: whether the outputs are those for all samples, whatever ``kept_outputs`` is.
         """
-        collector = Collector(self.evaluation) if whole else self._collector()
-        return self._evaluated(loader, self.network if network is None else network.eval(), collector)
-
-    @torch.no_grad()
-    def _evaluated(self, loader: Iterable[dict[str, Tensor]], network: nn.Module, collector: Collector) -> Split:
-        was_training = self.training
+        was_training, network = self.training, self.network if network is None else network.eval()
+        collector = Collector(self.evaluation, None if whole else self.execution.kept_outputs)
         self.eval()
         with self.trainer.precision_plugin.val_step_context():
             for batch in loader:

@@ -26,7 +26,6 @@ REPLACED = {
     "num_samples": "execution.num_samples",
 }
 """Arguments that FCCOModule had, and where each is now."""
-_GROUPS = {"schedule": "Schedule", "clipping": "Clipping", "execution": "Execution"}
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,19 @@ def in_place_of(name: str) -> str | None:
     group, _, field = REPLACED[name].partition(".")
     return (
         f"is {group}.{field} now: --model.{group}.{field}, {group}: {{{field}: ...}} in a configuration, "
-        f"{group}={_GROUPS[group]}({field}=...) in Python."
+        f"{group}={group.capitalize()}({field}=...) in Python."
     )
+
+
+def require_settings(**given: object) -> None:
+    """Refuse another thing where a record of settings is asked for; its name is that of the class.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    for name, value in given.items():
+        if type(value).__name__ != name.capitalize():
+            raise ConfigError(f"{name} must be {name.capitalize()}(...), got {value!r}. Give it as its argument.")
 
 
 def refusing_old_names(init: Callable[P, None]) -> Callable[P, None]:

@@ -29,11 +29,11 @@ from fcco_lightning.training.backend import Clipping, LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
 from fcco_lightning.training.continuing import Continuation
 from fcco_lightning.training.evaluating import EvaluatingModule
-from fcco_lightning.training.execution import Execution, refusing_old_names
+from fcco_lightning.training.execution import Execution, refusing_old_names, require_settings
 from fcco_lightning.training.finite_weights import require_finite_weights, statistics_kept
 from fcco_lightning.training.old_model import OldModel
 from fcco_lightning.training.optimizers import Stepping
-from fcco_lightning.training.posing import datamodule_of, description, fit_to_data, posed, training_split
+from fcco_lightning.training.posing import datamodule_of, description, fit_to_data, training_split
 from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import MAIN, Phase, Phases, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
@@ -95,6 +95,7 @@ class FCCOModule(EvaluatingModule):
         execution: Execution = _PLAIN,
     ) -> None:
         super().__init__()
+        require_settings(schedule=schedule, clipping=clipping, execution=execution)
         self.automatic_optimization = False
         objective = objective or AUC()
         self.algorithm = algorithm or default_algorithm(objective, constrained=bool(constraints))
@@ -157,10 +158,8 @@ class FCCOModule(EvaluatingModule):
     def _main_phase(self) -> Phase:
         return Phase(MAIN, self.objective, self.constraints, self.algorithm, self.optimizer, self.schedule.scheduler)
 
-    def _pose(self, *, anew: bool = False) -> None:
+    def _pose(self) -> None:
         """Make the rows of the present phase, unless an earlier fit has made them."""
-        if anew:
-            self.problem = None
         n, sampling = training_split(self.trainer, self.num_samples)
         if self.problem is not None and self.num_samples != n:
             raise ConfigError(
@@ -168,11 +167,19 @@ class FCCOModule(EvaluatingModule):
                 "Make a new FCCOModule for other data."
             )
         if self.problem is None:
-            self.num_samples = n
-            self.problem = posed(
-                self.phases.present, self.penalty, self.trainer, n, sampling, self.processes,
-                self.execution.state_layout,
-            )  # fmt: skip
+            self.num_samples, phase = n, self.phases.present
+            phase.objective.adapt(datamodule_of(self.trainer))
+            self.problem = phase.algorithm.pose(
+                phase.objective,
+                phase.constraints,
+                self.penalty,
+                num_samples=n,
+                sampling=sampling,
+                # as the Trainer is going to convert them, after a checkpoint's rows were loaded
+                dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
+                processes=self.processes,
+                layout=self.execution.state_layout,
+            )
             # DistributedDataParallel would overwrite the shards of all processes with that of the first
             self._ddp_params_and_buffers_to_ignore = [
                 f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
@@ -251,8 +258,8 @@ class FCCOModule(EvaluatingModule):
     def _end_pretraining(self) -> None:
         """Go over to the second phase: new rows, optimizer and schedule, and perhaps a new head."""
         phases, stop_asked = self.phases, self.engine.stop_asked
-        phases.pretraining, phases.start = False, self.current_epoch
-        self._pose(anew=True)
+        phases.pretraining, phases.start, self.problem = False, self.current_epoch, None
+        self._pose()
         _set_up(self.problem).to(self.device)
         if phases.pretrain is not None and phases.pretrain.new_head:
             renew(head_of(self.network, phases.pretrain.head), self.processes.everyone(seed_of_head())[0])
@@ -400,7 +407,8 @@ class FCCOModule(EvaluatingModule):
         if not {"optimizer_states", "lr_schedulers"} <= checkpoint.keys():
             raise CheckpointError(f"the checkpoint {WEIGHTS_ALONE}")
         if self.phases.continues(stored):
-            self._pose(anew=True)
+            self.problem = None
+            self._pose()
         self.phases.require_same_algorithm(stored)
         load(self.dual_states(), checkpoint, self.processes)
         if stored.get("average") is not None:

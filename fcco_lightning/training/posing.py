@@ -11,14 +11,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from fcco_lightning.constraints import Constraint, require_columns, require_compatible
-from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.state import Layout
-from fcco_lightning.state.processes import Processes
-from fcco_lightning.training.pretraining import Phase, Phases
+from fcco_lightning.training.pretraining import Phases
 
 
 def datamodule_of(trainer: Trainer | None) -> Any:
@@ -31,11 +28,7 @@ def fit_to_data(network: nn.Module, constraints: Sequence[Constraint], datamodul
 
     Refuses, before anything is trained, constraints that no weights meet or that a split cannot be judged by.
 
-    Args:
-        network: layers of unknown input width get theirs.
-        constraints: of the run.
-        datamodule: the data; None for loaders of the user's own.
-        predict: whether constraints are not looked at.
+    Where samples are only to be predicted, constraints do not look at the data, which may lack labels.
 
     Raises:
         ConfigError: if the input width is not known.
@@ -66,9 +59,7 @@ def _size(network: nn.Module, num_features: int | None) -> None:
 def training_split(trainer: Trainer, known: int | None) -> tuple[int, Mapping[str, Drawn] | None]:
     """Number of training samples of a fit, and what is known of how batches are drawn.
 
-    Args:
-        trainer: that is setting up the fit.
-        known: the number, where neither a datamodule nor the loader's data set says it.
+    ``known`` is the number where no datamodule says it; without, it is the size of the loader's data set.
 
     Raises:
         ConfigError: if the number is not known.
@@ -107,43 +98,6 @@ def _training_loader(trainer: Trainer) -> DataLoader[Any] | None:
 
 def _length(loader: DataLoader[Any] | None) -> int | None:
     return len(loader.dataset) if loader is not None and isinstance(loader.dataset, Sized) else None
-
-
-def posed(
-    phase: Phase,
-    penalty: Enforcement | None,
-    trainer: Trainer,
-    num_samples: int,
-    sampling: Mapping[str, Drawn] | None,
-    processes: Processes,
-    layout: Layout,
-) -> Problem:
-    """The problem of a phase, with its rows.
-
-    Args:
-        phase: that begins.
-        penalty: of the constraints.
-        trainer: of the fit.
-        num_samples: of the training split.
-        sampling: what is known of the batches.
-        processes: of the job.
-        layout: of rows over processes.
-
-    Raises:
-        ConfigError: if the algorithm does not apply to the problem.
-    """
-    phase.objective.adapt(datamodule_of(trainer))
-    return phase.algorithm.pose(
-        phase.objective,
-        phase.constraints,
-        penalty,
-        num_samples=num_samples,
-        sampling=sampling,
-        # as the Trainer is going to convert them, after a checkpoint's rows were loaded
-        dtype=torch.float64 if trainer.precision == "64-true" else torch.float32,
-        processes=processes,
-        layout=layout,
-    )
 
 
 def description(

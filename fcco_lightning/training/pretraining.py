@@ -145,12 +145,7 @@ class Phases:
         return self.pretraining and self.pretrain is not None and epoch >= self.pretrain.epochs
 
     def stepping(self, network: nn.Module, schedule: Schedule, trainer: Trainer | None) -> Stepping:
-        """Optimizer and schedule of the present phase.
-
-        Args:
-            network: that is trained.
-            schedule: of the learning rate, but for what makes it, which the phase says.
-            trainer: that knows the length of the run; None where it is not known yet.
+        """Optimizer and learning-rate schedule of the present phase; the trainer knows how long that is.
 
         Raises:
             ConfigError: if the optimizer or the schedule cannot be used.
@@ -183,10 +178,7 @@ class Phases:
         return {"name": self.present.name, "epoch": self.start}
 
     def continues(self, stored: Mapping[str, Any]) -> bool:
-        """Go to the phase in which a checkpoint was written; returns whether that is another one.
-
-        Args:
-            stored: header of the checkpoint.
+        """Go to the phase in which a checkpoint with this header was written; returns whether it is another one.
 
         Raises:
             CheckpointError: if this run has no such phase.
@@ -202,10 +194,7 @@ class Phases:
         return pretraining != before
 
     def require_same_algorithm(self, stored: Mapping[str, Any]) -> None:
-        """Refuse rows of another algorithm.
-
-        Args:
-            stored: header of the checkpoint.
+        """Refuse a checkpoint with the rows of another algorithm.
 
         Raises:
             CheckpointError: naming both.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
@@ -12,6 +12,7 @@ from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.training.backend import Clipping
 from fcco_lightning.training.refused_callbacks import require_usable
+from fcco_lightning.training.temporary import Temporary
 
 
 def require_whole_weights(trainer: Trainer) -> None:
@@ -76,10 +77,8 @@ def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
     return size if micro_batch is None else min(size, micro_batch)
 
 
-class OwnSettings(Callback):
+class OwnSettings(Temporary):
     """Takes over what a Trainer says of clipping and accumulation, and gives both their settings back after the fit.
-
-    However it ends: another module, or the same one, can then be fitted by the same Trainer.
 
     Args:
         trainer: with the settings that its user gave it, which manual optimization would refuse.
@@ -103,15 +102,8 @@ class OwnSettings(Callback):
         module.backend.clipping, module.execution = clipping, execution
         trainer.accumulate_grad_batches, trainer.gradient_clip_val = 1, None
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Give them back after a fit."""
-        self._give_back()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        """Give them back after a fit that failed or was interrupted."""
-        self._give_back()
-
-    def _give_back(self) -> None:
+    def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
+        """Give the settings back."""
         for owner, name, value in self._settings:
             setattr(owner, name, value)
 

@@ -468,6 +468,11 @@ def test_bad_arguments(settings, bad):
         settings(**bad)
 
 
+def test_a_schedule_or_the_like_is_given_as_a_record(make_module):
+    with pytest.raises(ConfigError, match=r"schedule must be Schedule\(\.\.\.\), got .*StepAtFractions"):
+        make_module(schedule=StepAtFractions)
+
+
 @pytest.mark.parametrize("name", REPLACED)
 def test_arguments_of_earlier_versions_are_answered_with_the_new_ones(name, make_module):
     group, field = REPLACED[name].split(".")
