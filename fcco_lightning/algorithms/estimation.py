@@ -97,12 +97,14 @@ class Estimation(Algorithm, ABC):
             surrogate.remember(reading, tracked.rows, estimator.decay())
         multipliers = reading.term.multipliers
         if multipliers is not None:
-            u = self._decided(surrogate, reading, outer)
-            u = estimator.values(tracked.rows, inner) if u is None else u
+            decided = self._decided(surrogate, reading, outer)
+            u = estimator.values((decided or tracked).rows, inner)
             surrogate.propose(reading, multipliers.state, multipliers.state.gather(None), multipliers.moved(u))
+            if decided is not None:
+                tracked = tracked._replace(weights=decided.weights, at=decided.at)
         return tracked, outer
 
-    def _decided(self, surrogate: Surrogate, reading: Reading, outer: OuterFunction) -> Tensor | None:
+    def _decided(self, surrogate: Surrogate, reading: Reading, outer: OuterFunction) -> Tracked | None:
         """The running means of a constraint's values on decisions, moved as those of its smooth values are."""
         multipliers = reading.term.multipliers
         if reading.decided is None or multipliers is None or multipliers.decisions is None:
@@ -111,7 +113,7 @@ class Estimation(Algorithm, ABC):
         before = multipliers.decisions.gather(None)
         tracked, _ = self._estimated(reading._replace(values=now, earlier=earlier, held=before), outer)
         surrogate.propose(reading, multipliers.decisions, before, tracked.rows)
-        return tracked.rows
+        return tracked
 
     def _estimated(self, reading: Reading, outer: OuterFunction) -> tuple[Tracked, Tensor]:
         """What the estimator makes of a reading, and the fresh inner values."""

@@ -35,10 +35,11 @@ class Multipliers(ABC):
     What the rule remembers of a side of a constraint are a few numbers, the first of which is enough to say how much
     the side matters.  A row has one side, or two where it is ``|s| <= kappa``.
 
-    Where a constraint smooths a rate of decisions, the gradient is that of the smooth rate, and the multiplier follows
-    the rate of decisions itself, whose running mean is remembered beside the other: what holds at the end is then what
-    is decided, and not what is smoothed (proxy constraints: Cotter, Jiang and Sridharan, Two-player games for efficient
-    non-convex constrained optimization, 2019, section 3).
+    Where a constraint smooths a rate of decisions, the multipliers can follow the rate of decisions itself, whose
+    running mean is remembered beside that of the smooth one.  The outer gradient is then taken at the mean of decisions
+    and multiplies the gradient of the smooth rate, so that what is enforced is what is decided, and not what is smoothed
+    (proxy constraints: Cotter, Jiang and Sridharan, Two-player games for efficient non-convex constrained optimization,
+    2019, section 3).
 
     Attributes:
         acts: whether constraints enter what is minimised, which they do.
@@ -46,7 +47,7 @@ class Multipliers(ABC):
     """
 
     acts = True
-    decisions: bool = True
+    decisions: bool = False
 
     def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
         """What is remembered of a side of a row of which no batch has spoken yet.
@@ -88,7 +89,7 @@ class Lagrangian(Multipliers):
         decisions: whether multipliers follow decisions, see :class:`Multipliers`.
     """
 
-    def __init__(self, rate: float = 0.01, decisions: bool = True) -> None:
+    def __init__(self, rate: float = 0.01, decisions: bool = False) -> None:
         self.rate, self.decisions = positive("rate", rate), decisions
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
@@ -113,7 +114,7 @@ class NuPI(Multipliers):
     """
 
     def __init__(
-        self, rate: float = 0.01, proportional: float = 0.7, smoothing: float = 0.0, decisions: bool = True
+        self, rate: float = 0.01, proportional: float = 0.7, smoothing: float = 0.0, decisions: bool = False
     ) -> None:
         self.rate, self.proportional = positive("rate", rate), non_negative("proportional", proportional)
         self.decisions = decisions
@@ -144,7 +145,7 @@ class AugmentedLagrangian(Multipliers):
     Source: Rockafellar, Augmented Lagrange multiplier functions and duality in nonconvex programming (1974).
     """
 
-    def __init__(self, curvature: float = 1.0, rate: float = 0.01, decisions: bool = True) -> None:
+    def __init__(self, curvature: float = 1.0, rate: float = 0.01, decisions: bool = False) -> None:
         self.curvature, self.rate = positive("curvature", curvature), fraction("rate", rate)
         self.decisions = decisions
 
@@ -185,7 +186,7 @@ class AdaptivePenalty(Multipliers):
         width: float = 0.02,
         start: float = 0.66,
         least: float = 3e-4,
-        decisions: bool = True,
+        decisions: bool = False,
     ) -> None:
         self.rate, self.width = positive("rate", rate), positive("width", width)
         self.start, self.least = positive("start", start), positive("least", least)

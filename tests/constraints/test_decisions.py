@@ -99,7 +99,7 @@ def trained(rule, algorithm, steps=6):
 def test_the_multiplier_follows_the_mean_of_decisions():
     """By hand: ``u <- (1 - gamma) u + gamma (rate of group a, of group b)`` of decisions, nu by projected ascent."""
     gamma, rate = 0.3, 0.2
-    engine, seen = trained(Lagrangian(rate), SOX(gamma))
+    engine, seen = trained(Lagrangian(rate, decisions=True), SOX(gamma))
     u, nu, unit = None, np.zeros(2), None
     for scores, _, given in seen:
         a, y = given["group"].numpy(), given["y"].numpy()
