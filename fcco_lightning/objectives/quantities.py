@@ -30,13 +30,23 @@ class Quantity(ABC):
 
     Attributes:
         range: the interval in which it lies, whatever the outputs; so do its means.
+        smooths: whether it is a smoothed decision, 0 or 1, which :meth:`decided` gives itself.
     """
 
     range: ClassVar[Range] = Range()
+    smooths: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         """One value per sample."""
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """The decision that the quantity smooths, 0 or 1 for every sample, shape (B,); of use where :attr:`smooths`.
+
+        It is positive where the quantity is more than 1/2.
+        """
+        values = self(outputs, batch)
+        return (values > 0.5).to(values.dtype)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
         """Look at a batch and refuse labels that the quantity would misread; see :meth:`Measurable.check`."""
@@ -56,6 +66,7 @@ class SoftRate(Quantity):
     threshold: float = 0.0
     temperature: float = 1.0
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
@@ -154,6 +165,7 @@ class ErrorProbability(Quantity):
 
     temperature: float = 1.0
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
@@ -168,6 +180,12 @@ class ErrorProbability(Quantity):
         scores = binary_scores(outputs) / self.temperature
         y = y.to(scores.dtype)
         return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """Whether the decision is wrong: that for the largest output, or for the sign of a single one."""
+        if outputs.dim() == 2 and outputs.shape[1] > 1:
+            return (outputs.argmax(1) != required_column(batch, "y", self)).to(outputs.dtype)
+        return super().decided(outputs, batch)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Comparisons:
         owners: which samples own a row, so that the others may be the only one of their stratum, shape (B,), bool; None
             for all.
         within: which samples are compared with which anchors, shape (B, B), bool; None for all.  Where whole lists are
-            drawn (:class:`QueryBatches`) only samples of the anchor's list can be, as the anchor makes sure of its own.
+            drawn (:class:`QuerySampling`) only samples of the anchor's list can be, as it makes sure of its own.
 
     Raises:
         ConfigError: if n is not known.

@@ -7,9 +7,9 @@ import torch
 from sklearn.metrics import hinge_loss
 
 from fcco_lightning import DataError, ErrorProbability, Exposure, HingeLoss
-from fcco_lightning.data.plans import QueryBatches
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import SigmoidPair
+from tests.plans import QueryBatches
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 0.5], [0.0, 9.0, 0.0]], dtype=torch.float64)
 CLASSES = {"y": torch.tensor([0, 2, 0])}
