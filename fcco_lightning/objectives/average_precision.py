@@ -14,7 +14,7 @@ from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.pair_sums import Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels, sums_over_data
-from fcco_lightning.objectives.self_weights import by_strata, check_comparisons
+from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
 
 
@@ -29,7 +29,7 @@ class AveragePrecision(RankingObjective):
     known: both inner values are at least ``l(0)/n``.  Row i remembers (u_i1, u_i2).
 
     The estimates of both inner values are unbiased in uniform batches and in those that say how they are drawn
-    (:func:`~fcco_lightning.objectives.self_weights.stands_for`): by class or group with weights, with or without
+    (:class:`~fcco_lightning.objectives.self_weights.Comparisons`): by class or group with weights, with or without
     replacement, with copies.  Where a batch says nothing of some samples it is refused.
     Balanced batches without weights estimate the ranks in a population with the batches' share of positives, and leave
     i itself its weight 1/n.
@@ -165,11 +165,11 @@ class MeanAveragePrecision(Objective):
 
         Raises:
             DataError: if a batch holds of a label with a positive no negative, or one positive where two are needed, or
-                see :func:`check_comparisons`.
+                see :meth:`Comparisons.check`.
         """
         if not self.one_label_each:
             if by_strata(batch):
-                check_comparisons(batch, self.num_samples, owners=(batch["y"] == 1).any(1))
+                Comparisons(batch, self.num_samples, owners=(batch["y"] == 1).any(1)).check()
             return
         of_negatives, of_positives, lonely = self._held(batch)
         for at in lonely.nonzero().flatten().tolist():
@@ -183,18 +183,14 @@ class MeanAveragePrecision(Objective):
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """The two sums of every pair of a sample and a label, or of every sample for its label."""
         y = required_column(batch, "y", self)
-        if y.dim() != (1 if self.one_label_each else 2) or (not self.one_label_each and y.shape[1] != self.labels):
-            raise self._unfit("y", y)
-        if outputs.shape != (len(y), self.labels):
-            raise self._unfit("outputs", outputs)
+        labels = () if self.one_label_each else (self.labels,)
+        if y.shape != (len(y), *labels) or outputs.shape != (len(y), self.labels):
+            raise DataError(
+                f"MeanAveragePrecision needs outputs of shape (B, {self.labels}), one for each of its labels, and "
+                f"y of shape {'(B,)' if self.one_label_each else f'(B, {self.labels})'}, got {tuple(outputs.shape)} "
+                f"and {tuple(y.shape)}. Give the network one output per label."
+            )
         return None, (self._of_one_label_each if self.one_label_each else self._of_all_labels)(outputs, y, batch)
-
-    def _unfit(self, name: str, found: Tensor) -> DataError:
-        return DataError(
-            f"MeanAveragePrecision needs outputs of shape (B, {self.labels}), one for each of {self.labels} labels, "
-            f"and y of shape {'(B,)' if self.one_label_each else f'(B, {self.labels})'}, got {name} of shape "
-            f"{tuple(found.shape)}. Give the network one output per label."
-        )
 
     def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         scores, holds = outputs.T.contiguous(), (y == 1).T

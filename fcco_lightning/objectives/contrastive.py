@@ -17,9 +17,9 @@ from fcco_lightning.objectives.log_means import by_table, log_means, on_diagonal
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
+    Comparisons,
     SelfWeight,
     by_strata,
-    check_comparisons,
     comparison_weights,
     self_and_others,
 )
@@ -104,8 +104,8 @@ class GlobalContrastive(PairObjective):
         tau_lr: step size of the samples' own temperatures, > 0.
         positive: the weight of pair i itself in the mean over n pairs that g_i is, of which a batch holds B:
             "dataset" is 1/n, with which the estimate of the inner value g_i is unbiased if batches are uniform or say
-            how they are drawn (:func:`~fcco_lightning.objectives.self_weights.stands_for`; the estimate of tau log g_i
-            is not unbiased, and that of the gradient only given exact rows);
+            how they are drawn (:class:`~fcco_lightning.objectives.self_weights.Comparisons`; the estimate of
+            tau log g_i is not unbiased, and that of the gradient only given exact rows);
             "batch" is 1/B, as mini-batch losses have it, and biased; "none" leaves the pair out (SogCLR).
 
     Raises:
@@ -189,7 +189,7 @@ class GlobalContrastive(PairObjective):
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         if self.positive != "batch" and by_strata(batch):
-            check_comparisons(batch, self.num_samples)
+            Comparisons(batch, self.num_samples).check()
 
     def _tau(self, batch: Columns) -> Tensor | float:
         """The temperature, or the two of every pair, (B, 2)."""

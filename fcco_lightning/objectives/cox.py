@@ -12,7 +12,7 @@ from fcco_lightning.numerics import Known, counts, exp_with_tangent
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, require, required_column, whole_split
 from fcco_lightning.objectives.lists import equals_before
 from fcco_lightning.objectives.measurable import Rows, nan_where
-from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
+from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Log, Range
 
 
@@ -73,13 +73,13 @@ class CoxPartialLikelihood(Objective):
         return RowDomain(0, per_sample=True, owners=event, range=Range(least=1 - most))
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
-        check_comparisons(batch, self.num_samples, owners=survival(batch, self)[1])
+        Comparisons(batch, self.num_samples, owners=survival(batch, self)[1]).check()
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """Estimates for the events of a batch from all of its samples."""
         scores, (time, event) = binary_scores(outputs).double(), survival(batch, self, look=False)
         index, own, least = batch["index"], time.unsqueeze(1), torch.ones_like(scores)
-        counted = stands_for(batch, self.num_samples, owners=event) * (time >= own)
+        counted = Comparisons(batch, self.num_samples, owners=event).table() * (time >= own)
         if self._tied is not None:
             least = 1 - self._tied.like(index)[index]
             counted = torch.where(event & (time == own), counted * least.unsqueeze(1), counted)

@@ -19,7 +19,7 @@ from fcco_lightning.objectives.base import (
     whole_split,
 )
 from fcco_lightning.objectives.measurable import Rows, nan_where
-from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
+from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Range
 
 
@@ -114,16 +114,19 @@ class ListObjective(Objective, ABC):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         graded(batch, self)
-        check_comparisons(batch, self.num_samples, owners=self._relevance_of(batch) > 0, within=True)
+        self._comparisons(batch).check()
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """Estimates for all items of a batch, each from all items of its list that the batch holds."""
-        scores, (query, grade) = binary_scores(outputs).double(), graded(batch, self, look=False)
-        relevance, same_list = self._relevance_of(batch), query.unsqueeze(1) == query
-        weights = stands_for(batch, self.num_samples, owners=relevance > 0, within=same_list)
+        scores, (_, grade) = binary_scores(outputs).double(), graded(batch, self, look=False)
         compared = self.compared(scores - scores.unsqueeze(1), grade.unsqueeze(1), grade)
-        values = 1 + torch.linalg.vecdot(weights, compared)
-        return None, Rows(nan_where(grade.isnan().any(), values).unsqueeze(1), relevance)
+        values = 1 + torch.linalg.vecdot(self._comparisons(batch).table(), compared)
+        return None, Rows(nan_where(grade.isnan().any(), values).unsqueeze(1), self._relevance_of(batch))
+
+    def _comparisons(self, batch: Columns) -> Comparisons:
+        """Of every item with those of its list."""
+        query, owners = batch["query"], self._relevance_of(batch) > 0
+        return Comparisons(batch, self.num_samples, owners=owners, within=query.unsqueeze(1) == query)
 
     def _relevance_of(self, batch: Columns) -> Tensor:
         """How much the row of each item of a batch counts, shape (B,), float64; 0 for an item that owns none."""

@@ -13,7 +13,7 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, require, required_column, whole_split
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
-from fcco_lightning.objectives.self_weights import by_strata, check_comparisons, comparison_weights, self_and_others
+from fcco_lightning.objectives.self_weights import Comparisons, by_strata, comparison_weights, self_and_others
 from fcco_lightning.outer import Range
 
 
@@ -69,12 +69,12 @@ class RankingObjective(BinaryObjective, ABC):
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         """Warn where means over the other class are ratios; refuse batches that say nothing of some samples.
 
-        See :func:`warn_of_ratios`; and where samples are compared with all others :func:`check_comparisons`.
+        See :func:`warn_of_ratios`; and where samples are compared with all others :meth:`Comparisons.check`.
         """
         if self.needs_partner:
             warn_of_ratios(batch, self)
         elif by_strata(batch):
-            check_comparisons(batch, self.num_samples, owners=self._owners(batch))
+            Comparisons(batch, self.num_samples, owners=self._owners(batch)).check()
 
     def _range(self) -> Range:
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""
