@@ -24,11 +24,7 @@ _AT_ONCE = 2**20  # pairs of samples that are compared at once
 class GroupConstraint(OfMeans, ABC):
     """What constraints on groups share: one row for every kind of rate and every comparison of groups.
 
-    Args:
-        kappa: tolerance.
-        by: column of the groups: "group", or with a datamodule of tables any of its columns.
-        against: with what a group is compared, see :class:`GroupComparisons`.
-        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
+    Args: as of :class:`DemographicParity`.
 
     Attributes:
         kinds: names of the rates that are compared.

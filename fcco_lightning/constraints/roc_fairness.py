@@ -12,7 +12,7 @@ from fcco_lightning.constraints.averages import shares_of
 from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against
 from fcco_lightning.constraints.parity import GroupConstraint
-from fcco_lightning.constraints.vacuity import spread
+from fcco_lightning.constraints.vacuity import quantiles, spread
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
@@ -80,20 +80,11 @@ class QuantileScores(ScoreScale):
 
     def __call__(self, scores: Tensor) -> Tensor:
         levels = torch.linspace(0, 1, self.knots, device=scores.device, dtype=scores.dtype)
-        quantiles = _quantiles(scores, levels)
-        right = torch.searchsorted(quantiles.detach(), scores.detach()).clamp(1, self.knots - 1)
-        low, high = quantiles[right - 1], quantiles[right]
+        knots = quantiles(scores, levels)
+        right = torch.searchsorted(knots.detach(), scores.detach()).clamp(1, self.knots - 1)
+        low, high = knots[right - 1], knots[right]
         within = (scores - low) / (high - low).clamp(min=self.floor)
         return (right - 1 + within.clamp(0, 1)) / (self.knots - 1)
-
-
-def _quantiles(scores: Tensor, levels: Tensor) -> Tensor:
-    """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision."""
-    ranked = scores.sort().values
-    position = levels * (len(scores) - 1)
-    below = position.floor().long().clamp(max=len(scores) - 1)
-    above = (below + 1).clamp(max=len(scores) - 1)
-    return torch.lerp(ranked[below], ranked[above], position - below)
 
 
 class ROCFairness(DifferenceAtMost, GroupConstraint):
