@@ -47,9 +47,14 @@ class OfMeans(Constraint, ABC):
         exactly where the decision is positive.
         """
 
-    def means(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-        """The means of every class and side, (c, s) or (c, s, t), and which have samples, (c, s), bool."""
-        return means_over(self.members(batch), self.of_samples(outputs, batch), batch)
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """What is averaged in the place of :meth:`of_samples` where decisions are: 0 or 1, of the same shape."""
+        values = self.of_samples(outputs, batch)
+        return (values > 0.5).to(values.dtype)
+
+    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+        """The means of values of samples in every class and side, (c, s) or (c, s, t); which have samples, (c, s)."""
+        return means_over(self.members(batch), values, batch)
 
     def by_rows(self, table: Tensor) -> Tensor:
         """What belongs to the sides of every row of a class, (c, p, k, ...), from that of all sides, (c, s, ...)."""
@@ -62,7 +67,10 @@ class OfMeans(Constraint, ABC):
         return Rows(self.by_rows(means).reshape(-1, self.width), self.by_rows(known).all(-1).flatten())
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        return None, self.as_rows(*self.means(outputs, batch))
+        return None, self.as_rows(*self.means(self.of_samples(outputs, batch), batch))
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self.as_rows(*self.means(self.of_decisions(outputs.detach(), batch), batch)).values
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds a sample of each of its sides, of the class."""

@@ -60,8 +60,15 @@ class _OfSubsets(OfMeans, ABC):
     def members(self, batch: Columns) -> Tensor:
         return self._marked.masks(batch).unsqueeze(0)
 
+    @property
+    def smooths(self) -> bool:
+        return self.quantity.smooths
+
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
         return self.quantity(outputs, batch)
+
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self.quantity.decided(outputs, batch)
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """All decisions are equal, or too soft to tell, where q is a smoothed decision."""

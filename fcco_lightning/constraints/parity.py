@@ -86,6 +86,10 @@ class _Rates(GroupConstraint):
         super().check(outputs, batch)
         self.rate.check(outputs, batch)
 
+    @property
+    def smooths(self) -> bool:
+        return self.rate.smooths
+
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
         return self.rate(outputs, batch)
 
@@ -221,11 +225,10 @@ class _GroupAUC(GroupConstraint):
         """The scores, whose differences are what is averaged."""
         return binary_scores(outputs)
 
-    def means(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
         """The mean losses of the pairs within every side, shape (1, s), and which sides have both classes, (1, s)."""
-        scores = self.of_samples(outputs, batch)
-        shares, known = shares_of(self.members(batch), batch, scores.dtype)
-        losses = pair_losses(self.loss, only_of(shares, scores), shares[0], shares[1])
+        shares, known = shares_of(self.members(batch), batch, values.dtype)
+        losses = pair_losses(self.loss, only_of(shares, values), shares[0], shares[1])
         return losses.unsqueeze(0), known.all(0, keepdim=True)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:

@@ -118,6 +118,7 @@ class ROCFairness(DifferenceAtMost, GroupConstraint):
     range = Range(0.0, 1.0)
     kinds = ("tpr", "fpr")
     classes = (1, 0)
+    smooths = True
 
     def __init__(
         self,
@@ -155,11 +156,10 @@ class ROCFairness(DifferenceAtMost, GroupConstraint):
         scores = self.scale(binary_scores(outputs)).unsqueeze(1)
         return torch.sigmoid((scores - self._levels.like(scores, scores.dtype)) / self.temperature)
 
-    def means(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
         """The rates, (c, s, t); those of samples that count nowhere are finite, so nothing is put in their place."""
-        rates = self.of_samples(outputs, batch)
-        shares, known = shares_of(self.members(batch), batch, rates.dtype)
-        return shares @ rates, known
+        shares, known = shares_of(self.members(batch), batch, values.dtype)
+        return shares @ values, known
 
     def as_rows(self, means: Tensor, known: Tensor) -> Rows:
         rates = self.by_rows(means).transpose(2, 3)  # (class, pair, threshold, side)
@@ -201,6 +201,7 @@ class TopShare(Quantity):
     temperature: float = 0.05
     scale: QuantileScores = QuantileScores()
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
