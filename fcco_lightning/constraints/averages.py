@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
+from fcco_lightning.objectives import Quantity
 from fcco_lightning.objectives.measurable import Rows
 
 
-class OfMeans(Constraint, ABC):
-    """Every row compares means of a number of the samples over its sides, of the samples of a class or of all.
+class OverSides(Constraint, ABC):
+    """Every row compares what is measured on its sides: sets of samples, of a class or of all.
 
-    A side is a set of samples.  A batch without a sample of a side leaves the row untouched.  Where samples are not
-    drawn uniformly the means are weighted by the column ``weight``.
+    A batch without a sample of a side leaves the row untouched.
     """
 
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
@@ -39,22 +40,9 @@ class OfMeans(Constraint, ABC):
             DataError: if the batch lacks a column, or has no single label for a sample.
         """
 
-    @abstractmethod
-    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """What is averaged, with graph: a number of every sample, shape (B,), or t of them, (B, t).
-
-        Where it is a rate it is a smoothed decision, ``sigmoid((score - threshold) / temperature)``, more than 1/2
-        exactly where the decision is positive.
-        """
-
-    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """What is averaged in the place of :meth:`of_samples` where decisions are: 0 or 1, of the same shape."""
-        values = self.of_samples(outputs, batch)
-        return (values > 0.5).to(values.dtype)
-
-    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-        """The means of values of samples in every class and side, (c, s) or (c, s, t); which have samples, (c, s)."""
-        return means_over(self.members(batch), values, batch)
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a row if it holds a sample of each of its sides, of the class."""
+        return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
 
     def by_rows(self, table: Tensor) -> Tensor:
         """What belongs to the sides of every row of a class, (c, p, k, ...), from that of all sides, (c, s, ...)."""
@@ -62,19 +50,67 @@ class OfMeans(Constraint, ABC):
             table = table.index_select(1, self._picked.like(table))
         return table.view(len(table), len(self._rows), -1, *table.shape[2:])
 
-    def as_rows(self, means: Tensor, known: Tensor) -> Rows:
-        """The means of :meth:`means` as the sides of the rows, (m, k), by class and row."""
-        return Rows(self.by_rows(means).reshape(-1, self.width), self.by_rows(known).all(-1).flatten())
+    def as_rows(self, measured: Tensor, known: Tensor) -> Rows:
+        """What is measured on all sides, (c, s) or (c, s, t), and on which, (c, s), as rows (m, k) by class and row."""
+        return Rows(self.by_rows(measured).reshape(-1, self.width), self.by_rows(known).all(-1).flatten())
+
+
+class OfMeans(OverSides, ABC):
+    """What is measured are means of numbers of the samples.
+
+    Where samples are not drawn uniformly the means are weighted by the column ``weight``.
+    """
+
+    @abstractmethod
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """What is averaged, with graph: a number of every sample, shape (B,), or t of them, (B, t).
+
+        Where it is a rate it is a smoothed decision, ``sigmoid((score - threshold) / temperature)``.
+        """
+
+    @abstractmethod
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """What is averaged in the place of :meth:`of_samples` where decisions are: 0 or 1, of the same shape."""
+
+    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+        """The means of values of samples in every class and side, (c, s) or (c, s, t); which have samples, (c, s)."""
+        return means_over(self.members(batch), values, batch)
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         return None, self.as_rows(*self.means(self.of_samples(outputs, batch), batch))
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        if not self.smooths:
+            return super().decided(outputs, batch)
         return self.as_rows(*self.means(self.of_decisions(outputs.detach(), batch), batch)).values
 
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds a sample of each of its sides, of the class."""
-        return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
+
+class OfQuantity(OfMeans, ABC):
+    """Means of a quantity q of the samples, and where it smooths decisions of these.
+
+    Attributes:
+        quantity: q.
+    """
+
+    quantity: Quantity
+
+    @property
+    def smooths(self) -> bool:
+        return self.quantity.smooths
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        super().check(outputs, batch)
+        self.quantity.check(outputs, batch)
+
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self.quantity(outputs, batch)
+
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self.quantity.decided(outputs, batch)
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
+        return constant_decision(self.quantity(outputs, batch)) if self.quantity.range == (0.0, 1.0) else None
 
 
 def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
-from fcco_lightning.constraints.averages import OfMeans
+from fcco_lightning.constraints.averages import OfQuantity
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, ValueAtMost
 from fcco_lightning.constraints.subsets import Subset, Subsets
-from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.data.conditions import Where, described
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
@@ -27,7 +26,7 @@ def _named(quantity: Quantity, where: Where | None) -> str:
     return f"{kind}, {described(where)}" if where else kind
 
 
-class _OfSubsets(OfMeans, ABC):
+class _OfSubsets(OfQuantity, ABC):
     """What constraints on means of a quantity over subsets share: row i is of the subsets i k, i k + 1, ... of k m.
 
     Args:
@@ -49,7 +48,7 @@ class _OfSubsets(OfMeans, ABC):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         for where in self._wheres:
             where.check(batch)
-        self.quantity.check(outputs, batch)
+        super().check(outputs, batch)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds a sample of each of its subsets, of which there must be some."""
@@ -59,20 +58,6 @@ class _OfSubsets(OfMeans, ABC):
 
     def members(self, batch: Columns) -> Tensor:
         return self._marked.masks(batch).unsqueeze(0)
-
-    @property
-    def smooths(self) -> bool:
-        return self.quantity.smooths
-
-    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
-        return self.quantity(outputs, batch)
-
-    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
-        return self.quantity.decided(outputs, batch)
-
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
-        """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
-        return constant_decision(self.quantity(outputs, batch)) if self.quantity.range == (0.0, 1.0) else None
 
     def alike(self) -> Hashable:
         """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""

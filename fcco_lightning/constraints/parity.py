@@ -8,27 +8,24 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
-from fcco_lightning.constraints.averages import OfMeans, only_of, shares_of
+from fcco_lightning.constraints.averages import OfQuantity, OverSides, only_of, shares_of
 from fcco_lightning.constraints.base import DifferenceAtMost, ValueAtMost
 from fcco_lightning.constraints.comparisons import Against, GroupComparisons
-from fcco_lightning.constraints.vacuity import constant_decision, too_close
+from fcco_lightning.constraints.vacuity import too_close
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import PairLoss, Quantity, SigmoidPair, SoftRate, binary_scores, require_binary_labels
 from fcco_lightning.objectives.base import one_label_each
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, Range, RatioDifference
 
 _AT_ONCE = 2**20  # pairs of samples that are compared at once
 
 
-class GroupConstraint(OfMeans, ABC):
+class GroupConstraint(OverSides, ABC):
     """What constraints on groups share: one row for every kind of rate and every comparison of groups.
 
-    Args:
-        kappa: tolerance.
-        by: column of the groups: "group", or with a datamodule of tables any of its columns.
-        against: with what a group is compared, see :class:`GroupComparisons`.
-        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
+    Args: as of :class:`DemographicParity`.
 
     Attributes:
         kinds: names of the rates that are compared.
@@ -69,8 +66,8 @@ class GroupConstraint(OfMeans, ABC):
         return (y == self._labels.like(y)) & sides
 
 
-class _Rates(GroupConstraint):
-    """A row compares the means of q over side a and over side b, for every comparison of two sides."""
+class _Rates(OfQuantity, GroupConstraint):
+    """A row compares the means of a rate over side a and over side b, for every comparison of two sides."""
 
     width = 2
 
@@ -83,23 +80,8 @@ class _Rates(GroupConstraint):
         groups: Sequence[str] | None = None,
     ) -> None:
         super().__init__(non_negative("kappa", kappa), by, against, groups)
-        self.rate = rate or SoftRate()
+        self.rate = self.quantity = rate or SoftRate()
         self.range = self.rate.range
-
-    def check(self, outputs: Any, batch: Columns) -> None:
-        super().check(outputs, batch)
-        self.rate.check(outputs, batch)
-
-    @property
-    def smooths(self) -> bool:
-        return self.rate.smooths
-
-    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
-        return self.rate(outputs, batch)
-
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
-        """All decisions are equal, or too soft to tell: then all groups are treated alike, whatever the scores."""
-        return constant_decision(self.rate(outputs, batch))
 
 
 class _RateParity(DifferenceAtMost, _Rates):
@@ -196,8 +178,13 @@ class PredictiveParity(_Rates):
     kinds = ("precision",)
 
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self._of_both(super().of_samples(outputs, batch), batch)
+
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self._of_both(super().of_decisions(outputs, batch), batch)
+
+    def _of_both(self, q: Tensor, batch: Columns) -> Tensor:
         """``q y`` and q, shape (B, 2)."""
-        q = self.rate(outputs, batch)
         return torch.stack([q * (one_label_each(batch, self) == 1), q], dim=1)
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
@@ -225,15 +212,12 @@ class _GroupAUC(GroupConstraint):
         self.loss = loss or SigmoidPair()
         self.range = Range(0.0, 1.0) if isinstance(self.loss, SigmoidPair) else Range()
 
-    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
-        """The scores, whose differences are what is averaged."""
-        return binary_scores(outputs)
-
-    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-        """The mean losses of the pairs within every side, shape (1, s), and which sides have both classes, (1, s)."""
-        shares, known = shares_of(self.members(batch), batch, values.dtype)
-        losses = pair_losses(self.loss, only_of(shares, values), shares[0], shares[1])
-        return losses.unsqueeze(0), known.all(0, keepdim=True)
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """The mean losses of the pairs within the sides."""
+        scores = binary_scores(outputs)
+        shares, known = shares_of(self.members(batch), batch, scores.dtype)
+        losses = pair_losses(self.loss, only_of(shares, scores), shares[0], shares[1])
+        return None, self.as_rows(losses.unsqueeze(0), known.all(0, keepdim=True))
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds both classes of all its sides."""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
-from fcco_lightning.constraints.averages import shares_of
+from fcco_lightning.constraints.averages import OfMeans, shares_of
 from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against
 from fcco_lightning.constraints.parity import GroupConstraint
-from fcco_lightning.constraints.vacuity import spread
+from fcco_lightning.constraints.vacuity import quantiles, spread
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
@@ -80,23 +80,14 @@ class QuantileScores(ScoreScale):
 
     def __call__(self, scores: Tensor) -> Tensor:
         levels = torch.linspace(0, 1, self.knots, device=scores.device, dtype=scores.dtype)
-        quantiles = _quantiles(scores, levels)
-        right = torch.searchsorted(quantiles.detach(), scores.detach()).clamp(1, self.knots - 1)
-        low, high = quantiles[right - 1], quantiles[right]
+        knots = quantiles(scores, levels)
+        right = torch.searchsorted(knots.detach(), scores.detach()).clamp(1, self.knots - 1)
+        low, high = knots[right - 1], knots[right]
         within = (scores - low) / (high - low).clamp(min=self.floor)
         return (right - 1 + within.clamp(0, 1)) / (self.knots - 1)
 
 
-def _quantiles(scores: Tensor, levels: Tensor) -> Tensor:
-    """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision."""
-    ranked = scores.sort().values
-    position = levels * (len(scores) - 1)
-    below = position.floor().long().clamp(max=len(scores) - 1)
-    above = (below + 1).clamp(max=len(scores) - 1)
-    return torch.lerp(ranked[below], ranked[above], position - below)
-
-
-class ROCFairness(DifferenceAtMost, GroupConstraint):
+class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
     r"""``h_tau^{+-}(w) = |mean_favoured sigma((s - tau)/T) - mean_other sigma((s - tau)/T)| - kappa <= 0``.
 
     One row of width 2 (rate of the favoured group, rate of the other) per threshold over the positives (true positive
@@ -162,16 +153,22 @@ class ROCFairness(DifferenceAtMost, GroupConstraint):
 
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         """Whether the score is above every threshold, smoothed, shape (B, t)."""
+        return torch.sigmoid(self._above(outputs) / self.temperature)
+
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        return (self._above(outputs) > 0).to(outputs.dtype)
+
+    def _above(self, outputs: Tensor) -> Tensor:
         scores = self.scale(binary_scores(outputs)).unsqueeze(1)
-        return torch.sigmoid((scores - self._levels.like(scores, scores.dtype)) / self.temperature)
+        return scores - self._levels.like(scores, scores.dtype)
 
     def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
         """The rates, (c, s, t); those of samples that count nowhere are finite, so nothing is put in their place."""
         shares, known = shares_of(self.members(batch), batch, values.dtype)
         return shares @ values, known
 
-    def as_rows(self, means: Tensor, known: Tensor) -> Rows:
-        rates = self.by_rows(means).transpose(2, 3)  # (class, pair, threshold, side)
+    def as_rows(self, measured: Tensor, known: Tensor) -> Rows:
+        rates = self.by_rows(measured).transpose(2, 3)  # (class, pair, threshold, side)
         known = self.by_rows(known).all(-1, keepdim=True).expand(rates.shape[:3])
         return Rows(rates.reshape(-1, 2), known.flatten())
 

@@ -7,7 +7,6 @@ from fcco_lightning.outer.composed import (
     Linear,
     RatioDifference,
     Shifted,
-    ratio_difference,
 )
 from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum, WorstCase
@@ -60,5 +59,4 @@ __all__ = [
     "WorstCase",
     "cvar",
     "excess",
-    "ratio_difference",
 ]

@@ -208,19 +208,14 @@ class RatioDifference(OfArgument):
         )
 
     def argument(self, u: Tensor) -> Tensor:
-        return ratio_difference(u, self.floor)
+        ratios = u[..., ::2] / u[..., 1::2].clamp(min=self.floor)
+        return ratios[..., :1] - ratios[..., 1:]
 
     def back(self, u: Tensor, slope: Tensor) -> Tensor:
         below = u[..., 1::2].clamp(min=self.floor)
         of_denominators = -u[..., ::2] / below.square() * (u[..., 1::2] > self.floor)
         slopes = torch.stack([1 / below, of_denominators], dim=-1)  # (B, side, numerator and denominator)
         return slope * torch.cat([slopes[..., 0, :], -slopes[..., 1, :]], dim=-1)
-
-
-def ratio_difference(u: Tensor, floor: float = 1e-6) -> Tensor:
-    """``u_1 / u_2 - u_3 / u_4`` of every row, denominators below ``floor`` counting as ``floor``: (B, 4) -> (B, 1)."""
-    ratios = u[..., ::2] / u[..., 1::2].clamp(min=floor)
-    return ratios[..., :1] - ratios[..., 1:]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -232,9 +227,8 @@ class Shifted(OfArgument):
     ``h = ChiSquare(lam0)`` or ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.  Convex, monotone
     and smooth as h.
 
-    :meth:`value`, :meth:`envelope` and :meth:`conjugate` can be differentiated with respect to s, and the slope that
-    they have in s is the one that :meth:`subgradient` (:meth:`envelope_gradient`) returns, also at a kink.  The maps
-    that return rows are constants: they carry no graph to s.
+    :meth:`value`, :meth:`envelope` and :meth:`conjugate` can be differentiated with respect to s, see
+    :class:`OfArgument`; the maps that return rows are constants.
 
     Args:
         outer: the function h.

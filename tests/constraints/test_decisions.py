@@ -9,6 +9,7 @@ from fcco_lightning import (
     SOX,
     AdaptivePenalty,
     AugmentedLagrangian,
+    ConfigError,
     CrossEntropy,
     DemographicParity,
     Engine,
@@ -133,3 +134,25 @@ def test_it_is_an_option_of_every_rule(rule):
         (term,) = engine.problem.all_terms
         assert (term.multipliers.decisions is not None) is decisions
         assert bool(torch.isfinite(term.multipliers.state.rows).all())
+
+
+def test_decisions_of_several_classes_are_those_of_the_largest_output():
+    """Also where no class has half of the probability."""
+    columns = batch()[1] | {"y": torch.arange(48) // 4 % 4}
+    outputs = torch.randn(48, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert outputs.softmax(1).max(1).values.min() < 0.5
+    wrong = (outputs.argmax(1) != columns["y"]).double()
+    expected = torch.stack([wrong[columns["group"] == side].mean() for side in (1, 0)])
+    for constraint in (
+        DemographicParity(rate=ErrorProbability()),
+        MeanDifferenceAtMost(ErrorProbability(), 0.1, {"group": 1}, {"group": 0}),
+    ):
+        torch.testing.assert_close(constraint.decided(outputs, columns)[0], expected)
+
+
+def test_decisions_of_what_smooths_none_are_refused():
+    scores, columns = batch()
+    for constraint in (DemographicParity(rate=LogisticLoss()), GroupAUCAtLeast(0.6)):
+        with pytest.raises(ConfigError, match="smooths no decisions"):
+            constraint.decided(scores, columns)
+    assert DemographicParity(rate=LogisticLoss()).vacuous(scores + 9, columns) is None  # a loss decides nothing
