@@ -56,3 +56,10 @@ def test_the_roc_curves_of_two_groups_are_drawn(tmp_path):
     batch["y"][batch["group"] == 1] = 0  # a group that lacks a class
     assert BinaryEvaluation().draw([], {"test": (outputs, batch)}, tmp_path) == []
     assert BinaryEvaluation().draw([], {"test": split(2)}, tmp_path) == [tmp_path / "roc_by_group.png"]
+
+
+def test_the_picture_has_the_gap_of_the_figures(drawn, tmp_path):
+    evaluation, (outputs, batch) = BinaryEvaluation(num_thresholds=3), split(2)
+    evaluation.draw([], {"test": (outputs, batch)}, tmp_path)
+    *_, shown = drawn[0].axes[0].get_legend().get_texts()
+    assert shown.get_text() == f"hard gap {evaluation(outputs, batch)['roc_gap']:.3f}, at one threshold"

@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
-from matplotlib.figure import Figure
 
 from fcco_lightning import SGD, ConfigError, MeanAtMost, SoftRate
 from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, plot_dual_states, together
@@ -298,14 +297,6 @@ def test_three_processes(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures in the order in which they were saved; every one is still written."""
-    figures, write = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), write(self, *a, **k))[1])
-    return figures
 
 
 def heights(axes):

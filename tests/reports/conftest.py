@@ -1,0 +1,1 @@
+from tests.evaluation.conftest import drawn  # noqa: F401 - a fixture of pictures
