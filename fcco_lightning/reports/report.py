@@ -168,7 +168,7 @@ class Report(Callback):
                 rank_zero_warn(
                     f"no batch has spoken of the constraint {name!r} in {trainer.current_epoch + 1} epoch(s), so it is "
                     "not enforced: its samples are too few, or the loader leaves them out. Draw them more often "
-                    "(`batches: GroupBatches`), or use larger batches."
+                    "(`batches: GroupSampling`), or use larger batches."
                 )
 
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, Split]) -> None:
