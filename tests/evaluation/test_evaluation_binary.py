@@ -1,12 +1,15 @@
-"""Binary figures: what a split leaves undefined, what is refused, and which pictures are drawn."""
+"""Binary figures: what a split leaves undefined, and which pictures are drawn."""
 
 import math
 
 import pytest
 import torch
 
-from fcco_lightning import BinaryEvaluation, ConfigError, DataError
+from fcco_lightning import BinaryEvaluation, ConfigError
+from tests import drawing
 from tests.evaluation.reference import split
+
+drawn = drawing.drawn
 
 
 def test_a_split_of_one_class_has_no_auc():
@@ -29,19 +32,6 @@ def test_a_gap_is_one_of_two_groups_with_both_classes():
 def test_a_column_of_scores_is_one_score():
     outputs, batch = split(2)
     assert BinaryEvaluation()(outputs.unsqueeze(1), batch) == BinaryEvaluation()(outputs, batch)
-
-
-@pytest.mark.parametrize(
-    ("shape", "columns", "match"),
-    [
-        ((4, 2), ("y",), r"one score per sample.* got outputs of shape \(4, 2\).*--model.evaluation"),
-        ((4, 1, 1), ("y",), r"got outputs of shape \(4, 1, 1\)"),
-        ((4,), ("group",), r"need a column 'y'.*\['group'\].*--model.evaluation"),
-    ],
-)
-def test_what_is_not_binary_is_refused(shape, columns, match):
-    with pytest.raises(DataError, match=match):
-        BinaryEvaluation()(torch.zeros(shape), {name: torch.tensor([0, 1, 0, 1]) for name in columns})
 
 
 def test_no_thresholds_are_refused():

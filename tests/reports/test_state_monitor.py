@@ -21,8 +21,10 @@ from fcco_lightning import (
 )
 from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, plot_dual_states, together
 from fcco_lightning.state import DualState
-from tests import jobs
+from tests import drawing, jobs
 from tests.launch import launch, values
+
+drawn = drawing.drawn
 
 NAMES = {"objective": "problem.terms.0.state", "penalty": "problem.terms.1.state"}
 BATCHES = 8  # an epoch of 203 rows in batches of 24

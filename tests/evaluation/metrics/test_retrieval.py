@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import RetrievalEvaluation
 from fcco_lightning.evaluation.metrics.retrieval import RankedLists
 
@@ -40,7 +40,3 @@ def test_without_a_relevant_item_figures_are_nan():
 def test_what_is_refused():
     with pytest.raises(ConfigError, match="k must name at least one"):
         RetrievalEvaluation([])
-    with pytest.raises(DataError, match="need a column 'query'"):
-        RetrievalEvaluation()(torch.randn(6), {"y": GRADES})
-    with pytest.raises(DataError, match=r"got \(6, 2\)"):
-        RetrievalEvaluation()(torch.randn(6, 2), {"y": GRADES, "query": QUERIES})
