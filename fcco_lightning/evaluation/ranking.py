@@ -90,7 +90,7 @@ class BinaryEvaluation(Evaluation):
         return written(
             plot_objective_and_violation(history, folder / "auc_and_violation.png"),
             plot_constraints(history, folder / "constraints.png"),
-            plot_roc_by_group(splits, folder / "roc_by_group.png", names=names),
+            plot_roc_by_group(splits, folder / "roc_by_group.png", names=names, num_thresholds=self.num_thresholds),
         )
 
 

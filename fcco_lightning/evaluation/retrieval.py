@@ -44,9 +44,9 @@ class RetrievalEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         lists = _lists(outputs, batch)
         if not bool(lists.has_relevant.any()):
-            self.warn_of_undefined(
-                "ndcg, map and mrr", f": none of the {len(lists.sizes)} queries of a split has a relevant item (y > 0)"
-            )
+            queries = len(lists.has_relevant)
+            reason = f": none of the {queries} queries of a split has a relevant item (y > 0)"
+            self.warn_of_undefined("ndcg, map and mrr", reason)
         figures = {f"ndcg_{k}": float(lists.ndcg(k).mean()) for k in self.k}
         return figures | {
             "map": float(lists.average_precision().mean()),
@@ -56,7 +56,7 @@ class RetrievalEvaluation(Evaluation):
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return the number of ``queries``, and of those with a relevant item."""
         lists = _lists(outputs, batch)
-        return {"num_queries": len(lists.sizes), "num_queries_with_relevant": int(lists.has_relevant.sum())}
+        return {"num_queries": len(lists.has_relevant), "num_queries_with_relevant": int(lists.has_relevant.sum())}
 
 
 def _lists(outputs: Tensor, batch: Columns) -> RankedLists:

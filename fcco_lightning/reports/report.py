@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,18 +108,13 @@ class Report(Callback):
         baselines = [baseline for baseline in _callbacks(trainer, Baseline) if baseline.network is not None]
         seconds = time.perf_counter() - self._started - sum(b.seconds for b in baselines)
         choice = next(iter(_callbacks(trainer, BestFeasible)), BestFeasible())
-        unconstrained: dict[str, Any] = {}
-        final: dict[str, Split] = {}
-        self.report = {}
-        for split, loader in loaders().items():
-            final[split] = pl_module.split_of(loader)
-            self.report[split] = _figures(pl_module, split, final[split], choice)
-            for baseline in baselines:
-                unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))
+        splits = loaders()
+        final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
+        self.report = {split: _figures(pl_module, split, found, choice) for split, found in final.items()}
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
         known = {
             "kappas": _kappas(pl_module),
-            "unconstrained": unconstrained,
+            "unconstrained": _unconstrained(pl_module, baselines, splits),
             "clusters": choice.clusters,
             "selected": choice.chosen,
         }
@@ -204,6 +199,10 @@ def _figures(module: FCCOModule, name: str, split: Split, choice: BestFeasible) 
     parts = {"multipliers": module.multipliers(), "intervals": {name: one._asdict() for name, one in bounds.items()}}
     details = module.evaluation.details(split.outputs, split.columns)
     return summary | details | {name: part for name, part in parts.items() if part}
+
+
+def _unconstrained(module: FCCOModule, baselines: Sequence[Baseline], loaders: Mapping[str, Any]) -> dict[str, Any]:
+    return {split: _as_reported(b.summary(module, loader)) for b in baselines for split, loader in loaders.items()}
 
 
 def _kappas(module: FCCOModule) -> dict[str, float]:

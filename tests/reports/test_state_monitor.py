@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
-from matplotlib.figure import Figure
 
 from fcco_lightning import (
     SGD,
@@ -22,8 +21,10 @@ from fcco_lightning import (
 )
 from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, plot_dual_states, together
 from fcco_lightning.state import DualState
-from tests import jobs
+from tests import drawing, jobs
 from tests.launch import launch, values
+
+drawn = drawing.drawn
 
 NAMES = {"objective": "problem.terms.0.state", "penalty": "problem.terms.1.state"}
 BATCHES = 8  # an epoch of 203 rows in batches of 24
@@ -304,14 +305,6 @@ def test_three_processes(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures in the order in which they were saved; every one is still written."""
-    figures, write = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), write(self, *a, **k))[1])
-    return figures
 
 
 def heights(axes):

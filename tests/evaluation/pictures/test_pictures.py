@@ -9,7 +9,10 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fcco_lightning.evaluation import pictures
 from fcco_lightning.evaluation.metrics import roc_gap
+from tests import drawing
 from tests.evaluation.metrics.test_ranking import sample
+
+drawn = drawing.drawn
 
 NAMES = [f"h/{rate}@{threshold}" for threshold in range(-3, 4) for rate in ("fpr", "tpr")]
 

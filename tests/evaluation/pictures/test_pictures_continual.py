@@ -5,6 +5,9 @@ from itertools import pairwise
 import pytest
 
 from fcco_lightning.evaluation.pictures import plot_continual
+from tests import drawing
+
+drawn = drawing.drawn
 
 
 def history(count, epochs=3, splits=("train", "val"), **more):

@@ -5,6 +5,9 @@ from itertools import pairwise
 import pytest
 
 from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
+from tests import drawing
+
+drawn = drawing.drawn
 
 
 def history(*splits, **scale):

@@ -1,3 +1,5 @@
+"""Pictures that tests look into."""
+
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
