@@ -117,6 +117,21 @@ class Constraint(Measurable, ABC):
     def violation(self, values: Tensor) -> Tensor:
         """h_i at the :attr:`tolerance` from inner values: (b, k) -> (b,).  Positive where it is violated."""
 
+    @property
+    def smooths(self) -> bool:
+        """Whether what is measured are smoothed rates of decisions; :meth:`decided` then has the rates themselves."""
+        return False
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """The inner values on decisions, in the place of the smooth ones of :meth:`measure`.
+
+        A rate of decisions is a mean of numbers 0 and 1, which has no useful gradient; what is measured in its place
+        is a smooth function of the scores.
+
+        Returns: shape (m, k), without graph, finite where the batch says nothing of a row.
+        """
+        raise ConfigError(f"{type(self).__name__} smooths no decisions: look at measure(outputs, {sorted(batch)}).")
+
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Why the constraint says nothing about these outputs although it holds, or None."""
         return None

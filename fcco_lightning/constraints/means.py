@@ -58,11 +58,20 @@ class _OfMeans(Constraint, ABC):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """The means of q over the subsets, as one product of matrices, shape (m, k)."""
-        member = self._marked.masks(batch)
-        means, known = means_over(member, self.quantity(outputs, batch), batch)
+        return None, self._means(self.quantity(outputs, batch), batch)
+
+    @property
+    def smooths(self) -> bool:
+        return self.quantity.smooths
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self._means(self.quantity.decided(outputs, batch), batch).values
+
+    def _means(self, q: Tensor, batch: Columns) -> Rows:
+        means, known = means_over(self._marked.masks(batch), q, batch)
         if self.width == 1:
-            return None, Rows(means.unsqueeze(1), known)
-        return None, Rows(means.view(self.width, -1).T, known.view(self.width, -1).all(0))
+            return Rows(means.unsqueeze(1), known)
+        return Rows(means.view(self.width, -1).T, known.view(self.width, -1).all(0))
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """All decisions are equal, or too soft to tell, where q is a smoothed decision."""

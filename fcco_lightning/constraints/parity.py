@@ -129,10 +129,20 @@ class _Rates(GroupConstraint):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """The means over both sides, shape (m, k)."""
-        values = self.of_samples(self.rate(outputs, batch), batch)
+        return None, self._means(self.rate(outputs, batch), batch)
+
+    @property
+    def smooths(self) -> bool:
+        return self.rate.smooths
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self._means(self.rate.decided(outputs, batch), batch).values
+
+    def _means(self, q: Tensor, batch: Columns) -> Rows:
+        values = self.of_samples(q, batch)
         shares, known = self.shares(batch, values.dtype)
         means = self.by_pairs(shares @ only_of(shares, values))  # (class, pair, side, values of a sample)
-        return None, Rows(means.flatten(0, 1).flatten(1), self.by_pairs(known).all(-1).flatten())
+        return Rows(means.flatten(0, 1).flatten(1), self.by_pairs(known).all(-1).flatten())
 
     def of_samples(self, q: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         """What is averaged: q itself, (B,), or several values of a sample, (B, k / 2)."""

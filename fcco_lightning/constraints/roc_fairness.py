@@ -126,6 +126,7 @@ class ROCFairness(DifferenceAtMost, GroupConstraint):
     range = Range(0.0, 1.0)
     kinds = ("tpr", "fpr")
     classes = (1, 0)
+    smooths = True
 
     def __init__(
         self,
@@ -161,13 +162,24 @@ class ROCFairness(DifferenceAtMost, GroupConstraint):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """The rates of both sides, shape (m, 2); those of other samples are finite, and count 0 times."""
+        above = self._above(outputs)
+        return None, self._rates(torch.sigmoid(above if self.temperature == 1 else above / self.temperature), batch)
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        above = self._above(outputs.detach())
+        return self._rates((above > 0).to(above.dtype), batch).values
+
+    def _above(self, outputs: Tensor) -> Tensor:
+        """How much the scores exceed the thresholds, shape (B, thresholds)."""
         scores = self.scale(binary_scores(outputs)).unsqueeze(1)
-        above = scores - self._levels.like(scores, scores.dtype)
-        above = above if self.temperature == 1 else above / self.temperature
-        shares, known = self.shares(batch, scores.dtype)
-        rates = self.by_pairs(shares @ torch.sigmoid(above))  # (class, pair, side, threshold)
+        return scores - self._levels.like(scores, scores.dtype)
+
+    def _rates(self, decisions: Tensor, batch: Columns) -> Rows:
+        """The means over both sides of what is decided at every threshold, (B, thresholds)."""
+        shares, known = self.shares(batch, decisions.dtype)
+        rates = self.by_pairs(shares @ decisions)  # (class, pair, side, threshold)
         known = self.by_pairs(known).all(-1).unsqueeze(-1).expand(-1, -1, rates.shape[-1])
-        return None, Rows(rates.transpose(2, 3).reshape(-1, 2), known.flatten())
+        return Rows(rates.transpose(2, 3).reshape(-1, 2), known.flatten())
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
@@ -204,6 +216,7 @@ class TopShare(Quantity):
     temperature: float = 0.05
     scale: QuantileScores = QuantileScores()
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
@@ -213,3 +226,8 @@ class TopShare(Quantity):
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         levels = self.scale(binary_scores(outputs))
         return torch.sigmoid((levels - (1 - self.share)) / self.temperature)
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """Whether the score is among the highest of the batch."""
+        levels = self.scale(binary_scores(outputs).detach())
+        return (levels > 1 - self.share).to(levels.dtype)

@@ -9,10 +9,16 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fcco_lightning.checks import fraction, non_negative, positive
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import first_of_equals
-from fcco_lightning.objectives.base import binary_scores, one_label_each, require_binary_labels, required_column
+from fcco_lightning.objectives.base import (
+    binary_scores,
+    one_label_each,
+    require,
+    require_binary_labels,
+    required_column,
+)
 from fcco_lightning.outer import Range
 
 MOST_ROWS = 4
@@ -24,13 +30,23 @@ class Quantity(ABC):
 
     Attributes:
         range: the interval in which it lies, whatever the outputs; so do its means.
+        smooths: whether it is a smoothed decision, 0 or 1, which :meth:`decided` gives itself.
     """
 
     range: ClassVar[Range] = Range()
+    smooths: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         """One value per sample."""
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """The decision that the quantity smooths, 0 or 1 for every sample, shape (B,), without graph.
+
+        Raises:
+            ConfigError: if it smooths none, see :attr:`smooths`.
+        """
+        raise ConfigError(f"{type(self).__name__} smooths no decision.")
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
         """Look at a batch and refuse labels that the quantity would misread; see :meth:`Measurable.check`."""
@@ -50,12 +66,18 @@ class SoftRate(Quantity):
     threshold: float = 0.0
     temperature: float = 1.0
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         return torch.sigmoid((binary_scores(outputs) - self.threshold) / self.temperature)
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """Whether the score is above the threshold."""
+        scores = binary_scores(outputs).detach()
+        return (scores > self.threshold).to(scores.dtype)
 
 
 @dataclass(frozen=True)
@@ -66,18 +88,16 @@ class LogisticLoss(Quantity):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         y = one_label_each(batch, self)
-        wrong = y[(y < 0) | (y > 1)]
-        if wrong.numel():
-            raise DataError(
-                f"{type(self).__name__} needs labels y in [0, 1], got {wrong.flatten()[0].item():g}: its loss would be "
-                "unbounded below. Recode them, (y + 1) // 2 for -1 and 1, or give the network one output per class."
-            )
+        remedy = (
+            "The loss of others is unbounded below. Recode them, (y + 1) // 2 for -1 and 1, or give the network one "
+            "output per class."
+        )
+        require((y >= 0) & (y <= 1), y, f"{type(self).__name__} needs labels y in [0, 1]", remedy)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
-        return binary_cross_entropy_with_logits(
-            scores, required_column(batch, "y", self).to(scores.dtype), reduction="none"
-        )
+        y = required_column(batch, "y", self).to(scores.dtype)
+        return binary_cross_entropy_with_logits(scores, y, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -123,18 +143,15 @@ class CrossEntropyLoss(Quantity):
             LogisticLoss().check(outputs, batch)
             return
         y, classes = required_column(batch, "y", self), outputs.shape[1]
-        wrong = y[(y < 0) | (y >= classes)] if y.dim() == 1 else y[:0]
-        if wrong.numel():
-            raise DataError(
-                f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}, "
-                f"got {wrong[0].item():g}. Number the classes from 0, or give the network one output per class."
-            )
+        if y.dim() == 1:  # and not probabilities of classes
+            rule = f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}"
+            remedy = "Number the classes from 0, or give the network one output per class."
+            require((y >= 0) & (y < classes), y, rule, remedy)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         if outputs.dim() == 2 and outputs.shape[1] > 1:
-            return cross_entropy(
-                outputs, required_column(batch, "y", self), reduction="none", label_smoothing=self.label_smoothing
-            )
+            y = required_column(batch, "y", self)
+            return cross_entropy(outputs, y, reduction="none", label_smoothing=self.label_smoothing)
         return LogisticLoss()(outputs, batch)
 
 
@@ -153,6 +170,7 @@ class ErrorProbability(Quantity):
 
     temperature: float = 1.0
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
@@ -168,6 +186,15 @@ class ErrorProbability(Quantity):
         y = y.to(scores.dtype)
         return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)
 
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """Whether the decision for the largest output is wrong; of one score whether it has the wrong sign."""
+        y = required_column(batch, "y", self)
+        if outputs.dim() == 2 and outputs.shape[1] > 1:
+            return (outputs.detach().argmax(1) != y).to(outputs.dtype)
+        scores = binary_scores(outputs).detach()
+        above = (scores > 0).to(scores.dtype)
+        return (y.to(scores.dtype) - above).abs()
+
 
 @dataclass(frozen=True)
 class SquaredLoss(Quantity):
@@ -176,10 +203,8 @@ class SquaredLoss(Quantity):
     range = Range(least=0.0)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        residual = outputs.reshape(len(outputs), -1) - required_column(batch, "y", self).to(outputs.dtype).reshape(
-            len(outputs), -1
-        )
-        return residual.square().sum(1)
+        y = required_column(batch, "y", self).to(outputs.dtype)
+        return (outputs.reshape(len(outputs), -1) - y.reshape(len(outputs), -1)).square().sum(1)
 
 
 @dataclass(frozen=True)
