@@ -56,14 +56,14 @@ class Multipliers(ABC):
         """
         return (0.0,)
 
-    @abstractmethod
     def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
-        """L_i as an outer function of ``t = h + kappa``, or of s for two sides.
+        """L_i as an outer function of ``t = h + kappa``, or of s for two sides; ``nu_i h_i`` unless a rule has another.
 
         Args:
             memory: what is remembered of b rows, shape (b, values, sides).
             kappa: tolerance of the constraint, or of each of the rows, shape (b, 1).
         """
+        return Multiplied(memory[:, 0], kappa)
 
     @abstractmethod
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
@@ -90,9 +90,6 @@ class Lagrangian(Multipliers):
 
     def __init__(self, rate: float = 0.01, decisions: bool = True) -> None:
         self.rate, self.decisions = positive("rate", rate), decisions
-
-    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
-        return Multiplied(memory[:, 0], kappa)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         return (memory + self.rate * (pace * excess.unsqueeze(1))).clamp(min=0)
@@ -126,9 +123,6 @@ class NuPI(Multipliers):
 
     def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
         return (0.0, 0.0)
-
-    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
-        return Multiplied(memory[:, 0], kappa)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         nu, before = memory.unbind(1)

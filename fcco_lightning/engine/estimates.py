@@ -70,8 +70,11 @@ class Estimates(Mapping[str, Tensor]):
         """Add a number to a part."""
         self._others.append((name, value.detach()))
 
-    @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
+        with torch.no_grad():  # no decorator: torch 2.11 cannot compile the subscript then
+            return self._sum_of(name)
+
+    def _sum_of(self, name: str) -> Tensor:
         values = [r.mean(outer.value(at)) for r, outer, at in self._terms if r.term.name == name]
         values += [value for part, value in self._others if part == name]
         if name == "objective" and self.direct is not None:

@@ -31,7 +31,7 @@ class CoxPartialLikelihood(Objective):
 
     The batch needs the columns ``time`` (B,), finite and >= 0, in any unit, and ``event`` (B,), 1 for an event at that
     time and 0 for a sample that was censored then.  The estimate of g_i is unbiased where batches are uniform or
-    stratified by the event (:class:`EventBatches`).  Beyond a difference of 60, exp goes on as its tangent, so that
+    stratified by the event (:class:`EventSampling`).  Beyond a difference of 60, exp goes on as its tangent, so that
     none overflows.
 
     When the memory helps: the loss of a batch alone (``BSGD``, which DeepSurv uses) is itself a consistent estimate of

@@ -68,7 +68,7 @@ class ListObjective(Objective, ABC):
 
     The outputs are scores h, shape (n,) or (n, 1).  A batch needs the columns ``query`` (B,) int64, which names an
     item's list, and the grade ``y`` (B,), a number >= 0.  The estimate of g_i is unbiased where batches are uniform,
-    balanced with weights, or hold a few lists each (:class:`QueryBatches`), which uses the items of a batch best.
+    balanced with weights, or hold a few lists each (:class:`QuerySampling`), which uses the items of a batch best.
     """
 
     dtype = torch.float64

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fcco_lightning.checks import fraction, non_negative, positive
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import first_of_equals
 from fcco_lightning.objectives.base import (
@@ -40,13 +40,13 @@ class Quantity(ABC):
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         """One value per sample."""
 
-    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
-        """The decision that the quantity smooths, 0 or 1 for every sample, shape (B,), without graph.
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """The decision that the quantity smooths, 0 or 1 for every sample, shape (B,); of use where :attr:`smooths`.
 
-        Raises:
-            ConfigError: if it smooths none, see :attr:`smooths`.
+        It is positive where the quantity is more than 1/2.
         """
-        raise ConfigError(f"{type(self).__name__} smooths no decision.")
+        values = self(outputs, batch)
+        return (values > 0.5).to(values.dtype)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
         """Look at a batch and refuse labels that the quantity would misread; see :meth:`Measurable.check`."""
@@ -73,11 +73,6 @@ class SoftRate(Quantity):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         return torch.sigmoid((binary_scores(outputs) - self.threshold) / self.temperature)
-
-    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
-        """Whether the score is above the threshold."""
-        scores = binary_scores(outputs).detach()
-        return (scores > self.threshold).to(scores.dtype)
 
 
 @dataclass(frozen=True)
@@ -187,13 +182,10 @@ class ErrorProbability(Quantity):
         return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """Whether the decision for the largest output is wrong; of one score whether it has the wrong sign."""
-        y = required_column(batch, "y", self)
+        """Whether the decision is wrong: that for the largest output, or for the sign of a single one."""
         if outputs.dim() == 2 and outputs.shape[1] > 1:
-            return (outputs.detach().argmax(1) != y).to(outputs.dtype)
-        scores = binary_scores(outputs).detach()
-        above = (scores > 0).to(scores.dtype)
-        return (y.to(scores.dtype) - above).abs()
+            return (outputs.argmax(1) != required_column(batch, "y", self)).to(outputs.dtype)
+        return super().decided(outputs, batch)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def stands_for(
         owners: which samples own a row, so that the others may be the only one of their stratum, shape (B,), bool; None
             for all.
         within: which samples are compared with which anchors, shape (m, k), bool; None for all.  Where whole lists are
-            drawn (:class:`QueryBatches`) only samples of the anchor's list can be, as the anchor makes sure of its own.
+            drawn (:class:`QuerySampling`) only samples of the anchor's list can be, as it makes sure of its own.
         anchors: see :func:`comparison_weights`.
         others: see :func:`comparison_weights`.
         share: what every one of these samples counts.

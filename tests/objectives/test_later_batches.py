@@ -7,10 +7,8 @@ from torch import nn
 from fcco_lightning import (
     SOX,
     AveragePrecision,
-    BalancedBatches,
     CrossEntropy,
     Engine,
-    GroupBatches,
     KLGroupDRO,
     LogisticLoss,
     MultiInstanceAUC,
@@ -18,8 +16,9 @@ from fcco_lightning import (
     NeighbourhoodComponents,
     NonForgetting,
 )
-from fcco_lightning.data import BagBatches, Drawn
+from fcco_lightning.data import Drawn
 from fcco_lightning.errors import DataError
+from tests.plans import BagBatches, BalancedBatches, GroupBatches
 
 N = 12
 I = torch.arange(N)  # noqa: E741 - the index of a sample

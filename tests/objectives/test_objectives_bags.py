@@ -16,9 +16,10 @@ from fcco_lightning import (
     MultiInstanceAUC,
     SmoothMaxPooling,
 )
-from fcco_lightning.data import BagBatches, Drawn, UniformBatches
+from fcco_lightning.data import Drawn, UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.outer import PooledPairs
+from tests.plans import BagBatches
 
 BAG = torch.tensor([5, 5, 2, 2, 2, 9, 9, 4])
 COLUMNS = {"bag": BAG, "y": (BAG > 4).long(), "index": torch.arange(8)}

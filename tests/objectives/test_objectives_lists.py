@@ -7,22 +7,14 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
-from fcco_lightning import (
-    BSGD,
-    NDCG,
-    CoxPartialLikelihood,
-    Engine,
-    GroupBatches,
-    ListMLE,
-    ListNet,
-    NeighbourhoodComponents,
-)
+from fcco_lightning import BSGD, NDCG, CoxPartialLikelihood, Engine, ListMLE, ListNet, NeighbourhoodComponents
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives import SigmoidPair
 from fcco_lightning.objectives.cox import tie_shares
 from tests.contracts.registry_objectives_lists import CASES
 from tests.contracts.sampled import Bench
+from tests.plans import GroupBatches
 
 
 def full_value(objective, outputs, **columns):

@@ -21,13 +21,11 @@ from fcco_lightning import (
     SOX,
     AUCMargin,
     AveragePrecision,
-    BalancedBatches,
     CVaRPartialAUC,
     Drawn,
     Engine,
     HeavyBall,
     KLPartialAUC,
-    LabelBatches,
     MeanAveragePrecision,
     PNormPush,
     SingleLoop,
@@ -37,6 +35,7 @@ from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
 from tests.contracts.registry_objectives_ranking import CASES, average_precision
 from tests.contracts.sampled import STRATUM, WAYS, Bench, Case
+from tests.plans import BalancedBatches, LabelBatches
 
 N, POSITIVES = 60, 12
 Y = (torch.arange(N) % (N // POSITIVES) == 0).long()
