@@ -183,7 +183,12 @@ def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
 
 
 def _entropic_root(r: Tensor, a: float, b: float) -> Tensor:
-    """Find q with ``a q + b log q = r``: ``a q / b`` is Wright's omega, the root of ``s + log s = z``."""
-    from scipy.special import wrightomega  # noqa: PLC0415 (slow to import)
-
-    return torch.from_numpy(wrightomega((r / b + math.log(a / b)).numpy())) * (b / a)
+    """Find q with ``a q + b log q = r``, as ``a e^x + b x = r`` by Newton's method from above the root."""
+    x, rounding = torch.minimum(r / b, (r / a).clamp(min=1).log()), 4 * torch.finfo(r.dtype).eps
+    for _ in range(_STEPS):
+        e = a * x.exp()
+        step = (e + b * x - r) / (e + b)
+        x = x - step
+        if float((step.abs() / (1 + x.abs())).max()) <= rounding:
+            break
+    return x.exp()

@@ -61,22 +61,20 @@ class Loop:
             Done: when the solver shall stop.
             NonFiniteError: if the iterates diverge.
         """
-        progress, blocks = self.progress, growth.blocks
-        tables, place = self._tables(progress.w.T.flatten()), np.zeros(1, kernel.MARKS).view(np.recarray)
-        marks = place[0]
-        marks.calls, marks.value, marks.lower, marks.limit = progress.calls, progress.value, progress.lower, np.inf
-        marks.at_step = marks.at_response = np.nan
+        progress, blocks, tables = self.progress, growth.blocks, self._tables(self.progress.w.T.flatten())
+        marks = kernel.Marks(calls=progress.calls, value=float(progress.value), lower=float(progress.lower))
         size = FIRST + 8 * blocks
         while marks.status == kernel.GO_ON:
-            since, before, marks.looks = progress.seconds, int(marks.t), 0
+            since, before, marks.looks = progress.seconds, marks.t, 0
             if len(self.drawn) == 0:
                 self.drawn, size = _draws(random, blocks, size), min(2 * size, _MOST)
             records = np.empty((len(self.drawn) // blocks + 2, 3))
+            place = np.array([tuple(vars(marks).values())], kernel.PLACE)
             self.iterate(self.data, tables, growth, self.drawn, place, records)
+            marks = kernel.Marks(*place[0].item())
             self.drawn = self.drawn[marks.t - before :]
             best = np.ascontiguousarray(tables.best.reshape(len(self.data.y), -1).T).reshape(self.shape)
-            found = float(marks.value), float(marks.lower), int(marks.calls)
-            progress.take_over(best, *found, records[: marks.looks], since)
+            progress.take_over(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
         progress.check(np.nan if marks.status == kernel.DIVERGED else 0.0)
         raise Done
 

@@ -12,7 +12,8 @@ Source: DRAGO paper, Alg. 2; the certificate is its eq. (15).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,22 +148,38 @@ class Tables(NamedTuple):
     worst: Array
 
 
-MARKS = np.dtype(
-    [
-        ("t", np.int64),  # iterations that are done
-        ("due", np.int64),  # the iteration after which to look at the gap
-        ("calls", np.int64),  # evaluations of a sample
-        ("looks", np.int64),  # records written
-        ("status", np.int64),  # GO_ON, DONE or DIVERGED
-        ("first", np.float64),  # the gap at w = 0
-        ("value", np.float64),  # the best objective
-        ("lower", np.float64),  # the largest lower bound
-        ("limit", np.float64),  # the objective at which the iterates have diverged
-        ("at_step", np.float64),  # the threshold of the last dual step
-        ("at_response", np.float64),  # that of the last worst weights
-    ]
-)
-"""Where the iterations stand."""
+@dataclass
+class Marks:
+    """Where the iterations stand; the compiled code changes one in a NumPy array of :data:`PLACE`.
+
+    Attributes:
+        t: iterations that are done.
+        due: the iteration after which to look at the gap.
+        calls: evaluations of a sample.
+        looks: records written.
+        status: GO_ON, DONE or DIVERGED.
+        first: the gap at w = 0.
+        value: the best objective.
+        lower: the largest lower bound.
+        limit: the objective at which the iterates have diverged.
+        at_step: threshold of the last dual step, or nan.
+        at_response: threshold of the last worst weights, or nan.
+    """
+
+    t: int = 0
+    due: int = 0
+    calls: int = 0
+    looks: int = 0
+    status: int = GO_ON
+    first: float = np.inf
+    value: float = np.inf
+    lower: float = -np.inf
+    limit: float = np.inf
+    at_step: float = np.nan
+    at_response: float = np.nan
+
+
+PLACE = np.dtype([(mark.name, type(mark.default)) for mark in fields(Marks)])
 
 
 def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
@@ -411,7 +428,7 @@ def move(data: Data, tables: Tables, k: int, at: Pace) -> None:
         path[k, c] = w[c]
 
 
-def dual(data: Data, tables: Tables, j: int, k: int, scale: float, pull: float, marks: Any) -> None:
+def dual(data: Data, tables: Tables, j: int, k: int, scale: float, pull: float, marks: Marks) -> None:
     """The step of q, and the losses of block k."""
     now, losses, v, q = tables.now, tables.losses, tables.v, tables.q
     first, end = data.edges[k], data.edges[k + 1]
@@ -451,7 +468,7 @@ def renew(data: Data, tables: Tables, k: int) -> None:
         tables.total[c] += tables.change[c]
 
 
-def look(data: Data, tables: Tables, known: bool, marks: Any) -> tuple[float, float]:
+def look(data: Data, tables: Tables, known: bool, marks: Marks) -> tuple[float, float]:
     """Objective at w and a lower bound; infinite where the losses are not finite."""
     n, q, now, v = len(tables.q), tables.worst, tables.now, tables.v
     first, end = data.edges[0], data.edges[len(data.edges) - 1]  # 0 and n, in numbers of one type with the others
@@ -470,7 +487,7 @@ def look(data: Data, tables: Tables, known: bool, marks: Any) -> tuple[float, fl
     return worst + data.mu / 2 * inner(tables.w, tables.w), tangent
 
 
-def record(data: Data, tables: Tables, known: bool, marks: Any, records: Array) -> None:
+def record(data: Data, tables: Tables, known: bool, marks: Marks, records: Array) -> None:
     """Look at the gap, write a record of evaluations, objective and gap, and say when to look next."""
     value, lower = look(data, tables, known, marks)
     if not value < marks.limit:
@@ -496,7 +513,7 @@ def record(data: Data, tables: Tables, known: bool, marks: Any, records: Array) 
     marks.due = next_look(marks.t, blocks, gap, marks.first, data.tol, budget)
 
 
-def begin(data: Data, tables: Tables, marks: Any, records: Array) -> None:
+def begin(data: Data, tables: Tables, marks: Marks, records: Array) -> None:
     """Fill the tables at w = 0 and q = 1/n, and look at the gap there."""
     for k in range(len(data.edges) - 1):
         evaluate(data, tables, data.edges[k], data.edges[k + 1])
@@ -507,7 +524,7 @@ def begin(data: Data, tables: Tables, marks: Any, records: Array) -> None:
 
 
 def iterate(
-    data: Data, tables: Tables, growth: Growth, draws: NDArray[np.int64], place: NDArray[Any], records: Array
+    data: Data, tables: Tables, growth: Growth, draws: NDArray[np.int64], place: Sequence[Marks], records: Array
 ) -> None:
     """Iterations until the gap is small, the evaluations are used up, the draws are, or the iterates diverge.
 
@@ -516,10 +533,10 @@ def iterate(
         tables: w = 0, q = 1/n and ``path`` = 0 at first; changed in place.
         growth: the paces.
         draws: blocks I and J, one pair per iteration, (number of iterations, 2).
-        place: where to go on, one of :data:`MARKS`; changed in place.
+        place: where to go on, one mark; changed in place.
         records: room for a record per look, (looks, 3), from row ``looks`` on.
     """
-    marks: Any = place[0]
+    marks = place[0]
     blocks = len(data.edges) - 1
     if marks.t == 0:
         begin(data, tables, marks, records)

@@ -73,6 +73,16 @@ def test_the_compiled_loop_goes_through_the_same_points(numba, loss, size):
     assert len(found.history) > 5
 
 
+def interpreted(data, tables, growth, draws, place, records):
+    kernel.iterate(data, tables, growth, draws, place.view(np.recarray), records)
+
+
+@pytest.mark.parametrize("loss", [Squared, Logistic, Multinomial])
+def test_the_kernel_is_ordinary_python(monkeypatch, loss):
+    monkeypatch.setattr(compiled, "compiled", lambda: interpreted)
+    agree(problem(loss, n=20), block_size=6, passes=10)
+
+
 @pytest.mark.parametrize(
     ("ambiguity", "penalty"), [(Simplex(), EuclideanPenalty(3.0)), (CappedSimplex(1.0), ChiSquarePenalty(1e-3))]
 )
