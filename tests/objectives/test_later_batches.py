@@ -46,7 +46,7 @@ CASES = {  # objective, constraints, outputs, columns, plan, a batch, what is wr
         None,
         [0, 1, 4, 5],
         {"task": torch.tensor([0, 0, 7, 7])},
-        r"tasks must lie in 0\.\.2, got 0\.\.7",
+        r"tasks must lie in 0\.\.2, got 7 at position 2",
     ),
     "a group that is none": (
         lambda: KLGroupDRO(loss=LogisticLoss(), num_groups=2),

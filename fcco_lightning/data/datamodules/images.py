@@ -211,7 +211,7 @@ class GroupedImageDataModule(SplitDataModule):
 
     def _fit(self, frame: pd.DataFrame, where: str) -> None:
         self.labels.fit(frame, where)
-        self.grouping.fit(frame, self.groups.min_size, self.groups.small, where)
+        self.grouping.fit(frame, where)
 
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.Series:
         """Return the name of every row's combination, whether it is a group or not."""
