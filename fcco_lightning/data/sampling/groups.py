@@ -35,6 +35,12 @@ class GroupSampling(Sampling):
 
     Raises:
         ConfigError: if a number is out of range.
+
+    Example:
+        >>> group = torch.tensor([0, 1, 1, 0, 2, 2])
+        >>> batch = next(GroupSampling(2, samples_per_group=2).plan({"group": group}, seed=1).batches(epoch=0))
+        >>> group[batch].tolist()  # sample by sample
+        [2, 1, 2, 1]
     """
 
     groups_per_batch: int | None = 8
