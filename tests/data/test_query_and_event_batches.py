@@ -1,5 +1,7 @@
 """Batches of queries and of events beside what every plan keeps to."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -41,6 +43,12 @@ def test_columns_say_how_many_items_each_stands_for():
     columns = QueryBatches(QUERIES, RELEVANT, 2, 2, 4).columns()
     assert columns["stratum_size"].tolist() == [5 if r else 7 for r in RELEVANT.tolist()]
     assert columns["weight"][RELEVANT].unique().item() == pytest.approx(12 / (60 * 2 / 5 * 2 / 5))
+
+
+def test_weights_are_exact_to_the_last_bit():
+    plan = QueryBatches(QUERIES, RELEVANT, 3, 2, 4)
+    expected = [Fraction(5 if r else 7, 60) * Fraction(5, 3) * Fraction(18, 2 if r else 4) for r in RELEVANT.tolist()]
+    assert torch.equal(plan.weights(), torch.tensor([float(weight) for weight in expected], dtype=torch.float32))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from typing import Literal, Self
 
 import numpy as np
@@ -33,7 +33,8 @@ class StratifiedBatches(BatchPlan):
 
     Args:
         strata: stratum of every row, shape (n,), int64, every number of 0..S-1 at least once.
-        units: the strata of every unit 0..U-1, one or two, in the order in which their rows are drawn.
+        units: the strata of every unit 0..U-1, in the order in which their rows are drawn, shape (U, 1) or (U, 2),
+            int64; -1 stands for a second one that is missing.
         drawn: number of rows of every stratum in a batch that holds its unit, shape (S,), int64.  Every unit has the
             same number R of them, and every unit of two strata the same number of positives.
         choices: which units a batch holds: kinds of units, each with its members and how many of them are chosen,
@@ -56,7 +57,7 @@ class StratifiedBatches(BatchPlan):
     def __init__(
         self,
         strata: Tensor,
-        units: Sequence[Sequence[int]],
+        units: Tensor,
         drawn: Tensor,
         choices: Sequence[Choice],
         *,
@@ -69,19 +70,19 @@ class StratifiedBatches(BatchPlan):
         weights: Weighting = "always",
         tells: Telling = "strata",
     ) -> None:
-        self.slots = int(drawn[list(units[0])].sum())
+        self.slots = int(drawn[units[0][units[0] >= 0]].sum())
         self.chosen = sum(count for _, count in choices)
         super().__init__(len(strata), self.chosen * self.slots, seed)
         self.drawn, self.num_batches, self.replacement = drawn, num_batches, replacement
         self._strata, self._units, self._choices = strata, units, choices
         self._choose, self._ahead, self._weights, self._tells = choose, ahead, weights, tells
         self._positive = torch.ones_like(drawn, dtype=torch.bool) if positive is None else positive
-        self._sizes = torch.bincount(strata)
         self._unit = torch.empty_like(drawn)
-        self._unit[list(chain.from_iterable(units))] = torch.arange(len(units)).repeat_interleave(
-            torch.tensor([len(own) for own in units])
-        )
-        self._rows = torch.split(torch.argsort(strata, stable=True), self._sizes.tolist())  # by stratum
+        unit, place = (units >= 0).nonzero(as_tuple=True)
+        self._unit[units[unit, place]] = unit
+        # The rows stratum by stratum: stratum s owns self._rows[first : first + size].
+        self._rows, self._sizes = torch.argsort(strata, stable=True), torch.bincount(strata)
+        self._firsts = self._sizes.cumsum(0) - self._sizes
         self._even = spread_evenly(int(drawn[self._positive].min()), self.slots)  # of pairs: where their positives go
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
@@ -92,7 +93,7 @@ class StratifiedBatches(BatchPlan):
             if self.replacement:
                 yield self._independent(chosen, generator)
             else:
-                drawn = [self._in_turn(unit, cycles, generator) for unit in chosen.tolist()]
+                drawn = [self._in_turn(unit, cycles, generator) for unit in self._units[chosen].tolist()]
                 yield torch.stack(drawn, dim=1).flatten()
 
     @property
@@ -176,34 +177,38 @@ class StratifiedBatches(BatchPlan):
 
     def _chosen(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the units of every batch: those of the first draw, whichever draw this is."""
-        if self.stream:
-            first = copy.copy(self)
-            first.stream = 0
+        first = copy.copy(self)
+        first.stream = 0
+        if self.stream and not self._ahead:
             for batch in first.batches(epoch):
                 yield self._unit[self._strata[batch[: self.chosen]]]
             return
+        generator = first.generator(epoch) if self.stream else generator
         kinds = [islice(self._choose(*choice, generator), self.num_batches) for choice in self._choices]
         yield from map(torch.cat, zip(*(map(list, kinds) if self._ahead else kinds), strict=True))
 
     def _independent(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        shape, sizes = (self.slots, len(chosen)), self._sizes[chosen]
+        shape = (self.slots, len(chosen))
         # float64 in [0, 1) times a size below 2^53 stays below that size, also after rounding.
-        places = (torch.rand(shape, generator=generator, dtype=torch.float64) * sizes).long()
-        columns = [self._rows[stratum][own] for stratum, own in zip(chosen.tolist(), places.T, strict=True)]
-        return torch.stack(columns, dim=1).flatten()
+        places = (torch.rand(shape, generator=generator, dtype=torch.float64) * self._sizes[chosen]).long()
+        return self._rows[self._firsts[chosen] + places].flatten()
 
-    def _in_turn(self, unit: int, cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Tensor:
-        """Return the rows of a unit, shape (R,); strata are shuffled when first drawn: the others cost nothing."""
-        for stratum in self._units[unit]:
-            if stratum not in cycles:
-                cycles[stratum] = cycle(self._rows[stratum], int(self.drawn[stratum]), generator)
-        drawn = [next(cycles[stratum]) for stratum in self._units[unit]]
+    def _in_turn(self, unit: Sequence[int], cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Tensor:
+        """Return the rows of a unit of these strata, shape (R,)."""
+        drawn = {stratum: next(self._cycle(stratum, cycles, generator)) for stratum in unit if stratum >= 0}
         if len(drawn) == 1:
-            return drawn[0]
+            return drawn[unit[0]]
         rows = torch.empty(self.slots, dtype=torch.int64)
-        for stratum, own in zip(self._units[unit], drawn, strict=True):
+        for stratum, own in drawn.items():
             rows[self._even if self._positive[stratum] else ~self._even] = own
         return rows
+
+    def _cycle(self, stratum: int, cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Iterator[Tensor]:
+        """Return the passes through a stratum, which is shuffled when first drawn: those that are not cost nothing."""
+        if stratum not in cycles:
+            first, size = int(self._firsts[stratum]), int(self._sizes[stratum])
+            cycles[stratum] = cycle(self._rows[first : first + size], int(self.drawn[stratum]), generator)
+        return cycles[stratum]
 
 
 def in_turn(members: Tensor, count: int, generator: torch.Generator) -> Iterator[Tensor]:

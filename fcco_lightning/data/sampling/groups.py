@@ -35,6 +35,12 @@ class GroupSampling(Sampling):
 
     Raises:
         ConfigError: if a number is out of range.
+
+    Example:
+        >>> group = torch.tensor([0, 1, 1, 0, 2, 2])
+        >>> batch = next(GroupSampling(2, samples_per_group=2).plan({"group": group}, seed=1).batches(epoch=0))
+        >>> group[batch].tolist()  # sample by sample
+        [2, 1, 2, 1]
     """
 
     groups_per_batch: int | None = 8
@@ -58,7 +64,7 @@ class GroupSampling(Sampling):
         weighted: Weighting = "always" if self.replacement else "if they differ"
         return StratifiedBatches(
             groups,
-            [[group] for group in range(len(sizes))],
+            torch.arange(len(sizes)).unsqueeze(1),
             torch.full_like(sizes, drawn),
             [(torch.arange(len(sizes)), chosen)],
             choose=at_random,
@@ -135,7 +141,7 @@ class LabelSampling(Sampling):
         self._check_sizes(sizes, drawn, chosen)
         return StratifiedBatches(
             strata,
-            [[2 * label, 2 * label + 1] for label in range(labels)],
+            torch.arange(2 * labels).view(-1, 2),
             drawn,
             [(torch.arange(labels), chosen)],
             choose=at_random,
@@ -214,20 +220,21 @@ class QuerySampling(Sampling):
         # Stratum 2 q + 1 would be the relevant items of query q; those that have rows are numbered anew.
         present, strata = torch.unique(2 * query + relevant.long(), return_inverse=True)
         of_query, positive = present // 2, present % 2 == 1
-        per_query = torch.bincount(of_query)
+        alone = torch.bincount(of_query)[of_query] == 1
         apart = torch.tensor([self.negatives_per_query, self.positives_per_query]) * world_size
-        drawn = torch.where(per_query[of_query] == 1, apart.sum(), apart[positive.long()])
+        drawn = torch.where(alone, apart.sum(), apart[positive.long()])
         self._refuse_single_draws(drawn, torch.bincount(strata), positive)
-        units = torch.split(torch.arange(len(of_query)), per_query.tolist())
+        units = torch.full((every, 2), -1)
+        units[of_query, (positive & ~alone).long()] = torch.arange(len(present))
         return StratifiedBatches(
             strata,
-            [unit.tolist() for unit in units],
+            units,
             drawn,
             [(torch.arange(every), self.queries_per_batch)],
             choose=in_turn,
             num_batches=self.num_batches or -(-every // self.queries_per_batch),
             seed=seed,
-            positive=positive | (per_query[of_query] == 1),
+            positive=positive | alone,
         )
 
     def _refuse_single_draws(self, drawn: Tensor, sizes: Tensor, positive: Tensor) -> None:
@@ -284,7 +291,7 @@ class BagSampling(Sampling):
         choices = self._choices(positive)
         return StratifiedBatches(
             bag,
-            [[number] for number in range(every)],
+            torch.arange(every).unsqueeze(1),
             torch.full((every,), self.instances_per_bag * world_size),
             choices,
             choose=in_turn,

@@ -181,7 +181,7 @@ def _of_two_classes(
             )
     return StratifiedBatches(
         (labels == 1).long(),
-        [[1, 0]],  # positives are drawn first
+        torch.tensor([[1, 0]]),  # positives are drawn first
         torch.tensor(drawn),
         [(torch.tensor([0]), 1)],
         choose=all_of_them,
