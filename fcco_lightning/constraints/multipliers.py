@@ -37,9 +37,8 @@ class Multipliers(ABC):
 
     Where a constraint smooths a rate of decisions, the multipliers can follow the rate of decisions itself, whose
     running mean is remembered beside that of the smooth one.  The outer gradient is then taken at the mean of decisions
-    and multiplies the gradient of the smooth rate, so that what is enforced is what is decided, and not what is smoothed
-    (proxy constraints: Cotter, Jiang and Sridharan, Two-player games for efficient non-convex constrained optimization,
-    2019, section 3).
+    and multiplies the gradient of the smooth rate, so that what is enforced is what is decided (proxy constraints:
+    Cotter, Jiang and Sridharan, Two-player games for efficient non-convex constrained optimization, 2019, section 3).
 
     Attributes:
         acts: whether constraints enter what is minimised, which they do.
