@@ -32,7 +32,7 @@ from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
 from fcco_lightning.data.datamodules import TensorDataModule
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation import Evaluation
+from fcco_lightning.evaluation import ClassEvaluation, Evaluation
 from fcco_lightning.models import TabularMLP
 from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.reports.page import report_page
@@ -72,7 +72,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     Attributes:
         classes_: the labels, in increasing order.
-        network_: the trained network, for standardised features.
+        network_: the trained network, for standardised features in float64.
         report_: figures, tables and pictures of the training, see :class:`TrainingReport`.
 
     Example:
@@ -127,13 +127,13 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(
-                f"y holds the class {self.classes_[0]!r} only: this classifier can't train when only one class is "
+                f"y holds the class {str(self.classes_[0])!r} only: this classifier can't train when only one class is "
                 "present. Give samples of two classes or more."
             )
         groups = _groups(sensitive_features, len(y))
         self._require_groups(groups)
         self._scaler = StandardScaler(with_mean=not sparse.issparse(X)).fit(X)
-        columns = {"x": self._scaled(X), "y": torch.from_numpy(labels)}
+        columns = {"x": self._scaled(X).float(), "y": torch.from_numpy(labels)}
         data = _Sample(columns, groups, self._batches(len(y)), self._seed())
         with _quiet(), torch.random.fork_rng():
             torch.manual_seed(data.seed)
@@ -143,10 +143,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def decision_function(self, X: Any) -> Any:
         """The scores: (n,) of two classes, of which the later one is decided where they are positive; else (n, C)."""
         check_is_fitted(self)
-        x = self._scaled(validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False))
-        with torch.no_grad():
-            scores = torch.cat([self.network_(part) for part in torch.split(x, _AT_ONCE)])
-        return scores.double().numpy()
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        return self._scores(self._scaled(X)).numpy()
+
+    @torch.no_grad()
+    def _scores(self, x: Tensor) -> Tensor:
+        return torch.cat([self.network_(part) for part in torch.split(x, _AT_ONCE)])
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, shape (n, C), of which the objective's scores are the log-odds."""
@@ -171,6 +173,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             copy.deepcopy(self.penalty),
             copy.deepcopy(self.algorithm),
             optimizer=lambda params: torch.optim.AdamW(params, lr=rate, weight_decay=decay),
+            evaluation=ClassEvaluation() if len(self.classes_) > 2 else None,
             average=WeightAverage(decay=None, start=int((1 - _AVERAGED) * updates)),
         )
         with tempfile.TemporaryDirectory() as folder:
@@ -186,11 +189,14 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 default_root_dir=folder,
                 callbacks=[report, *([TQDMProgressBar()] if self.verbose else [])],
             ).fit(module, data)
-        self.network_ = module.network.cpu().eval()
+        self.network_ = module.network.cpu().double().eval()  # in float32 a score depends on what is scored with it
         table = data.tables["train"].columns
-        with torch.no_grad():
-            outputs = torch.cat([self.network_(x) for x in torch.split(table["x"], _AT_ONCE)])
-        final = {"train": (outputs, {name: column for name, column in table.items() if name != "x"})}
+        final = {
+            "train": (
+                self._scores(table["x"].double()).float(),
+                {name: column for name, column in table.items() if name != "x"},
+            )
+        }
         self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)
 
     def _epochs(self, data: "_Sample") -> int:
@@ -205,7 +211,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _scaled(self, X: Any) -> Tensor:
         scaled = self._scaler.transform(X)
         dense = scaled.toarray() if sparse.issparse(scaled) else scaled
-        return torch.from_numpy(dense.astype(np.float32))
+        return torch.from_numpy(np.asarray(dense, dtype=np.float64))
 
     def _require_groups(self, groups: Mapping[str, pd.Categorical]) -> None:
         """Refuse constraints on groups that are not there."""
@@ -305,7 +311,7 @@ def _coded(name: str, column: Any) -> pd.Categorical:
     coded = pd.Categorical(column)
     if len(coded.categories) < 2:
         raise DataError(
-            f"the sensitive feature {name!r} has one group only, {coded.categories[0]!r}, so there is nothing to "
+            f"the sensitive feature {name!r} has one group only, {str(coded.categories[0])!r}, so there is nothing to "
             "compare. Give another column, or leave the constraints out."
         )
     return coded
