@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fcco_lightning.checks import at_least
-from fcco_lightning.data.datamodules.labelled import require_choice
+from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data.images import MOST_PIXELS, Images
 from fcco_lightning.data.pairs.reading import read_pairs
 from fcco_lightning.data.pairs.table import Captions
@@ -115,7 +114,7 @@ class Pairs:
         at_least("pairs.most_pixels", self.most_pixels, 1)
         if self.limit is not None:
             at_least("pairs.limit", self.limit, 1)
-        require_choice("pairs.corrupt", self.corrupt, ("error", "skip"))
+        one_of("pairs.corrupt", self.corrupt, ("error", "skip"))
 
     @property
     def each(self) -> list[Any]:

@@ -169,15 +169,8 @@ class TabularDataModule(SplitDataModule):
 
     def _table_of(self, argument: str) -> pd.DataFrame:
         """Read the table of ``argument``, and settle what its columns are before it is split."""
-        encoding = self.encoding
-        return settle_types(
-            read_table(self.sources[argument], argument),
-            numeric=set(encoding.numeric),
-            categorical=set(encoding.categorical),
-            unused=self.columns.unused,
-            impute=encoding.missing == "impute",
-            where=f"the {argument} table",
-        )
+        table = read_table(self.sources[argument], argument)
+        return settle_types(table, self.encoding, self.columns.unused, f"the {argument} table")
 
     def _fit(self, table: pd.DataFrame, where: str) -> None:
         """Decide classes and groups on the table, not yet split."""
