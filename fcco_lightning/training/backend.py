@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fcco_lightning.engine.backend import hooked
+from fcco_lightning.engine.backend import Backend, hooked
 from fcco_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 
-class LightningBackend:
+class LightningBackend(Backend):
     """Carries out the engine's steps through a Trainer.
 
     One ``global_step`` per update of w: inner iterations are not counted, so ``max_steps``, ``every_n_train_steps`` and
@@ -45,7 +45,7 @@ class LightningBackend:
         self.idle: list[Tensor] = []  # parameters that DistributedDataParallel waits for and the present phase has not
 
     @property
-    def drops_overflows(self) -> bool:
+    def drops_overflows(self) -> bool:  # type: ignore[override]
         """With 16-bit loss scaling an overflow is expected, and the scaler drops the step."""
         return self._scaler is not None
 
