@@ -29,7 +29,8 @@ _SELECTED = {
     "inference": "Predictor export load",
     "state": "DualState",
     "training.criterion": "Criterion",
-    "training": "Checkpoints FCCOModule FabricBackend Preemption Pretraining StepAtFractions WarmStart WeightAverage",
+    "training": "Checkpoints Clipping Execution FCCOModule FabricBackend Preemption Pretraining Schedule "
+    "StepAtFractions WarmStart WeightAverage",
 }
 
 

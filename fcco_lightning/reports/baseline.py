@@ -93,7 +93,7 @@ class Baseline(Callback):
 
     def _copy(self, module: FCCOModule) -> None:
         objective = module.objective
-        if module.pretrain is not None:
+        if module.phases.pretrain is not None:
             raise ConfigError(
                 "after pretraining there is no model without constraints to compare with. Set --baseline.enabled to "
                 "false, or leave out pretrain."
@@ -104,7 +104,7 @@ class Baseline(Callback):
                 "no unconstrained model to compare with. Set --baseline.enabled to false."
             )
         self.network, self._objective = copy.deepcopy(module.network), copy.deepcopy(objective)
-        self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.objective_lr)
+        self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.schedule.objective_lr)
         if self._restored is not None:
             state, self._restored = self._restored, None
             self.network.load_state_dict(state["network"])
@@ -145,10 +145,10 @@ class Baseline(Callback):
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad / self._batches
         self._batches = 0
         module.processes.average_([p.grad for p in params if p.grad is not None])
-        backend = module.backend
-        if backend.clip_val:
-            clip = clip_grad_norm_ if backend.clip_algorithm == "norm" else clip_grad_value_
-            clip(params, backend.clip_val)
+        clipping = module.backend.clipping
+        if clipping.value:
+            clip = clip_grad_norm_ if clipping.algorithm == "norm" else clip_grad_value_
+            clip(params, clipping.value)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

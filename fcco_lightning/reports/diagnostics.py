@@ -179,7 +179,7 @@ class Diagnostics(Callback):
     def _group_diagnosis(self, trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
         batches = _moved(module, self._loader(trainer))
         jacobian_of_all = jacobian(_functions(module), batches, module.processes, self.max_values)
-        problem = None if module.pretraining else module.problem
+        problem = None if module.phases.pretraining else module.problem
         remembered = None if problem is None else remembered_duals(module.algorithm, problem.all_terms)
         if not trainer.is_global_zero:
             return {}
@@ -226,7 +226,7 @@ def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samp
 
 def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None:
     """What the run multiplies the constraints' gradients with; None where it does not know."""
-    if module.problem is None or module.pretraining or not module.algorithm.penalises:
+    if module.problem is None or module.phases.pretraining or not module.algorithm.penalises:
         return None
     if len(module.problem.constraints) < bool(module.constraints):
         return None

@@ -12,15 +12,7 @@ INTERRUPTED = "interrupted.ckpt"
 """Name of the checkpoint of a run that was told to end."""
 _NAMES = ("last.ckpt", INTERRUPTED)
 _DEFINING = ("seed_everything", "model", "data")
-_EXECUTION = {
-    "num_workers",
-    "eval_batch_size",
-    "eval_train",
-    "micro_batch",
-    "state_layout",
-    "skip_nonfinite",
-    "allow_changed",
-}
+_EXECUTION = {"num_workers", "eval_batch_size", "eval_train", "execution", "allow_changed"}
 
 
 class Found(NamedTuple):

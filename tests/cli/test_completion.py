@@ -47,7 +47,7 @@ def of(name, place):
         ("fcco fit --model.algorithm = SON", ["SONEX", "SONX"]),  # bash divides words at =
         ("fcco fit --model.constraints+ = Equal", ["EqualOpportunity", "EqualizedOdds"]),
         ("fcco fit --model.algorithm SONEX --model.algorithm.", of("SONEX", "model.algorithm")),
-        ("fcco fit --model.compiled t", ["true"]),
+        ("fcco fit --model.execution.compiled t", ["true"]),
         ("fcco fit --report.p", ["--report.pictures"]),
     ],
 )
@@ -79,7 +79,7 @@ def test_arguments_that_datamodules_pass_on_are_options(entry):
 def test_options_of_all_sections_are_there():
     found = options()
     assert {path.partition(".")[0] for path in found} == {*OF_FIT, *SECTIONS, "data", "model", "trainer"}
-    assert found["model.state_layout"] == ["auto", "replicated", "sharded"]  # of an alias
+    assert found["model.execution.state_layout"] == ["auto", "replicated", "sharded"]  # of an alias
     assert {"EqualStages", "ConcaveStages"} <= set(found["model.algorithm.stages"])  # of a base that no list names
     assert "data.columns.label" in found  # of a dataclass
     assert "model.constraints.kappa" not in found  # there may be several

@@ -13,7 +13,13 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 from matplotlib.figure import Figure
 
-from fcco_lightning import SGD, ConfigError, MeanAtMost, SoftRate
+from fcco_lightning import (
+    SGD,
+    ConfigError,
+    Execution,
+    MeanAtMost,
+    SoftRate,
+)
 from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, plot_dual_states, together
 from fcco_lightning.state import DualState
 from tests import jobs
@@ -273,7 +279,7 @@ def test_a_resumed_run_continues(at, tmp_path):
 
 def test_three_processes(tmp_path):
     """Between the ends of epochs the rows held here; at the ends those of all, on every process."""
-    job = {"module": {"state_layout": "sharded"}, "epochs": 2}
+    job = {"module": {"execution": Execution(state_layout="sharded")}, "epochs": 2}
     plain = values(launch(run_job, 3, job, {"enabled": False}))
     watched = values(launch(run_job, 3, {**job, "folder": str(tmp_path)}, {"every_n_steps": 3}))
     for (without, *_), (outcome, *_) in zip(plain, watched, strict=True):

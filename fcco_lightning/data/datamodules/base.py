@@ -100,8 +100,8 @@ class SplitDataModule(LightningDataModule):
         if self._joined:
             raise ConfigError(
                 f"accumulate_grad_batches={parts}: batches that hold rows of several tables are not made larger as a "
-                "whole. Raise their own numbers, and set --model.micro_batch to the number of samples that fit into "
-                "memory."
+                "whole. Raise their own numbers, and set --model.execution.micro_batch to the number of samples that "
+                "fit into memory."
             )
         self.batches, size = self._asked_for.in_parts(parts)
         self._accumulated = True

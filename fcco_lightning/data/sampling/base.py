@@ -41,7 +41,7 @@ class Sampling(ABC):
         """
         raise ConfigError(
             f"{type(self).__name__} draws no given number of samples, of which {parts} parts could be made. Raise its "
-            "own numbers, and set --model.micro_batch to the number of samples that fit into memory."
+            "own numbers, and set --model.execution.micro_batch to the number of samples that fit into memory."
         )
 
     @property
