@@ -21,7 +21,6 @@ from fcco_lightning.errors import DataError
 
 _TIMES = "modification times"
 _AT_ONCE = 256  # columns that are copied together
-_CELLS_AT_ONCE = 1 << 16
 _LOOKED_AT = 64  # images whose contents stand for a data set without file names
 
 
@@ -58,10 +57,8 @@ def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
         values = columns[names].to_numpy(dtype="<f8", na_value=np.nan).T
         found |= {str(name): _short(np.ascontiguousarray(row)) for name, row in zip(names, values, strict=True)}
     for name in columns.columns.difference(numeric, sort=False):
-        cells, made = columns[name].astype(object).where(columns[name].notna(), None).to_list(), hashlib.sha256()
-        for start in range(0, len(cells), _CELLS_AT_ONCE):
-            made.update("\0".join(map(str, cells[start : start + _CELLS_AT_ONCE])).encode() + b"\0")
-        found[str(name)] = made.hexdigest()[:16]
+        cells = columns[name].astype(object).where(columns[name].notna(), None)
+        found[str(name)] = digest_of(map(str, cells))
     return found
 
 
@@ -102,10 +99,7 @@ def identity_of(stored: Any) -> str:
 
 def digest_of(texts: Iterable[str]) -> str:
     """Return a digest of texts and their order."""
-    made = hashlib.sha256()
-    for text in texts:
-        made.update(text.encode() + b"\0")
-    return made.hexdigest()[:16]
+    return _short("\0".join([*texts, ""]).encode())
 
 
 def require_same(

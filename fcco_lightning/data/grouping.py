@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, finite
+from fcco_lightning.checks import at_least, finite, one_of
 from fcco_lightning.data.columns import is_number, listed, require_columns, require_filled, text_of
 from fcco_lightning.data.encoding import bin_names, bin_of
 from fcco_lightning.errors import ConfigError, DataError
@@ -155,8 +155,7 @@ class Groups:
         if not columns or len(set(columns)) < len(columns):
             raise ConfigError(f"group_by must name at least one column, and none of them twice, got {columns}.")
         at_least("groups.min_size", self.min_size, 1)
-        if self.small not in {"drop", "error", "merge"}:
-            raise ConfigError(f"groups.small must be 'drop', 'error' or 'merge', got {self.small!r}.")
+        one_of("groups.small", self.small, ("drop", "error", "merge"))
 
     @property
     def parts(self) -> list[GroupBy]:

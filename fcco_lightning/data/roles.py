@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fcco_lightning.checks import one_of
 from fcco_lightning.data.columns import indicator, is_number, listed, require_columns, require_filled, text_of
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -64,8 +65,7 @@ class Columns:
     extra: dict[str, str] | list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.target not in {"class", "number"}:
-            raise ConfigError(f"columns.target must be 'class' or 'number', got {self.target!r}.")
+        one_of("columns.target", self.target, ("class", "number"))
         if self.target == "number" and self.positive is not None:
             raise ConfigError(
                 f"columns.positive={self.positive!r} is a class, but target='number' makes the label a number. Leave "

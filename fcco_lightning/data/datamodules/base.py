@@ -79,9 +79,10 @@ class SplitDataModule(LightningDataModule):
     def val_names(self) -> list[str]:
         """Names of the validation loaders, in the order of ``dataloader_idx``."""
 
-    @abstractmethod
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         """Return part of a training batch -> table it is drawn from, and how; "target" first."""
+        plan = self.batches.plan(self._drawn_table("train").columns, self.seed, world_size)
+        return self._drawn("target", "train", self.batches, plan)
 
     def _batch_settings(self) -> tuple[Any, ...]:
         """Return the arguments that the training batches depend on."""

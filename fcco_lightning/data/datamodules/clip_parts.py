@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data.columns import listed
-from fcco_lightning.data.datamodules.labelled import require_choice
 from fcco_lightning.data.images import MOST_PIXELS, Images
 from fcco_lightning.data.pairs.reading import read_pairs
 from fcco_lightning.errors import ConfigError, DataError
@@ -140,7 +139,7 @@ class Pairs:
         at_least("pairs.most_pixels", self.most_pixels, 1)
         if self.limit is not None:
             at_least("pairs.limit", self.limit, 1)
-        require_choice("pairs.corrupt", self.corrupt, ("error", "skip"))
+        one_of("pairs.corrupt", self.corrupt, ("error", "skip"))
 
     @property
     def each(self) -> list[Any]:

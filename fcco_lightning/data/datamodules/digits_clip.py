@@ -8,11 +8,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, fraction
+from fcco_lightning.checks import at_least, fraction, one_of
 from fcco_lightning.data import digits as digit_images
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
-from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages, require_choice
+from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
 from fcco_lightning.data.images import PixelImages
 from fcco_lightning.data.sampling import GroupSampling, Sampling, UniformSampling
 from fcco_lightning.errors import ConfigError
@@ -91,7 +91,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        require_choice("stage", stage, ("pretrain", "continual"))
+        one_of("stage", stage, ("pretrain", "continual"))
         for name, share in {"rare": rare, "general": general}.items():
             if share != 0:
                 fraction(name, share)

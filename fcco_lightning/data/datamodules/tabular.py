@@ -14,7 +14,6 @@ from fcco_lightning.data.conditions import Condition, Where, described
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
-from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
 from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.schema import described as described_columns
@@ -169,15 +168,8 @@ class TabularDataModule(SplitDataModule):
 
     def _table_of(self, argument: str) -> pd.DataFrame:
         """Read the table of ``argument``, and settle what its columns are before it is split."""
-        encoding = self.encoding
-        return settle_types(
-            read_table(self.sources[argument], argument),
-            numeric=set(encoding.numeric),
-            categorical=set(encoding.categorical),
-            unused=self.columns.unused,
-            impute=encoding.missing == "impute",
-            where=f"the {argument} table",
-        )
+        table = read_table(self.sources[argument], argument)
+        return settle_types(table, self.encoding, self.columns.unused, f"the {argument} table")
 
     def _fit(self, table: pd.DataFrame, where: str) -> None:
         """Decide classes and groups on the table, not yet split."""
@@ -295,10 +287,6 @@ class TabularDataModule(SplitDataModule):
         super().load_state_dict(state_dict)
         if not self.tables:
             self.encoder.load_state_dict(state_dict["encoder"])
-
-    def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
-        plan = self.batches.plan(self._drawn_table("train").columns, self.seed, world_size)
-        return self._drawn("target", "train", self.batches, plan)
 
     def _fingerprint(self) -> dict[str, Any]:
         table = self._table("train").columns

@@ -87,10 +87,9 @@ class TensorDataModule(SplitDataModule):
         return self._others[name] if name in self._others else super()._table(name)
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
-        plan = self.batches.plan(self._table("train").columns, self.seed, world_size)
-        plans = self._drawn("target", "train", self.batches, plan)
+        plans = super()._plans(world_size)
         for number, (name, sampling) in enumerate(self.other_batches.items(), 1):
-            paced = with_num_batches(sampling, plan.num_batches)
+            paced = with_num_batches(sampling, plans["target"][1].num_batches)
             # A seed of its own: from the same one the draws of two parts would not be independent.
             other = paced.plan(self._table(name).columns, self.seed + 7919 * number, world_size)
             plans |= self._drawn(name, name, paced, other)
