@@ -16,16 +16,12 @@ def _is_finite(value: object) -> bool:
 
 def positive(name: str, value: float) -> float:
     """Return ``value`` if it is finite and > 0, else raise :class:`ConfigError` naming the argument."""
-    if not (_is_finite(value) and value > 0):
-        raise ConfigError(f"{name} must be a finite number > 0, got {value!r}.")
-    return value
+    return greater(name, value, 0)
 
 
 def non_negative(name: str, value: float) -> float:
     """Return ``value`` if it is finite and >= 0, else raise :class:`ConfigError` naming the argument."""
-    if not (_is_finite(value) and value >= 0):
-        raise ConfigError(f"{name} must be a finite number >= 0, got {value!r}.")
-    return value
+    return greater(name, value, 0, equal=True)
 
 
 def greater(name: str, value: float, bound: float, *, equal: bool = False) -> float:

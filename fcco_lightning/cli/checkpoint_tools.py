@@ -12,7 +12,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -35,8 +34,7 @@ _SAFETENSORS = {
 _UNKNOWN_TO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-@dataclass(frozen=True)
-class StoredRows:
+class StoredRows(NamedTuple):
     """A dual state as it lies in a checkpoint.
 
     Attributes:
@@ -44,18 +42,16 @@ class StoredRows:
         shape: rows and width.
         dtype: of the rows.
         checksum: of the rows, as the checkpoint has it.
-        inside: the rows, if they lie in the checkpoint itself.
-        folder: of the part files, if they lie there.
-        manifest: of ``folder``.
+        files: number of part files; 0 if the rows lie in the checkpoint itself.
+        unverified: reads the rows in order, about 4 MiB at a time.
     """
 
     name: str
     shape: tuple[int, int]
     dtype: torch.dtype
     checksum: str
-    inside: Tensor | None = None
-    folder: Path | None = None
-    manifest: Manifest | None = None
+    files: int
+    unverified: Callable[[], Iterator[Tensor]]
 
     def pieces(self) -> Iterator[Tensor]:
         """All rows in order, about 4 MiB at a time: (m, k) each, valid until the next one.
@@ -64,7 +60,7 @@ class StoredRows:
             CheckpointError: if a byte is not what was saved; the last piece may have been given out then.
         """
         first = total = 0
-        for rows in self._unverified():
+        for rows in self.unverified():
             yield rows
             total += checksum(rows, first)
             first += len(rows)
@@ -73,23 +69,6 @@ class StoredRows:
                 f"the rows of the dual state `{self.name}` do not match their checksum: the checkpoint is damaged. Use "
                 "an earlier one."
             )
-
-    def _unverified(self) -> Iterator[Tensor]:
-        step = max(1, CHUNK_BYTES // (self.shape[1] * self.dtype.itemsize))  # of the files: each chunk is read once
-        if self.inside is not None:
-            yield from (self.inside[start : start + step] for start in range(0, self.shape[0], step))
-        elif self.manifest is not None and self.folder is not None:
-            buffer = torch.empty(min(step, self.shape[0]), self.shape[1], dtype=self.dtype)
-            for part in (p for p in self.manifest.parts if p.table == self.name):
-                for start in range(0, part.count, step):
-                    rows = buffer[: part.count - start]
-                    read_rows(self.folder, self.manifest, self.name, part.first + start, rows, self.shape[0])
-                    yield rows
-
-    @property
-    def files(self) -> int:
-        """Number of part files; 0 if the rows lie in the checkpoint itself."""
-        return 0 if self.manifest is None else sum(p.table == self.name for p in self.manifest.parts)
 
     @property
     def nbytes(self) -> int:
@@ -132,12 +111,32 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 def _rows(path: Path, name: str, described: Mapping[str, Any], content: Mapping[str, Any]) -> StoredRows:
     inside = content["state_dict"].get(f"{name}.rows")
     if inside is not None:
-        return StoredRows(name, (len(inside), inside.shape[1]), inside.dtype, described["checksum"], inside)
+        step = _rows_at_once(inside.shape[1], inside.dtype)
+        shape = (len(inside), inside.shape[1])
+        return StoredRows(name, shape, inside.dtype, described["checksum"], 0, partial(inside.split, step))
     save_id = content["fcco"].get("save_id", "")
     folder = rows_folder(path) / save_id
     shape, dtype = (described["num_rows"], described["width"]), getattr(torch, described["dtype"])
     manifest = read_manifest(folder, save_id)
-    return StoredRows(name, shape, dtype, described["checksum"], None, folder, manifest)
+    files = sum(part.table == name for part in manifest.parts)
+    read = partial(_from_files, folder, manifest, name, shape, dtype)
+    return StoredRows(name, shape, dtype, described["checksum"], files, read)
+
+
+def _from_files(
+    folder: Path, manifest: Manifest, name: str, shape: tuple[int, int], dtype: torch.dtype
+) -> Iterator[Tensor]:
+    step = _rows_at_once(shape[1], dtype)
+    buffer = torch.empty(min(step, shape[0]), shape[1], dtype=dtype)
+    for part in (p for p in manifest.parts if p.table == name):
+        for start in range(0, part.count, step):
+            rows = buffer[: part.count - start]
+            read_rows(folder, manifest, name, part.first + start, rows, shape[0])
+            yield rows
+
+
+def _rows_at_once(width: int, dtype: torch.dtype) -> int:
+    return max(1, CHUNK_BYTES // (width * dtype.itemsize))  # of the files: each chunk is read once
 
 
 # ------------------------------------------------------------------------------------------------------------- inspect

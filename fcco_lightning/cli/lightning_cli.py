@@ -42,7 +42,7 @@ _NOISE = (  # of libraries, about nothing a user can do
     ".*LeafSpec.*",
     "Using ModelCheckpoint with manual optimization",
     r"\s*By default only one JsonargparseDeprecationWarning",
-    r"\s*skip_(none|check) parameter was deprecated",  # the new names are younger than the oldest jsonargparse allowed
+    r"\s*skip_(none|check) parameter was deprecated",  # by Lightning
 )
 
 
@@ -134,7 +134,7 @@ class FCCOCLI(LightningCLI):
 
     def _typed(self) -> dict[str, Any]:
         """The configuration of the command as plain values; it was checked when it was parsed."""
-        text = self.parser.dump(copy.deepcopy(self.config), skip_none=True, skip_check=True, format="yaml")
+        text = self.parser.dump(copy.deepcopy(self.config), skip_unset=True, skip_validation=True, format="yaml")
         typed: dict[str, Any] = yaml.safe_load(text).get(self.config["subcommand"], {})
         return typed
 
@@ -220,6 +220,11 @@ def _modules_of_families() -> list[str]:
     return sorted({home for home in public_names().values() if home.split(".")[1] in FAMILIES})
 
 
+def written_out(args: Sequence[str]) -> list[str]:
+    """Arguments as the parser knows them, for those that a person types: here every shorthand is written out."""
+    return with_files(args)
+
+
 def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) -> None:
     """Carry out a command line of ``fcco fit`` and the others.
 
@@ -242,7 +247,7 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
             save_config_kwargs={"overwrite": True},
             parser_class=ArgumentParser,
             parser_kwargs={"prog": "fcco"},
-            args=None if args is None else with_files(args),
+            args=None if args is None else written_out(args),
         )
 
 
