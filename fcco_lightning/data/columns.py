@@ -22,6 +22,11 @@ def text_of(column: pd.Series) -> pd.Series:
     return column.map({value: _text(value) for value in column.dropna().unique()}).astype(object)
 
 
+def is_number(kind: Any) -> bool:
+    """Tell whether a type of cells is one of numbers, of which bools are none."""
+    return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
+
+
 def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], where: str) -> None:
     """Check that ``frame`` has all ``wanted`` columns.
 

@@ -12,10 +12,11 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 
-from fcco_lightning.data.cifar import PixelImages
 from fcco_lightning.data.columns import listed
-from fcco_lightning.data.pairs.table import FilesIn, Joined
+from fcco_lightning.data.images import PixelImages
+from fcco_lightning.data.pairs.table import FilesIn
 from fcco_lightning.errors import DataError
 
 _TIMES = "modification times"
@@ -83,6 +84,8 @@ def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -
             f"sizes of {what}": digest_of(str(size) for size, _ in facts),
             f"{_TIMES} of {what}": digest_of(str(time) for _, time in facts),
         }
+    if isinstance(images, Subset) and isinstance(images.dataset, PixelImages):
+        return {what: _short(np.ascontiguousarray(images.dataset.pixels[list(images.indices)]))}
     if isinstance(images, PixelImages):
         return {what: _short(np.ascontiguousarray(images.pixels))}
     looked_at = range(0, len(images), 1 + len(images) // _LOOKED_AT)
@@ -155,12 +158,12 @@ def _short(content: Any) -> str:
 
 def _files(images: Any) -> list[Any] | None:
     """The paths, if the images are files; None if they are anything else, or reading their names takes long."""
-    if isinstance(images, Joined):
-        parts = [_files(part) for part in images.parts]
-        every = [file for part in parts if part is not None for file in part]
-        if None in parts:
-            return None
-        return every if images.rows is None else [every[row] for row in images.rows.tolist()]
+    if isinstance(images, ConcatDataset):
+        parts = [_files(part) for part in images.datasets]
+        return None if None in parts else [file for part in parts if part is not None for file in part]
+    if isinstance(images, Subset):
+        whole = _files(images.dataset)
+        return None if whole is None else [whole[row] for row in images.indices]
     if isinstance(images, FilesIn):
         inside = _files(images.images)
         return None if inside is None else [images.folder / file for file in inside]

@@ -62,7 +62,8 @@ class Compiled:
         engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
         given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
         wanted = whole and self._differentiates and engine.backend.takes_gradients(engine.params)
-        key = (getattr(step, "__func__", step), whole, wanted)
+        trained = tuple(w.requires_grad for w in engine.params)  # torch 2.11 does not see that one was frozen
+        key = (getattr(step, "__func__", step), whole, wanted, trained)
         if key not in self._made:
             self._made[key] = _compiled(self._function(step, whole=whole, wanted=wanted))
         with self._traced:

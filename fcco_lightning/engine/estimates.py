@@ -70,8 +70,11 @@ class Estimates(Mapping[str, Tensor]):
         """Add a number to a part."""
         self._others.append((name, value.detach()))
 
-    @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
+        with torch.no_grad():  # no decorator: torch 2.11 cannot compile the subscript then
+            return self._sum_of(name)
+
+    def _sum_of(self, name: str) -> Tensor:
         values = [r.mean(outer.value(at)) for r, outer, at in self._terms if r.term.name == name]
         values += [value for part, value in self._others if part == name]
         if name == "objective" and self.direct is not None:
@@ -153,6 +156,10 @@ class Surrogate:
         self.estimates.add(reading, outer, at)
         if reading.term.weights.counted:
             self.counted.append((reading.term.weights, reading.index, reading.each))
+
+    def plus(self, value: Tensor) -> None:
+        """Add a scalar with graph, of which nothing is estimated."""
+        self._parts.append(value)
 
     def remember(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
         """Propose new rows (r, k) of a term that keeps some; those of which the batch says nothing only decay."""

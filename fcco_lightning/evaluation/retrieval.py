@@ -7,9 +7,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.evaluation.metrics.retrieval import RankedLists
-from fcco_lightning.evaluation.samples import require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.lists import graded
@@ -43,11 +42,6 @@ class RetrievalEvaluation(Evaluation):
         self.bar = (f"ndcg_{self.k[-1]}",)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs are not one score per item, or queries or grades are missing or wrong.
-        """
         lists = _lists(outputs, batch)
         if not bool(lists.has_relevant.any()):
             self.warn_of_undefined(

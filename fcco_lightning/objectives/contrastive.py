@@ -161,7 +161,6 @@ class GlobalContrastive(PairObjective):
         self.rho = above_zero("rho", rho)
         # the smallest value that unit embeddings can have without the pair itself
         self._floor = math.exp(-2 / (tau_min if self.learnt else self.tau))
-        self._num_samples: int | None = None
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -173,7 +172,7 @@ class GlobalContrastive(PairObjective):
 
     def prepare(self, num_samples: int) -> None:
         """Take n: where pair i is among its own negatives, g_i >= 1/n."""
-        self._num_samples = num_samples
+        super().prepare(num_samples)
         if self.positive == "dataset":
             self._floor = 1 / num_samples
 
@@ -182,12 +181,7 @@ class GlobalContrastive(PairObjective):
         return RowDomain(num_samples, per_sample=True, range=Range(least=self._floor))
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """Estimates (B, 2) from the B pairs of a batch, each against all of it.
-
-        Raises:
-            ConfigError: if n is needed and not known.
-            DataError: if the outputs are not pairs, or a batch holds fewer than two.
-        """
+        """Estimates (B, 2) from the B pairs of a batch, each against all of it."""
         tau = self._tau(batch)
         values = self._logs(*embeddings(outputs), tau, batch).double().exp()
         outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
@@ -195,7 +189,7 @@ class GlobalContrastive(PairObjective):
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         if self.positive != "batch" and by_strata(batch):
-            check_comparisons(batch, self._num_samples)
+            check_comparisons(batch, self.num_samples)
 
     def _tau(self, batch: Columns) -> Tensor | float:
         """The temperature, or the two of every pair, (B, 2)."""
@@ -205,7 +199,7 @@ class GlobalContrastive(PairObjective):
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
-        kind, size, n, shared = self.positive, len(image), self._num_samples, (self.own(batch), self._processes)
+        kind, size, n, shared = self.positive, len(image), self.num_samples, (self.own(batch), self._processes)
         tau = two_of_each(tau, image)
         if not by_strata(batch):
             own, others = self_and_others(kind, size, n)

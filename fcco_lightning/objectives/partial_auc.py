@@ -11,7 +11,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import SampleParameters, required_column
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
+from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss
 from fcco_lightning.objectives.ranking import RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Range, Shifted
 
@@ -61,14 +61,13 @@ class CVaRPartialAUC(RankingObjective):
         *,
         sigmoid: bool = False,
     ) -> None:
-        super().__init__(sigmoid=sigmoid)
+        super().__init__(loss, sigmoid=sigmoid)
         self.max_fpr = fraction("max_fpr", max_fpr)
         if not 0 <= finite("min_tpr", min_tpr) < 1:
             raise ConfigError(f"min_tpr must lie in [0, 1), got {min_tpr!r}.")
         if max_fpr == 1 and min_tpr == 0:
             raise ConfigError("max_fpr=1 and min_tpr=0 leave nothing out. Set one of them, or use AUC.")
         self.min_tpr = min_tpr
-        self.loss = loss or SquaredHingePair()
         if max_fpr < 1:
             lr = positive("thresholds_lr", thresholds_lr)
             if finite("thresholds", thresholds) < 0:
@@ -157,10 +156,9 @@ class KLPartialAUC(RankingObjective):
         *,
         sigmoid: bool = False,
     ) -> None:
-        super().__init__(sigmoid=sigmoid)
+        super().__init__(loss, sigmoid=sigmoid)
         self.lam = positive("lam", lam)
         self.tau = None if tau is None else positive("tau", tau)
-        self.loss = loss or SquaredHingePair()
         self.against_overflow = f"Raise lam (it is {lam:g}), which divides the losses in an exponent."
         if tau is not None:
             self.against_overflow = (

@@ -1,6 +1,6 @@
 """How much a sample weighs among those that it is compared with, when a batch stands for the whole data."""
 
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ def stands_for(
         owners: which samples own a row, so that the others may be the only one of their stratum, shape (B,), bool; None
             for all.
         within: which samples are compared with which anchors, shape (m, k), bool; None for all.  Where whole lists are
-            drawn (:class:`QueryBatches`) only samples of the anchor's list can be, as the anchor makes sure of its own.
+            drawn (:class:`QuerySampling`) only samples of the anchor's list can be, as it makes sure of its own.
         anchors: see :func:`comparison_weights`.
         others: see :func:`comparison_weights`.
         share: what every one of these samples counts.
@@ -166,10 +166,7 @@ def check_comparisons(
 ) -> None:
     """Refuse batches that say nothing of some of the samples with which others are compared.
 
-    Args:
-        batch: see :func:`stands_for`.
-        num_samples: n.
-        owners: see :func:`stands_for`.
+    Args: as in :func:`stands_for`, but
         within: whether samples are compared within parts of the data that batches hold as a whole.
 
     Raises:
@@ -217,7 +214,7 @@ def expected_copies(batch: Columns) -> Tensor:
     return held / (size * (1 - (1 - 1 / size) ** (held / batch["replaced"])))
 
 
-class _Seen:
+class _Seen(NamedTuple):
     """What a batch says of the strata of its samples; every tensor has the shape (B,).
 
     Attributes:
@@ -228,8 +225,11 @@ class _Seen:
         alone: whether the batch holds no other sample of a stratum that has more.
     """
 
-    def __init__(self, stratum: Tensor, size: Tensor, own: Tensor, elsewhere: Tensor, alone: Tensor) -> None:
-        self.stratum, self.size, self.own, self.elsewhere, self.alone = stratum, size, own, elsewhere, alone
+    stratum: Tensor
+    size: Tensor
+    own: Tensor
+    elsewhere: Tensor
+    alone: Tensor
 
 
 def _seen_strata(batch: Columns, num_samples: int | None, *, alone: bool) -> _Seen:
@@ -242,11 +242,14 @@ def _seen_strata(batch: Columns, num_samples: int | None, *, alone: bool) -> _Se
     lonely = held == copies
     met = held - (expected_copies(batch) if independent else copies)
     own = torch.where(lonely, 0.0, (size - 1) / torch.where(lonely, 1.0, met))
-    elsewhere = size / held
-    if "strata" in batch:
-        elsewhere = elsewhere * _of_other_strata((1 / held.double()).sum().round(), batch["strata"][0], alone=alone)
-    elif "stratum" in batch and not alone:
-        elsewhere = torch.where(elsewhere.sum() < n - 0.5, torch.nan, elsewhere)
+    elsewhere, silent = size / held, None
+    if "strata" in batch:  # some of all strata, of which the anchor's is one for certain
+        strata, drawn = batch["strata"][0], (1 / held.double()).sum().round()
+        elsewhere, silent = elsewhere * ((strata - 1) / (drawn - 1).clamp(min=1)), (drawn == 1) & (strata > 1)
+    elif "stratum" in batch:
+        silent = elsewhere.sum() < n - 0.5
+    if silent is not None and not alone:
+        elsewhere = torch.where(silent, torch.nan, elsewhere)
     return _Seen(stratum, size, own, elsewhere, lonely & (size > 1.5))
 
 
@@ -259,18 +262,6 @@ def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(index), torch.full_like(index, num_samples, dtype=torch.float64)
     weight = batch["weight"].double()
     return weight, weight * counts(weight) * num_samples / len(index)
-
-
-def _of_other_strata(held: Tensor, strata: Tensor, *, alone: bool) -> Tensor:
-    """What samples of other strata than the anchor's count more, where a batch holds some of all strata.
-
-    NaN if it holds one of several, unless a stratum may be ``alone``.
-    """
-    factor = (strata - 1) / (held - 1).clamp(min=1)
-    if alone:
-        return factor
-    single = torch.where(strata == 1, 1.0, torch.nan)
-    return torch.where(held > 1, factor, single)
 
 
 def _known(num_samples: int | None) -> int:

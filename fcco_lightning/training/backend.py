@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fcco_lightning.checks import one_of, positive
-from fcco_lightning.engine.backend import hooked
+from fcco_lightning.engine.backend import Backend, hooked
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.training.schedules import Schedule
 
@@ -42,7 +42,7 @@ class Clipping:
             positive("clipping.value", self.value)
 
 
-class LightningBackend:
+class LightningBackend(Backend):
     """Carries out the engine's steps through a Trainer.
 
     One ``global_step`` per update of w: inner iterations are not counted, so ``max_steps``, ``every_n_train_steps`` and
@@ -65,7 +65,7 @@ class LightningBackend:
         self.idle: list[Tensor] = []
 
     @property
-    def drops_overflows(self) -> bool:
+    def drops_overflows(self) -> bool:  # type: ignore[override]
         """With 16-bit loss scaling an overflow is expected, and the scaler drops the step."""
         return self._scaler is not None
 

@@ -69,6 +69,13 @@ def test_options_are_the_arguments_of_the_classes(kind):
         assert {option.name.partition(".")[0] for option in options_of(cls)} >= set(signature), entry.name
 
 
+@pytest.mark.parametrize("entry", members("data"), ids=lambda entry: entry.name)
+def test_arguments_that_datamodules_pass_on_are_options(entry):
+    found = {option.name for option in options_of(getattr(fcco_lightning, entry.name))}
+    assert {"batches", "seed", "eval_batch_size", "num_workers"} <= found
+    assert not {"loading", "table", "samples", "numbers", "others"} & found or entry.name == "TensorDataModule"
+
+
 def test_options_of_all_sections_are_there():
     found = options()
     assert {path.partition(".")[0] for path in found} == {*OF_FIT, *SECTIONS, "data", "model", "trainer"}

@@ -501,7 +501,7 @@ def test_digits_to_be_validated_on():
 def test_captions_fit_the_tiny_model():
     module = digits("continual")
     assert max(len(words(row)) for row in module.class_tokens.flatten(0, 1)) < TINY.context_length - 2
-    texts = [t.replace("{}", name) for t in module.classes.captions for name in module.class_names]
+    texts = [text for name in module.class_names for text in module.classes.captions_of(name)]
     assert {words(row) for row in TEXTS(texts)} == set(texts)
 
 

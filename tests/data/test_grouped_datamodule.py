@@ -17,11 +17,12 @@ import fcco_lightning
 from fcco_lightning.data import Columns, Encoding, Groups, Splits
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.grouping import GroupBy
-from fcco_lightning.data.plans import GroupBatches, UniformBatches
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.training.progress import LoopProgress
 from tests.components import TABLE, composed
 from tests.conftest import DATA_FOLDER
+from tests.plans import GroupBatches
 
 BY = ["sex", {"column": "age", "bins": [30, 45]}, "y"]
 COMMON = {"label": "y", "positive": "yes", "group_by": BY, "test_fraction": 0.2, "groups_per_batch": 4}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcco_lightning import ConfigError, DataError, GroupEvaluation
-from fcco_lightning.evaluation.samples import correct_and_loss
+from fcco_lightning.evaluation.base import correct_and_loss
 from tests.evaluation.reference import by_group, group_figures, split
 
 # ------------------------------------------------------------------------------------------------------------- figures

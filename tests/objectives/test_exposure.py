@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fcco_lightning import DataError, Exposure
-from fcco_lightning.data.plans import QueryBatches
 from fcco_lightning.objectives import SigmoidPair
+from tests.plans import QueryBatches
 
 QUERY = torch.tensor([5, 2, 5, 5, 2, 9, 2, 5, 9, 2])
 GRADE = torch.tensor([1, 0, 0, 2, 1, 0, 0, 0, 1, 3])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning.data import BalancedBatches, GroupBatches
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
@@ -13,6 +12,7 @@ from fcco_lightning.objectives.self_weights import (
     self_and_others,
 )
 from tests.contracts.registry_plans import PLANS
+from tests.plans import BalancedBatches, GroupBatches
 from tests.reference.probabilities import Balanced, Uniform
 
 N = 8

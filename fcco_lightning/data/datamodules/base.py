@@ -16,7 +16,7 @@ from fcco_lightning.data.conditions import Condition, Value, Where, comparisons,
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
-from fcco_lightning.data.sampling import Sampling
+from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.table import AnnotatedTable, LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -53,7 +53,13 @@ class SplitDataModule(LightningDataModule):
     """Whether a network's inputs are computed from the arguments: the last bits may differ on another machine."""
 
     def __init__(
-        self, *, batches: Sampling, seed: int, eval_batch_size: int, num_workers: int, allow_changed: bool = False
+        self,
+        *,
+        batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
+        seed: int = 0,
+        eval_batch_size: int = 4096,
+        num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
         super().__init__()
         self.allow_changed = allow_changed
@@ -123,7 +129,7 @@ class SplitDataModule(LightningDataModule):
     def _require_expected_split(self) -> None:
         """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
         if self._expected is not None:
-            allowed = None if self._made else self.allow_changed
+            allowed = self.allow_changed or (None if self._made else False)  # arguments are easier to give back
             require_same(self._expected, self._identified(), self._identifying, allow_changed=allowed)
 
     def sampling(self) -> dict[str, Drawn]:

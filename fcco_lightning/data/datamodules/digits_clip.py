@@ -13,6 +13,7 @@ from fcco_lightning.data import digits as digit_images
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages, require_choice
+from fcco_lightning.data.images import PixelImages
 from fcco_lightning.data.sampling import GroupSampling, Sampling, UniformSampling
 from fcco_lightning.errors import ConfigError
 
@@ -127,10 +128,10 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
             for split, part in made.items()
         ]
         frame = pd.concat(frames, ignore_index=True)
-        images = digit_images.GreyImages(torch.cat([part.images for part in made.values()]))
+        images = PixelImages(torch.cat([part.images for part in made.values()]).numpy())
         return frame.assign(**{ROW: range(len(frame))}), images
 
-    def _image_names(self, images: Any, rows: Tensor) -> list[str]:  # noqa: ARG002  (all made from one seed)
+    def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:  # noqa: ARG002  (all made from one seed)
         return [str(self.digits)]
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:

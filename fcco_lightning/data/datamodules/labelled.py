@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data import layouts
-from fcco_lightning.data.cifar import PixelImages, cifar
+from fcco_lightning.data.cifar import cifar
 from fcco_lightning.data.columns import listed, require_filled, text_of
-from fcco_lightning.data.images import MOST_PIXELS, ImageColumn, read_image_dataset
+from fcco_lightning.data.images import MOST_PIXELS, ImageColumn, PixelImages, read_image_dataset
 from fcco_lightning.data.sources import is_hub_id
 from fcco_lightning.errors import ConfigError, DataError
 

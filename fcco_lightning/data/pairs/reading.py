@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch.utils.data import ConcatDataset
 
 from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.images import ImageColumn, Images
-from fcco_lightning.data.pairs.table import CaptionColumn, Captions, FilesIn, Joined
-from fcco_lightning.data.sources import is_hub_id
+from fcco_lightning.data.pairs.table import CaptionColumn, FilesIn
+from fcco_lightning.data.sources import is_hub_id, open_dataset
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
@@ -37,7 +38,7 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 def read_pairs(
     source: Any, image_column: str | None = None, caption_column: str | None = None, *, allow_outside: bool = False
-) -> tuple[Images | Sequence[Any], Captions]:
+) -> tuple[Images | Sequence[Any], Any]:
     """Read image-text pairs without decoding an image.
 
     Args:
@@ -53,7 +54,8 @@ def read_pairs(
         allow_outside: whether a table may name files outside of the folder that it lies in.
 
     Returns:
-        The images and the captions of the same n >= 1 pairs.
+        The images and the captions of the same n >= 1 pairs, both by position; a caption is a text, or several of which
+        one is drawn at a time.
 
     Raises:
         DataError: if the source is missing, unreadable or empty, if a column is missing or cannot be found, or if a
@@ -66,7 +68,7 @@ def read_pairs(
     return images, captions
 
 
-def require_captions(captions: Captions, where: str) -> None:
+def require_captions(captions: Any, where: str) -> None:
     """Raise :class:`DataError` naming the first row without a caption, if there is one."""
     wrong = [i for i, caption in enumerate(captions) if not _is_caption(caption)]
     if wrong:
@@ -82,7 +84,7 @@ def _is_caption(caption: Any) -> bool:
     return isinstance(caption, Sequence) and len(caption) > 0 and all(isinstance(c, str) and c.strip() for c in caption)
 
 
-def _read(source: Any, image: str | None, caption: str | None, outside: bool) -> tuple[Any, Captions]:
+def _read(source: Any, image: str | None, caption: str | None, outside: bool) -> tuple[Any, Any]:
     if isinstance(source, (list, tuple)):
         return _from_files(source, image, caption, outside)
     if not isinstance(source, (str, PathLike)):
@@ -92,12 +94,8 @@ def _read(source: Any, image: str | None, caption: str | None, outside: bool) ->
         metadata = next((name for name in _METADATA if _has_table(path, name)), None)
         if metadata is not None:
             return _from_folder(path, metadata, image, caption, outside)
-        return _from_dataset(_loaded(lambda d: d.load_from_disk(str(path)), source), image, caption, source)
-    if is_hub_id(str(source)) and path.suffix.lower() not in _KINDS:
-        name, _, split = str(source).partition(":")
-        return _from_dataset(
-            _loaded(lambda d: d.load_dataset(name, split=split or "train"), source), image, caption, source
-        )
+    if path.is_dir() or (is_hub_id(str(source)) and path.suffix.lower() not in _KINDS):
+        return _from_dataset(open_dataset(str(source), "pairs", ACCEPTED), image, caption, source)
     return _from_files([source], image, caption, outside)
 
 
@@ -117,7 +115,7 @@ def _from_folder(
     return FilesIn(frame["file"].tolist(), folder), _cells(frame[name])
 
 
-def _from_files(source: Sequence[Any], image: str | None, caption: str | None, outside: bool) -> tuple[Any, Captions]:
+def _from_files(source: Sequence[Any], image: str | None, caption: str | None, outside: bool) -> tuple[Any, Any]:
     paths = [path for pattern in source for path in _expanded(pattern)]
     kinds = {Path(path).suffix.lower() for path in paths}
     if len(kinds) != 1 or not kinds <= _KINDS:
@@ -126,7 +124,8 @@ def _from_files(source: Sequence[Any], image: str | None, caption: str | None, o
     folder = Path(paths[0]).parent
     if kind == "csv":
         parts = [_from_csv(Path(path), image, caption, outside) for path in paths]
-        return Joined([images for images, _ in parts]), Joined([captions for _, captions in parts])
+        pictures: list[Any] = [images for images, _ in parts]
+        return ConcatDataset(pictures), [text for _, captions in parts for text in captions]
     if kind == "tar":
         return _from_shards(paths, image, caption, source)
     if kind == "arrow":
@@ -204,7 +203,9 @@ def _from_csv(path: Path, image: str | None, caption: str | None, outside: bool)
     return FilesIn(files, path.parent), _cells(frame[captions])
 
 
-def _from_dataset(dataset: Any, image: str | None, caption: str | None, source: Any) -> tuple[ImageColumn, Captions]:
+def _from_dataset(
+    dataset: Any, image: str | None, caption: str | None, source: Any
+) -> tuple[ImageColumn, CaptionColumn]:
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
     if isinstance(dataset, datasets.DatasetDict):
