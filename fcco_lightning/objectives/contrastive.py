@@ -90,7 +90,7 @@ class GlobalContrastive(PairObjective):
 
     With ``learn="global"`` the temperature is trained with the network, and a margin rho keeps it from vanishing:
     ``(1/n) sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
-    negatives within a KL ball.  ``--model.objective_lr`` sets the temperature's own step size.
+    negatives within a KL ball.  ``--model.schedule.objective_lr`` sets the temperature's own step size.
 
     With ``learn="per_sample"`` every image and every text has a temperature of its own in the same loss (iSogCLR), kept
     and trained row by row by projected gradient descent.

@@ -168,8 +168,8 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
 
     Source: SONEX paper, eq. (10), ALEXR paper, F.1.
 
-    s is trained with the network, without weight decay; ``--model.objective_lr`` sets its own step size.  Primal-dual
-    methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
+    s is trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its own step size.
+    Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 
     Args:
         alpha: share of the groups, in [1/n, 1] (ALEXR paper: .1, .15; r = .15 in the SONEX paper).

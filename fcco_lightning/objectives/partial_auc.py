@@ -28,8 +28,8 @@ class CVaRPartialAUC(RankingObjective):
     - ``max_fpr`` alone (one-way, SOPA of Zhu et al., 2022): every positive has a threshold s_i of its own, trained row
       by row by projected gradient descent.  No inner values are remembered: F is a mean over pairs.
     - ``min_tpr`` alone (ALEXR paper, section 5.2, erratum ALEXR-4): c is trained with the network, its step size is
-      ``--model.objective_lr``; row i remembers the mean loss of positive i.  Convex where the pair losses are convex in
-      the weights.
+      ``--model.schedule.objective_lr``; row i remembers the mean loss of positive i.  Convex where the pair losses
+      are convex in the weights.
     - both (two-way): c and all s_i.  Row i remembers ``mean_j [l(s_i - s_j) - s_i]_+ / max_fpr``, which is not smooth
       in the weights: use SONX, ALEXR or ALEXR2, since SONEX smooths f only.
 
@@ -127,8 +127,8 @@ class KLPartialAUC(RankingObjective):
     from uniform ones.  Small lam looks at the highest negatives only (low false positive rates), large lam at all of
     them, and F tends to the mean over pairs.  With ``tau`` the positives are weighted likewise (two-way):
     ``F = tau log mean_i exp(L_i / tau)``, computed as ``min_c c + (1/n_+) sum_i tau (exp((L_i - c)/tau) - 1)`` with c
-    trained beside the network (its own step size: ``--model.objective_lr``).  That has two levels, where the sources
-    keep a running mean for the third.
+    trained beside the network (its own step size: ``--model.schedule.objective_lr``).  That has two levels, where the
+    sources keep a running mean for the third.
 
     Row i remembers ``mean_j exp(l_ij / lam)``, at least 1, in float64.  Exponents beyond 500 are continued by a
     tangent.

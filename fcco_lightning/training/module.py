@@ -150,8 +150,8 @@ class FCCOModule(EvaluatingModule):
         if self.execution.compiled:
             self.network.compile(options={"fallback_random": True})  # torch's own draws: a second pass repeats them
         if self.problem is not None and stage == "fit":
-            parts = (self.problem, self.num_samples, self.phases, self.network, self.constraints)
-            require_same_everywhere(self.processes, description(*parts, datamodule))
+            said = description(self.problem, self.num_samples, self.network, self.constraints, datamodule)
+            require_same_everywhere(self.processes, said | self.phases.description())
         else:
             self._old_model.know()
 

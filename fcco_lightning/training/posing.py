@@ -15,7 +15,6 @@ from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.training.pretraining import Phases
 
 
 def datamodule_of(trainer: Trainer | None) -> Any:
@@ -101,15 +100,12 @@ def _length(loader: DataLoader[Any] | None) -> int | None:
 
 
 def description(
-    problem: Problem, num_samples: int | None, phases: Phases, network: nn.Module, constraints: Sequence[Constraint],
-    datamodule: Any,
-) -> dict[str, str]:  # fmt: skip
+    problem: Problem, num_samples: int | None, network: nn.Module, constraints: Sequence[Constraint], datamodule: Any
+) -> dict[str, str]:
     """What must be the same on all processes, by name."""
     penalty, identity = problem.penalty, getattr(datamodule, "identity", None)
     said = {
         "num_samples": str(num_samples),
-        "algorithm": "; ".join(f"{phase.algorithm.name} {phase.algorithm.settings()}" for phase in phases.all),
-        "pretrain": "none" if phases.pretrain is None else str(plain_values(phases.pretrain)),
         "penalty": f"{type(penalty).__name__} {plain_values(penalty)}",
         "constraints": str([(type(c).__name__, c.names, c.kappa) for c in constraints]),
         "network": str([(name, tuple(p.shape)) for name, p in network.named_parameters()]),

@@ -17,6 +17,7 @@ from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.models import head_of
 from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.training.optimizers import Stepping, build_optimizer, typed_hyperparameters
+from fcco_lightning.training.posing import plain_values
 from fcco_lightning.training.schedules import Schedule, described
 
 PRETRAINING, MAIN = "pretraining", "main"
@@ -172,6 +173,12 @@ class Phases:
         if by_step and self.pretrain is not None:
             total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         return int(total)
+
+    def description(self) -> dict[str, str]:
+        """What must be the same on all processes, by name."""
+        algorithms = [f"{phase.algorithm.name} {phase.algorithm.settings()}" for phase in self.all]
+        pretrain = "none" if self.pretrain is None else str(plain_values(self.pretrain))
+        return {"algorithm": "; ".join(algorithms), "pretrain": pretrain}
 
     def header(self) -> dict[str, Any]:
         """What a checkpoint holds of the present phase."""

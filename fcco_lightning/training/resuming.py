@@ -38,7 +38,8 @@ class Found(NamedTuple):
 def job_identity(config: Mapping[str, Any]) -> str:
     """What defines a job, as 16 hexadecimal digits: its seed, and all of its model and data.
 
-    How long it trains, on which devices, with how many workers and where its output goes is no part of it.
+    How long it trains, on which devices, with how many workers, how the model's steps are carried out
+    (``model.execution``) and where output goes is no part of it.
 
     Args:
         config: of one command, as plain values.

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -26,15 +26,6 @@ from fcco_lightning.state.structure import STRUCTURE, structure_of
 
 _ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
-
-
-class HasDualStates(Protocol):
-    """The module that is trained."""
-
-    processes: Processes
-
-    def dual_states(self) -> dict[str, DualState]:
-        """All dual states by their name in checkpoints."""
 
 
 class RowsCheckpointIO(CheckpointIO):
@@ -114,29 +105,35 @@ def install(trainer: Trainer) -> None:
         module: Any = trainer.lightning_module
         plain = partial(write, checkpoint, filepath, storage_options=storage_options)
         if hasattr(module, "dual_states"):
-            save(module, checkpoint, filepath, plain)
+            save(module.dual_states(), checkpoint, filepath, plain, module.processes)
         else:  # another module, fitted later by the same Trainer
             plain()
 
     strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
 
 
-def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, write: Callable[[], None]) -> None:
+def save(
+    states: Mapping[str, DualState],
+    checkpoint: dict[str, Any],
+    path: str | Path,
+    write: Callable[[], None],
+    processes: Processes,
+) -> None:
     """Write the rows of large states, then the checkpoint that refers to them; all processes call it.
 
     Whenever it is interrupted, the earlier checkpoint of that name and its rows are whole.
 
     Args:
-        module: whose dual states are saved.
+        states: the dual states by their names in checkpoints.
         checkpoint: as collected by the Trainer; rows that go to files are taken out of it.
         path: of the checkpoint.
         write: writes it (on the first process).
+        processes: of the job.
 
     Raises:
         CheckpointError: if a file cannot be written; on all processes.
         PeerError: on the other processes.
     """
-    processes, states = module.processes, module.dual_states()
     large = {name: s for name, s in states.items() if s.sharded}
     for name in large:
         for key in (f"{name}.rows", f"{name}._extra_state"):

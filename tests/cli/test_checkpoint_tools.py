@@ -11,7 +11,6 @@ import sys
 import zipfile
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,12 +67,11 @@ def copied(fits, tmp_path):
 
 def handmade(path, states, **weights):
     """A checkpoint of one process, as a Trainer would write it."""
-    module = SimpleNamespace(processes=Processes(), dual_states=lambda: states)
     own = {"version": CHECKPOINT_VERSION, "world_size": 1, "algorithm": "SOX", "num_samples": 5, "skipped_batches": 3}
     rows = {f"{name}.rows": state.rows for name, state in states.items()}
     checkpoint = {"epoch": 1, "global_step": 7, "state_dict": {**weights, **rows}}
     checkpoint["fcco"] = own | {"optimizer": {"class": "Adam", "typed": []}}
-    save(module, checkpoint, path, lambda: torch.save(checkpoint, path))
+    save(states, checkpoint, path, lambda: torch.save(checkpoint, path), Processes())
     return path
 
 

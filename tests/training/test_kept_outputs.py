@@ -17,7 +17,7 @@ from fcco_lightning import (
     TabularMLP,
 )
 from fcco_lightning.errors import PeerError
-from fcco_lightning.evaluation import constraint_values
+from fcco_lightning.evaluation import Collector, constraint_values
 from tests.conftest import make_data, make_frame
 from tests.state import pool as pools
 
@@ -75,7 +75,7 @@ def test_an_output_that_is_not_finite_is_named_also_where_it_is_not_kept(make_tr
 
 def with_nan_on_the_first(processes):
     module = FCCOModule(torch.nn.Linear(2, 1), execution=Execution(kept_outputs=5))
-    module.processes, collector = processes, module._collector()
+    module.processes, collector = processes, Collector(module.evaluation, 5)
     outputs = torch.full((8,), math.nan if processes.rank == 0 else 1.0)
     try:
         module._add(collector, outputs, {"index": torch.arange(8), "y": torch.arange(8) % 2})
