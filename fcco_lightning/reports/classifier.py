@@ -122,7 +122,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             DataError: if there is one class only, or a column of groups has one group, or missing cells.
             ConfigError: if an argument is out of range, or no weights can meet a constraint.
         """
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, order="C")
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -143,7 +143,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def decision_function(self, X: Any) -> Any:
         """The scores: (n,) of two classes, of which the later one is decided where they are positive; else (n, C)."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, order="C", reset=False)
         return self._scores(self._scaled(X)).numpy()
 
     @torch.no_grad()
