@@ -47,12 +47,12 @@ class SOXBoost(SingleLoop):
         if any(state.sharded for state in problem.states):
             raise ConfigError(
                 "SOXBoost keeps a second copy of all rows, which cannot be divided among processes. Use "
-                "--model.state_layout replicated, or another algorithm."
+                "--model.execution.state_layout replicated, or another algorithm."
             )
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
         if engine.has_schedule:
-            raise ConfigError("SOXBoost sets its own step sizes: leave out --model.scheduler.")
+            raise ConfigError("SOXBoost sets its own step sizes: leave out --model.schedule.scheduler.")
         if any("dampening" not in group for group in engine.optimizer.param_groups):
             raise ConfigError(
                 f"SOXBoost halves beta through the optimizer's momentum, and {type(engine.optimizer).__name__} has "

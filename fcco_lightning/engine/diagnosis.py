@@ -73,7 +73,7 @@ def _of_value(engine: Running, seen: Evaluated) -> str:
     return (
         f"{_blame(engine, seen)} is not finite; no row and no weight was changed. The scores or the features hold "
         "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
-        "--model.gradient_clip_val, or set --model.skip_nonfinite true to drop such batches. "
+        "--model.clipping.value, or set --model.execution.skip_nonfinite true to drop such batches. "
         f"If values overflow: {engine.problem.objective.against_overflow}"
     )
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.checks import at_least, non_negative, positive
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import AdaptivePenalty, Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
 from fcco_lightning.data.datamodules import TensorDataModule
@@ -40,7 +40,7 @@ from fcco_lightning.reports.report import Report
 from fcco_lightning.reports.summary_table import split_tables
 from fcco_lightning.training import FCCOModule, WeightAverage
 
-_EPOCHS, _UPDATES = 12, 1000  # at least so many of both, where nothing is asked for
+_EPOCHS, _UPDATES = 12, 1500  # at least so many of both, where nothing is asked for
 _AVERAGED = 0.25  # part of the updates at the end, over which weights are averaged
 _AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
 
@@ -48,7 +48,7 @@ _AT_ONCE = 4096  # samples that pass through the network together where nothing 
 class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     r"""A perceptron that minimises an objective under constraints: ``min_w F(w)  subject to  h_j(w) <= 0``.
 
-    Features are standardised. The network is trained with Adam on batches, and its weights are averaged over the last
+    Features are standardised.  The network is trained with Adam on batches, and its weights are averaged over the last
     quarter of the updates.  Constraints are enforced by multipliers that follow the rates of decisions
     (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else (other networks, several processes, checkpoints)
     there is :class:`~fcco_lightning.FCCOModule`.
@@ -60,10 +60,11 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     Args:
         objective: what is minimised; :class:`~fcco_lightning.CrossEntropy` by default.
         constraints: any number of them; those on groups need ``sensitive_features`` in :meth:`fit`.
-        penalty: how constraints enter; multipliers by default.
+        penalty: how constraints enter; ``AdaptivePenalty(decisions=True)`` by default, multipliers that follow what is
+            decided.
         algorithm: SONEX where something is to be remembered, else SGD, by default.
         hidden: widths of the hidden layers; empty for a linear model.
-        max_epochs: passes over the data; None for 12, or more where these are fewer than 1,000 updates.
+        max_epochs: passes over the data; None for 12, or more where these are fewer than 1,500 updates.
         batch_size: samples of a batch.
         learning_rate: of Adam.
         weight_decay: of the weights in a step, as a factor on the learning rate, as in AdamW.
@@ -93,7 +94,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         algorithm: Algorithm | None = None,
         hidden: Sequence[int] = (64, 64),
         max_epochs: int | None = None,
-        batch_size: int = 128,
+        batch_size: int = 256,
         learning_rate: float = 1e-3,
         weight_decay: float = 1e-2,
         verbose: bool = False,
@@ -170,7 +171,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
             copy.deepcopy(self.objective) or CrossEntropy(),
             copy.deepcopy(list(self.constraints)),
-            copy.deepcopy(self.penalty),
+            copy.deepcopy(self.penalty) or AdaptivePenalty(decisions=True),
             copy.deepcopy(self.algorithm),
             optimizer=lambda params: torch.optim.AdamW(params, lr=rate, weight_decay=decay),
             evaluation=ClassEvaluation() if len(self.classes_) > 2 else None,

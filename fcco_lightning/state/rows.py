@@ -151,7 +151,7 @@ class DualState(nn.Module):
             raise NonFiniteError(
                 f"row {int(index[where])} of the dual state would become {values[where].tolist()} "
                 f"(batch position {where}); no row was changed. Look for NaN or infinite scores or losses: "
-                "lower the learning rate, or set `skip_nonfinite: true` to drop such batches."
+                "lower the learning rate, or set `execution: {skip_nonfinite: true}` to drop such batches."
             )
         self.scatter_(index.to(self.held.device), values.to(self.held.device))
 
