@@ -22,6 +22,7 @@ FAMILIES = (
 )
 _WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders export is public
 _SELECTED = {
+    "reports.classifier": "ConstrainedClassifier",
     "reports": "Baseline BestFeasible Diagnostics PredictionWriter Report Run StateMonitor load_run",
     "engine": "Engine InnerFunctions Problem Surrogate",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
@@ -29,7 +30,8 @@ _SELECTED = {
     "inference": "Predictor export load",
     "state": "DualState",
     "training.criterion": "Criterion",
-    "training": "Checkpoints FCCOModule FabricBackend Preemption Pretraining StepAtFractions WarmStart WeightAverage",
+    "training": "Checkpoints Clipping Execution FCCOModule FabricBackend Preemption Pretraining Schedule "
+    "StepAtFractions WarmStart WeightAverage",
 }
 
 

@@ -20,16 +20,6 @@ SAMPLES = 203
 IO = RowsCheckpointIO(TorchCheckpointIO())
 
 
-class Holder:
-    """What a checkpoint needs of a module."""
-
-    def __init__(self, processes, states):
-        self.processes, self.states = processes, states
-
-    def dual_states(self):
-        return self.states
-
-
 def processes():
     """Of the job that this process was started for."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
@@ -38,12 +28,12 @@ def processes():
     return Processes()
 
 
-def store(holder, checkpoint, path):
+def store(states, checkpoint, path, group):
     def write():
-        if holder.processes.rank == 0:
+        if group.rank == 0:
             IO.save_checkpoint(checkpoint, path)
 
-    save(holder, checkpoint, path, write)
+    save(states, checkpoint, path, write, group)
 
 
 def version_of_rows(version, first, count):
@@ -54,11 +44,10 @@ def version_of_rows(version, first, count):
 def save_versions(path, version):
     """Save one version after the other under one name, for ever."""
     state = DualState(ROWS, processes=(group := processes()), layout="sharded")
-    holder = Holder(group, {"table": state})
     while True:
         version += 1
         state.rows.copy_(version_of_rows(version, state.first, len(state.rows)))
-        store(holder, {"state_dict": {}, "fcco": {"saved": version}}, path)
+        store({"table": state}, {"state_dict": {}, "fcco": {"saved": version}}, path, group)
 
 
 def loaded_version(path):
@@ -99,7 +88,7 @@ def train(path, until, save_every=1):
     engine = Engine(network, problem, algorithm)
     optimizer = HeavyBall(network.parameters(), lr=0.05, beta=0.3)
     states = {name: m for name, m in problem.named_modules() if isinstance(m, DualState)}
-    holder, step = Holder(group, states), 0
+    step = 0
     if Path(path).exists():
         checkpoint = IO.load_checkpoint(path)
         load(states, checkpoint, group)
@@ -117,6 +106,6 @@ def train(path, until, save_every=1):
         if step % save_every == 0:
             inside = {"step": step, "optimizer": optimizer.state_dict(), "engine": engine.state_dict()}
             weights = {**network.state_dict(), **{f"{n}.rows": s.rows for n, s in states.items() if not s.sharded}}
-            store(holder, {"state_dict": weights, "fcco": inside}, path)
+            store(states, {"state_dict": weights, "fcco": inside}, path, group)
     rows = {name: (s.first, s.num_rows, s.rows.clone()) for name, s in states.items()}
     return {"weights": network.state_dict(), "rows": rows}

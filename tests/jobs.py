@@ -34,6 +34,7 @@ from fcco_lightning import (
     DigitImages,
     DigitsCLIPDataModule,
     EqualStages,
+    Execution,
     FCCOModule,
     GlobalContrastive,
     GroupedTabularDataModule,
@@ -44,6 +45,7 @@ from fcco_lightning import (
     InfoNCE,
     NonForgetting,
     ROCFairness,
+    Schedule,
     SOXBoost,
     Splits,
     SquaredHingePenalty,
@@ -184,7 +186,7 @@ def fit_own_loader(job: Mapping[str, Any]) -> int:
         4 * job["batches"][rank()],
     )
     loader = DataLoader(table, 4, sampler=range(size)) if job["known"] else DataLoader(Parts(table, size), 4)
-    module = FCCOModule(TabularMLP([8], in_features=7), AUC(), num_samples=40, algorithm=SGD())
+    module = FCCOModule(TabularMLP([8], in_features=7), AUC(), algorithm=SGD(), execution=Execution(num_samples=40))
     trainer = Trainer(
         max_epochs=2,
         accelerator="cpu",
@@ -219,7 +221,7 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
         CVaRGroupDRO(0.3),
         algorithm=GROUP_ALGORITHMS[name](),
         optimizer=lambda p: HeavyBall(p, lr=0.05, beta=0.5, weight_decay=0.1),
-        objective_lr=0.01,
+        schedule=Schedule(objective_lr=0.01),
         **job.get("module", {}),
     )
     callbacks: list[Callback] = []

@@ -13,7 +13,7 @@ import fcco_lightning
 ROOT = Path(fcco_lightning.__file__).parent
 PACKAGE = "fcco_lightning"
 
-FLOORS = [  # __init__ and __main__ aside, ten, and the first of them is one room
+FLOORS = [  # ten, if the first two are one; __init__ and __main__ aside
     ["errors"],
     ["checks", "numerics"],
     ["ambiguity", "state"],
@@ -22,8 +22,7 @@ FLOORS = [  # __init__ and __main__ aside, ten, and the first of them is one roo
     ["constraints"],
     ["engine", "evaluation"],
     ["algorithms"],
-    ["analysis", "training"],
-    ["inference"],
+    ["analysis", "training", "inference"],
     ["reports"],
     ["__init__"],
     ["cli"],

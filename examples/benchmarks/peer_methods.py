@@ -35,7 +35,7 @@ from fcco_lightning import (
     TabularDataModule,
 )
 from fcco_lightning.algorithms import default_algorithm
-from fcco_lightning.evaluation.metrics.functional import auc, roc_gap
+from fcco_lightning.evaluation.metrics import auc, roc_gap
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import excess
 

@@ -53,6 +53,7 @@ from fcco_lightning import (
     Constraint,
     CVaRGroupDRO,
     Engine,
+    Execution,
     FCCOModule,
     HeavyBall,
     HingePenalty,
@@ -337,9 +338,8 @@ def under_trainer(rounds: int, steps: int = 160) -> Table:
             constraints=constraints,
             penalty=penalty,
             algorithm=algorithm,
-            num_samples=rows,
             optimizer=momentum,
-            compiled=compiled,
+            execution=Execution(num_samples=rows, compiled=compiled),
         )
 
     cases: dict[str, tuple[Any, list[Constraint], Any]] = {

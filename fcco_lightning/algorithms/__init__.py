@@ -7,6 +7,7 @@ from fcco_lightning.algorithms.bsgd import BSGD
 from fcco_lightning.algorithms.default import default_algorithm
 from fcco_lightning.algorithms.double_loop import DoubleLoop
 from fcco_lightning.algorithms.estimation import Estimation
+from fcco_lightning.algorithms.icppac import ICPPAC
 from fcco_lightning.algorithms.max_form import MaxForm
 from fcco_lightning.algorithms.moap import MOAP
 from fcco_lightning.algorithms.msvr import MSVR
@@ -30,6 +31,7 @@ __all__ = [
     "ALEXR",
     "ALEXR2",
     "BSGD",
+    "ICPPAC",
     "MOAP",
     "MSVR",
     "OOA",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fcco_lightning.algorithms.directional import along
 from fcco_lightning.algorithms.full_pass import FullPass
 from fcco_lightning.algorithms.max_form import Geometry, MaxForm
 from fcco_lightning.checks import positive
@@ -61,14 +62,7 @@ class ProximallyGuided(MaxForm, ABC):
     def along(self, engine: Engine, risks: Reading, origin: Sequence[Tensor]) -> Tensor:
         """``<grad R_i(w), z - origin>`` of a reading at w, (r, 1), without graph; the graph of the values is kept."""
         steps = [z - o.detach() for z, o in zip(self._point.tensors, origin, strict=True)]
-        y = torch.zeros_like(risks.values, requires_grad=True)
-        gradients = engine.gradients((y * risks.values).sum(), own=True, graph=True)
-        along = torch.stack([(g * d).sum() for g, d in zip(gradients, steps, strict=True)]).sum()
-        if not along.requires_grad:
-            return torch.zeros_like(risks.values)
-        (found,) = torch.autograd.grad(along, y, retain_graph=True)
-        engine.processes.average_([found])
-        return found
+        return along(engine, risks.values, steps)
 
     @contextmanager
     def inner_step(self, engine: Engine, eta: float) -> Iterator[None]:

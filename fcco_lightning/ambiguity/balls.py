@@ -1,6 +1,7 @@
 """Balls of weights around the uniform ones."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,16 +17,32 @@ _ON_BALL = 1e-15  # distance from the sphere that counts as on it
 _STEPS = 100
 
 
+@dataclass(frozen=True)
 class _Ball(AmbiguitySet):
     """``{q >= 0, sum q = 1, D(q, 1/n) <= rho}``."""
 
     rho: float
 
-    def check(self, num_groups: int) -> None:
-        """Any number will do."""
+    def __post_init__(self) -> None:
+        non_negative("rho", self.rho)
+
+    @abstractmethod
+    def distance(self, q: Tensor) -> float:
+        """``D(q, 1/n) - rho`` in some unit."""
+
+    def balanced(self, equation: Callable[[float], tuple[Tensor, float, float]]) -> tuple[Tensor, Tensor, float]:
+        """The multiplier lam > 0 for which q lies on the boundary: q, u and lam.
+
+        ``equation(lam)`` is (r, a, b), and q solves ``a q_i + b log q_i = r_i - u`` with ``sum q = 1``.
+        """
+
+        def inside(log_lam: float) -> float:
+            return -self.distance(_sum_to_one(*equation(math.exp(log_lam)))[0])
+
+        lam = math.exp(root(inside, 0.0, _ON_BALL))
+        return *_sum_to_one(*equation(lam)), lam
 
 
-@dataclass(frozen=True)
 class ChiSquareBall(_Ball):
     r"""``{q >= 0, sum q = 1, (1/n) sum_i (n q_i - 1)^2 <= rho}``.
 
@@ -39,10 +56,9 @@ class ChiSquareBall(_Ball):
         ConfigError: if rho is negative or not finite.
     """
 
-    rho: float
-
-    def __post_init__(self) -> None:
-        non_negative("rho", self.rho)
+    def distance(self, q: Tensor) -> float:
+        """``|q - 1/n|^2 - rho/n``."""
+        return float((q - 1 / len(q)).square().sum()) - self.rho / len(q)
 
     def worst_case(self, risks: Tensor) -> Tensor:
         v = risks - risks.max()
@@ -85,19 +101,14 @@ class ChiSquareBall(_Ball):
     def nearest_kl(self, log_p: Tensor) -> Weights:
         n = len(log_p)
         q = log_p.softmax(0)
-        if float((q - 1 / n).square().sum()) <= self.rho / n:
+        if self.distance(q) <= 0:
             return Weights(q, log_p.logsumexp(0) - math.log(n) - 1)
         if self.rho == 0:
             return Weights(torch.full_like(q, 1 / n), log_p.mean(), math.inf)
-
-        def distance(q: Tensor) -> float:
-            return float((q - 1 / n).square().sum()) - self.rho / n
-
-        q, u, lam = _balanced(lambda lam: (log_p, lam, 1.0), distance)
+        q, u, lam = self.balanced(lambda lam: (log_p, lam, 1.0))
         return Weights(q, u - math.log(n) - 1 + lam / n, lam)
 
 
-@dataclass(frozen=True)
 class KLBall(_Ball):
     r"""``{q >= 0, sum q = 1, KL(q, 1/n) <= rho}``, with ``KL(q, 1/n) = sum_i q_i log(n q_i)``.
 
@@ -107,11 +118,6 @@ class KLBall(_Ball):
     Raises:
         ConfigError: if rho is negative or not finite.
     """
-
-    rho: float
-
-    def __post_init__(self) -> None:
-        non_negative("rho", self.rho)
 
     def distance(self, q: Tensor) -> float:
         """``KL(q, 1/n) - rho``."""
@@ -125,7 +131,7 @@ class KLBall(_Ball):
         ties = int(tied.count_nonzero())
         if math.log(len(v) / ties) <= self.rho:
             return tied.to(v.dtype) / ties
-        return self._tempered(v / spread, 1.0)[0]
+        return self._tempered(v / spread)[0]
 
     @on_host
     def nearest_kl(self, log_p: Tensor) -> Weights:
@@ -133,12 +139,12 @@ class KLBall(_Ball):
         q = log_p.softmax(0)
         if self.distance(q) <= 0:
             return Weights(q, log_p.logsumexp(0) - math.log(n) - 1)
-        q, s = self._tempered(log_p - log_p.max(), 1.0)
+        q, s = self._tempered(log_p - log_p.max())
         if s == 0:
             return Weights(q, log_p.mean(), math.inf)
         return Weights(q, ((s * log_p).logsumexp(0) - math.log(n) - 1) / s, 1 / s - 1)
 
-    def _tempered(self, v: Tensor, guess: float) -> tuple[Tensor, float]:
+    def _tempered(self, v: Tensor) -> tuple[Tensor, float]:
         """``softmax(s v)`` on the boundary of the ball, and s."""
         if self.rho == 0:
             return torch.full_like(v, 1 / len(v)), 0.0
@@ -146,7 +152,7 @@ class KLBall(_Ball):
         def ahead(log_s: float) -> float:
             return self.distance((math.exp(log_s) * v).softmax(0))
 
-        s = math.exp(root(ahead, math.log(guess), _ON_BALL))
+        s = math.exp(root(ahead, 0.0, _ON_BALL))
         return (s * v).softmax(0), s
 
     @on_host
@@ -157,27 +163,8 @@ class KLBall(_Ball):
             return Weights(q, v.max() - q.max())
         if self.rho == 0:
             return Weights(torch.full_like(v, 1 / n), v.mean(), math.inf)
-        q, u, lam = _balanced(lambda lam: (v, 1.0, lam), self.distance)
+        q, u, lam = self.balanced(lambda lam: (v, 1.0, lam))
         return Weights(q, u - lam * (math.log(n) + 1), lam)
-
-
-def _balanced(
-    equation: Callable[[float], tuple[Tensor, float, float]], distance: Callable[[Tensor], float]
-) -> tuple[Tensor, Tensor, float]:
-    """The multiplier lam > 0 for which q lies on the boundary of a ball: q, u and lam.
-
-    ``equation(lam)`` is (r, a, b), and q solves ``a q_i + b log q_i = r_i - u`` with ``sum q = 1``.
-    """
-    found: dict[float, tuple[Tensor, Tensor]] = {}
-
-    def inside(log_lam: float) -> float:
-        found.clear()
-        found[log_lam] = _sum_to_one(*equation(math.exp(log_lam)))
-        return -distance(found[log_lam][0])
-
-    log_lam = root(inside, 0.0, _ON_BALL)
-    inside(log_lam)
-    return *found[log_lam], math.exp(log_lam)
 
 
 def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:

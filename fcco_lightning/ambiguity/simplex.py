@@ -22,6 +22,3 @@ class Simplex(AmbiguitySet):
 
     def nearest_kl(self, log_p: Tensor) -> Weights:
         return Weights(log_p.softmax(0), log_p.logsumexp(0) - torch.full_like(log_p[0], len(log_p)).log() - 1)
-
-    def check(self, num_groups: int) -> None:
-        """Any number will do."""

@@ -129,7 +129,7 @@ def certificate(
         numbers, sides = _signed(functions.constraints, wide)
         values = torch.full_like(numbers, -torch.inf).scatter_reduce(0, sides.row, sides.excess, "amax")
         pulled = [value, *_pulled(numbers, sides, values, multipliers)]
-        rows = _by_weights(functions, _by_outputs(pulled, outputs), samples.batch, batches, processes or Processes())
+        rows = _by_weights(functions, pulled, wide, batches, processes or Processes())
     gradient, others = torch.cat([rows[0], own]), torch.nn.functional.pad(rows[1:], (0, len(own)))
     if not bool(gradient.isfinite().all() and others.isfinite().all()):
         raise NonFiniteError("a gradient on the split is not finite: the weights diverged, or the data holds NaN.")
@@ -194,7 +194,8 @@ def require_certifiable(functions: InnerFunctions, parts: Sequence[str], max_val
             "network TwoViews makes none in evaluation: it has no exact gradient on a split, which a certificate is "
             "made of. Switch diagnostics off."
         )
-    number, size = 1 + sum(c.num_rows for c in functions.constraints), sum(p.numel() for p in _trained(functions))
+    number = 1 + sum(c.num_rows for c in functions.constraints)
+    size = sum(p.numel() for p in functions.trainable().values())
     if size == 0:
         raise ConfigError("a certificate needs parameters that are trained, all of them are frozen. Unfreeze some.")
     if number * size > positive("max_values", max_values):
@@ -202,10 +203,6 @@ def require_certifiable(functions: InnerFunctions, parts: Sequence[str], max_val
             f"the gradients of {number - 1:,} constraints by {size:,} parameters have {number * size:,} values, "
             f"max_values is {max_values:,.0f}. Raise max_values if the memory is there, or freeze layers."
         )
-
-
-def _trained(functions: InnerFunctions) -> list[Tensor]:
-    return list(functions.trainable().values())
 
 
 def _sample_parameters(objective: Objective, columns: Columns) -> dict[str, Tensor]:
@@ -273,8 +270,7 @@ def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Te
 def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor, _Sides]:
     """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
     like = pytree.tree_leaves(samples.outputs)[0]
-    numbers, rows, signs, exceeded = [like.new_zeros(0)], list[Tensor](), list[Tensor](), list[Tensor]()
-    first = 0
+    numbers, signs, exceeded = [like.new_zeros(0)], [like.new_zeros(0)], [like.new_zeros(0)]
     for c in constraints:
         values = _whole(c, samples)
         outer = c.number(values)
@@ -282,14 +278,9 @@ def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor
         product = (slope * values).sum(1)
         numbers.append(s + product - product.detach())
         exceeded.append(excess(s.unsqueeze(1), c.kappa, c.sides).flatten())
-        index = torch.arange(first, first + c.num_rows, device=like.device)
-        rows.append(index.repeat_interleave(c.sides))
         signs.append(s.new_tensor([1.0, -1.0][: c.sides]).repeat(c.num_rows))
-        first += c.num_rows
-    none = like.new_zeros(0)
-    return torch.cat(numbers), _Sides(
-        torch.cat([none.long(), *rows]), torch.cat([none, *signs]), torch.cat([none, *exceeded])
-    )
+    sign = torch.cat(signs)
+    return torch.cat(numbers), _Sides((sign > 0).cumsum(0) - 1, sign, torch.cat(exceeded))  # a row begins with +
 
 
 def _whole(constraint: Constraint, samples: Samples) -> Tensor:
@@ -314,45 +305,36 @@ def _pulled(numbers: Tensor, sides: _Sides, values: Tensor, multipliers: Sequenc
     if multipliers is None or not len(numbers):
         return list(numbers)
     given = torch.as_tensor(multipliers, dtype=torch.float64, device=numbers.device)
-    return [(given * _pushing_sign(sides, values)) @ numbers]
-
-
-def _pushing_sign(sides: _Sides, values: Tensor) -> Tensor:
-    """The sign of s_i on the side that is exceeded more, shape (m,)."""
-    largest = (sides.excess == values[sides.row]).to(sides.sign.dtype)
-    return torch.zeros_like(values).index_add(0, sides.row, largest * sides.sign).clamp(-1, 1)
+    largest = (sides.excess == values[sides.row]).to(sides.sign.dtype)  # the side that is exceeded more
+    sign = torch.zeros_like(values).index_add(0, sides.row, largest * sides.sign).clamp(-1, 1)
+    return [(given * sign) @ numbers]
 
 
 # --------------------------------------------------------------------------------------------------------- by weights
 
 
-def _by_outputs(pulled: Sequence[Tensor], outputs: Mapping[str, Any]) -> list[dict[str, list[Tensor]]]:
-    """The gradient of every scalar by the outputs of every part; none of a part on which it does not depend."""
-    leaves: dict[str, list[Tensor]] = {name: pytree.tree_leaves(found) for name, found in outputs.items()}
-    return [{name: gradients(number, some) for name, some in leaves.items()} for number in pulled]
-
-
 def _by_weights(
     functions: InnerFunctions,
-    slopes: Sequence[Mapping[str, Sequence[Tensor]]],
-    columns: Batch,
+    pulled: Sequence[Tensor],
+    samples: Samples,
     batches: Mapping[str, Iterable[Columns]],
     processes: Processes,
 ) -> Tensor:
-    """Carry derivatives by the outputs of every part on to the network's weights, shape (numbers, d), on the CPU."""
+    """The gradients of scalars of the outputs by the network's weights, shape (numbers, d), on the CPU."""
     weights = [p for p in functions.network.parameters() if p.requires_grad]
-    total = torch.zeros(len(slopes), sum(w.numel() for w in weights), dtype=torch.float64)
+    total = torch.zeros(len(pulled), sum(w.numel() for w in weights), dtype=torch.float64)
     with processes.together():
         for name, loader in batches.items() if weights else ():
-            index, depending = columns[name]["index"], [k for k, slope in enumerate(slopes) if slope[name]]
-            ordered = index.argsort()
+            leaves, index = pytree.tree_leaves(samples.outputs[name]), samples.batch[name]["index"]
+            slopes = [gradients(number, leaves) for number in pulled]  # none of a part on which it does not depend
+            depending, ordered = [k for k, slope in enumerate(slopes) if slope], index.argsort()
             for batch in loader if depending else ():
                 found = pytree.tree_leaves(outputs_of_columns(functions.network, batch))
                 at = ordered[torch.searchsorted(index[ordered], batch["index"])]
                 for k in depending:
-                    products = [(s[at].to(o.dtype) * o).sum() for s, o in zip(slopes[k][name], found, strict=True)]
+                    products = [(s[at].to(o.dtype) * o).sum() for s, o in zip(slopes[k], found, strict=True)]
                     total[k] += gradient(torch.stack(products).sum(), weights)
-    device = next(iter(columns.values()))["index"].device
+    device = next(iter(samples.batch.values()))["index"].device
     for row in total if processes.size > 1 else ():
         row.copy_(processes.sum_(row.to(device)))
     return total

@@ -63,12 +63,14 @@ def jacobian(
         NonFiniteError: if a value or a gradient is NaN or infinite.
     """
     processes = processes or Processes()
-    sums = _Sums(functions, *required_size(functions, max_values))
-    with undisturbed(functions), processes.together():
-        for batch in batches:
-            for part in _by_group(batch):
-                sums.add(part)
-    return sums.mean(processes)
+    size = required_size(functions, max_values)
+    with undisturbed(functions):  # also around the sums: made in Lightning's inference mode they could not be added to
+        sums = _Sums(functions, *size)
+        with processes.together():
+            for batch in batches:
+                for part in _by_group(batch):
+                    sums.add(part)
+        return sums.mean(processes)
 
 
 def required_size(functions: InnerFunctions, max_values: float = MAX_VALUES) -> tuple[int, int, int]:

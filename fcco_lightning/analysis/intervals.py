@@ -37,19 +37,6 @@ class Interval(NamedTuple):
     method: Literal["binomial", "normal"]
 
 
-class _Clusters(NamedTuple):
-    """How many independent samples the clusters of some subsets stand for.
-
-    Attributes:
-        number: of clusters in the subset that has the fewest.
-        designs: of each of k means in [0, 1], how many times as large its variance is as that of independent samples;
-            empty if there are none.
-    """
-
-    number: int
-    designs: Sequence[float]
-
-
 class _Means(NamedTuple):
     """The inner values of a row, and how they vary from split to split.
 
@@ -60,16 +47,22 @@ class _Means(NamedTuple):
         sizes: of the subset that each is a mean over, shape (k,); empty if they are no means of values in [0, 1].
         error: standard error of s.
         error_of_equals: the same where nothing differs between the subsets.
-        clusters: of the samples; None where all samples are independent.
+        clusters: in the subset that has the fewest; None where all samples are independent.
+        designs: how many times as large the variance of each mean is as that of independent samples, shape (k,).
     """
 
     values: Tensor
     slopes: Tensor
     variances: Tensor
-    sizes: Sequence[int]
+    sizes: Tensor
     error: float
     error_of_equals: float
-    clusters: _Clusters | None = None
+    clusters: int | None
+    designs: Tensor
+
+    def quantile(self, tail: float) -> float:
+        """How many standard errors are exceeded with the probability ``tail``."""
+        return -float(ndtri(tail) if self.clusters is None else stdtrit(self.clusters - 1, tail))
 
 
 def intervals(
@@ -155,17 +148,28 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tens
     found: dict[int, _Means] = {}
     for i, values, slope in zip(index.tolist(), inner, slopes, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
-        masks = [] if subsets is None or constraint.range != (0.0, 1.0) else list(subsets[i])
-        error = float((slope @ influence).norm())
-        means = _Means(values.detach(), slope, influence.square().sum(1), [], error, error)
-        means = _with_sizes(means, torch.stack(masks).double()) if len(masks) == len(values) else means
-        if codes is not None:
-            members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
-            clustered = _with_clusters(means, influence, members, codes.to(influence.device))
-            found |= {} if clustered is None else {i: clustered}
-        else:
-            found[i] = means
+        members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
+        rates = subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
+        means = _means(values.detach(), slope, influence, members.double() if rates else None)
+        clustered = means if codes is None else _with_clusters(means, influence, members, codes.to(influence.device))
+        found |= {} if clustered is None else {i: clustered}
     return found
+
+
+def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | None) -> _Means:
+    """Those of independent samples, from the influence of every sample on each of the k values, shape (k, n).
+
+    Means of values in [0, 1] are over subsets, whose members are given as 0 and 1, shape (k, n).
+    """
+    variances, error = influence.square().sum(1), float((slopes @ influence).norm())
+    means = _Means(values, slopes, variances, values.new_zeros(0), error, error, None, torch.ones_like(values))
+    if members is None:
+        return means
+    sizes = members.sum(1)
+    share = sizes / sizes.sum()
+    spread = share @ (sizes * variances + values.square()) - (share @ values).square()
+    equals = (spread.clamp(min=0) * (slopes / sizes @ members).square().sum()).sqrt()
+    return means._replace(sizes=sizes, error_of_equals=float(equals))
 
 
 def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Tensor) -> _Means | None:
@@ -185,23 +189,12 @@ def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Ten
         return None
     totals = influence.new_zeros(len(influence), shape).index_add(1, codes, influence)
     error = math.sqrt(c / (c - 1)) * float((means.slopes @ totals).norm())
-    designs: list[float] = []
-    if means.sizes:
+    if len(means.sizes):
         own = totals.square().sum(1) * numbers / (numbers - 1)
         equal = sizes.square().sum(1) / sizes.sum(1)  # of clusters whose samples are all equal
-        designs = torch.where(means.variances > 0, own / means.variances, equal).clamp(min=1).tolist()
+        means = means._replace(designs=torch.where(means.variances > 0, own / means.variances, equal).clamp(min=1))
     larger = error / means.error if means.error > 0 else 1.0
-    noise = larger * means.error_of_equals
-    return means._replace(error=error, error_of_equals=noise, clusters=_Clusters(c, designs))
-
-
-def _with_sizes(means: _Means, members: Tensor) -> _Means:
-    """The means of values in [0, 1] over subsets, given as 0 and 1, shape (k, n)."""
-    sizes = members.sum(1)
-    share = sizes / sizes.sum()
-    spread = share @ (sizes * means.variances + means.values.square()) - (share @ means.values).square()
-    error = (spread.clamp(min=0) * (means.slopes / sizes @ members).square().sum()).sqrt()
-    return means._replace(sizes=sizes.long().tolist(), error_of_equals=float(error))
+    return means._replace(error=error, error_of_equals=larger * means.error_of_equals, clusters=c)
 
 
 def _influence(value: Tensor, weight: Tensor) -> Tensor:
@@ -213,44 +206,31 @@ def _influence(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
-    tail = (1 - level) / 2
+    tail, rates = (1 - level) / 2, len(means.sizes) > 0
     s = float(constraint.number(means.values).value(means.values.unsqueeze(0)))
-    below, above = (_of_rates if means.sizes else _normal)(means, tail)
+    below, above = _of_rates(means, tail) if rates else (means.quantile(tail) * means.error,) * 2
     low, high = s - below, s + above
     noise = math.nan
     if constraint.sides == 2:
-        noise = _quantile(means, 0.025) * means.error_of_equals
+        noise = means.quantile(0.025) * means.error_of_equals
         s, low, high = abs(s), max(low, -high, 0.0), max(-low, high)
     kappa = s - float(constraint.violation(means.values.unsqueeze(0)))
-    return Interval(s - kappa, low - kappa, high - kappa, noise, "binomial" if means.sizes else "normal")
-
-
-def _normal(means: _Means, tail: float) -> tuple[float, float]:
-    width = _quantile(means, tail) * means.error
-    return width, width
-
-
-def _quantile(means: _Means, tail: float) -> float:
-    """How many standard errors are exceeded with the probability ``tail``."""
-    return -float(ndtri(tail) if means.clusters is None else stdtrit(means.clusters.number - 1, tail))
+    return Interval(s - kappa, low - kappa, high - kappa, noise, "binomial" if rates else "normal")
 
 
 def _of_rates(means: _Means, tail: float) -> tuple[float, float]:
     """How far below and above s the ends of its interval are."""
     below = above = 0.0
-    known = means.clusters
-    designs = known.designs if known else [1.0] * len(means.sizes)
-    for p, slope, variance, size, design in zip(
-        *(part.tolist() for part in means[:3]), means.sizes, designs, strict=True
-    ):
-        fewer = 1.0 if known is None else float(stdtrit(size - 1, tail) / stdtrit(known.number - 1, tail)) ** 2
+    each = (means.values, means.slopes, means.variances, means.sizes, means.designs)
+    for p, slope, variance, size, design in zip(*(part.tolist() for part in each), strict=True):
+        fewer = 1.0 if means.clusters is None else (float(stdtrit(size - 1, tail)) / means.quantile(tail)) ** 2
         low, high = exact_binomial(p, _effective_size(p, variance, size) / design * fewer, tail)
         down, up = (p - low, high - p) if slope >= 0 else (high - p, p - low)
         below, above = below + (slope * down) ** 2, above + (slope * up) ** 2
     return math.sqrt(below), math.sqrt(above)
 
 
-def _effective_size(rate: float, variance: float, size: int) -> float:
+def _effective_size(rate: float, variance: float, size: float) -> float:
     """Of how many zeros and ones a mean of values in [0, 1] would vary as much; at least ``size``."""
     centre, square = (size * rate + 1) / (size + 2), (size * (size * variance + rate**2) + 1) / (size + 2)
     return max(size, rate * (1 - rate) * size / (square - centre**2))

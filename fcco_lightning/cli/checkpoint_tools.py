@@ -24,8 +24,8 @@ from rich.table import Table as Grid
 from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.state.checkpoint_files import read_file, rows_folder
 from fcco_lightning.state.row_files import CHUNK_BYTES, Manifest, checksum, read_manifest, read_rows
-from fcco_lightning.training.row_checkpoints import read_file, rows_folder
 
 _SAFETENSORS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",

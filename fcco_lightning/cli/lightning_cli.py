@@ -28,9 +28,9 @@ from fcco_lightning.cli.catalogue import SECTIONS
 from fcco_lightning.cli.named_configs import with_files
 from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
+from fcco_lightning.state.checkpoint_files import read_file
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import find_own, job_identity
-from fcco_lightning.training.row_checkpoints import read_file
 
 _TRAINER_DEFAULTS = {
     "default_root_dir": "runs",

@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from fcco_lightning.cli.catalogue import close_to, use_of
 from fcco_lightning.cli.options import options
+from fcco_lightning.training.execution import in_place_of
 
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _MOST_LISTED = 25  # options of a class that a message names
@@ -49,6 +50,9 @@ class ArgumentParser(LightningArgumentParser):
         if option is not None:
             near = get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75)
             message += f".{did_you_mean([_whole(name) for name in near if not name.endswith('.help')])}"
+        earlier = re.search(r"(?:--model\.|\bmodel\.|Group 'model' .*')(\w+)", message)
+        if earlier is not None and (now := in_place_of(earlier[1])) is not None:
+            message = f"--model.{earlier[1]} {now}"
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
             message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()

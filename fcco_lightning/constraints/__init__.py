@@ -2,8 +2,7 @@
 
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, kept_together, unique_names
 from fcco_lightning.constraints.comparisons import GroupComparisons
-from fcco_lightning.constraints.distillation import Distillation
-from fcco_lightning.constraints.forgetting import NonForgetting, ProtectedTasks
+from fcco_lightning.constraints.forgetting import Distillation, NonForgetting, ProtectedTasks
 from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost, MeanNear
 from fcco_lightning.constraints.multipliers import (
     AdaptivePenalty,

@@ -12,7 +12,20 @@ from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
-from fcco_lightning.outer import AbsoluteDifference, Linear, Multiplied, OuterFunction, Range
+from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction, Range
+
+
+class _Itself(OuterFunction):
+    """``f(u) = u`` of one variable, so that what is made with it is the number that other functions are given."""
+
+    monotone = True
+    smooth = True
+
+    def value(self, u: Tensor) -> Tensor:
+        return u[:, 0]
+
+    def subgradient(self, u: Tensor) -> Tensor:
+        return u.new_ones(u.shape)
 
 
 class Constraint(Measurable, ABC):
@@ -90,7 +103,7 @@ class Constraint(Measurable, ABC):
         """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
         return self.outer(phi)
 
-    def number(self, like: Tensor) -> OuterFunction:
+    def number(self, like: Tensor) -> OuterFunction:  # noqa: ARG002
         """The number s_i as a function of the inner values: (b, k) -> (b,).
 
         Where there is one side it is ``h_i + kappa``.
@@ -98,7 +111,7 @@ class Constraint(Measurable, ABC):
         Args:
             like: a tensor of the device and dtype on which it is computed.
         """
-        return self.signed(Multiplied(like.new_ones(1, 1)))
+        return self.signed(_Itself())
 
     def alike(self) -> Hashable:
         """What neighbours must have equal so that :meth:`join` can measure them at once; None where it cannot."""
@@ -113,9 +126,25 @@ class Constraint(Measurable, ABC):
         """
         raise ConfigError(f"{cls.__name__} has no joint form for {len(members)} constraints: alike() must be None.")
 
-    @abstractmethod
     def violation(self, values: Tensor) -> Tensor:
         """h_i at the :attr:`tolerance` from inner values: (b, k) -> (b,).  Positive where it is violated."""
+        s = self.number(values).value(values)
+        return (s if self.sides == 1 else s.abs()) - self.tolerance
+
+    @property
+    def smooths(self) -> bool:
+        """Whether what is measured are smoothed rates of decisions; :meth:`decided` then has the rates themselves."""
+        return False
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """The inner values on decisions, in the place of the smooth ones of :meth:`measure`.
+
+        A rate of decisions is a mean of numbers 0 and 1, which has no useful gradient; what is measured in its place
+        is a smooth function of the scores.
+
+        Returns: shape (m, k), without graph, finite where the batch says nothing of a row.
+        """
+        raise ConfigError(f"{type(self).__name__} smooths no decisions: look at measure(outputs, {sorted(batch)}).")
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Why the constraint says nothing about these outputs although it holds, or None."""
@@ -147,9 +176,6 @@ class ValueAtMost(Constraint, ABC):
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return phi
 
-    def violation(self, values: Tensor) -> Tensor:
-        return values[:, 0] - self.tolerance
-
 
 class DifferenceAtMost(Constraint, ABC):
     r"""``h_i(w) = |g_i1(w) - g_i2(w)| - kappa <= 0``: what constraints on the difference of two inner values share."""
@@ -162,6 +188,3 @@ class DifferenceAtMost(Constraint, ABC):
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
         return Linear(phi, (1.0, -1.0))
-
-    def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - values[:, 1]).abs() - self.tolerance

@@ -18,7 +18,7 @@ Against = Literal["pairs", "rest", "whole"]
 
 
 class Comparison(NamedTuple):
-    """Two sides that are compared, as positions in :attr:`GroupComparisons.sides`, and what they are called."""
+    """Two sides that are compared, as positions in :meth:`GroupComparisons.members`, and what they are called."""
 
     first: int
     second: int
@@ -41,7 +41,6 @@ class GroupComparisons:
         names: of the groups 0, 1, ...; None takes them from the datamodule, and without one there are two groups.
 
     Attributes:
-        sides: the groups whose samples together are a side of a comparison.
         pairs: the comparisons.
 
     Raises:
@@ -78,37 +77,37 @@ class GroupComparisons:
         single = len(self.pairs) == 1 and (not always or self.names == _NUMBERED)
         return [rate if single else f"{rate}: {pair.name}" for pair in self.pairs]
 
+    def both_ways(self) -> list[Comparison]:
+        """The comparisons in both directions, called "a / b"."""
+        called = [*self.names, *["others"] * len(self.names)]
+        both = [sides for a, b, _ in self.pairs for sides in ((a, b), (b, a))]
+        return [Comparison(a, b, f"{called[a]} / {called[b]}") for a, b in both]
+
     def _name(self, names: list[str]) -> None:
         size = len(names)
         if size < 2 or len(set(names)) < size:
             raise ConfigError(f"groups must be at least two different names, got {names!r}.")
-        self.names = names
-        every, single = tuple(range(size)), [(g,) for g in range(size)]
-        self.sides: list[tuple[int, ...]] = list(single)
+        self.names, self._numbers = names, Known(torch.arange(size).unsqueeze(1))
         if self.against == "whole":
-            self.sides.append(every)
-            self.pairs = [Comparison(g, size, f"{names[g]} - everyone") for g in every]
+            self.pairs = [Comparison(g, size, f"{name} - everyone") for g, name in enumerate(names)]
         elif self.against == "pairs" or size == 2:
             # the later group first: group 1 is the favoured one of two
-            self.pairs = [Comparison(b, a, f"{names[b]} - {names[a]}") for a, b in combinations(every, 2)]
+            self.pairs = [Comparison(b, a, f"{names[b]} - {names[a]}") for a, b in combinations(range(size), 2)]
         else:
-            self.sides += [tuple(other for other in every if other != g) for g in every]
-            self.pairs = [Comparison(g, size + g, f"{names[g]} - rest") for g in every]
-        self._numbers = Known(torch.tensor(single))
-        self._unions = Known(torch.tensor([[float(g in side) for g in every] for side in self.sides[size:]]))
+            self.pairs = [Comparison(g, size + g, f"{name} - rest") for g, name in enumerate(names)]
 
     def members(self, batch: Columns, needed_by: object) -> Tensor:
-        """Mark the samples of every side, shape (number of sides, B), bool.
+        """Mark the samples of every side, shape (number of sides, B), bool: the groups, then everyone or the rests.
 
         Raises:
             DataError: if the batch lacks the column.
         """
         groups = required_column(batch, self.column, needed_by)
         single = groups == self._numbers.like(groups)
-        if len(self.sides) == len(single):
+        if len(self.names) > max(pair.second for pair in self.pairs):  # groups are compared with groups
             return single
-        unions = self._unions.like(groups) @ single.to(torch.float32) > 0
-        return torch.cat([single, unions])
+        everyone = single.any(0, keepdim=True)
+        return torch.cat([single, everyone if self.against == "whole" else everyone & ~single])
 
     def check(self, batch: Columns, needed_by: object) -> None:
         """Refuse groups without a number from 0 on; samples of no group are marked by -1.

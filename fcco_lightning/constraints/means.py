@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
+from fcco_lightning.constraints.averages import OfQuantity
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, ValueAtMost
-from fcco_lightning.constraints.memberships import means_over
 from fcco_lightning.constraints.subsets import Subset, Subsets
-from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.data.conditions import Where, described
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Quantity
-from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, Linear, OuterFunction, Shifted
+from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
 
 
 def _named(quantity: Quantity, where: Where | None) -> str:
@@ -28,8 +26,8 @@ def _named(quantity: Quantity, where: Where | None) -> str:
     return f"{kind}, {described(where)}" if where else kind
 
 
-class _OfMeans(Constraint, ABC):
-    """What constraints on means of a quantity over subsets share: row i is of the subsets i, i + m, ... of k m.
+class _OfSubsets(OfQuantity, ABC):
+    """What constraints on means of a quantity over subsets share: row i is of the subsets i k, i k + 1, ... of k m.
 
     Args:
         quantity: q.
@@ -40,6 +38,7 @@ class _OfMeans(Constraint, ABC):
     def __init__(self, quantity: Quantity, wheres: Sequence[Subset], part: Any) -> None:
         self.quantity, self.part, self.range = quantity, part, quantity.range
         self._wheres, self._marked = list(wheres), Subsets(wheres)
+        self.compare([range(i, i + self.width) for i in range(0, len(wheres), self.width)])
 
     def adapt(self, datamodule: Any) -> None:
         for where in self._wheres:
@@ -49,24 +48,16 @@ class _OfMeans(Constraint, ABC):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         for where in self._wheres:
             where.check(batch)
-        self.quantity.check(outputs, batch)
+        super().check(outputs, batch)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds a sample of each of its subsets."""
-        masks = [where.of_split(columns) for where in self._wheres]
-        return [masks[row :: self.num_rows] for row in range(self.num_rows)]
+        """A batch speaks of a row if it holds a sample of each of its subsets, of which there must be some."""
+        for where in self._wheres:
+            where.of_split(columns)
+        return super().subsets(columns)
 
-    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The means of q over the subsets, as one product of matrices, shape (m, k)."""
-        member = self._marked.masks(batch)
-        means, known = means_over(member, self.quantity(outputs, batch), batch)
-        if self.width == 1:
-            return None, Rows(means.unsqueeze(1), known)
-        return None, Rows(means.view(self.width, -1).T, known.view(self.width, -1).all(0))
-
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
-        """All decisions are equal, or too soft to tell, where q is a smoothed decision."""
-        return constant_decision(self.quantity(outputs, batch)) if self.quantity.range == (0.0, 1.0) else None
+    def members(self, batch: Columns) -> Tensor:
+        return self._marked.masks(batch).unsqueeze(0)
 
     def alike(self) -> Hashable:
         """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""
@@ -79,7 +70,7 @@ class _OfMeans(Constraint, ABC):
         return _Joint(members)
 
 
-class MeanAtMost(_OfMeans, ValueAtMost):
+class MeanAtMost(_OfSubsets, ValueAtMost):
     r"""``h(w) = mean of q over the subset - kappa <= 0``.
 
     Caps a rate (``quantity: SoftRate, where: {y: 0}`` is the false positive rate) or a loss
@@ -125,7 +116,7 @@ class MeanAtMost(_OfMeans, ValueAtMost):
             )
 
 
-class MeanDifferenceAtMost(_OfMeans, DifferenceAtMost):
+class MeanDifferenceAtMost(_OfSubsets, DifferenceAtMost):
     r"""``h(w) = |mean of q over subset a - mean of q over subset b| - kappa <= 0``.
 
     Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch without
@@ -194,11 +185,8 @@ class MeanNear(MeanAtMost):
     def signed(self, phi: OuterFunction) -> OuterFunction:
         return Shifted(phi, torch.tensor(self.target, dtype=torch.float64))
 
-    def violation(self, values: Tensor) -> Tensor:
-        return (values[:, 0] - self.target).abs() - self.tolerance
 
-
-class _Joint(_OfMeans):
+class _Joint(_OfSubsets):
     r"""Several constraints of one kind on means of one quantity over subsets, each with a kappa of its own.
 
     The penalty is given for kappa 0, and moved by the rows' own kappas, which margins may change.
@@ -212,34 +200,29 @@ class _Joint(_OfMeans):
 
     def __init__(self, members: Sequence[MeanAtMost] | Sequence[MeanDifferenceAtMost]) -> None:
         first = members[0]
-        self.members, self.width, self.sides = list(members), first.width, first.sides
+        self._joined, self.width, self.sides = list(members), first.width, first.sides
         self.names = [name for member in members for name in member.names]
-        wheres = [member._wheres for member in members]
-        super().__init__(first.quantity, [where for side in zip(*wheres, strict=True) for where in side], first.part)
-        self._targets = _of_rows([member.target for member in members if isinstance(member, MeanNear)] or [0.0])
+        super().__init__(first.quantity, [where for member in members for where in member._wheres], first.part)
+        targets = [member.target for member in members if isinstance(member, MeanNear)]
+        self._targets = _of_rows(targets) if targets else None
         self._followed, self._kappas = list[float](), torch.empty(0)
 
     @property
     def limit(self) -> Tensor:
-        kappas = [member.kappa for member in self.members]
+        kappas = [member.kappa for member in self._joined]
         if kappas != self._followed:
             self._followed, self._kappas = kappas, _of_rows(kappas)
         return self._kappas
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         phi = Shifted(phi, self.limit)
-        if self.width == 2:
-            return AbsoluteDifference(phi)
-        return phi if self.sides == 1 else Shifted(AbsoluteDistance(phi), self._targets)
+        return self.signed(phi if self.sides == 1 else AbsoluteDistance(phi))
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
-        if self.width == 2:
-            return Linear(phi, (1.0, -1.0))
-        return phi if self.sides == 1 else Shifted(phi, self._targets)
+        return self._joined[0].signed(phi) if self._targets is None else Shifted(phi, self._targets)
 
     def violation(self, values: Tensor) -> Tensor:
-        s = self.number(values).value(values)
-        return (s if self.sides == 1 else s.abs()) - values.new_tensor([member.tolerance for member in self.members])
+        return super().violation(values) - values.new_tensor([member.tolerance for member in self._joined])
 
 
 def _of_rows(numbers: Sequence[float]) -> Tensor:

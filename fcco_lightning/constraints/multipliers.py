@@ -35,11 +35,18 @@ class Multipliers(ABC):
     What the rule remembers of a side of a constraint are a few numbers, the first of which is enough to say how much
     the side matters.  A row has one side, or two where it is ``|s| <= kappa``.
 
+    Where a constraint smooths a rate of decisions, the multipliers can follow the rate of decisions itself, whose
+    running mean is remembered beside that of the smooth one.  The outer gradient is then taken at the mean of decisions
+    and multiplies the gradient of the smooth rate, so that what is enforced is what is decided (proxy constraints:
+    Cotter, Jiang and Sridharan, Two-player games for efficient non-convex constrained optimization, 2019, section 3).
+
     Attributes:
         acts: whether constraints enter what is minimised, which they do.
+        decisions: whether multipliers follow decisions, where these are smoothed; else they follow the smooth values.
     """
 
     acts = True
+    decisions: bool = False
 
     def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
         """What is remembered of a side of a row of which no batch has spoken yet.
@@ -49,14 +56,14 @@ class Multipliers(ABC):
         """
         return (0.0,)
 
-    @abstractmethod
     def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
-        """L_i as an outer function of ``t = h + kappa``, or of s for two sides.
+        """L_i as an outer function of ``t = h + kappa``, or of s for two sides; ``nu_i h_i`` unless a rule has another.
 
         Args:
             memory: what is remembered of b rows, shape (b, values, sides).
             kappa: tolerance of the constraint, or of each of the rows, shape (b, 1).
         """
+        return Multiplied(memory[:, 0], kappa)
 
     @abstractmethod
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
@@ -78,13 +85,11 @@ class Lagrangian(Multipliers):
 
     Args:
         rate: dual step size, > 0, in units of the objective's first value per squared unit of h.
+        decisions: whether multipliers follow decisions, see :class:`Multipliers`.
     """
 
-    def __init__(self, rate: float = 0.01) -> None:
-        self.rate = positive("rate", rate)
-
-    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
-        return Multiplied(memory[:, 0], kappa)
+    def __init__(self, rate: float = 0.01, decisions: bool = False) -> None:
+        self.rate, self.decisions = positive("rate", rate), decisions
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         return (memory + self.rate * (pace * excess.unsqueeze(1))).clamp(min=0)
@@ -102,21 +107,22 @@ class NuPI(Multipliers):
             of h.
         proportional: of the proportional part (the source's kappa_p), >= 0, in the same units.
         smoothing: of h in the proportional part (the source's nu), in [0, 1).  The u_i are averages already.
+        decisions: whether multipliers follow decisions, see :class:`Multipliers`.
     Source: Sohrabi et al., On PI controllers for updating Lagrange multipliers in constrained optimization (2024),
     Algorithm 1.
     """
 
-    def __init__(self, rate: float = 0.01, proportional: float = 0.7, smoothing: float = 0.0) -> None:
+    def __init__(
+        self, rate: float = 0.01, proportional: float = 0.7, smoothing: float = 0.0, decisions: bool = False
+    ) -> None:
         self.rate, self.proportional = positive("rate", rate), non_negative("proportional", proportional)
+        self.decisions = decisions
         if not 0 <= smoothing < 1:
             raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing!r}: 0 takes h as it is.")
         self.smoothing = float(smoothing)
 
     def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
         return (0.0, 0.0)
-
-    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
-        return Multiplied(memory[:, 0], kappa)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         nu, before = memory.unbind(1)
@@ -134,11 +140,13 @@ class AugmentedLagrangian(Multipliers):
     Args:
         curvature: c, > 0, in units of the objective's first value per squared unit of h.
         rate: of the multiplier, in (0, 1].
+        decisions: whether multipliers follow decisions, see :class:`Multipliers`.
     Source: Rockafellar, Augmented Lagrange multiplier functions and duality in nonconvex programming (1974).
     """
 
-    def __init__(self, curvature: float = 1.0, rate: float = 0.01) -> None:
+    def __init__(self, curvature: float = 1.0, rate: float = 0.01, decisions: bool = False) -> None:
         self.curvature, self.rate = positive("curvature", curvature), fraction("rate", rate)
+        self.decisions = decisions
 
     def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
         return Multiplied(memory[:, 0], kappa, self.curvature)
@@ -166,13 +174,22 @@ class AdaptivePenalty(Multipliers):
         start: sum of the nu_i of a constraint before the first batch, > 0, in units of the objective's first value per
             unit of h.
         least: below which no nu_i falls, so that it can grow again, > 0, in the same units.
+        decisions: whether multipliers follow decisions, see :class:`Multipliers`.
     Source: Kivinen and Warmuth, Exponentiated gradient versus gradient descent for linear predictors (1997), for the
         multiplicative step.
     """
 
-    def __init__(self, rate: float = 0.007, width: float = 0.02, start: float = 0.66, least: float = 3e-4) -> None:
+    def __init__(
+        self,
+        rate: float = 0.007,
+        width: float = 0.02,
+        start: float = 0.66,
+        least: float = 3e-4,
+        decisions: bool = False,
+    ) -> None:
         self.rate, self.width = positive("rate", rate), positive("width", width)
         self.start, self.least = positive("start", start), positive("least", least)
+        self.decisions = decisions
 
     def begin(self, together: int) -> tuple[float, ...]:
         return (self.start / together,)

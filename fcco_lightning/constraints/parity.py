@@ -8,31 +8,24 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
-from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, ValueAtMost
-from fcco_lightning.constraints.comparisons import Against, Comparison, GroupComparisons
-from fcco_lightning.constraints.memberships import only_of, shares_of
-from fcco_lightning.constraints.vacuity import constant_decision, too_close
+from fcco_lightning.constraints.averages import OfQuantity, OverSides, only_of, shares_of
+from fcco_lightning.constraints.base import DifferenceAtMost, ValueAtMost
+from fcco_lightning.constraints.comparisons import Against, GroupComparisons
+from fcco_lightning.constraints.vacuity import too_close
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import PairLoss, Quantity, SigmoidPair, SoftRate, binary_scores, require_binary_labels
 from fcco_lightning.objectives.base import one_label_each
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, Range, RatioDifference, ratio_difference
+from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, Range, RatioDifference
 
 _AT_ONCE = 2**20  # pairs of samples that are compared at once
 
 
-class GroupConstraint(Constraint, ABC):
+class GroupConstraint(OverSides, ABC):
     """What constraints on groups share: one row for every kind of rate and every comparison of groups.
 
-    A row compares means over two sides, of the samples of a class or of all; a batch without such a sample of one side
-    leaves it untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
-
-    Args:
-        kappa: tolerance.
-        by: column of the groups: "group", or with a datamodule of tables any of its columns.
-        against: with what a group is compared, see :class:`GroupComparisons`.
-        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
+    Args: as of :class:`DemographicParity`.
 
     Attributes:
         kinds: names of the rates that are compared.
@@ -50,64 +43,31 @@ class GroupConstraint(Constraint, ABC):
         self._labels = Known(torch.tensor(self.classes).view(-1, 1, 1))
         self._name()
 
-    @property
-    def pairs(self) -> Sequence[Comparison]:
-        """The two sides of every row of one kind."""
-        return self.comparisons.pairs
-
-    def _row_names(self) -> list[str]:
-        return [name for kind in self.kinds for name in self.comparisons.rows(kind)]
-
-    def _name(self) -> None:
-        self.names = self._row_names()
-        self._order = Known(torch.tensor([side for pair in self.pairs for side in (pair.first, pair.second)]))
-
     def adapt(self, datamodule: Any) -> None:
         """Take the groups, and their names, from the datamodule."""
         self.comparisons.adapt(datamodule)
         self._name()
+
+    def _name(self) -> None:
+        """Say which sides the rows compare, and give the rows names, for the groups that are known."""
+        self.compare([pair[:2] for pair in self.comparisons.pairs])
+        self.names = [name for kind in self.kinds for name in self.comparisons.rows(kind)]
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         if self.needs_labels:
             require_binary_labels(batch, self)
         self.comparisons.check(batch, self)
 
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds a sample of both sides, of the class."""
-        of_classes = self.members(columns)
-        return [[of[pair.first], of[pair.second]] for of in of_classes for pair in self.pairs]
-
     def members(self, batch: Columns) -> Tensor:
-        """Mark the samples of every class and side, shape (number of classes, number of sides, B), bool.
-
-        Raises:
-            DataError: if the batch lacks a column, or has no single label for a sample.
-        """
         sides = self.comparisons.members(batch, self)
         if not self.classes:
             return sides.unsqueeze(0)
         y = one_label_each(batch, self)
         return (y == self._labels.like(y)) & sides
 
-    def shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What a sample counts in the mean over every class and side, (c, s, B), and which have samples, (c, s).
 
-        The sides are those of the pairs if these are no more, so that nothing has to be picked out later.
-        """
-        member = self.members(batch)
-        if len(self._order.values) <= member.shape[1]:
-            member = member.index_select(1, self._order.like(member))
-        return shares_of(member, batch, dtype)
-
-    def by_pairs(self, table: Tensor) -> Tensor:
-        """What belongs to the sides of every pair, shape (c, p, 2, ...), from that of all sides, (c, s, ...)."""
-        if table.shape[1] < len(self._order.values):
-            table = table.index_select(1, self._order.like(table))
-        return table.view(len(table), -1, 2, *table.shape[2:])
-
-
-class _Rates(GroupConstraint):
-    """A row compares the means of q over side a and over side b, for every comparison of two sides."""
+class _Rates(OfQuantity, GroupConstraint):
+    """A row compares the means of a rate over side a and over side b, for every comparison of two sides."""
 
     width = 2
 
@@ -120,27 +80,8 @@ class _Rates(GroupConstraint):
         groups: Sequence[str] | None = None,
     ) -> None:
         super().__init__(non_negative("kappa", kappa), by, against, groups)
-        self.rate = rate or SoftRate()
+        self.rate = self.quantity = rate or SoftRate()
         self.range = self.rate.range
-
-    def check(self, outputs: Any, batch: Columns) -> None:
-        super().check(outputs, batch)
-        self.rate.check(outputs, batch)
-
-    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The means over both sides, shape (m, k)."""
-        values = self.of_samples(self.rate(outputs, batch), batch)
-        shares, known = self.shares(batch, values.dtype)
-        means = self.by_pairs(shares @ only_of(shares, values))  # (class, pair, side, values of a sample)
-        return None, Rows(means.flatten(0, 1).flatten(1), self.by_pairs(known).all(-1).flatten())
-
-    def of_samples(self, q: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
-        """What is averaged: q itself, (B,), or several values of a sample, (B, k / 2)."""
-        return q
-
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
-        """All decisions are equal, or too soft to tell: then all groups are treated alike, whatever the scores."""
-        return constant_decision(self.rate(outputs, batch))
 
 
 class _RateParity(DifferenceAtMost, _Rates):
@@ -212,24 +153,13 @@ class FourFifthsRule(_Rates):
         self.ratio = fraction("ratio", ratio)
         super().__init__(kappa, rate, by, against, groups)
 
-    @property
-    def pairs(self) -> Sequence[Comparison]:
-        """Both directions of every comparison."""
-        names, both = self.comparisons.names, []
-        for pair in self.comparisons.pairs:
-            for a, b in ((pair.first, pair.second), (pair.second, pair.first)):
-                sides = [names[side] if side < len(names) else "others" for side in (a, b)]
-                both.append(Comparison(a, b, f"{sides[0]} / {sides[1]}"))
-        return both
-
-    def _row_names(self) -> list[str]:
-        return [f"{self.kinds[0]}: {pair.name}" for pair in self.pairs]
+    def _name(self) -> None:
+        both = self.comparisons.both_ways()
+        self.compare([pair[:2] for pair in both])
+        self.names = [f"four fifths: {pair.name}" for pair in both]
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return Linear(phi, (-1.0, self.ratio))
-
-    def violation(self, values: Tensor) -> Tensor:
-        return self.ratio * values[:, 1] - values[:, 0] - self.tolerance
 
 
 class PredictiveParity(_Rates):
@@ -247,7 +177,13 @@ class PredictiveParity(_Rates):
     sides = 2
     kinds = ("precision",)
 
-    def of_samples(self, q: Tensor, batch: Columns) -> Tensor:
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self._of_both(super().of_samples(outputs, batch), batch)
+
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self._of_both(super().of_decisions(outputs, batch), batch)
+
+    def _of_both(self, q: Tensor, batch: Columns) -> Tensor:
         """``q y`` and q, shape (B, 2)."""
         return torch.stack([q * (one_label_each(batch, self) == 1), q], dim=1)
 
@@ -256,9 +192,6 @@ class PredictiveParity(_Rates):
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
         return RatioDifference(phi)
-
-    def violation(self, values: Tensor) -> Tensor:
-        return ratio_difference(values).abs().squeeze(1) - self.tolerance
 
 
 class _GroupAUC(GroupConstraint):
@@ -279,12 +212,18 @@ class _GroupAUC(GroupConstraint):
         self.loss = loss or SigmoidPair()
         self.range = Range(0.0, 1.0) if isinstance(self.loss, SigmoidPair) else Range()
 
-    def mean_losses(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-        """The mean losses of the pairs within every side, shape (1, s), and which sides have both classes, (1, s)."""
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        """The mean losses of the pairs within the sides."""
         scores = binary_scores(outputs)
-        shares, known = self.shares(batch, scores.dtype)
+        shares, known = shares_of(self.members(batch), batch, scores.dtype)
         losses = pair_losses(self.loss, only_of(shares, scores), shares[0], shares[1])
-        return losses.unsqueeze(0), known.all(0, keepdim=True)
+        return None, self.as_rows(losses.unsqueeze(0), known.all(0, keepdim=True))
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a row if it holds both classes of all its sides."""
+        by_class = super().subsets(columns)
+        positives, negatives = by_class[: self.num_rows], by_class[self.num_rows :]
+        return [[*above, *below] for above, below in zip(positives, negatives, strict=True)]
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
@@ -316,16 +255,7 @@ class GroupAUCAtLeast(ValueAtMost, _GroupAUC):
 
     def _name(self) -> None:
         self.names = [f"auc: {name}" for name in self.comparisons.names]
-        self._order = Known(torch.arange(self.num_rows))  # a row is of one side
-
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a group if it holds both of its classes."""
-        return [list(side) for side in self.members(columns).unbind(1)]
-
-    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The mean losses of the groups, shape (m, 1)."""
-        losses, known = self.mean_losses(outputs, batch)
-        return None, Rows(losses.T, known[0])
+        self.compare([[side] for side in range(self.num_rows)])
 
 
 class AUCParity(DifferenceAtMost, _GroupAUC):
@@ -338,16 +268,6 @@ class AUCParity(DifferenceAtMost, _GroupAUC):
         loss: l, the surrogate of 1[d <= 0].
         by, against, groups: as of :class:`DemographicParity`.
     """
-
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds both classes of both sides."""
-        sides = self.members(columns).unbind(1)
-        return [[*sides[pair.first], *sides[pair.second]] for pair in self.pairs]
-
-    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The mean losses of both sides, shape (m, 2)."""
-        losses, known = self.mean_losses(outputs, batch)
-        return None, Rows(self.by_pairs(losses)[0], self.by_pairs(known)[0].all(-1))
 
 
 def pair_losses(loss: PairLoss, scores: Tensor, of_positives: Tensor, of_negatives: Tensor) -> Tensor:

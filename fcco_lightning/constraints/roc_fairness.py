@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
+from fcco_lightning.constraints.averages import OfMeans, shares_of
 from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against
 from fcco_lightning.constraints.parity import GroupConstraint
-from fcco_lightning.constraints.vacuity import spread
+from fcco_lightning.constraints.vacuity import quantiles, spread
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives import Quantity, binary_scores
+from fcco_lightning.objectives import Quantity, SoftRate, binary_scores
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Range
 
@@ -79,23 +80,14 @@ class QuantileScores(ScoreScale):
 
     def __call__(self, scores: Tensor) -> Tensor:
         levels = torch.linspace(0, 1, self.knots, device=scores.device, dtype=scores.dtype)
-        quantiles = _quantiles(scores, levels)
-        right = torch.searchsorted(quantiles.detach(), scores.detach()).clamp(1, self.knots - 1)
-        low, high = quantiles[right - 1], quantiles[right]
+        knots = quantiles(scores, levels)
+        right = torch.searchsorted(knots.detach(), scores.detach()).clamp(1, self.knots - 1)
+        low, high = knots[right - 1], knots[right]
         within = (scores - low) / (high - low).clamp(min=self.floor)
         return (right - 1 + within.clamp(0, 1)) / (self.knots - 1)
 
 
-def _quantiles(scores: Tensor, levels: Tensor) -> Tensor:
-    """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision."""
-    ranked = scores.sort().values
-    position = levels * (len(scores) - 1)
-    below = position.floor().long().clamp(max=len(scores) - 1)
-    above = (below + 1).clamp(max=len(scores) - 1)
-    return torch.lerp(ranked[below], ranked[above], position - below)
-
-
-class ROCFairness(DifferenceAtMost, GroupConstraint):
+class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
     r"""``h_tau^{+-}(w) = |mean_favoured sigma((s - tau)/T) - mean_other sigma((s - tau)/T)| - kappa <= 0``.
 
     One row of width 2 (rate of the favoured group, rate of the other) per threshold over the positives (true positive
@@ -126,6 +118,7 @@ class ROCFairness(DifferenceAtMost, GroupConstraint):
     range = Range(0.0, 1.0)
     kinds = ("tpr", "fpr")
     classes = (1, 0)
+    smooths = True
 
     def __init__(
         self,
@@ -147,27 +140,37 @@ class ROCFairness(DifferenceAtMost, GroupConstraint):
         self._levels = Known(torch.tensor(self.thresholds, dtype=torch.float64))
         super().__init__(kappa, by, against, groups)
 
-    def _row_names(self) -> list[str]:
-        """By class, comparison and threshold."""
-        names = list[str]()
+    def _name(self) -> None:
+        """Rows are by class, comparison and threshold."""
+        super()._name()
+        self.names = []
         for rate in self.kinds:
             by_threshold = [self.comparisons.rows(f"{rate}@{t:g}", always=False) for t in self.thresholds]
-            names += [name for of_pair in zip(*by_threshold, strict=True) for name in of_pair]
-        return names
+            self.names += [name for of_pair in zip(*by_threshold, strict=True) for name in of_pair]
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of the rates of a class if it holds a sample of it from both sides."""
-        return [both for both in super().subsets(columns) for _ in self.thresholds]
+        return [sides for sides in super().subsets(columns) for _ in self.thresholds]
 
-    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The rates of both sides, shape (m, 2); those of other samples are finite, and count 0 times."""
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """Whether the score is above every threshold, smoothed, shape (B, t)."""
+        return torch.sigmoid(self._above(outputs) / self.temperature)
+
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        return (self._above(outputs) > 0).to(outputs.dtype)
+
+    def _above(self, outputs: Tensor) -> Tensor:
         scores = self.scale(binary_scores(outputs)).unsqueeze(1)
-        above = scores - self._levels.like(scores, scores.dtype)
-        above = above if self.temperature == 1 else above / self.temperature
-        shares, known = self.shares(batch, scores.dtype)
-        rates = self.by_pairs(shares @ torch.sigmoid(above))  # (class, pair, side, threshold)
-        known = self.by_pairs(known).all(-1).unsqueeze(-1).expand(-1, -1, rates.shape[-1])
-        return None, Rows(rates.transpose(2, 3).reshape(-1, 2), known.flatten())
+        return scores - self._levels.like(scores, scores.dtype)
+
+    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+        """The rates, (c, s, t); those of samples that count nowhere are finite, so nothing is put in their place."""
+        shares, known = shares_of(self.members(batch), batch, values.dtype)
+        return shares @ values, known
+
+    def as_rows(self, measured: Tensor, known: Tensor) -> Rows:
+        rates = self.by_rows(measured).transpose(2, 3)  # (class, pair, threshold, side)
+        known = self.by_rows(known).all(-1, keepdim=True).expand(rates.shape[:3])
+        return Rows(rates.reshape(-1, 2), known.flatten())
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
@@ -204,12 +207,13 @@ class TopShare(Quantity):
     temperature: float = 0.05
     scale: QuantileScores = QuantileScores()
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise ConfigError(f"share must lie in (0, 1), got {self.share!r}: 0.1 selects a tenth of the samples.")
         positive("temperature", self.temperature)
 
-    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         levels = self.scale(binary_scores(outputs))
-        return torch.sigmoid((levels - (1 - self.share)) / self.temperature)
+        return SoftRate(1 - self.share, self.temperature)(levels, batch)

@@ -144,24 +144,26 @@ class _Asked:
     """
 
     def __init__(self, name: str, conditions: Sequence[Condition | None]) -> None:
-        self.name = name
-        numbers = [float(c) for c in conditions if isinstance(c, bool | int | float)]
-        self._numbers = Known(torch.tensor(numbers, dtype=torch.float64).unsqueeze(1))
-        self._whole = all(number.is_integer() and abs(number) < 2**53 for number in numbers)
-        self._others = {repr(c): c for c in conditions if not isinstance(c, bool | int | float)}
-        # where the answer to each subset stands: in the table of the numbers, in their order, or below it
-        ahead, below = iter(range(len(numbers))), {text: len(numbers) + k for k, text in enumerate(self._others)}
-        self._rows = Known(torch.tensor([below[repr(c)] if repr(c) in below else next(ahead) for c in conditions]))
+        numbers = {i: float(c) for i, c in enumerate(conditions) if isinstance(c, bool | int | float)}
+        table = [numbers.get(i, 0.0) for i in range(len(conditions))]
+        self.name, self._numbers = name, Known(torch.tensor(table, dtype=torch.float64).unsqueeze(1))
+        self._whole = all(number.is_integer() and abs(number) < 2**53 for number in table)
+        self._others = {i: c for i, c in enumerate(conditions) if c is not None and i not in numbers}
+        self._free = Known(torch.tensor([[c is None] for c in conditions])) if None in conditions else None
 
     def holds(self, column: Tensor) -> Tensor:
         """Which samples meet the condition of each subset, shape (m, B), bool."""
         whole = self._whole and not column.is_floating_point()
         dtype = torch.int64 if whole else torch.promote_types(column.dtype, torch.float32)
         table = column == self._numbers.like(column, dtype)
+        if self._free is not None:
+            table = table | self._free.like(column)
         if not self._others:
             return table
-        others = [_everyone(column) if c is None else holds(column, c, self.name) for c in self._others.values()]
-        return torch.cat([table, torch.stack(others)]).index_select(0, self._rows.like(column))
+        rows = list(table)
+        for row, condition in self._others.items():
+            rows[row] = holds(column, condition, self.name)
+        return torch.stack(rows)
 
 
 def _everyone(column: Tensor) -> Tensor:

@@ -6,17 +6,13 @@ site holds the same images as plain bytes and is the one that is read.
 
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from torch import Tensor
 
+from fcco_lightning.data.images import PixelImages
 from fcco_lightning.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _SIDE = 32
 _BYTES = 3 * _SIDE * _SIDE
@@ -25,30 +21,6 @@ _EXPECTED = (
     "CIFAR-100 (train.bin, test.bin, fine_label_names.txt, coarse_label_names.txt), cifar-10-binary.tar.gz or "
     "cifar-100-binary.tar.gz unpacked"
 )
-
-
-class PixelImages:
-    """Images whose pixels lie in memory.
-
-    Args:
-        pixels: shape (n, H, W, 3), uint8.
-    """
-
-    def __init__(self, pixels: NDArray[np.uint8]) -> None:
-        self.pixels = pixels
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def __getitem__(self, i: int) -> "Image":
-        """Return image ``i`` as PIL has it."""
-        import PIL.Image  # noqa: PLC0415  (only needed where images are)
-
-        return PIL.Image.fromarray(self.pixels[i])
-
-    def take(self, rows: Tensor) -> "PixelImages":
-        """Return the given rows, in that order."""
-        return PixelImages(self.pixels[rows.numpy()])
 
 
 def cifar(root: str | PathLike[str]) -> tuple[pd.DataFrame, PixelImages]:

@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,13 +13,17 @@ from torch import Tensor
 from fcco_lightning.data.conditions import Condition, comparisons, values_of
 from fcco_lightning.errors import DataError
 
-Comparisons: TypeAlias = list[tuple[Callable[[Any, float], Any], float]]
 _MAX_LISTED = 12
 
 
 def text_of(column: pd.Series) -> pd.Series:
     """Return the cells as stripped text, missing cells kept; whole numbers read the same as int and as float."""
     return column.map({value: _text(value) for value in column.dropna().unique()}).astype(object)
+
+
+def is_number(kind: Any) -> bool:
+    """Tell whether a type of cells is one of numbers, of which bools are none."""
+    return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
 
 def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], where: str) -> None:
@@ -97,24 +101,12 @@ def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series
     """
     name = str(column.name)
     present = {_key(text): text for text in text_of(column.dropna()).unique()}
-    wanted: set[str | float] = set()
-    compared: list[Comparisons] = []
-    for value in values_of(condition, name):
-        bounds = comparisons(value)
-        if _key(_text(value)) in present:
-            wanted.add(_key(_text(value)))
-        elif bounds:
-            if not pd.api.types.is_numeric_dtype(column.dtype):
-                raise DataError(
-                    f"where={{{name}: {value!r}}} compares the column {name!r} with numbers, but it is {column.dtype}. "
-                    f"Name one of its values {listed(present.values())}."
-                )
-            compared.append(bounds)
-        else:
-            raise DataError(
-                f"where={{{name}: {value!r}}}: {value!r} is not a value of column {name!r} in the training split. Its "
-                f"values are {listed(present.values())}."
-            )
+    values = values_of(condition, name)
+    others = [value for value in values if _key(_text(value)) not in present]
+    for value in others:
+        _require_comparison(value, column, listed(present.values()))
+    wanted = {_key(_text(value)) for value in values} & present.keys()
+    compared = [comparisons(value) for value in others]
 
     def test(cells: pd.Series) -> Tensor:
         keys = {text: _key(text) in wanted for text in text_of(cells.dropna()).unique()}
@@ -131,6 +123,20 @@ def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series
             f"[{low}, {high}]. Correct the comparison."
         )
     return test
+
+
+def _require_comparison(value: object, column: pd.Series, known: str) -> None:
+    where = f"where={{{column.name}: {value!r}}}"
+    if not comparisons(value):
+        raise DataError(
+            f"{where}: {value!r} is not a value of column {str(column.name)!r} in the training split. Its values are "
+            f"{known}."
+        )
+    if not pd.api.types.is_numeric_dtype(column.dtype):
+        raise DataError(
+            f"{where} compares the column {str(column.name)!r} with numbers, but it is {column.dtype}. Name one of its "
+            f"values {known}."
+        )
 
 
 def listed(values: Iterable[object]) -> str:

@@ -88,25 +88,6 @@ def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0, num_val: 
     return made
 
 
-class GreyImages:
-    """Images held as one tensor, handed out as PIL images.
-
-    Args:
-        pixels: grey levels, shape (n, H, W), uint8.
-    """
-
-    def __init__(self, pixels: Tensor) -> None:
-        self.pixels = pixels
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def __getitem__(self, i: int) -> object:
-        from PIL import Image  # noqa: PLC0415  (only needed here)
-
-        return Image.fromarray(self.pixels[i].numpy())
-
-
 def _varied(shapes: Tensor, generator: torch.Generator) -> Tensor:
     """Return one variation of each of n shapes (n, 8, 8) with values in [0, 1] as grey levels (n, 16, 16), uint8."""
     n = len(shapes)

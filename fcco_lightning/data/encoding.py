@@ -11,11 +11,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least
-from fcco_lightning.data.columns import require_columns, text_of
+from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.data.columns import is_number, require_columns, text_of
 from fcco_lightning.errors import ConfigError, DataError
 
 FloatArray = npt.NDArray[np.float64]
+Features = npt.NDArray[np.float32]
 MISSING = "(missing)"
 
 
@@ -44,11 +45,11 @@ class NumericColumn:
         return [cls(*column) for column in zip(names, *facts, strict=True)]
 
     @staticmethod
-    def transform(columns: Sequence["NumericColumn"], values: FloatArray) -> FloatArray:
-        """Return the features of k columns at once, shape (n, k), of their ``values`` (k, n)."""
-        mean, std, median = np.array([(c.mean, c.std, c.median) for c in columns]).reshape(-1, 3, 1).swapaxes(0, 1)
+    def transform(columns: Sequence["NumericColumn"], values: FloatArray) -> Features:
+        """Return the features of k columns at once, shape (k, n, 1), of their ``values`` (k, n)."""
+        mean, std, median = np.array([(c.mean, c.std, c.median) for c in columns]).T[:, :, None]
         values = np.where(np.isfinite(values), values, median)
-        return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0).T
+        return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0).astype(np.float32)[..., None]
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ class BinnedColumn:
         edges = np.unique(np.quantile(values, np.arange(1, quantiles) / quantiles, method="inverted_cdf"))
         return cls(name, edges[edges < values.max()].tolist(), float(np.median(values)))
 
-    def transform(self, values: FloatArray) -> FloatArray:
+    def transform(self, values: FloatArray) -> Features:
         """Return the features, shape (n, number of bins)."""
         values = np.where(np.isfinite(values), values, self.median)
-        return np.eye(len(self.edges) + 1)[bin_of(values, self.edges)]
+        return np.eye(len(self.edges) + 1, dtype=np.float32)[bin_of(values, self.edges)]
 
 
 def bin_names(edges: Sequence[float]) -> list[str]:
@@ -110,11 +111,11 @@ class CategoricalColumn:
         """Names of the features it becomes."""
         return [f"{self.name}={category}" for category in self.categories]
 
-    def transform(self, text: pd.Series) -> tuple[FloatArray, int]:
+    def transform(self, text: pd.Series) -> tuple[Features, int]:
         """Return the features, shape (n, number of categories), and how many cells were unknown."""
         codes = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(text, dtype=object))
         known = codes >= 0
-        hot = np.zeros((len(codes), len(self.categories)))
+        hot = np.zeros((len(codes), len(self.categories)), dtype=np.float32)
         hot[known.nonzero()[0], codes[known]] = 1.0
         return hot, int((~known).sum())
 
@@ -137,14 +138,15 @@ class Encoding:
         categorical: columns that are categories.  Of the others, columns of numbers are numbers, and columns of text,
             bool or any other type are categories, but a column of text most of which are numbers is refused, see
             :func:`fcco_lightning.data.schema.settle_types`.
-        missing: "error" refuses missing feature cells, "impute" fills them from the training split.
-        quantiles: number of bins that columns of numbers are cut into, so that all features are 0 or 1; None
-            standardises them.
+        missing: "error" refuses feature cells that are missing or infinite, "impute" takes the training split's median
+            for numbers and a category of their own for the rest.
+        quantiles: number >= 2 of bins between the training split's quantiles that columns of numbers are cut into, so
+            that all features are 0 or 1 (fewer where quantiles coincide); None standardises them.
         numeric: columns that are numbers; cells that are none are missing ones.  Dates count in days since 1970,
             durations in days.
 
     Raises:
-        ConfigError: if a column is both ``categorical`` and ``numeric``.
+        ConfigError: if a column is both ``categorical`` and ``numeric``, or another argument is out of range.
     """
 
     categorical: list[str] = field(default_factory=list)
@@ -156,23 +158,23 @@ class Encoding:
         both = sorted(set(self.categorical) & set(self.numeric))
         if both:
             raise ConfigError(f"encoding.categorical and encoding.numeric both name {both}. Leave one of them out.")
+        one_of("encoding.missing", self.missing, ("error", "impute"))
+        if self.quantiles is not None:
+            at_least("encoding.quantiles", self.quantiles, 2)
 
     def encoder(self) -> "TabularEncoder":
         """Return an encoder that is not yet fitted."""
-        return TabularEncoder(self.categorical, self.missing, self.quantiles)
+        return TabularEncoder(self)
 
 
 class TabularEncoder:
     """Standardises numbers and one-hot encodes the rest, in the column order of the frame it was fitted on.
 
     Args:
-        categorical: numeric columns to treat as categories; columns of text, bool or any other type always are.
-        missing: ``"error"`` refuses NaN and infinity; ``"impute"`` takes the training median for numbers and a
-            category of their own for the rest.
-        quantiles: number >= 2 of bins between the training split's quantiles that a column of numbers is cut into, so
-            that all features are 0 or 1 (fewer where quantiles coincide); None standardises.
+        encoding: which columns are categories, and what becomes of numbers and of missing cells.
 
     Attributes:
+        columns: how every column is encoded.
         unknown_counts: column -> cells of the latest :meth:`transform` whose category was never seen in fitting.
 
     Example:
@@ -183,17 +185,8 @@ class TabularEncoder:
         tensor([[0., 0., 0.]])
     """
 
-    def __init__(
-        self,
-        categorical: Sequence[str] = (),
-        missing: Literal["error", "impute"] = "error",
-        quantiles: int | None = None,
-    ) -> None:
-        if missing not in {"error", "impute"}:
-            raise ConfigError(f"missing must be 'error' or 'impute', got {missing!r}.")
-        self.categorical = tuple(categorical)
-        self.missing = missing
-        self.quantiles = None if quantiles is None else at_least("quantiles", quantiles, 2)
+    def __init__(self, encoding: Encoding = Encoding()) -> None:
+        self.encoding = encoding
         self.columns: list[Column] = []
         self.unknown_counts: dict[str, int] = {}
 
@@ -204,12 +197,14 @@ class TabularEncoder:
 
     def fit(self, frame: pd.DataFrame, where: str = "the training split") -> "TabularEncoder":
         """Learn means, deviations, medians, bins and categories from ``frame`` (n, columns) and return self."""
-        require_columns(frame, {"categorical": self.categorical}, where)
-        numbers = self._names_of_numbers(frame)
+        categorical, quantiles = self.encoding.categorical, self.encoding.quantiles
+        require_columns(frame, {"categorical": categorical}, where)
+        numeric = frame.columns[[is_number(kind) for kind in frame.dtypes]]
+        numbers = [name for name in numeric if name not in categorical]
         values = self._numbers(frame, numbers, where)
         fitted: dict[str, Column] = {}
-        if self.quantiles:
-            fitted |= {n: BinnedColumn.fit(n, v, self.quantiles) for n, v in zip(numbers, values, strict=True)}
+        if quantiles:
+            fitted |= {n: BinnedColumn.fit(n, v, quantiles) for n, v in zip(numbers, values, strict=True)}
         else:
             fitted |= zip(numbers, NumericColumn.fit(numbers, values), strict=True)
         for name in frame.columns[~frame.columns.isin(numbers)]:
@@ -234,36 +229,34 @@ class TabularEncoder:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
         self.unknown_counts = {}
-        sizes = [len(column.features) for column in self.columns]
-        ends = np.cumsum(sizes)
-        features = np.empty((len(frame), ends[-1]), dtype=np.float32)
+        found: dict[str, Features] = {}
         # Columns to be standardised all at once: a table may have 100,000 of them.
-        standardised = {i: column for i, column in enumerate(self.columns) if isinstance(column, NumericColumn)}
+        standardised = [column for column in self.columns if isinstance(column, NumericColumn)]
         if standardised:
-            several = list(standardised.values())
-            values = self._numbers(frame, [column.name for column in several], where)
-            features[:, ends[list(standardised)] - 1] = NumericColumn.transform(several, values)
-        for column, size, end in zip(self.columns, sizes, ends, strict=True):
+            names = [column.name for column in standardised]
+            found |= zip(names, NumericColumn.transform(standardised, self._numbers(frame, names, where)), strict=True)
+        for column in self.columns:
             if not isinstance(column, NumericColumn):
-                features[:, end - size : end] = self._encoded(column, frame, where)
-        return torch.from_numpy(features)
+                found[column.name] = self._encoded(column, frame, where)
+        features = np.empty((len(frame), len(self.feature_names)), dtype=np.float32)
+        return torch.from_numpy(np.concatenate([found[column.name] for column in self.columns], axis=1, out=features))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything learnt, as lists, dicts, texts and numbers only."""
         return {
-            "missing": self.missing,
-            "quantiles": self.quantiles,
-            "categorical": list(self.categorical),
+            "missing": self.encoding.missing,
+            "quantiles": self.encoding.quantiles,
+            "categorical": list(self.encoding.categorical),
             "columns": [asdict(column) for column in self.columns],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another encoder has learnt."""
-        self.missing, self.categorical = state["missing"], tuple(state["categorical"])
-        self.quantiles = state.get("quantiles")  # files written before bins existed do not have it
+        quantiles = state.get("quantiles")  # files written before bins existed do not have it
+        self.encoding = Encoding(list(state["categorical"]), state["missing"], quantiles)
         self.columns = [_column(column) for column in state["columns"]]
 
-    def _encoded(self, column: BinnedColumn | CategoricalColumn, frame: pd.DataFrame, where: str) -> FloatArray:
+    def _encoded(self, column: BinnedColumn | CategoricalColumn, frame: pd.DataFrame, where: str) -> Features:
         if isinstance(column, BinnedColumn):
             return column.transform(self._numbers(frame, [column.name], where)[0])
         hot, unknown = column.transform(self._words(frame[column.name], where))
@@ -271,15 +264,11 @@ class TabularEncoder:
             self.unknown_counts[column.name] = unknown
         return hot
 
-    def _names_of_numbers(self, frame: pd.DataFrame) -> list[str]:
-        numeric = [_is_numeric(kind) for kind in frame.dtypes]
-        return [name for name in frame.columns[numeric] if name not in self.categorical]
-
     def _numbers(self, frame: pd.DataFrame, names: list[str], where: str) -> FloatArray:
         """Return columns of numbers, shape (k, n): each is contiguous, and its mean the same in any company."""
         kept = frame[names]
         for name, kind in zip(names, kept.dtypes, strict=True):
-            if not _is_numeric(kind):
+            if not is_number(kind):
                 raise DataError(
                     f"Column {name!r} held numbers in the training split but is {kind} in {where}. "
                     f"Repair it, or treat it as categories everywhere (categorical=[{name!r}])."
@@ -297,15 +286,11 @@ class TabularEncoder:
         return text.fillna(MISSING)
 
     def _refuse(self, bad: npt.NDArray[np.bool_], name: str, what: str, cure: str, where: str) -> None:
-        if self.missing == "error" and bad.any():
+        if self.encoding.missing == "error" and bad.any():
             raise DataError(
                 f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). "
                 f"Remove those rows, drop the column, or set missing='impute' ({cure})."
             )
-
-
-def _is_numeric(kind: Any) -> bool:
-    return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
 
 def _column(state: Mapping[str, Any]) -> Column:

@@ -12,15 +12,15 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 
-from fcco_lightning.data.cifar import PixelImages
 from fcco_lightning.data.columns import listed
-from fcco_lightning.data.pairs.table import FilesIn, Joined
+from fcco_lightning.data.images import PixelImages
+from fcco_lightning.data.pairs.table import FilesIn
 from fcco_lightning.errors import DataError
 
 _TIMES = "modification times"
 _AT_ONCE = 256  # columns that are copied together
-_CELLS_AT_ONCE = 1 << 16
 _LOOKED_AT = 64  # images whose contents stand for a data set without file names
 
 
@@ -57,10 +57,8 @@ def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
         values = columns[names].to_numpy(dtype="<f8", na_value=np.nan).T
         found |= {str(name): _short(np.ascontiguousarray(row)) for name, row in zip(names, values, strict=True)}
     for name in columns.columns.difference(numeric, sort=False):
-        cells, made = columns[name].astype(object).where(columns[name].notna(), None).to_list(), hashlib.sha256()
-        for start in range(0, len(cells), _CELLS_AT_ONCE):
-            made.update("\0".join(map(str, cells[start : start + _CELLS_AT_ONCE])).encode() + b"\0")
-        found[str(name)] = made.hexdigest()[:16]
+        cells = columns[name].astype(object).where(columns[name].notna(), None)
+        found[str(name)] = digest_of(map(str, cells))
     return found
 
 
@@ -83,6 +81,8 @@ def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -
             f"sizes of {what}": digest_of(str(size) for size, _ in facts),
             f"{_TIMES} of {what}": digest_of(str(time) for _, time in facts),
         }
+    if isinstance(images, Subset) and isinstance(images.dataset, PixelImages):
+        return {what: _short(np.ascontiguousarray(images.dataset.pixels[list(images.indices)]))}
     if isinstance(images, PixelImages):
         return {what: _short(np.ascontiguousarray(images.pixels))}
     looked_at = range(0, len(images), 1 + len(images) // _LOOKED_AT)
@@ -99,10 +99,7 @@ def identity_of(stored: Any) -> str:
 
 def digest_of(texts: Iterable[str]) -> str:
     """Return a digest of texts and their order."""
-    made = hashlib.sha256()
-    for text in texts:
-        made.update(text.encode() + b"\0")
-    return made.hexdigest()[:16]
+    return _short("\0".join([*texts, ""]).encode())
 
 
 def require_same(
@@ -155,12 +152,12 @@ def _short(content: Any) -> str:
 
 def _files(images: Any) -> list[Any] | None:
     """The paths, if the images are files; None if they are anything else, or reading their names takes long."""
-    if isinstance(images, Joined):
-        parts = [_files(part) for part in images.parts]
-        every = [file for part in parts if part is not None for file in part]
-        if None in parts:
-            return None
-        return every if images.rows is None else [every[row] for row in images.rows.tolist()]
+    if isinstance(images, ConcatDataset):
+        parts = [_files(part) for part in images.datasets]
+        return None if None in parts else [file for part in parts if part is not None for file in part]
+    if isinstance(images, Subset):
+        whole = _files(images.dataset)
+        return None if whole is None else [whole[row] for row in images.indices]
     if isinstance(images, FilesIn):
         inside = _files(images.images)
         return None if inside is None else [images.folder / file for file in inside]

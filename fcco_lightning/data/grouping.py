@@ -9,12 +9,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, finite
-from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
+from fcco_lightning.checks import at_least, finite, one_of
+from fcco_lightning.data.columns import is_number, listed, require_columns, require_filled, text_of
 from fcco_lightning.data.encoding import bin_names, bin_of
 from fcco_lightning.errors import ConfigError, DataError
 
-Small = Literal["drop", "error", "merge"]
 OTHER = "other"
 
 
@@ -93,7 +92,7 @@ class GroupBy:
         cells = frame[self.column]
         require_filled(cells, "group_by", where)
         if self.bins is not None:
-            if not pd.api.types.is_numeric_dtype(cells.dtype) or pd.api.types.is_bool_dtype(cells.dtype):
+            if not is_number(cells.dtype):
                 raise DataError(
                     f"group_by={self.column!r} has bins={list(self.bins)}, which cut numbers, but the column is "
                     f"{cells.dtype} in {where}. Repair it, or use values instead of bins."
@@ -103,9 +102,9 @@ class GroupBy:
         text = text_of(cells)
         return text if self.values is None else self._renamed(text, where)
 
-    def order(self, parts: Sequence[str]) -> list[str]:
-        """Return ``parts`` sorted: bins from low to high, anything else as text."""
-        return sorted(parts, key=bin_names(self.bins).index if self.bins is not None else str)
+    def place(self, part: str) -> int | str:
+        """What parts are sorted by: bins from low to high, anything else as text."""
+        return part if self.bins is None else bin_names(self.bins).index(part)
 
     def require_values(self, frame: pd.DataFrame, where: str) -> None:
         """Raise :class:`DataError` if no cell of ``frame`` has a value that ``values`` mentions: it may be misspelt."""
@@ -139,7 +138,7 @@ class Groups:
         by: the columns: names, :class:`GroupBy`, or mappings with its arguments.
         min_size: number of rows that make a group, counted where groups are decided.
         small: what becomes of smaller ones: "drop" leaves their rows out, "error" refuses them, "merge" makes one group
-            "other" of them all.
+            "other" of them all, whatever its size.
         as_features: whether the columns of ``by`` other than the label are features of a table too.
 
     Raises:
@@ -148,18 +147,24 @@ class Groups:
 
     by: list[str | GroupBy]
     min_size: int = 1
-    small: Small = "drop"
+    small: Literal["drop", "error", "merge"] = "drop"
     as_features: bool = True
 
     def __post_init__(self) -> None:
-        self.grouping()
+        columns = [part.column for part in self.parts]
+        if not columns or len(set(columns)) < len(columns):
+            raise ConfigError(f"group_by must name at least one column, and none of them twice, got {columns}.")
         at_least("groups.min_size", self.min_size, 1)
-        if self.small not in {"drop", "error", "merge"}:
-            raise ConfigError(f"groups.small must be 'drop', 'error' or 'merge', got {self.small!r}.")
+        one_of("groups.small", self.small, ("drop", "error", "merge"))
+
+    @property
+    def parts(self) -> list[GroupBy]:
+        """The columns with the parts that their cells are put into."""
+        return [GroupBy.of(given) for given in self.by]
 
     def grouping(self) -> "Grouping":
         """Return a grouping that is not yet fitted."""
-        return Grouping(self.by)
+        return Grouping(self)
 
 
 class Grouping:
@@ -168,30 +173,25 @@ class Grouping:
     Groups are named "income=>50K, sex=Male", and numbered in the order of their parts, the last column fastest.
 
     Args:
-        by: the columns, each a name, a :class:`GroupBy` or its arguments as a mapping.
+        groups: the columns, and what becomes of small groups.
 
     Attributes:
+        by: the columns with their parts.
         names: names of the G groups.
         sizes: rows of every group in the table of the fit.
         left_out: combinations that were too small -> their rows in the table of the fit (merged ones included).
 
-    Raises:
-        ConfigError: if ``by`` is empty or names a column twice.
-
     Example:
         >>> frame = pd.DataFrame({"sex": ["M", "F", "M"], "age": [20, 50, 60]})
-        >>> grouping = Grouping(["sex", GroupBy("age", bins=[30])]).fit(frame)
+        >>> grouping = Grouping(Groups(["sex", GroupBy("age", bins=[30])])).fit(frame)
         >>> grouping.names
         ['sex=F, age=>30', 'sex=M, age=<=30', 'sex=M, age=>30']
         >>> grouping.assign(pd.DataFrame({"sex": ["M", "F"], "age": [31, 20]}))
         tensor([ 2, -1])
     """
 
-    def __init__(self, by: Sequence[str | Mapping[str, Any] | GroupBy]) -> None:
-        self.by = [GroupBy.of(given) for given in by]
-        columns = self.columns
-        if not columns or len(set(columns)) < len(columns):
-            raise ConfigError(f"group_by must name at least one column, and none of them twice, got {columns}.")
+    def __init__(self, groups: Groups) -> None:
+        self.min_size, self.small, self.by = groups.min_size, groups.small, groups.parts
         self.names: list[str] = []
         self.sizes: list[int] = []
         self.left_out: dict[str, int] = {}
@@ -203,48 +203,29 @@ class Grouping:
         """Names of the columns, in order."""
         return [part.column for part in self.by]
 
-    def fit(
-        self, frame: pd.DataFrame, min_size: int = 1, small: Small = "drop", where: str = "the table"
-    ) -> "Grouping":
+    def fit(self, frame: pd.DataFrame, where: str = "the table") -> "Grouping":
         """Decide the groups on ``frame`` and return self.
 
         Args:
             frame: n rows.
-            min_size: rows >= 1 that a combination needs to be a group.
-            small: what becomes of smaller ones: "drop" leaves their rows out, "error" refuses them, "merge" makes one
-                group "other" of them all, whatever its size.
             where: what ``frame`` is, for messages.
 
         Raises:
-            ConfigError: if ``min_size`` or ``small`` is not one of these.
             DataError: if a column cannot be read (see :meth:`GroupBy.read`), a value to be renamed does not occur, a
                 combination is too small and ``small`` is "error", or no group is left.
         """
-        at_least("min_size", min_size, 1)
-        if small not in {"drop", "error", "merge"}:
-            raise ConfigError(f"small must be 'drop', 'error' or 'merge', got {small!r}.")
         counts = self._counts(frame, where)
         for part in self.by:
             part.require_values(frame, where)
-        enough = counts >= min_size
+        enough = counts >= self.min_size
         self.left_out = {self._name(cell): int(count) for cell, count in counts[~enough].items()}
-        if self.left_out and small == "error":
-            raise DataError(
-                f"{len(self.left_out)} groups of {where} have fewer than min_size={min_size} rows: "
-                f"{listed(f'{name}: {size}' for name, size in self.left_out.items())}. Lower min_size, take coarser "
-                "parts in group_by, or set small='drop' or small='merge'."
-            )
+        self._refuse_small(counts, where)
         kept = counts[enough]
         self._index = kept.index
         self.names, self.sizes = [self._name(cell) for cell in kept.index], kept.tolist()
-        self._merged = bool(self.left_out) and small == "merge"
+        self._merged = bool(self.left_out) and self.small == "merge"
         if self._merged:
             self.names, self.sizes = [*self.names, OTHER], [*self.sizes, sum(self.left_out.values())]
-        if not self.names:
-            raise DataError(
-                f"No group of {where} has min_size={min_size} rows; the largest has {counts.max()}. Lower min_size, or "
-                "take coarser parts in group_by."
-            )
         return self
 
     def assign(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
@@ -259,22 +240,31 @@ class Grouping:
         """
         if not self.names:
             raise DataError("Grouping is not fitted: call fit(frame) first.")
-        ids = torch.from_numpy(
-            self._index.get_indexer(pd.MultiIndex.from_frame(self._cells(frame, where))).astype(np.int64)
-        )
+        codes = self._index.get_indexer(pd.MultiIndex.from_frame(self._cells(frame, where)))
+        ids = torch.from_numpy(codes.astype(np.int64))
         return torch.where(ids < 0, len(self.names) - 1, ids) if self._merged else ids
+
+    def _refuse_small(self, counts: pd.Series, where: str) -> None:
+        if self.left_out and self.small == "error":
+            raise DataError(
+                f"{len(self.left_out)} groups of {where} have fewer than min_size={self.min_size} rows: "
+                f"{listed(f'{name}: {size}' for name, size in self.left_out.items())}. Lower min_size, take coarser "
+                "parts in group_by, or set small='drop' or small='merge'."
+            )
+        if len(self.left_out) == len(counts) and self.small == "drop":
+            raise DataError(
+                f"No group of {where} has min_size={self.min_size} rows; the largest has {counts.max()}. Lower "
+                "min_size, or take coarser parts in group_by."
+            )
 
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         return pd.DataFrame({part.column: part.read(frame, where) for part in self.by})
 
     def _counts(self, frame: pd.DataFrame, where: str) -> pd.Series:
         """Return how often every combination occurs, in the order of the parts."""
-        cells = self._cells(frame, where)
-        orders = [part.order(cells[part.column].unique().tolist()) for part in self.by]
-        places = [{name: i for i, name in enumerate(order)} for order in orders]
-        counts = cells.value_counts(sort=False)
-        keys = [[place[part] for place, part in zip(places, cell, strict=True)] for cell in counts.index]
-        return counts.iloc[sorted(range(len(keys)), key=keys.__getitem__)]
+        places = {part.column: part.place for part in self.by}
+        counts = self._cells(frame, where).value_counts()
+        return counts.sort_index(key=lambda level: level.map(places[str(level.name)]))
 
     def _name(self, cell: Any) -> str:
         return ", ".join(f"{column}={part}" for column, part in zip(self.columns, cell, strict=True))

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data.columns import require_columns
+from fcco_lightning.data.sources import open_dataset
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 MOST_PIXELS = 1 << 26
 """Largest number of pixels of an image that is decoded, unless another is asked for, 67 million: 200 MB in RGB."""
+_ACCEPTED = (
+    "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, or a hub id 'owner/name' or "
+    "'owner/name:split'"
+)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -79,17 +85,17 @@ class ImageTable(TensorTable):
         views: Literal[1, 2] = 1,
         most_pixels: int = MOST_PIXELS,
     ) -> None:
-        if corrupt not in ("error", "blank", "skip"):
-            raise ConfigError(f"corrupt must be 'error', 'blank' or 'skip', got {corrupt!r}.")
+        self.corrupt = one_of("corrupt", corrupt, ("error", "blank", "skip"))
         super().__init__(columns, size=len(images))
         if "x" in columns or len(images) != len(self):
             raise DataError(
                 f"columns must hold one row per image and no 'x', got {len(images)} images and {len(self)} rows of "
                 f"{sorted(columns)}."
             )
-        self.images, self.transform, self.root = images, transform, Path(root)
+        self.images: Any = images
+        self.transform, self.root = transform, Path(root)
         self.seed = None if seed is None else at_least("seed", seed, 0)
-        self.corrupt, self.views, self.most_pixels = corrupt, views, at_least("most_pixels", most_pixels, 1)
+        self.views, self.most_pixels = views, at_least("most_pixels", most_pixels, 1)
         # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
         self._epoch = _shared(torch.zeros((), dtype=torch.int64))
         self._corrupt = _shared(torch.zeros(len(images), dtype=torch.bool))
@@ -211,9 +217,25 @@ class ImageColumn:
     def __getitem__(self, i: int) -> Any:
         return self.dataset[int(i)][self.name]
 
-    def take(self, rows: Tensor) -> "ImageColumn":
-        """Return the given rows, in that order."""
-        return ImageColumn(self.dataset.select(rows.tolist()), self.name)
+
+class PixelImages:
+    """Images whose pixels lie in memory, handed out as PIL images.
+
+    Args:
+        pixels: grey levels (n, H, W) or colours (n, H, W, 3), uint8.
+    """
+
+    def __init__(self, pixels: NDArray[np.uint8]) -> None:
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, i: int) -> "Image":
+        """Return image ``i`` as PIL has it."""
+        import PIL.Image  # noqa: PLC0415  (only needed where images are)
+
+        return PIL.Image.fromarray(self.pixels[i])
 
 
 def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, ImageColumn]:
@@ -231,40 +253,18 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Im
     Raises:
         DataError: if the source is missing, unreadable, of another kind, or lacks the column.
     """
-    loaded = _loaded(source)
-    if isinstance(loaded, Mapping):
-        import datasets  # noqa: PLC0415  (slow to import, and only needed here)
-
-        names = [name for name, part in loaded.items() for _ in range(len(part))]
-        loaded = datasets.concatenate_datasets(list(loaded.values()))
-    else:
-        names = []
-    require_columns(pd.DataFrame(columns=loaded.column_names), {"image_column": [image_column]}, "source")
-    frame = loaded.remove_columns(image_column).to_pandas()
-    if names:
-        frame["split"] = ["val" if name == "validation" else name for name in names]
-    return frame, ImageColumn(loaded, image_column)
-
-
-def _loaded(source: Any) -> Any:
-    """Return a ``datasets.Dataset``, or a mapping of them."""
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
-    if isinstance(source, (datasets.Dataset, datasets.DatasetDict)):
-        return source
-    if not isinstance(source, (str, PathLike)):
-        raise DataError(f"source is a {type(source).__name__}; a datasets.Dataset, or where to find one, is needed.")
-    try:
-        if Path(source).is_dir():
-            return datasets.load_from_disk(str(source))
-        name, _, split = str(source).partition(":")
-        return datasets.load_dataset(name, split=split or None)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"source='{source}' is neither a folder written by datasets.save_to_disk (working directory: {Path.cwd()}) "
-            f"nor a data set 'owner/name' or 'owner/name:split' that the hub gives: {type(error).__name__}: {error}. "
-            "Check the name and the connection."
-        ) from error
+    loaded = open_dataset(str(source), "source", _ACCEPTED, None) if isinstance(source, (str, PathLike)) else source
+    splits = list(loaded.items()) if isinstance(loaded, datasets.DatasetDict) else [("", loaded)]
+    if not all(isinstance(part, datasets.Dataset) for _, part in splits):
+        raise DataError(f"source is a {type(loaded).__name__}. Accepted are {_ACCEPTED}.")
+    whole = datasets.concatenate_datasets([part for _, part in splits])
+    require_columns(pd.DataFrame(columns=whole.column_names), {"image_column": [image_column]}, "source")
+    frame = whole.remove_columns(image_column).to_pandas()
+    if splits[0][0]:
+        frame["split"] = ["val" if name == "validation" else name for name, part in splits for _ in range(len(part))]
+    return frame, ImageColumn(whole, image_column)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Each returns one row per sample with its ``file`` (relative to the root), labels
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ _BDD = (
 _FOLDER = "a folder with metadata.csv (or .parquet), itself or in its subfolders train, val (or validation) and test"
 
 
+@contextmanager
+def _expecting(layout: str) -> Iterator[None]:
+    """Say with whatever is missing or damaged what is expected."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error} Expected is {layout}.") from error.__cause__
+
+
+@_expecting(_CELEBA)
 def celeba(root: Root) -> pd.DataFrame:
     """Read CelebA (from its own site, from Kaggle or from WILDS).
 
@@ -41,29 +52,30 @@ def celeba(root: Root) -> pd.DataFrame:
     Raises:
         DataError: if files are missing or hold something else.
     """
-    root = _folder_at(root, _CELEBA)
-    path = _first_of([root / "list_attr_celeba.txt", root / "list_attr_celeba.csv"], _CELEBA)
-    marks = _celeba_list(path)
-    _require_announced(path, len(marks))
-    wrong = ~marks.isin([-1, 1])
-    if marks.empty or wrong.to_numpy().any():
+    root = _folder_at(root)
+    path = _first([root / "list_attr_celeba.txt", root / "list_attr_celeba.csv"])
+    marks = _by_image(path, [], skiprows=1)  # where rows have a cell more than the header, the first is the index
+    _require_announced(path, marks)
+    wrong = int((~marks.isin([-1, 1])).to_numpy().sum())
+    if marks.empty or wrong:
         raise DataError(
-            f"'{path}' must hold -1 or 1 for every image and attribute, but {int(wrong.to_numpy().sum())} cells of "
-            f"{marks.shape[0]} images hold something else. Expected is {_CELEBA}."
+            f"'{path}' must hold -1 or 1 for every image and attribute, but {wrong} cells of {marks.shape[0]} images "
+            "hold something else."
         )
     frame = (marks > 0).astype(np.int64)
-    partition = [p for p in (root / "list_eval_partition.txt", root / "list_eval_partition.csv") if p.is_file()]
-    if partition:
-        parts = _celeba_partition(partition[0]).reindex(frame.index)
-        frame["split"] = _named(parts, {0: "train", 1: "val", 2: "test"}, partition[0], _CELEBA)
+    for path in (root / "list_eval_partition.csv", root / "list_eval_partition.txt"):
+        if path.is_file():
+            names = ["image_id", "partition"]
+            parts = _by_image(path, ["partition"], header=None, names=names, index_col=0)["partition"]
+            frame["split"] = _named(parts.reindex(frame.index), {0: "train", 1: "val", 2: "test"}, path)
     # Kaggle's archive unpacks to a folder within a folder of the same name.
     folders = ["img_align_celeba", "img_align_celeba/img_align_celeba"]
-    image = _first_of([root / folder / frame.index[0] for folder in folders], _CELEBA)
-    folder = image.parent.relative_to(root).as_posix()
-    frame.insert(0, "file", [f"{folder}/{name}" for name in frame.index])
+    image = _first([root / folder / frame.index[0] for folder in folders])
+    frame.insert(0, "file", [(image.parent.relative_to(root) / name).as_posix() for name in frame.index])
     return frame.reset_index(drop=True)
 
 
+@_expecting(_CAMELYON)
 def camelyon17(root: Root) -> pd.DataFrame:
     """Read Camelyon17 as WILDS distributes it.
 
@@ -74,22 +86,21 @@ def camelyon17(root: Root) -> pd.DataFrame:
     Raises:
         DataError: if files are missing or hold something else.
     """
-    root = _folder_at(root, _CAMELYON)
-    path = _first_of([root / "metadata.csv"], _CAMELYON)
-    read = _csv(path, _CAMELYON, index_col=0, dtype={"patient": "str"})
-    used = ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"]
-    _require_header(read, used, path, _CAMELYON)
-    split = _named(read["split"], {0: "train", 1: "id_val"}, path, _CAMELYON)
+    root = _folder_at(root)
+    path = _first([root / "metadata.csv"])
+    read = _csv(path, index_col=0, dtype={"patient": "str"})
+    _require_header(read, ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"], path)
+    split = _named(read["split"], {0: "train", 1: "id_val"}, path)
     read["split"] = split.mask(read["center"] == 1, "val").mask(read["center"] == 2, "test")
-    places = [f"patient_{p.zfill(3)}_node_{n}" for p, n in zip(read["patient"], read["node"], strict=True)]
-    spots = zip(places, read["x_coord"], read["y_coord"], strict=True)
-    files = [f"patches/{place}/patch_{place}_x_{x}_y_{y}.png" for place, x, y in spots]
-    _first_of([root / files[0]], _CAMELYON)
-    frame = read[["tumor", "center", "slide", "patient", "node", "split"]].reset_index(drop=True)
-    frame.insert(0, "file", files)
-    return frame
+    place = "patient_" + read["patient"].str.zfill(3) + "_node_" + read["node"].astype(str)
+    spot = "_x_" + read["x_coord"].astype(str) + "_y_" + read["y_coord"].astype(str)
+    frame = read[["tumor", "center", "slide", "patient", "node", "split"]].copy()
+    frame.insert(0, "file", "patches/" + place + "/patch_" + place + spot + ".png")
+    _first([root / frame["file"].iloc[0]])
+    return frame.reset_index(drop=True)
 
 
+@_expecting(_BDD)
 def bdd100k(root: Root) -> pd.DataFrame:
     """Read the images of BDD100K with the attributes of the whole scene, as it is distributed (or from Kaggle).
 
@@ -102,14 +113,16 @@ def bdd100k(root: Root) -> pd.DataFrame:
     Raises:
         DataError: if files are missing or hold something else.
     """
-    root = _folder_at(root, _BDD)
+    root = _folder_at(root)
     nested = [root, root / "bdd100k", root / "bdd100k" / "bdd100k"]
-    images = _first_folder([base / "images" / "100k" for base in nested], _BDD)
+    images = _first([base / "images" / "100k" for base in nested], folder=True)
     labels = [base / "labels" for base in [*nested, root / "bdd100k_labels_release" / "bdd100k"]]
-    frames = [_bdd_part(root, images, labels, part).assign(split=name) for part, name in _BDD_SPLITS.items()]
+    parts = {"train": "train", "val": "test"}
+    frames = [_bdd_part(root, images, labels, part).assign(split=name) for part, name in parts.items()]
     return pd.concat(frames, ignore_index=True)
 
 
+@_expecting(_FOLDER)
 def folder(
     root: Root, metadata: str = "metadata.csv", file_column: str = "file_name", *, allow_outside: bool = False
 ) -> pd.DataFrame:
@@ -128,107 +141,17 @@ def folder(
     Raises:
         DataError: if files are missing or hold something else.
     """
-    root = _folder_at(root, _FOLDER)
-    if (root / metadata).is_file():
-        return _folder_table(root, root, metadata, file_column, allow_outside=allow_outside)
+    root = _folder_at(root)
     names = {"train": "train", "val": "val", "validation": "val", "test": "test"}
-    parts = {part: split for part, split in names.items() if (root / part / metadata).is_file()}
-    if not parts:
-        _first_of([root / metadata, root / "train" / metadata], _FOLDER)
+    parts = [part for part in names if (root / part / metadata).is_file()]
+    if (root / metadata).is_file() or not parts:
+        table = _first([root / metadata, root / "train" / metadata])
+        return _folder_table(root, table, file_column, allow_outside=allow_outside)
     frames = [
-        _folder_table(root, root / part, metadata, file_column, allow_outside=allow_outside).assign(split=name)
-        for part, name in parts.items()
+        _folder_table(root, root / part / metadata, file_column, allow_outside=allow_outside).assign(split=names[part])
+        for part in parts
     ]
     return pd.concat(frames, ignore_index=True)
-
-
-_BDD_SPLITS = {"train": "train", "val": "test"}
-_BDD_ATTRIBUTES = ("weather", "scene", "timeofday")
-_CHUNK = 1 << 22
-
-
-def _bdd_part(root: Path, images: Path, labels: Sequence[Path], part: str) -> pd.DataFrame:
-    rows = []
-    for path, entry in _bdd_entries(labels, part):
-        attributes = entry.get("attributes") if isinstance(entry, dict) else None
-        if not isinstance(attributes, dict) or not isinstance(entry.get("name"), str):
-            raise DataError(f"'{path}' has an entry without name or attributes: {str(entry)[:80]}. Expected is {_BDD}.")
-        name = Path(entry["name"]).stem + ".jpg"  # the files per image leave the suffix out
-        rows.append((name, *(attributes.get(key) or "undefined" for key in _BDD_ATTRIBUTES)))
-    if not rows:
-        raise DataError(f"The labels of the {part} images of '{root}' are empty. Expected is {_BDD}.")
-    _first_of([images / part / rows[0][0]], _BDD)
-    frame = pd.DataFrame(rows, columns=["file", *_BDD_ATTRIBUTES])
-    within = (images / part).relative_to(root).as_posix()
-    return frame.assign(file=within + "/" + frame["file"])
-
-
-def _bdd_entries(labels: Sequence[Path], part: str) -> Iterator[tuple[Path, Any]]:
-    """Yield the labels of every image and the file that they are from."""
-    for base in labels:
-        for path in base / "det_20" / f"det_{part}.json", base / f"bdd100k_labels_images_{part}.json":
-            if path.is_file():
-                yield from ((path, entry) for entry in _json_items(path, _BDD))
-                return
-        if (base / "100k" / part).is_dir():
-            yield from ((path, _json(path)) for path in sorted((base / "100k" / part).glob("*.json")))
-            return
-    looked = ", ".join(f"'{base}'" for base in labels)
-    raise DataError(f"There are no labels of the {part} images in {looked}. Expected is {_BDD}.")
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}. Expected is {_BDD}.") from error
-
-
-def _json_items(path: Path, layout: str) -> Iterator[Any]:
-    """Yield the members of a list one by one: BDD100K's has more than a gigabyte, of which little is kept."""
-    decoder = json.JSONDecoder()
-    with path.open(encoding="utf-8") as stream:
-        text = stream.read(_CHUNK).lstrip()
-        if not text.startswith("["):
-            raise DataError(f"'{path}' must hold a list. Expected is {layout}.")
-        start = 1
-        while True:
-            while start < len(text) and text[start] in ", \t\r\n":
-                start += 1
-            if text[start : start + 1] == "]":
-                return
-            try:
-                item, end = decoder.raw_decode(text, start)
-            except ValueError as error:
-                more = stream.read(_CHUNK)
-                if not more:
-                    raise DataError(f"'{path}' cannot be read: {error}. Expected is {layout}.") from error
-                text, start = text[start:] + more, 0
-                continue
-            yield item
-            start = end
-
-
-def _folder_table(root: Path, part: Path, metadata: str, file_column: str, *, allow_outside: bool) -> pd.DataFrame:
-    path = part / metadata
-    if path.suffix == ".parquet":
-        try:
-            frame = pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise DataError(f"'{path}' is not a readable table: {error}") from error
-    else:
-        frame = _csv(path, _FOLDER, skipinitialspace=True)
-    require_columns(frame, {"file_column": [file_column]}, f"'{path}'")
-    if file_column != "file" and "file" in frame:
-        raise DataError(f"'{path}' has both {file_column!r} and 'file', which is to be its name. Rename that column.")
-    if frame.empty or frame[file_column].isna().any():
-        raise DataError(f"'{path}' must name a file in every row of {file_column!r}, and have at least one row.")
-    within = part.relative_to(root)
-    frame[file_column] = [(within / str(name).strip()).as_posix() for name in frame[file_column]]
-    if not allow_outside:
-        require_inside(root, frame[file_column].tolist(), f"'{path}'")
-    _first_of([root / frame[file_column].iloc[0]], _FOLDER)
-    return frame.rename(columns={file_column: "file"}).reset_index(drop=True)
 
 
 def require_inside(root: Path, files: Sequence[str], where: str) -> None:
@@ -252,83 +175,153 @@ def require_inside(root: Path, files: Sequence[str], where: str) -> None:
             )
 
 
-def _celeba_list(path: Path) -> pd.DataFrame:
-    """Return one row per image, indexed by its file."""
+_BDD_ATTRIBUTES = ("weather", "scene", "timeofday")
+_CHUNK = 1 << 22
+
+
+def _bdd_part(root: Path, images: Path, labels: Sequence[Path], part: str) -> pd.DataFrame:
+    rows = []
+    for path, entry in _bdd_entries(labels, part):
+        attributes = entry.get("attributes") if isinstance(entry, dict) else None
+        if not isinstance(attributes, dict) or not isinstance(entry.get("name"), str):
+            raise DataError(f"'{path}' has an entry without name or attributes: {str(entry)[:80]}.")
+        name = Path(entry["name"]).stem + ".jpg"  # the files per image leave the suffix out
+        rows.append((name, *(attributes.get(key) or "undefined" for key in _BDD_ATTRIBUTES)))
+    if not rows:
+        raise DataError(f"The labels of the {part} images of '{root}' are empty.")
+    _first([images / part / rows[0][0]])
+    frame = pd.DataFrame(rows, columns=["file", *_BDD_ATTRIBUTES])
+    within = (images / part).relative_to(root).as_posix()
+    return frame.assign(file=within + "/" + frame["file"])
+
+
+def _bdd_entries(labels: Sequence[Path], part: str) -> Iterator[tuple[Path, Any]]:
+    """Yield the labels of every image and the file that they are from."""
+    for base in labels:
+        for path in base / "det_20" / f"det_{part}.json", base / f"bdd100k_labels_images_{part}.json":
+            if path.is_file():
+                yield from ((path, entry) for entry in _json_items(path))
+                return
+        if (base / "100k" / part).is_dir():
+            yield from ((path, _json(path)) for path in sorted((base / "100k" / part).glob("*.json")))
+            return
+    looked = ", ".join(f"'{base}'" for base in labels)
+    raise DataError(f"There are no labels of the {part} images in {looked}.")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read: {error}.") from error
+
+
+def _json_items(path: Path) -> Iterator[Any]:
+    """Yield the members of a list one by one: BDD100K's has more than a gigabyte, of which little is kept."""
+    decoder = json.JSONDecoder()
+    with path.open(encoding="utf-8") as stream:
+        text = stream.read(_CHUNK).lstrip()
+        if not text.startswith("["):
+            raise DataError(f"'{path}' must hold a list.")
+        start = 1
+        while True:
+            while start < len(text) and text[start] in ", \t\r\n":
+                start += 1
+            if text[start : start + 1] == "]":
+                return
+            try:
+                item, end = decoder.raw_decode(text, start)
+            except ValueError as error:
+                more = stream.read(_CHUNK)
+                if not more:
+                    raise DataError(f"'{path}' cannot be read: {error}.") from error
+                text, start = text[start:] + more, 0
+                continue
+            yield item
+            start = end
+
+
+def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bool) -> pd.DataFrame:
+    if path.suffix == ".parquet":
+        try:
+            frame = pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise DataError(f"'{path}' is not a readable table: {error}.") from error
+    else:
+        frame = _csv(path, skipinitialspace=True)
+    require_columns(frame, {"file_column": [file_column]}, f"'{path}'")
+    if file_column != "file" and "file" in frame:
+        raise DataError(f"'{path}' has both {file_column!r} and 'file', which is to be its name. Rename that column.")
+    if frame.empty or frame[file_column].isna().any():
+        raise DataError(f"'{path}' must name a file in every row of {file_column!r}, and have at least one row.")
+    within = path.parent.relative_to(root)
+    frame[file_column] = [(within / str(name).strip()).as_posix() for name in frame[file_column]]
+    if not allow_outside:
+        require_inside(root, frame[file_column].tolist(), f"'{path}'")
+    _first([root / frame[file_column].iloc[0]])
+    return frame.rename(columns={file_column: "file"}).reset_index(drop=True)
+
+
+def _by_image(path: Path, columns: Sequence[str], **text_options: Any) -> pd.DataFrame:
+    """Return one row per image, indexed by its file, of a list of CelebA: its own .txt, or Kaggle's .csv."""
     if path.suffix == ".csv":
-        frame = _csv(path, _CELEBA)
-        _require_header(frame, ["image_id"], path, _CELEBA)
+        frame = _csv(path)
+        _require_header(frame, ["image_id", *columns], path)
         return frame.set_index("image_id")
-    # The header has one name less than the rows have cells: pandas makes the first of them the index.
-    frame = _csv(path, _CELEBA, sep=r"\s+", skiprows=1)
+    frame = _csv(path, sep=r"\s+", **text_options)
     if not all(isinstance(name, str) for name in frame.index):
-        raise DataError(f"The rows of '{path}' must start with the name of a file. Expected is {_CELEBA}.")
+        raise DataError(f"The rows of '{path}' must start with the name of a file.")
     return frame
 
 
-def _require_announced(path: Path, listed_images: int) -> None:
+def _require_announced(path: Path, marks: pd.DataFrame) -> None:
     if path.suffix != ".txt":
         return
     with path.open() as lines:
         announced = lines.readline().strip()
-    if announced != str(listed_images):
+    if announced != str(len(marks)):
         raise DataError(
-            f"'{path}' announces {announced!r} images in its first line and lists {listed_images}: it is damaged, or "
-            f"not {_CELEBA}."
+            f"'{path}' announces {announced!r} images in its first line and lists {len(marks)}: it is damaged, or "
+            "something else."
         )
 
 
-def _celeba_partition(path: Path) -> pd.Series:
-    if path.suffix == ".csv":
-        frame = _csv(path, _CELEBA)
-        _require_header(frame, ["image_id", "partition"], path, _CELEBA)
-        return frame.set_index("image_id")["partition"]
-    return _csv(path, _CELEBA, sep=r"\s+", header=None, names=["image_id", "partition"], index_col=0)["partition"]
-
-
-def _named(codes: pd.Series, names: Mapping[int, str], path: Path, layout: str) -> pd.Series:
+def _named(codes: pd.Series, names: Mapping[int, str], path: Path) -> pd.Series:
     """Replace the codes of splits by names; every row must have one."""
     named = codes.map(dict(names))
     if named.isna().any():
         raise DataError(
             f"'{path}' must give every row one of the splits {sorted(names)}, but {int(named.isna().sum())} rows have "
-            f"none or {listed(codes[named.isna()].unique())}. Expected is {layout}."
+            f"none or {listed(codes[named.isna()].unique())}."
         )
     return named
 
 
-def _folder_at(root: Root, layout: str) -> Path:
+def _folder_at(root: Root) -> Path:
     if not Path(root).is_dir():
-        raise DataError(f"root='{root}': no such folder (working directory: {Path.cwd()}). Expected is {layout}.")
+        raise DataError(f"root='{root}': no such folder (working directory: {Path.cwd()}).")
     return Path(root)
 
 
-def _first_of(paths: Sequence[Path], layout: str) -> Path:
-    for path in paths:
-        if path.is_file():
-            return path
-    looked = " nor ".join(f"'{path}'" for path in paths)
-    raise DataError(f"There is no {looked}. Expected is {layout}.")
+def _first(paths: Sequence[Path], *, folder: bool = False) -> Path:
+    """Return the first of the files, or folders, that is there."""
+    there = [path for path in paths if (path.is_dir() if folder else path.is_file())]
+    if not there:
+        raise DataError(f"There is no {'folder ' if folder else ''}{' nor '.join(f'{str(p)!r}' for p in paths)}.")
+    return there[0]
 
 
-def _first_folder(paths: Sequence[Path], layout: str) -> Path:
-    for path in paths:
-        if path.is_dir():
-            return path
-    looked = " nor ".join(f"'{path}'" for path in paths)
-    raise DataError(f"There is no folder {looked}. Expected is {layout}.")
-
-
-def _csv(path: Path, layout: str, **options: Any) -> pd.DataFrame:
+def _csv(path: Path, **options: Any) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = pd.read_csv(path, **options)
     except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}. Expected is {layout}.") from error
+        raise DataError(f"'{path}' cannot be read: {error}.") from error
     if frame.empty:
-        raise DataError(f"'{path}' has no rows. Expected is {layout}.")
+        raise DataError(f"'{path}' has no rows.")
     return frame
 
 
-def _require_header(frame: pd.DataFrame, wanted: Sequence[str], path: Path, layout: str) -> None:
+def _require_header(frame: pd.DataFrame, wanted: Sequence[str], path: Path) -> None:
     missing = [name for name in wanted if name not in frame.columns]
     if missing:
-        raise DataError(f"'{path}' lacks the columns {missing}; it has {listed(frame.columns)}. Expected is {layout}.")
+        raise DataError(f"'{path}' lacks the columns {missing}; it has {listed(frame.columns)}.")

@@ -9,7 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.data.columns import indicator, listed, require_columns, require_filled, text_of
+from fcco_lightning.checks import one_of
+from fcco_lightning.data.columns import indicator, is_number, listed, require_columns, require_filled, text_of
 from fcco_lightning.errors import ConfigError, DataError
 
 RESERVED = (
@@ -64,8 +65,7 @@ class Columns:
     extra: dict[str, str] | list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.target not in {"class", "number"}:
-            raise ConfigError(f"columns.target must be 'class' or 'number', got {self.target!r}.")
+        one_of("columns.target", self.target, ("class", "number"))
         if self.target == "number" and self.positive is not None:
             raise ConfigError(
                 f"columns.positive={self.positive!r} is a class, but target='number' makes the label a number. Leave "
@@ -126,20 +126,19 @@ class LabelledFrame:
     Attributes:
         features: The columns that are going to be encoded.
         columns: The columns of tensors.
-        table: All columns of the table, for subsets that name any of them; None if they are not kept.
+        table: All columns of the table, for subsets that name any of them.
     """
 
     features: pd.DataFrame
     columns: dict[str, Tensor]
-    table: pd.DataFrame | None = None
+    table: pd.DataFrame
 
     def __len__(self) -> int:
         return len(self.features)
 
     def take(self, rows: Tensor) -> "LabelledFrame":
         """Return the given rows, in that order."""
-        features = self.features.iloc[rows.numpy()].reset_index(drop=True)
-        table = None if self.table is None else self.table.iloc[rows.numpy()].reset_index(drop=True)
+        features, table = (part.iloc[rows.numpy()].reset_index(drop=True) for part in (self.features, self.table))
         return LabelledFrame(features, {name: column[rows] for name, column in self.columns.items()}, table)
 
 
@@ -246,7 +245,7 @@ def class_names(column: pd.Series, positive: Value | list[Value] | None, where: 
     if isinstance(positive, list):
         return _merged_names(column, positive, where)
     text = text_of(column)
-    classes = sorted(text.unique(), key=float if _is_number(column) else str)
+    classes = sorted(text.unique(), key=float if is_number(column.dtype) else str)
     if len(classes) < 2 or (positive is not None and len(classes) != 2):
         needed = "at least two classes" if positive is None else f"exactly two classes for positive={positive!r}"
         raise DataError(
@@ -283,16 +282,12 @@ def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
     require_filled(column, argument, where)
     if pd.api.types.is_integer_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
         return torch.from_numpy(column.to_numpy(dtype=np.int64, copy=True))
-    if not _is_number(column):
+    if not is_number(column.dtype):
         raise DataError(
             f"{argument}={str(column.name)!r} must hold numbers, but is {column.dtype} in {where}. Turn it into "
             "numbers before, for example with pandas.factorize."
         )
     return torch.from_numpy(column.to_numpy(dtype=np.float32, copy=True))
-
-
-def _is_number(column: pd.Series) -> bool:
-    return pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
 
 
 def _names(column: pd.Series, marked: Tensor) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.columns import require_columns
-from fcco_lightning.data.encoding import CategoricalColumn, Column
+from fcco_lightning.data.encoding import CategoricalColumn, Column, Encoding
 from fcco_lightning.errors import DataError
 
 MOST_ARE_NUMBERS = 0.9
@@ -17,13 +17,7 @@ _DECIMAL_COMMA, _THOUSANDS = r"[+-]?\d+,\d+", r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"
 
 
 def settle_types(
-    frame: pd.DataFrame,
-    *,
-    numeric: Collection[str] = (),
-    categorical: Collection[str] = (),
-    unused: Collection[str] = (),
-    impute: bool = False,
-    where: str = "the table",
+    frame: pd.DataFrame, encoding: Encoding, unused: Collection[str] = (), where: str = "the table"
 ) -> pd.DataFrame:
     """Return ``frame`` with columns of text that are to be numbers as numbers, and refuse those that may be meant so.
 
@@ -32,21 +26,21 @@ def settle_types(
 
     Args:
         frame: a whole table, not yet split.
-        numeric: columns that are numbers whatever their cells say; dates count in days since 1970, durations in days.
-        categorical: columns that are categories whatever their cells say.
+        encoding: which columns are numbers or categories whatever their cells say, and whether cells of the former that
+            are no numbers become missing ones.
         unused: columns that are no features, and that nothing is asked of.
-        impute: whether cells of ``numeric`` that are no numbers become missing ones.
         where: what the table is, for messages.
 
     Raises:
         DataError: naming the column, the first cells that are no numbers, and the ways out.
     """
-    require_columns(frame, {"numeric": numeric}, where)
+    require_columns(frame, {"numeric": encoding.numeric}, where)
     text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
-    others = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
-    settled = {name: _as_numbers(frame[name], impute, where) for name in others}
+    others = [name for name in encoding.numeric if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    settled = {name: _as_numbers(frame[name], encoding.missing == "impute", where) for name in others}
+    known = {*settled, *encoding.categorical, *unused}
     for name in frame.columns[text]:
-        if name not in settled and name not in categorical and name not in unused:
+        if name not in known:
             _refuse_mistyped_numbers(frame[name], where)
     return frame.assign(**settled) if settled else frame
 
@@ -147,13 +141,12 @@ def require_seen(columns: Sequence[Column], unseen: Mapping[str, float], frame: 
     """
     for column in columns:
         name, share = column.name, unseen.get(column.name, 0.0)
-        if not isinstance(column, CategoricalColumn) or share <= 0.5:
-            continue
-        cells = frame[name].astype(str)
-        raise DataError(
-            f"{share:.0%} of the column {name!r} in {where} are values that the training split does not have, such as "
-            f"{cells[~cells.isin(column.categories)].iloc[0]!r}: it has {len(column.categories)}, such as "
-            f"{column.categories[0]!r}. Give both tables the same words; or leave the column out (columns.drop: "
-            f"[{name}]), call it one of numbers (encoding.numeric: [{name}]), or one of categories after all "
-            f"(encoding.categorical: [{name}])."
-        )
+        if isinstance(column, CategoricalColumn) and share > 0.5:
+            cells = frame[name].astype(str)
+            raise DataError(
+                f"{share:.0%} of the column {name!r} in {where} are values that the training split does not have, such "
+                f"as {cells[~cells.isin(column.categories)].iloc[0]!r}: it has {len(column.categories)}, such as "
+                f"{column.categories[0]!r}. Give both tables the same words; or leave the column out (columns.drop: "
+                f"[{name}]), call it one of numbers (encoding.numeric: [{name}]), or one of categories after all "
+                f"(encoding.categorical: [{name}])."
+            )

@@ -26,7 +26,7 @@ _BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 _SEVERAL = (Mapping, np.ndarray, list, tuple, set)
 _BYTES_A_CELL = 24  # of a feature that is held densely: in the frame, while it is encoded, and encoded
 _FEATURE = re.compile(r"f\d+")
-_HUB_ID = re.compile(r"(?P<name>[\w][\w.-]*/[\w.-]+)(:(?P<split>[\w.\[\]:%+-]+))?")
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+(:[\w.\[\]:%+-]+)?")
 
 
 def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
@@ -100,20 +100,17 @@ def is_hub_id(source: Any) -> bool:
     """Tell whether :func:`read_table` would look for ``source`` on the hub."""
     if not isinstance(source, str) or Path(source).exists():
         return False
-    match = _HUB_ID.fullmatch(source)
-    return match is not None and Path(source).suffix.lower() not in _SUFFIXES
+    return _HUB_ID.fullmatch(source) is not None and Path(source).suffix.lower() not in _SUFFIXES
 
 
 def _from_name(source: str | PathLike[str], argument: str) -> pd.DataFrame:
     source, path = str(source), Path(source)
     if source.startswith("sklearn:"):
         return _from_sklearn(source.removeprefix("sklearn:"), argument)
-    if path.is_dir():
-        return _from_folder(path, argument)
     if path.is_file():
         return _from_file(path, argument)
-    if is_hub_id(source):
-        return _from_hub(source, argument)
+    if path.is_dir() or is_hub_id(source):
+        return _from_memory(open_dataset(source, argument, ACCEPTED), argument)
     raise DataError(
         f"{argument}={source!r}: no such file or folder (working directory: {Path.cwd()}). Accepted are {ACCEPTED}."
     )
@@ -201,34 +198,37 @@ def _from_sklearn(name: str, argument: str) -> pd.DataFrame:
     return frame
 
 
-def _from_folder(path: Path, argument: str) -> pd.DataFrame:
+def open_dataset(source: str, argument: str, accepted: str, split: str | None = "train") -> Any:
+    """Return what ``datasets`` makes of a folder written by ``save_to_disk``, or of a hub id.
+
+    Args:
+        source: the folder, or "owner/name" or "owner/name:split".
+        argument: what the caller calls it, for messages.
+        accepted: what it could be, for messages.
+        split: the split if the hub id names none; None for a mapping of all splits.
+
+    Raises:
+        DataError: if there is neither.
+    """
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
+    name, _, asked = source.partition(":")
     try:
-        loaded = datasets.load_from_disk(str(path))
-    except (OSError, ValueError) as error:
+        if Path(source).is_dir():
+            return datasets.load_from_disk(source)
+        return datasets.load_dataset(name, split=asked or split)
+    except Exception as error:  # builders fail with whatever the format behind them raises
+        fault = (
+            "is a folder that datasets.load_from_disk cannot read"
+            if Path(source).is_dir()
+            else f"is neither a file nor a folder here (working directory: {Path.cwd()}), and the hub gave no data set "
+            f"{name!r} with split {asked or split!r}"
+        )
+        cause = error.__cause__ or error
         raise DataError(
-            f"{argument}='{path}' is a folder that datasets.load_from_disk cannot read: {error}. "
-            f"Accepted are {ACCEPTED}."
+            f"{argument}={source!r} {fault}: {type(cause).__name__}: {cause}. Check the name, the split and the "
+            f"connection. Accepted are {accepted}."
         ) from error
-    return _from_memory(loaded, argument)
-
-
-def _from_hub(source: str, argument: str) -> pd.DataFrame:
-    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
-
-    match = _HUB_ID.fullmatch(source)
-    assert match is not None  # noqa: S101  (is_hub_id has matched it)
-    name, split = match["name"], match["split"] or "train"
-    try:
-        loaded = datasets.load_dataset(name, split=split)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{argument}={source!r} is neither a file nor a folder here (working directory: {Path.cwd()}), and the hub "
-            f"gave no data set {name!r} with split {split!r}: {type(error).__name__}: {error}. "
-            f"Check the name, the split and the connection. Accepted are {ACCEPTED}."
-        ) from error
-    return _from_memory(loaded, argument)
 
 
 def _from_memory(source: Any, argument: str) -> pd.DataFrame:

@@ -77,13 +77,10 @@ def whole_split(values: Tensor, held_out: float, seed: int, argument: str) -> tu
     """Split the rows 0..n-1 so that rows of one value stay together, and both parts have a value.
 
     Args:
-        values: of every row, shape (n,).
+        values: value of every row, shape (n,).
         held_out: share of the values in the second part, in (0, 1).
         seed: equal seeds give equal splits.
         argument: which argument ``held_out`` came from, for messages.
-
-    Returns:
-        Row numbers of the rest and of the held-out part, each in ascending order.
 
     Raises:
         ConfigError: if ``held_out`` is not in (0, 1).
@@ -111,9 +108,6 @@ def grouped_split(
         held_out: share of the second part, in (0, 1).
         seed: equal seeds give equal splits.
         argument: which argument ``held_out`` came from, for messages.
-
-    Returns:
-        Row numbers of the rest and of the held-out part, each in ascending order.
 
     Raises:
         ConfigError: if ``held_out`` is not in (0, 1).
@@ -145,17 +139,16 @@ def require_all_cells(
     Raises:
         DataError: naming what is empty and all counts.
     """
-    c, groups = len(classes), list(groups) if group is not None else ["all"]
-    cells = y if group is None else c * group + y
-    counts = torch.bincount(cells, minlength=len(groups) * c).reshape(len(groups), c)
-    pairs = [(a, b) for a in range(len(groups)) for b in range(c)]
-    names = {(a, b): f"{groups[a]} x {classes[b]}" for a, b in pairs}
-    empty = [f"class {classes[b]!r}" for b in range(c) if counts[:, b].sum() == 0]
-    empty = empty or [f"group {groups[a]!r}" for a in range(len(groups)) if counts[a].sum() == 0]
-    empty = empty or [f"cell {names[pair]!r}" for pair in pairs if counts[pair] == 0]
+    groups = ["all"] if group is None else groups
+    cells = y if group is None else len(classes) * group + y
+    counts = torch.bincount(cells, minlength=len(groups) * len(classes)).reshape(len(groups), len(classes))
+    names = [f"{group_name} x {class_name}" for group_name in groups for class_name in classes]
+    rows = dict(zip(names, counts.flatten().tolist(), strict=True))
+    empty = [f"class {name!r}" for name, n in zip(classes, counts.sum(0), strict=True) if n == 0]
+    empty = empty or [f"group {name!r}" for name, n in zip(groups, counts.sum(1), strict=True) if n == 0]
+    empty = empty or [f"cell {name!r}" for name, n in rows.items() if n == 0]
     if empty:
         raise DataError(
             f"The {where} has no rows in {', '.join(empty)}, so what is measured there is undefined. Rows per group x "
-            f"class: { {names[pair]: int(counts[pair]) for pair in pairs} }. Use more data, or other values of "
-            "positive, favoured or the fractions."
+            f"class: {rows}. Use more data, or other values of positive, favoured or the fractions."
         )

@@ -19,15 +19,20 @@ class Distribution(Protocol):
         """Return ``size`` samples, or that many lists of them, as columns."""
 
 
-def train_and_test(problem: Distribution, num_train: int, num_test: int, seed: int) -> dict[str, dict[str, Tensor]]:
+def train_and_test(problem: Distribution, seed: int, **sizes: int) -> dict[str, dict[str, Tensor]]:
     """Return independent samples of both splits, by their names.
 
+    Args:
+        problem: what is sampled.
+        seed: of both samples.
+        **sizes: of the training split and of the test split, called as the arguments that they come from.
+
     Raises:
-        ConfigError: if a number is below 1.
+        ConfigError: if a size is below 1.
     """
     generator = torch.Generator().manual_seed(seed)
-    sizes = {"train": at_least("num_train", num_train, 1), "test": at_least("num_test", num_test, 1)}
-    return {split: problem.sample(size, generator) for split, size in sizes.items()}
+    checked = [at_least(name, size, 1) for name, size in sizes.items()]
+    return {split: problem.sample(size, generator) for split, size in zip(("train", "test"), checked, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from fcco_lightning.dro.drago import DRAGO
 from fcco_lightning.dro.estimators import DROClassifier, DRORegressor
 from fcco_lightning.dro.lbfgs import LBFGS
 from fcco_lightning.dro.lsvrg import LSVRG
-from fcco_lightning.dro.multilevel import MultilevelSGD
-from fcco_lightning.dro.sgd import MinibatchSGD
+from fcco_lightning.dro.sgd import MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.subgradient import Subgradient
 
 __all__ = ["DRAGO", "LBFGS", "LSVRG", "DROClassifier", "DRORegressor", "MinibatchSGD", "MultilevelSGD", "Subgradient"]

@@ -2,26 +2,19 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fcco_lightning.ambiguity import CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Simplex
-from fcco_lightning.dro import kernel, kernel_data, kernel_samples
+from fcco_lightning.dro import kernel
 from fcco_lightning.dro.losses import Logistic, Multinomial, Squared
-from fcco_lightning.dro.paces import Regularised
 from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
 from fcco_lightning.dro.solvers import edges_of
 from fcco_lightning.errors import ConfigError
 
-_LOSSES: dict[type[Any], int] = {
-    Squared: kernel_data.SQUARED,
-    Logistic: kernel_data.LOGISTIC,
-    Multinomial: kernel_data.MULTINOMIAL,
-}
+_LOSSES: dict[type[Any], int] = {Squared: kernel.SQUARED, Logistic: kernel.LOGISTIC, Multinomial: kernel.MULTINOMIAL}
 _WIDE = 16  # features from which on BLAS is faster than loops
 FIRST = 64  # iterations to draw blocks for at first, and 8 more for every block; then twice as many, ...
 _MOST = 1_000_000  # at once
@@ -31,7 +24,7 @@ class Loop:
     """DRAGO's iterations on one problem, with mu > 0 and nu > 0.
 
     Args:
-        problem: what is solved.
+        progress: of the problem that is solved.
         block_size: b.
         most_growth: times the objective at w = 0 the iterates have diverged at.
 
@@ -39,12 +32,13 @@ class Loop:
         ConfigError: naming what the kernel does not cover, or where numba is not installed.
     """
 
-    def __init__(self, problem: LinearProblem, block_size: int, most_growth: float) -> None:
+    def __init__(self, progress: Progress, block_size: int, most_growth: float) -> None:
+        problem = progress.problem
         refuse(problem)
-        self.iterate = compiled()
+        self.iterate, self.progress = compiled(), progress
         self.shape, n = problem.zeros().shape, problem.n
         wide = self.shape[0] > _WIDE or len(self.shape) > 1
-        self.data = kernel_data.Data(
+        self.data = kernel.Data(
             x=_plain(problem.x),
             columns=np.empty((0, n)) if wide else _plain(problem.x.T),
             y=_plain(problem.y.reshape(n, -1).T),
@@ -55,60 +49,44 @@ class Loop:
             nu=float(problem.penalty.nu),
             mu=float(problem.mu),
             most_growth=most_growth,
+            tol=float(progress.tol),
+            max_calls=float(progress.max_calls),
         )
-        self.blocks = len(self.data.edges) - 1
         self.drawn = np.empty((0, 2), np.int64)  # and not used by an attempt that diverged
 
-    def run(self, progress: Progress, random: np.random.Generator, paces: Regularised) -> None:
+    def run(self, random: np.random.Generator, growth: kernel.Growth) -> None:
         """Iterate from w = 0, q = 1/n.
 
         Raises:
             Done: when the solver shall stop.
             NonFiniteError: if the iterates diverge.
         """
-        tables, growth = self._tables(progress.w.T.flatten()), paces.growth
-        ends = kernel_data.Ends(float(progress.tol), float(progress.max_calls))
-        marks = kernel_data.Marks(
-            t=0,
-            next_look=0,
-            first_gap=np.inf,
-            last=-1,
-            calls=progress.calls,
-            looks=0,
-            value=float(progress.value),
-            lower=float(progress.lower),
-            at_step=np.nan,
-            at_response=np.nan,
-            limit=np.inf,
-            status=kernel_data.GO_ON,
-        )
-        size = FIRST + 8 * self.blocks
-        while marks.status == kernel_data.GO_ON:
-            since, before = progress.seconds, marks.t
+        progress, blocks, tables = self.progress, growth.blocks, self._tables(self.progress.w.T.flatten())
+        marks = kernel.Marks(calls=progress.calls, value=float(progress.value), lower=float(progress.lower))
+        size = FIRST + 8 * blocks
+        while marks.status == kernel.GO_ON:
+            since, before, marks.looks = progress.seconds, marks.t, 0
             if len(self.drawn) == 0:
-                self.drawn, size = self._draws(random, size), min(2 * size, _MOST)
-            records = np.empty((len(self.drawn) // self.blocks + 2, 3))
-            marks = self.iterate(self.data, ends, tables, growth, self.drawn, marks._replace(looks=0), records)
+                self.drawn, size = _draws(random, blocks, size), min(2 * size, _MOST)
+            records = np.empty((len(self.drawn) // blocks + 2, 3))
+            place = np.array([tuple(vars(marks).values())], kernel.PLACE)
+            self.iterate(self.data, tables, growth, self.drawn, place, records)
+            marks = kernel.Marks(*place[0].item())
             self.drawn = self.drawn[marks.t - before :]
             best = np.ascontiguousarray(tables.best.reshape(len(self.data.y), -1).T).reshape(self.shape)
             progress.take_over(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
-        progress.check(np.nan if marks.status == kernel_data.DIVERGED else 0.0)
+        progress.check(np.nan if marks.status == kernel.DIVERGED else 0.0)
         raise Done
 
-    def _draws(self, random: np.random.Generator, size: int) -> NDArray[np.int64]:
-        if self.blocks == 1:
-            return np.zeros((size, 2), np.int64)
-        return random.integers(self.blocks, size=(size, 2))
-
-    def _tables(self, best: Array) -> kernel_data.Tables:
-        (k, n), size = self.data.y.shape, best.size
-        return kernel_data.Tables(
+    def _tables(self, best: Array) -> kernel.Tables:
+        (k, n), size, blocks = self.data.y.shape, best.size, len(self.data.edges) - 1
+        return kernel.Tables(
             w=np.zeros(size),
             best=best,
             total=np.zeros(size),
             change=np.zeros(size),
             step=np.zeros(size),
-            path=np.zeros((self.blocks, size)),
+            path=np.zeros((blocks, size)),
             path_sum=np.zeros(size),
             q=np.full(n, 1 / n),
             losses=np.empty(n),
@@ -117,10 +95,14 @@ class Loop:
             slopes=np.empty(n * k),
             part=np.empty(n * k),
             v=np.empty(n),
-            room=np.empty(k * kernel_data.TILE),
-            sums=np.empty((3, kernel_data.TILE)),
+            room=np.empty(k * kernel.TILE),
+            sums=np.empty((3, kernel.TILE)),
             worst=np.empty(n),
         )
+
+
+def _draws(random: np.random.Generator, blocks: int, size: int) -> NDArray[np.int64]:
+    return np.zeros((size, 2), np.int64) if blocks == 1 else random.integers(blocks, size=(size, 2))
 
 
 def refuse(problem: LinearProblem) -> None:
@@ -155,7 +137,7 @@ def _plain(values: Array) -> Array:
 
 
 @cache
-def compiled() -> Callable[..., kernel_data.Marks]:
+def compiled() -> Callable[..., None]:
     """:func:`kernel.iterate` compiled by numba; the result is kept on the disk, where numba finds a place for it.
 
     Raises:
@@ -163,24 +145,17 @@ def compiled() -> Callable[..., kernel_data.Marks]:
     """
     try:
         from numba import njit  # noqa: PLC0415 (an extra)
+        from numba.extending import register_jitable  # noqa: PLC0415
     except ModuleNotFoundError:
         raise ConfigError(
             "compiled=True needs numba, which is not installed. Install it (pip install 'fcco-lightning[compiled]'), "
             "or use compiled=False."
         ) from None
-    modules = [kernel_data, kernel_samples, kernel]
-    names: dict[str, Any] = {}  # in which functions find each other compiled
-    for module in modules:
-        names |= vars(module)
-    # numba compiles anew what it has on the disk when the file of the function has changed, not those of what it calls
-    newest = max((str(module.__file__) for module in modules), key=lambda file: Path(file).stat().st_mtime)
+    options: dict[str, Any] = {"error_model": "numpy", "no_cfunc_wrapper": True}
     for part, flags in kernel.PARTS.items():
-        name = part.__name__
-        options: dict[str, Any] = {"fastmath": flags, "error_model": "numpy", "no_cfunc_wrapper": True}
-        options["no_cpython_wrapper"] = part is not kernel.iterate  # the one that Python calls
-        function = FunctionType(part.__code__.replace(co_filename=newest), names, name)
-        try:
-            names[name] = njit(cache=True, **options)(function)
-        except RuntimeError:  # neither the package's folder nor that of the user can be written
-            names[name] = njit(**options)(function)
-    return names["iterate"]  # type: ignore[no-any-return]
+        register_jitable(fastmath=flags, no_cpython_wrapper=True, **options)(part)
+    options["fastmath"] = kernel.PARTS[kernel.iterate]
+    try:
+        return njit(cache=True, **options)(kernel.iterate)  # type: ignore[no-any-return]
+    except RuntimeError:  # neither the package's folder nor that of the user can be written
+        return njit(**options)(kernel.iterate)  # type: ignore[no-any-return]

@@ -9,9 +9,8 @@ import numpy as np
 
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.dro.compiled import Loop
-from fcco_lightning.dro.kernel import next_look
-from fcco_lightning.dro.kernel_data import Pace
-from fcco_lightning.dro.paces import Regularised, Start, default_alpha, unregularised
+from fcco_lightning.dro.kernel import Growth, Pace, next_look
+from fcco_lightning.dro.paces import Start, default_alpha, paces, regularised, unregularised
 from fcco_lightning.dro.problem import Array, LinearProblem, Progress, weigh
 from fcco_lightning.dro.solvers import Need, blocks_of
 from fcco_lightning.errors import ConfigError, NonFiniteError
@@ -83,13 +82,14 @@ class DRAGO:
             raise ConfigError(
                 f"block_size={b} is larger than the {problem.n} samples. Use None, or a number up to {problem.n}."
             )
-        loop = Loop(problem, b, self._most_growth) if self.compiled else None
-        for paces in self._attempts(problem, b):
+        loop = Loop(progress, b, self._most_growth) if self.compiled else None
+        for attempt in self._attempts(problem, b):
             try:
-                if loop is not None and isinstance(paces, Regularised):
-                    loop.run(progress, random, paces)
+                if loop is not None and isinstance(attempt, Growth):
+                    loop.run(random, attempt)
                 else:
-                    self._iterate(problem, progress, random, b, paces)
+                    given = paces(attempt) if isinstance(attempt, Growth) else attempt
+                    self._iterate(problem, progress, random, b, given)
             except NonFiniteError as error:
                 last = error
         raise last
@@ -99,7 +99,7 @@ class DRAGO:
         """Of the objective; a step size that is given is kept."""
         return _DIVERGED if self.alpha is None else math.inf
 
-    def _attempts(self, problem: LinearProblem, b: int) -> Iterator[Iterable[Pace]]:
+    def _attempts(self, problem: LinearProblem, b: int) -> Iterator[Growth | Iterator[Pace]]:
         """Paces to try one after another, as long as the iterates blow up."""
         mu, nu, count = problem.mu, problem.penalty.nu, -(-problem.n // b)
         if mu == 0 or nu == 0:
@@ -111,10 +111,10 @@ class DRAGO:
             yield from (unregularised(problem, count, 4.0**k) for k in range(_RETRIES))
             return
         alpha = self.alpha or default_alpha(problem, b)
-        yield Regularised(mu, nu, count, alpha, self.start)
+        yield regularised(problem, count, alpha, self.start)
         if self.alpha is None:
             first = alpha / 4 if self.start == "steady" else alpha
-            yield from (Regularised(mu, nu, count, first / 4**k, "steady") for k in range(_RETRIES))
+            yield from (regularised(problem, count, first / 4**k, "steady") for k in range(_RETRIES))
 
     def _iterate(
         self, problem: LinearProblem, progress: Progress, random: np.random.Generator, b: int, paces: Iterable[Pace]

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from scipy import sparse
+from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -25,9 +26,8 @@ from fcco_lightning.dro.drago import DRAGO
 from fcco_lightning.dro.lbfgs import LBFGS
 from fcco_lightning.dro.losses import Hinge, Logistic, Loss, Multinomial, Squared
 from fcco_lightning.dro.lsvrg import LSVRG
-from fcco_lightning.dro.multilevel import MultilevelSGD
 from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
-from fcco_lightning.dro.sgd import MinibatchSGD
+from fcco_lightning.dro.sgd import MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.solvers import Solver
 from fcco_lightning.dro.subgradient import Subgradient
 from fcco_lightning.errors import ConfigError, DataError
@@ -49,15 +49,27 @@ _HALF = CappedSimplex(0.5)
 class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
     """What the regressor and the classifier share."""
 
-    ambiguity: AmbiguitySet | None
-    divergence: Divergence
-    nu: float
-    mu: float
-    solver: str | Solver
-    fit_intercept: bool
-    tol: float
-    max_passes: int
-    random_state: Any
+    def __init__(
+        self,
+        ambiguity: AmbiguitySet | None = None,
+        divergence: Divergence = "chi_square",
+        nu: float = 1.0,
+        mu: float = 1.0,
+        solver: str | Solver = "auto",
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        max_passes: int = 1000,
+        random_state: Any = None,
+    ) -> None:
+        self.ambiguity = ambiguity
+        self.divergence = divergence
+        self.nu = nu
+        self.mu = mu
+        self.solver = solver
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_passes = max_passes
+        self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -161,28 +173,6 @@ class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]
     Source: DRAGO paper, eq. (2).
     """
 
-    def __init__(
-        self,
-        ambiguity: AmbiguitySet | None = None,
-        divergence: Divergence = "chi_square",
-        nu: float = 1.0,
-        mu: float = 1.0,
-        solver: str | Solver = "auto",
-        fit_intercept: bool = True,
-        tol: float = 1e-6,
-        max_passes: int = 1000,
-        random_state: Any = None,
-    ) -> None:
-        self.ambiguity = ambiguity
-        self.divergence = divergence
-        self.nu = nu
-        self.mu = mu
-        self.solver = solver
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_passes = max_passes
-        self.random_state = random_state
-
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to features (n, d) and targets (n,)."""
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True)
@@ -250,16 +240,8 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         max_passes: int = 1000,
         random_state: Any = None,
     ) -> None:
+        super().__init__(ambiguity, divergence, nu, mu, solver, fit_intercept, tol, max_passes, random_state)
         self.loss = loss
-        self.ambiguity = ambiguity
-        self.divergence = divergence
-        self.nu = nu
-        self.mu = mu
-        self.solver = solver
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_passes = max_passes
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to features (n, d) and labels (n,)."""
@@ -310,8 +292,7 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         scores = self.decision_function(X)
         if scores.ndim == 1:
             scores = np.stack([np.zeros_like(scores), scores], axis=1)
-        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+        return np.asarray(softmax(scores, axis=1))
 
 
 def with_constant(x: Any) -> Any:

@@ -5,13 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fcco_lightning.checks import at_least, positive
 from fcco_lightning.dro.problem import Array, LinearProblem, Progress, weigh
-from fcco_lightning.dro.solvers import Need
+from fcco_lightning.dro.solvers import Drawing, Need, largest_row
 
 
 @dataclass(frozen=True)
-class LSVRG:
+class LSVRG(Drawing):
     r"""Epochs of n/b steps ``w <- w - eta ((n/b) sum_{i in B} q_i (grad l_i(w) - grad l_i(wbar)) + G + mu w)``.
 
     At the start of an epoch wbar = w, q is the best response to l(wbar), and G the full gradient there.  The weights do
@@ -25,13 +24,7 @@ class LSVRG:
     """
 
     block_size: int = 1
-    learning_rate: float | None = None
     needs: ClassVar[frozenset[Need]] = frozenset({"a smooth loss", "nu > 0"})
-
-    def __post_init__(self) -> None:
-        at_least("block_size", self.block_size, 1)
-        if self.learning_rate is not None:
-            positive("learning_rate", self.learning_rate)
 
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
         """Iterate from w = 0."""
@@ -61,9 +54,3 @@ class LSVRG:
                 step = rows.T @ (now - kept[drawn])
                 w = w - eta * ((n / len(drawn)) * step + full + problem.mu * w)
         return w
-
-
-def largest_row(x: Array) -> float:
-    """The largest ``|x_i|^2``."""
-    squares = x.multiply(x) if hasattr(x, "multiply") else x * x
-    return float(np.max(squares.sum(axis=1)))

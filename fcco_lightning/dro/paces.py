@@ -2,42 +2,33 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
 import numpy as np
 
 from fcco_lightning.ambiguity import KLPenalty
-from fcco_lightning.dro.kernel import WINDOW, pace
-from fcco_lightning.dro.kernel_data import Growth, Pace
+from fcco_lightning.dro.kernel import WINDOW, Growth, Pace, pace
 from fcco_lightning.dro.problem import LinearProblem, square
 
 Start = Literal["practice", "theory", "steady"]
 _LARGEST = 0.1  # alpha, where blocks are large
 
 
-@dataclass(frozen=True)
-class Regularised:
-    """The paces for mu > 0 and nu > 0: a_t grows like ``(1+alpha)^t``, see :class:`DRAGO` for the starts."""
+def regularised(problem: LinearProblem, blocks: int, alpha: float, start: Start) -> Growth:
+    """The paces for mu > 0 and nu > 0, with M = ``blocks``: see :class:`DRAGO` for the starts."""
+    faster = 1 + alpha
+    lag, second = {
+        "practice": (faster, 1 / faster),
+        "theory": (0.75 * faster**2, 1 / (4 * alpha)),
+        "steady": (0.0, 1 / faster),
+    }[start]
+    return Growth(float(problem.mu), float(problem.penalty.nu), blocks, alpha, lag, second)
 
-    mu: float
-    nu: float
-    blocks: int  # M
-    alpha: float
-    start: Start
 
-    @property
-    def growth(self) -> Growth:
-        """The start in numbers."""
-        faster = 1 + self.alpha
-        if self.start == "theory":
-            return Growth(self.alpha, 0.75 * faster**2, 1 / (4 * self.alpha))
-        return Growth(self.alpha, faster if self.start == "practice" else 0.0, 1 / faster)
-
-    def __iter__(self) -> Iterator[Pace]:
-        growth = self.growth
-        return (pace(growth, self.mu, self.nu, self.blocks, t) for t in count(1))
+def paces(growth: Growth) -> Iterator[Pace]:
+    """Those of iteration 1, 2, ..."""
+    return (pace(growth, t) for t in count(1))
 
 
 def unregularised(problem: LinearProblem, blocks: int, caution: float) -> Iterator[Pace]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import sparse
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty
 from fcco_lightning.dro.dual import DualSteps
@@ -130,11 +131,8 @@ class LinearProblem:
         """``sum_i q_i h_i x_i x_i^T``, (d, d); for curvatures (n, k, k) the (k d, k d) blocks of it, class by class."""
 
         def block(weights: Array) -> Array:
-            rows = (
-                self.x.multiply(weights[:, None]).tocsr() if hasattr(self.x, "multiply") else weights[:, None] * self.x
-            )
-            product = self.x.T @ rows
-            return np.asarray(product.toarray() if hasattr(product, "toarray") else product)
+            product = self.x.T @ (sparse.diags_array(weights) @ self.x)
+            return np.asarray(product.toarray() if sparse.issparse(product) else product)
 
         if h.ndim == 1:
             return block(q * h)

@@ -1,6 +1,6 @@
 """Parts assembled into one problem, and the verbs with which any loop trains on it."""
 
-from fcco_lightning.engine.backend import Backend, PlainBackend
+from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import (
     as_batch,
     columns_of,
@@ -27,7 +27,6 @@ __all__ = [
     "Evaluated",
     "InnerFunctions",
     "Measured",
-    "PlainBackend",
     "Problem",
     "Proposal",
     "Reading",

@@ -1,7 +1,6 @@
 """How gradients are computed and optimizers stepped: what differs between a bare loop and a Trainer."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,12 +9,21 @@ from torch.optim import Optimizer
 from fcco_lightning.state.processes import Processes
 
 
-class Backend(Protocol):
-    """What the engine needs; Lightning's precision and counters come in here."""
+class Backend:
+    """A bare PyTorch loop, which clips no gradients and scales no losses; subclasses are for other loops.
 
-    @property
-    def drops_overflows(self) -> bool:
-        """Whether a step with gradients that are not finite is dropped by the step itself (a loss scaler does)."""
+    Args:
+        processes: of the job; this one alone by default.
+
+    Attributes:
+        drops_overflows: whether a step with gradients that are not finite is dropped by the step itself, as a loss
+            scaler does.
+    """
+
+    drops_overflows: bool = False
+
+    def __init__(self, processes: Processes | None = None) -> None:
+        self.processes = processes or Processes()
 
     def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """Leave the gradient of ``surrogate`` in ``.grad``.
@@ -27,11 +35,17 @@ class Backend(Protocol):
 
         Returns: the gradient with respect to the leaf, in true units; None where the surrogate does not depend on it.
         """
+        surrogate.backward()  # type: ignore[no-untyped-call]
+        return None if leaf is None else leaf.grad
 
     def takes_gradients(self, params: Sequence[Tensor]) -> bool:
-        """Whether gradients that were computed with the surrogate may take the place of a backward pass."""
+        """Whether gradients that were computed with the surrogate may take the place of a backward pass.
 
-    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        They may not where a subclass has a backward pass of its own, or a parameter has hooks.
+        """
+        return type(self).backward is Backend.backward and not hooked(params)
+
+    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:  # noqa: ARG002
         """Leave gradients that were computed with the surrogate in ``.grad``, as :meth:`backward` would.
 
         Args:
@@ -39,9 +53,12 @@ class Backend(Protocol):
             params: the parameters.
             gradients: of their shapes; None for one that the surrogate does not depend on.
         """
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = g
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
-        """Average ``.grad`` over the processes, where :meth:`backward` has not."""
+        """Average ``.grad`` over the processes, where :meth:`backward` has not: one collective."""
+        self.processes.average_([p.grad for p in params if p.grad is not None])
 
     def gradients(
         self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
@@ -54,67 +71,22 @@ class Backend(Protocol):
             keep: whether the surrogate's graph is kept for what shares it.
             graph: whether the gradients have a graph of their own, for second derivatives; the other one is then kept.
         """
-
-    def prepare(self, optimizer: Optimizer) -> None:
-        """Bring ``.grad`` into its true unit (undo loss scaling)."""
-
-    def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:
-        """Step that does not count as an update of w."""
-
-    def update(self, optimizer: Optimizer, *, from_backward: bool, clip: bool) -> None:
-        """Step that counts; ``from_backward`` is False where ``.grad`` was set by hand."""
-
-
-def hooked(params: Sequence[Tensor]) -> bool:
-    """Whether something is to be called when a gradient of one of the parameters is computed."""
-    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)
-
-
-class PlainBackend:
-    """A bare PyTorch loop, which clips no gradients.
-
-    Args:
-        processes: of the job; this one alone by default.
-    """
-
-    drops_overflows = False
-
-    def __init__(self, processes: Processes | None = None) -> None:
-        self.processes = processes or Processes()
-
-    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
-        """``surrogate.backward()``."""
-        surrogate.backward()  # type: ignore[no-untyped-call]
-        return None if leaf is None else leaf.grad
-
-    def takes_gradients(self, params: Sequence[Tensor]) -> bool:
-        """Yes, unless a subclass has a backward pass of its own, or a parameter has hooks."""
-        return type(self).backward is PlainBackend.backward and not hooked(params)
-
-    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:  # noqa: ARG002
-        """``p.grad = g``."""
-        for p, g in zip(params, gradients, strict=True):
-            p.grad = g
-
-    def synchronise(self, params: Sequence[Tensor]) -> None:
-        """One collective."""
-        self.processes.average_([p.grad for p in params if p.grad is not None])
-
-    def gradients(
-        self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
-    ) -> Sequence[Tensor | None]:
-        """``torch.autograd.grad``."""
         return torch.autograd.grad(
             surrogate, list(weights), retain_graph=keep or graph, create_graph=graph, allow_unused=True
         )
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Nothing to undo."""
+        """Bring ``.grad`` into its true unit, where losses are scaled."""
 
     def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:  # noqa: ARG002
-        """``optimizer.step()``."""
+        """Step that does not count as an update of w."""
         optimizer.step()
 
     def update(self, optimizer: Optimizer, *, from_backward: bool, clip: bool) -> None:  # noqa: ARG002
-        """``optimizer.step()``."""
+        """Step that counts; ``from_backward`` is False where ``.grad`` was set by hand."""
         optimizer.step()
+
+
+def hooked(params: Sequence[Tensor]) -> bool:
+    """Whether something is to be called when a gradient of one of the parameters is computed."""
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fcco_lightning.engine.backend import Backend, PlainBackend
+from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, name_index, refuse
@@ -89,7 +89,7 @@ class Engine:
     ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
-        self.backend = backend or PlainBackend(self.processes)
+        self.backend = backend or Backend(self.processes)
         self.params = list(self.functions.trainable().values())
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
         self.compiled = Compiled(self) if compiled else None
@@ -256,7 +256,8 @@ class Engine:
                 g0 = found if own else g0
                 if wanted and rows is not None:
                     earlier = None if seen.earlier is None else self._earlier(seen, term)
-                    readings.append(term.reading(rows, earlier, columns))
+                    reading = term.reading(rows, earlier, columns)
+                    readings.append(reading._replace(decided=self._decided(seen, term)))
         weight = self.problem.direct_weight
         return Measured(g0 if g0 is None or weight == 1 else weight * g0, readings)
 
@@ -392,6 +393,18 @@ class Engine:
             there = self.functions.at(seen.before)
         with torch.no_grad(), there:
             return term.part.measure(outputs, columns)[1]
+
+    @torch.no_grad()
+    def _decided(self, seen: Evaluated, term: Term) -> tuple[Tensor, Tensor | None] | None:
+        """The values of a constraint on decisions, at both weights, where its multipliers follow them."""
+        multipliers = term.multipliers
+        if multipliers is None or multipliers.decisions is None:
+            return None
+        constraint = multipliers.constraint
+        now = constraint.decided(*read(seen.outputs, seen.batch, constraint))
+        if seen.earlier is None:
+            return now, None
+        return now, constraint.decided(*read(seen.earlier, seen.batch, constraint))
 
     def _only_network(self) -> bool:
         """Whether all that is trained is the network's, so that the other parts are the same at other weights."""

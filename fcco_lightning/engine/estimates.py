@@ -157,6 +157,10 @@ class Surrogate:
         if reading.term.weights.counted:
             self.counted.append((reading.term.weights, reading.index, reading.each))
 
+    def plus(self, value: Tensor) -> None:
+        """Add a scalar with graph, of which nothing is estimated."""
+        self._parts.append(value)
+
     def remember(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
         """Propose new rows (r, k) of a term that keeps some; those of which the batch says nothing only decay."""
         state, held = reading.term.state, reading.held

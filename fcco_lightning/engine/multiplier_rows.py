@@ -24,6 +24,8 @@ class MultiplierRows(nn.Module):
         processes: that share the rows.
 
     Attributes:
+        decisions: running means of the constraint's values on decisions, which the multipliers follow; None where they
+            follow the smooth values.
         pace: learning rate of the weights as a share of its first value, on which the dual step depends.
     """
 
@@ -36,6 +38,9 @@ class MultiplierRows(nn.Module):
         start = torch.tensor(rule.begin(constraint.together), dtype=dtype).repeat_interleave(constraint.sides)
         self.state = DualState(constraint.num_rows, len(start), dtype, processes)
         self.state.scatter_(None, start.expand(constraint.num_rows, -1))
+        self.decisions: DualState | None = None
+        if rule.decisions and constraint.smooths:
+            self.decisions = DualState(constraint.num_rows, constraint.width, dtype, processes)
 
     @torch.no_grad()
     def measure(self, objective: Tensor) -> None:

@@ -363,7 +363,7 @@ def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
         warnings.warn(
             f"few batches speak of {shown}{more}: to make up for it, their gradient weighs up to "
             f"{1 / max(float(probability.min()), 1e-12):,.0f} times as much where it comes, which is noisy. Draw these "
-            "samples more often, with `batches: GroupBatches` (or BalancedBatches if they are of one class), or use "
+            "samples more often, with `batches: GroupSampling` (or BalancedSampling if they are of one class), or use "
             "larger batches.",
             stacklevel=2,
         )

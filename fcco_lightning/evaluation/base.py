@@ -3,17 +3,47 @@
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.pictures import plot_constraints
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.tally import Tally
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives import binary_scores
+from fcco_lightning.state.processes import Processes
+
+
+class Tally(ABC):
+    """What is counted of a split, batch by batch, in memory that does not grow with the number of samples."""
+
+    @abstractmethod
+    def update(self, outputs: Tensor, batch: Columns) -> None:
+        """Count the samples of a batch.
+
+        Args:
+            outputs: The network's outputs, shape (b, ...).
+            batch: Their columns.
+
+        Raises:
+            DataError: if the outputs or the columns do not fit.
+        """
+
+    @abstractmethod
+    def figures(self, processes: Processes) -> dict[str, float]:
+        """Compute the figures of the samples that all processes have counted.
+
+        Args:
+            processes: The processes of the job; all of them call this function once.
+
+        Returns:
+            The figures by name.  One that is known up to an error has the bound beside it, with the name
+            ``NAME_error``.
+        """
 
 
 class Evaluation(ABC):
@@ -49,6 +79,10 @@ class Evaluation(ABC):
         Returns:
             The figures by name.  A figure that the split leaves undefined (because a class is absent) is NaN, which
             :meth:`warn_of_undefined` says once.
+
+        Raises:
+            DataError: if the outputs or the columns are not those that the class describes: a column is missing, shapes
+                do not fit, or a value is out of range.
         """
 
     def tally(self, outputs: Tensor) -> Tally | None:  # noqa: ARG002
@@ -133,11 +167,15 @@ class Evaluation(ABC):
 
     def group_name(self, group: int) -> str:
         """Return the name of a group, or its number where no name is known."""
-        return str(self.group_names[group]) if group < len(self.group_names) else str(group)
+        return _name(self.group_names, group)
 
     def label_name(self, label: int) -> str:
         """Return the name of one of several labels, or its number where no name is known."""
-        return str(self.label_names[label]) if label < len(self.label_names) else str(label)
+        return _name(self.label_names, label)
+
+
+def _name(known: Sequence[str], number: int) -> str:
+    return str(known[number]) if number < len(known) else str(number)
 
 
 def direction(figure: str) -> Literal["max", "min"]:
@@ -153,3 +191,67 @@ def direction(figure: str) -> Literal["max", "min"]:
 def written(*paths: Path | None) -> list[Path]:
     """Return the pictures that were drawn, leaving out those that had nothing to show (None)."""
     return [path for path in paths if path is not None]
+
+
+def shown_split(names: Iterable[str]) -> str:
+    """Return the split that stands for all where only one is shown: "test", or else the last; empty without any."""
+    known = [*names]
+    return "test" if "test" in known else next(reversed(known), "")
+
+
+def require_columns(batch: Columns, *names: str, figures: str) -> None:
+    """Check that a split has the columns that an evaluation reads.
+
+    Args:
+        batch: The columns of the split.
+        names: The columns that are needed.
+        figures: What is computed from them, for the message.
+
+    Raises:
+        DataError: if a column is missing.
+    """
+    for name in names:
+        if name not in batch:
+            raise DataError(
+                f"{figures} need a column {name!r} with one value per sample, the split has {sorted(batch)}. "
+                "Use another evaluation (--model.evaluation), or add the column to the data."
+            )
+
+
+def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Determine whether each sample is classified correctly, and its loss.
+
+    A single score predicts class 1 where it is > 0 and has the logistic loss.  Several scores predict the class of the
+    largest one and have the softmax cross-entropy as their loss.
+
+    Args:
+        outputs: One score per sample, shape (n,) or (n, 1), for the classes 0 and 1, or C scores, shape (n, C).
+        y: The classes, shape (n,), whole numbers.
+
+    Returns:
+        ``(correct, loss)``, both of shape (n,): truth values, and losses in nats as float64.
+
+    Raises:
+        DataError: if the shapes do not fit, or if a class does not exist.
+
+    Example:
+        >>> import torch
+        >>> correct, loss = correct_and_loss(torch.tensor([0.0, 2.0]), torch.tensor([1, 1]))
+        >>> correct.tolist(), [round(value, 3) for value in loss.tolist()]
+        ([False, True], [0.693, 0.127])
+    """
+    several = outputs.dim() == 2 and outputs.shape[1] > 1
+    scores = outputs.double() if several else binary_scores(outputs).double()
+    classes = scores.shape[1] if several else 2
+    if y.shape != scores.shape[:1]:
+        raise DataError(f"y must have one class per sample, shape {tuple(scores.shape[:1])}, got {tuple(y.shape)}.")
+    bad = (y < 0) | (y >= classes)
+    if bad.any():
+        where = int(bad.nonzero()[0])
+        raise DataError(
+            f"y must lie in 0..{classes - 1} for outputs of shape {tuple(outputs.shape)}, got {y[where].item()} at "
+            f"position {where}. Give the network one output per class."
+        )
+    if several:
+        return scores.argmax(1) == y, cross_entropy(scores, y.long(), reduction="none")
+    return (scores > 0) == (y == 1), binary_cross_entropy_with_logits(scores, y.double(), reduction="none")

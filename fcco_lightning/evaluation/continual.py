@@ -2,19 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, written
-from fcco_lightning.evaluation.metrics.group_accuracy import group_means
-from fcco_lightning.evaluation.metrics.validation import same_rows
+from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, require_columns, written
+from fcco_lightning.evaluation.metrics.ranking import same_rows
 from fcco_lightning.evaluation.pictures import plot_continual
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
 from fcco_lightning.models.batch import Columns
 
 TARGET = -1
@@ -73,37 +72,27 @@ class ContinualEvaluation(Evaluation):
         return {"old_loss": losses.float(), "old_correct": correct.long()}
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if y or task is missing or contains a value out of range, if the shapes do not fit, or if only
-                one of the two columns of the old model is there.
-        """
-        present = _tasks(outputs, batch)
-        protected = present.numbers > TARGET
-        # The mean over no sample is NaN where the split lacks the target.
-        target = {name: float(means[~protected].mean()) for name, means in present.means.items()}
-        tasks = {name: means[protected] for name, means in present.means.items()}
-        summary = {
-            "accuracy": present.mean_accuracy,
+        samples = _samples(outputs, batch)
+        tasks = _by_task(samples)
+        target, protected = tasks.reindex([TARGET]).iloc[0], tasks.drop(index=TARGET, errors="ignore")
+        figures = {
+            "accuracy": samples["accuracy"].mean(),
             "target_accuracy": target["accuracy"],
-            "protected_accuracy": float(tasks["accuracy"].mean()),
+            "protected_accuracy": protected["accuracy"].mean(),
         }
-        if "change" not in tasks:
-            return summary
-        change, loss_change = tasks["change"], tasks["loss_change"]
-        summary |= {
-            "delta_target": target["change"],
-            "worst_change": min(change.tolist(), default=float("nan")),
-            "satisfied": float((change >= -self.tolerance).double().mean()),
-            "worst_loss_change": max(loss_change.tolist(), default=float("nan")),
-            "satisfied_loss": float((loss_change <= self.tolerance_loss).double().mean()),
-        }
-        columns = present.numbers[protected].tolist(), change.tolist(), loss_change.tolist()
-        for number, gain, h in zip(*columns, strict=True):
-            name = self.group_name(number)
-            summary |= {f"change/{name}": gain, f"loss_change/{name}": h}
-        return summary
+        if "change" in tasks:
+            change, loss_change = protected["change"], protected["loss_change"]
+            figures |= {
+                "delta_target": target["change"],
+                "worst_change": change.min(),
+                "satisfied": (change >= -self.tolerance).mean(),
+                "worst_loss_change": loss_change.max(),
+                "satisfied_loss": (loss_change <= self.tolerance_loss).mean(),
+            }
+            for number, gain, h in zip(protected.index, change, loss_change, strict=True):
+                name = self.group_name(number)
+                figures |= {f"change/{name}": gain, f"loss_change/{name}": h}
+        return {name: float(value) for name, value in figures.items()}
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``tasks``: name, size, accuracy and loss of each present task, now, before, and their change.
@@ -111,55 +100,35 @@ class ContinualEvaluation(Evaluation):
         The target comes first, then the protected task whose accuracy fell most.  Without an old model the protected
         task with the lowest accuracy is the first.
         """
-        present = _tasks(outputs, batch)
-        shown = ("accuracy", "old_accuracy", "change", "loss", "old_loss", "loss_change")
-        means = {name: present.means[name].tolist() for name in shown if name in present.means}
-        table = []
-        for place, (number, size) in enumerate(zip(present.numbers.tolist(), present.sizes.tolist(), strict=True)):
-            name = "target" if number == TARGET else self.group_name(number)
-            table.append({"name": name, "size": size} | {key: values[place] for key, values in means.items()})
-        first = int((present.numbers == TARGET).sum())
-        by = "change" if "change" in means else "accuracy"
-        return {"tasks": table[:first] + sorted(table[first:], key=lambda row: (row[by], -row["loss"]))}
+        tasks = _by_task(_samples(outputs, batch))
+        tasks["name"] = ["target" if number == TARGET else self.group_name(number) for number in tasks.index]
+        tasks["protected"] = tasks.index != TARGET
+        by = "change" if "change" in tasks else "accuracy"
+        ordered = tasks.sort_values(["protected", by, "loss"], ascending=[True, True, False])
+        shown = ("name", "size", "accuracy", "old_accuracy", "change", "loss", "old_loss", "loss_change")
+        return {"tasks": ordered[[name for name in shown if name in tasks]].to_dict("records")}
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``continual.png`` and ``constraints.png``, which shows the constraints in the surrogate loss."""
         return written(plot_continual(history, folder / "continual.png"), *super().draw(history, final, folder))
 
 
-class _Tasks(NamedTuple):
-    """The tasks that are present in a split, the target first.
-
-    Attributes:
-        numbers: The numbers of the tasks, shape (T,), int64, rising from ``TARGET``.
-        sizes: The number of samples of each task, shape (T,), int64.
-        means: The means over the samples of each task, by name, shape (T,), float64.
-        mean_accuracy: The accuracy over all samples of the split, whatever their task.
-    """
-
-    numbers: Tensor
-    sizes: Tensor
-    means: dict[str, Tensor]
-    mean_accuracy: float
-
-
-def _tasks(outputs: Tensor, batch: Columns) -> _Tasks:
+def _samples(outputs: Tensor, batch: Columns) -> pd.DataFrame:
+    """Return the task of every sample of a split, and what is averaged over tasks, as float64."""
     require_columns(batch, "y", "task", figures="figures by task")
     correct, losses = correct_and_loss(outputs, batch["y"])
-    same_rows(y=batch["y"], task=batch["task"])
+    task = batch["task"]
+    same_rows(y=batch["y"], task=task)
+    if task.is_floating_point():
+        raise DataError(f"tasks must be whole numbers (int64), got {task.dtype}. Convert them with .long().")
     columns = {"accuracy": correct, "loss": losses} | _compared(correct, losses, batch)
-    counted = batch["task"] >= TARGET
-    task = batch["task"][counted] - TARGET  # the target is group 0
-    size = int(task.max()) + 1 if len(task) else 1
-    means = {name: group_means(column[counted], task, size) for name, column in columns.items()}
-    sizes = means["accuracy"][1]
-    present = sizes.nonzero().squeeze(1)
-    return _Tasks(
-        present + TARGET,
-        sizes[present],
-        {name: of_tasks[present] for name, (of_tasks, _) in means.items()},
-        float(correct.double().mean()),
-    )
+    return pd.DataFrame({"task": task.cpu()} | {name: column.double().cpu() for name, column in columns.items()})
+
+
+def _by_task(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the means over each task that is there, by its number, and the number of its samples, ``size``."""
+    tasks = samples[samples["task"] >= TARGET].groupby("task")
+    return tasks.mean().assign(size=tasks.size())
 
 
 def _compared(correct: Tensor, losses: Tensor, batch: Columns) -> dict[str, Tensor]:

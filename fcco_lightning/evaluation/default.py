@@ -1,42 +1,21 @@
 """The evaluation that an objective has unless the user chooses another one."""
 
+from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
+from fcco_lightning import objectives
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation.bags import BagEvaluation
 from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.binary import BinaryEvaluation
-from fcco_lightning.evaluation.classes import ClassEvaluation
+from fcco_lightning.evaluation.classes import ClassEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
-from fcco_lightning.evaluation.ranking import RankingEvaluation
+from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
-from fcco_lightning.evaluation.tasks import TaskEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
-from fcco_lightning.objectives import (
-    AUCMargin,
-    BellmanResidual,
-    CoxPartialLikelihood,
-    CVaRPartialAUC,
-    GlobalContrastive,
-    GroupObjective,
-    InfoNCE,
-    KLPartialAUC,
-    LatentVariable,
-    ListObjective,
-    MeanAveragePrecision,
-    MultiInstanceAUC,
-    MultiTaskGroupDRO,
-    NeighbourhoodComponents,
-    Objective,
-    RankingObjective,
-    RecallAtK,
-    SampledSoftmax,
-    ViewContrastive,
-)
+from fcco_lightning.objectives import Objective
 
 
 @singledispatch
@@ -67,102 +46,57 @@ def default_evaluation(objective: Any) -> Evaluation:
     )
 
 
-@default_evaluation.register
-def _(objective: Objective) -> Evaluation:  # noqa: ARG001
-    return BinaryEvaluation()
-
-
-@default_evaluation.register
-def _(objective: GroupObjective) -> Evaluation:  # noqa: ARG001
-    return GroupEvaluation()
-
-
-@default_evaluation.register
-def _(objective: MultiTaskGroupDRO) -> Evaluation:  # noqa: ARG001
-    return TaskEvaluation()
-
-
-def _ranking(merit: str, *args: Any, **kwargs: Any) -> Evaluation:
-    """A RankingEvaluation whose figure of merit is what the objective is a surrogate of."""
-    evaluation = RankingEvaluation(*args, **kwargs)
+def _for(merit: str, evaluation: Evaluation) -> Evaluation:
+    """With the figure of merit that the objective is a surrogate of."""
     evaluation.merit = merit
     return evaluation
 
 
-@default_evaluation.register
-def _(objective: RankingObjective) -> Evaluation:  # noqa: ARG001
-    return RankingEvaluation()
+_BY_TYPE: dict[Any, Callable[[], Evaluation]] = {  # where nothing else of the objective matters
+    Objective: BinaryEvaluation,
+    objectives.GroupObjective: GroupEvaluation,
+    objectives.MultiTaskGroupDRO: TaskEvaluation,
+    objectives.RankingObjective: RankingEvaluation,
+    objectives.AUCMargin: lambda: _for("auc", RankingEvaluation()),
+    objectives.KLPartialAUC: lambda: _for("partial_auc", RankingEvaluation()),
+    objectives.GlobalContrastive: ContinualEvaluation,
+    objectives.InfoNCE: ContinualEvaluation,
+    objectives.LatentVariable: ClassEvaluation,
+    objectives.SampledSoftmax: ClassEvaluation,
+    objectives.ViewContrastive: NeighbourEvaluation,
+    objectives.NeighbourhoodComponents: lambda: NeighbourEvaluation(distance="euclidean"),
+    objectives.ListObjective: RetrievalEvaluation,
+    objectives.CoxPartialLikelihood: SurvivalEvaluation,
+}
+for _kind, _evaluation in _BY_TYPE.items():
+    default_evaluation.register(_kind, lambda objective, made=_evaluation: made())  # noqa: ARG005
 
 
 @default_evaluation.register
-def _(objective: AUCMargin) -> Evaluation:  # noqa: ARG001
-    return _ranking("auc")
+def _(objective: objectives.RecallAtK) -> Evaluation:
+    return _for(f"recall_at_{objective.k}", RankingEvaluation(top=[objective.k]))
 
 
 @default_evaluation.register
-def _(objective: KLPartialAUC) -> Evaluation:  # noqa: ARG001
-    return _ranking("partial_auc")
-
-
-@default_evaluation.register
-def _(objective: RecallAtK) -> Evaluation:
-    return _ranking(f"recall_at_{objective.k}", top=[objective.k])
-
-
-@default_evaluation.register
-def _(objective: CVaRPartialAUC) -> Evaluation:
+def _(objective: objectives.CVaRPartialAUC) -> Evaluation:
     """The same region; where the objective leaves a side open, the usual one."""
     usual = RankingEvaluation()
     max_fpr = objective.max_fpr if objective.max_fpr < 1 else usual.max_fpr
     one_sided = "partial_auc" if objective.max_fpr < 1 else "partial_auc_tpr"
     merit = "two_way_partial_auc" if objective.max_fpr < 1 and objective.min_tpr else one_sided
-    return _ranking(merit, max_fpr, objective.min_tpr or usual.min_tpr)
+    return _for(merit, RankingEvaluation(max_fpr, objective.min_tpr or usual.min_tpr))
 
 
 @default_evaluation.register
-def _(objective: MeanAveragePrecision) -> Evaluation:
+def _(objective: objectives.MeanAveragePrecision) -> Evaluation:
     return RankingEvaluation(missing=objective.missing)
 
 
 @default_evaluation.register
-def _(objective: MultiInstanceAUC) -> Evaluation:
-    evaluation = BagEvaluation(objective.pooling)
-    evaluation.merit = "auc"
-    return evaluation
-
-
-@default_evaluation.register(GlobalContrastive)
-@default_evaluation.register(InfoNCE)
-def _(objective: Objective) -> Evaluation:  # noqa: ARG001
-    return ContinualEvaluation()
+def _(objective: objectives.MultiInstanceAUC) -> Evaluation:
+    return _for("auc", BagEvaluation(objective.pooling))
 
 
 @default_evaluation.register
-def _(objective: BellmanResidual) -> Evaluation:
+def _(objective: objectives.BellmanResidual) -> Evaluation:
     return ValueEvaluation(objective.loss.discount)
-
-
-@default_evaluation.register(LatentVariable)
-@default_evaluation.register(SampledSoftmax)
-def _(objective: Objective) -> Evaluation:  # noqa: ARG001
-    return ClassEvaluation()
-
-
-@default_evaluation.register
-def _(objective: ViewContrastive) -> Evaluation:  # noqa: ARG001
-    return NeighbourEvaluation()
-
-
-@default_evaluation.register
-def _(objective: ListObjective) -> Evaluation:  # noqa: ARG001
-    return RetrievalEvaluation()
-
-
-@default_evaluation.register
-def _(objective: CoxPartialLikelihood) -> Evaluation:  # noqa: ARG001
-    return SurvivalEvaluation()
-
-
-@default_evaluation.register
-def _(objective: NeighbourhoodComponents) -> Evaluation:  # noqa: ARG001
-    return NeighbourEvaluation(distance="euclidean")

@@ -4,17 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, written
-from fcco_lightning.evaluation.metrics.group_accuracy import cvar, cvar_weights, group_sums, worst_fraction, worst_group
+from fcco_lightning.evaluation.base import Evaluation, Tally, shown_split, written
+from fcco_lightning.evaluation.metrics.group_accuracy import cvar, cvar_weights, worst_fraction, worst_group
 from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
-from fcco_lightning.evaluation.tally import GroupTally, Tally
+from fcco_lightning.evaluation.tally import GroupTally, sums_by_group
 from fcco_lightning.models.batch import Columns
 
 
@@ -57,20 +55,16 @@ class GroupEvaluation(Evaluation):
         self.pooled = pooled
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if y or group is missing or contains a value out of range, or if the shapes do not fit.
-        """
-        return self._figures(_groups(outputs, batch))
+        return self._figures(sums_by_group(outputs, batch))
 
     def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
         """Return what counts all of the figures, exactly."""
-        return GroupTally(lambda sums: self._figures(_of_sums(sums)))
+        return GroupTally(self._figures)
 
-    def _figures(self, groups: "_Groups") -> dict[str, float]:
+    def _figures(self, sums: Tensor) -> dict[str, float]:
+        groups = _groups(sums)
         tail = worst_fraction(groups.accuracy, self.alpha, groups.sizes if self.pooled else None)
-        summary = {
+        figures = {
             "accuracy": groups.mean_accuracy,
             "worst_group_accuracy": float(worst_group(groups.accuracy)),
             "tail_accuracy": float(tail),
@@ -83,12 +77,12 @@ class GroupEvaluation(Evaluation):
             columns = groups.numbers.tolist(), groups.accuracy.tolist(), groups.loss.tolist()
             for number, accuracy, loss in zip(*columns, strict=True):
                 name = self.group_name(number)
-                summary |= {f"group_accuracy/{name}": accuracy, f"group_loss/{name}": loss}
-        return summary
+                figures |= {f"group_accuracy/{name}": accuracy, f"group_loss/{name}": loss}
+        return figures
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``groups``: number, name, size, accuracy, loss and weight of each present group, the worst first."""
-        groups = _groups(outputs, batch)
+        groups = _groups(sums_by_group(outputs, batch))
         weights = cvar_weights(groups.loss, self.alpha)
         columns = [c.tolist() for c in (groups.numbers, groups.sizes, groups.accuracy, groups.loss, weights)]
         table = [
@@ -100,8 +94,8 @@ class GroupEvaluation(Evaluation):
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``group_curves.png``, ``constraints.png`` and ``groups.png``, of the test split or else the last one."""
         paths = [plot_group_curves(history, folder / "group_curves.png"), *super().draw(history, final, folder)]
-        for split in [name for name in final if name == "test"] or [*final][-1:]:
-            groups, average = self.details(*final[split])["groups"], _groups(*final[split]).mean_accuracy
+        if split := shown_split(final):
+            groups, average = self.details(*final[split])["groups"], self(*final[split])["accuracy"]
             paths.append(plot_groups(groups, folder / "groups.png", average=average, split=split))
         return written(*paths)
 
@@ -126,18 +120,8 @@ class _Groups(NamedTuple):
     mean_loss: float
 
 
-def _groups(outputs: Tensor, batch: Columns) -> _Groups:
-    require_columns(batch, "y", "group", figures="figures by group")
-    correct, losses = correct_and_loss(outputs, batch["y"])
-    group = batch["group"]
-    size = max(1, int(group.max()) + 1) if len(group) else 1
-    of_correct, sizes = group_sums(correct, group, size)
-    of_losses, _ = group_sums(losses, group, size)
-    return _of_sums(torch.stack([sizes.double(), of_correct, of_losses], dim=1))
-
-
-def _of_sums(sums: Tensor) -> _Groups:
-    """From sizes, numbers of correct classifications and sums of losses, shape (G, 3)."""
+def _groups(sums: Tensor) -> _Groups:
+    """From the sums of :func:`~fcco_lightning.evaluation.tally.sums_by_group`."""
     present = sums[:, 0].nonzero().squeeze(1)
     if len(present) == 0:
         raise DataError("figures by group need at least one sample, got none. Is the split empty?")

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.models.batch import Columns
 
 _AT_ONCE = 1024  # rows of the matrix of similarities that are formed together
@@ -40,11 +39,6 @@ class NeighbourEvaluation(Evaluation):
         self.distance = one_of("distance", distance, ("cosine", "euclidean"))
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs are not embeddings of two samples or more, or ``y`` is missing.
-        """
         require_columns(batch, "y", figures="figures of neighbours")
         if outputs.dim() != 2 or len(outputs) < 2:
             raise DataError(

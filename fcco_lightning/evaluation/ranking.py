@@ -1,28 +1,97 @@
-"""Figures of how well the positives of one or several labels are ranked above the negatives."""
+"""Figures of one score, or one score for each of several labels, that ranks the positives above the negatives."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite, fraction
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.evaluation.base import Evaluation, written
-from fcco_lightning.evaluation.metrics.functional import auc, roc_curve
+from fcco_lightning.evaluation.base import Evaluation, Tally, require_columns, shown_split, written
 from fcco_lightning.evaluation.metrics.ranking import (
+    auc,
     average_precision,
     partial_auc,
     precision_recall_at,
-    precision_recall_curve,
+    roc_gap,
 )
-from fcco_lightning.evaluation.pictures import plot_constraints, plot_ranking
-from fcco_lightning.evaluation.pictures.ranking import Curves
+from fcco_lightning.evaluation.pictures import (
+    plot_constraints,
+    plot_objective_and_violation,
+    plot_ranking,
+    plot_roc_by_group,
+)
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.samples import require_columns
-from fcco_lightning.evaluation.tally import ScoreTally, Tally
+from fcco_lightning.evaluation.tally import ScoreTally
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives import Pooling, binary_scores
+from fcco_lightning.objectives.pooling import bags_of
+
+_WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc")
+
+
+class BinaryEvaluation(Evaluation):
+    """Area under the ROC curve, range of the scores and, where there are two groups, the hard ROC gap.
+
+    The outputs are one score per sample, shape (n,) or (n, 1); the column ``y`` (n,) contains the classes 0 and 1.
+
+    - ``auc``: the area under the ROC curve, NaN where the split lacks a class;
+    - ``score_min``, ``score_max``: the range of the scores;
+    - ``roc_gap``: the hard ROC gap between the groups of the column ``group`` (n,), if it contains exactly two values;
+      NaN where a group lacks a class, or where the two are not called 0 and 1.
+
+    Args:
+        num_thresholds: The number of quantiles of the pooled scores at which the gap is taken, >= 1.
+
+    Raises:
+        ConfigError: if ``num_thresholds`` is not a whole number >= 1.
+    """
+
+    bar = ("auc",)
+
+    def __init__(self, num_thresholds: int = 200) -> None:
+        self.num_thresholds = at_least("num_thresholds", num_thresholds, 1)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        scores = _scores(outputs)
+        require_columns(batch, "y", figures="binary figures")
+        y = batch["y"]
+        if not _both(y):
+            self.warn_of_undefined(
+                "the figures of the ROC curve (auc)",
+                f": all {len(y)} samples of a split are of one class. Divide the data by class (splits)",
+            )
+        figures = {
+            "auc": float(auc(scores, y)) if _both(y) else math.nan,
+            "score_min": scores.min().item(),
+            "score_max": scores.max().item(),
+        }
+        if "group" in batch and _both(batch["group"]):
+            known = _two_groups(batch)
+            figures["roc_gap"] = float(roc_gap(scores, y, batch["group"], self.num_thresholds)) if known else math.nan
+        return figures
+
+    def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
+        """Return what counts all of the figures, those of the ROC curve with a bound of their error."""
+        return ScoreTally(self.num_thresholds, with_range=True)
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
+        """Draw ``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
+        known = self.group_names
+        names = (str(known[0]), str(known[1])) if len(known) > 1 else ("group 0", "group 1")
+        splits = {
+            split: (_scores(outputs), batch["y"], batch["group"])
+            for split, (outputs, batch) in final.items()
+            if _two_groups(batch)
+        }
+        return written(
+            plot_objective_and_violation(history, folder / "auc_and_violation.png"),
+            plot_constraints(history, folder / "constraints.png"),
+            plot_roc_by_group(splits, folder / "roc_by_group.png", names=names, num_thresholds=self.num_thresholds),
+        )
 
 
 class RankingEvaluation(Evaluation):
@@ -35,7 +104,7 @@ class RankingEvaluation(Evaluation):
     - ``partial_auc``: the part of the ROC curve with a false positive rate of at most ``max_fpr``;
     - ``partial_auc_tpr``: the part with a true positive rate of at least ``min_tpr``;
     - ``two_way_partial_auc``: the part with both; all three standardised as
-      :func:`~fcco_lightning.evaluation.metrics.ranking.partial_auc` describes;
+      :func:`~fcco_lightning.evaluation.metrics.partial_auc` describes;
     - ``precision_at_k``, ``recall_at_k`` for every k in ``top``.
 
     With several labels each of these is the mean over the labels that have both classes in the split, and
@@ -73,11 +142,6 @@ class RankingEvaluation(Evaluation):
         self.most_labels = at_least("most_labels", most_labels, 0)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if ``y`` is missing, does not fit the outputs, or holds other values than 0 and 1.
-        """
         lists = self._lists(outputs, batch)
         self._warn_of_absent(lists)
         figures = [self._figures(*one) for one in lists]
@@ -107,17 +171,15 @@ class RankingEvaluation(Evaluation):
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``constraints.png`` and ``ranking.png``, of the test split or else the last one."""
-        paths = [plot_constraints(history, folder / "constraints.png")]
-        for split in [name for name in final if name == "test"] or [*final][-1:]:
-            lists = self._lists(*final[split])
-            curves = [
-                self._curves(self.label_name(t) if len(lists) > 1 else "", *one)
-                for t, one in enumerate(lists)
-                if _both(one[1])
-            ]
-            region = self.max_fpr, self.min_tpr
-            paths.append(plot_ranking(curves, folder / "ranking.png", region=region, split=split))
-        return written(*paths)
+        split = shown_split(final)
+        lists = self._lists(*final[split]) if split else []
+        names = [self.label_name(t) if len(lists) > 1 else "" for t in range(len(lists))]
+        drawn = {name: one for name, one in zip(names, lists, strict=True) if _both(one[1])}
+        region = self.max_fpr, self.min_tpr
+        return written(
+            plot_constraints(history, folder / "constraints.png"),
+            plot_ranking(drawn, folder / "ranking.png", region=region, split=split),
+        )
 
     def _warn_of_absent(self, lists: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Say once which labels have no figures in a split."""
@@ -133,26 +195,11 @@ class RankingEvaluation(Evaluation):
             "split that holds both",
         )
 
-    def _curves(self, name: str, scores: Tensor, y: Tensor) -> Curves:
-        precision, recall = precision_recall_curve(scores, y)
-        fpr, tpr = roc_curve(scores, y)
-        return Curves(
-            name,
-            precision.tolist(),
-            recall.tolist(),
-            fpr.tolist(),
-            tpr.tolist(),
-            average_precision(scores, y).item(),
-            partial_auc(scores, y, self.max_fpr, self.min_tpr).item(),
-            float(y.double().mean()),
-        )
-
     def _figures(self, scores: Tensor, y: Tensor) -> dict[str, float]:
         """Those of one list; NaN where a class is absent."""
-        names = ["average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc"]
-        names += [f"{of}_at_{k}" for k in self.top for of in ("precision", "recall")]
         if not _both(y):
-            return dict.fromkeys(names, math.nan)
+            heads = [f"{of}_at_{k}" for k in self.top for of in ("precision", "recall")]
+            return dict.fromkeys([*_WHOLE_LISTS, *heads], math.nan)
         values = [
             average_precision(scores, y),
             auc(scores, y),
@@ -160,9 +207,10 @@ class RankingEvaluation(Evaluation):
             partial_auc(scores, y, min_tpr=self.min_tpr),
             partial_auc(scores, y, self.max_fpr, self.min_tpr),
         ]
+        found = dict(zip(_WHOLE_LISTS, values, strict=True))
         for k in self.top:
-            values += precision_recall_at(scores, y, k)
-        return {name: float(value) for name, value in zip(names, values, strict=True)}
+            found[f"precision_at_{k}"], found[f"recall_at_{k}"] = precision_recall_at(scores, y, k)
+        return {name: float(value) for name, value in found.items()}
 
     def _lists(self, outputs: Tensor, batch: Columns) -> list[tuple[Tensor, Tensor]]:
         """Scores and labels of every label, where they are known."""
@@ -187,8 +235,60 @@ class RankingEvaluation(Evaluation):
         return lists
 
 
-def _both(y: Tensor) -> bool:
-    return 0 < int((y == 1).sum()) < len(y)
+class BagEvaluation(Evaluation):
+    """The figures and the picture of :class:`RankingEvaluation` for bags, each with the pooled score of its instances.
+
+    The outputs are those that the pooling reads, with first dimension n, the number of instances.  The column ``bag``
+    (n,) names the bag of an instance, the column ``y`` (n,) contains the label of that bag, 0 or 1.  A bag is pooled
+    over all of its instances in the split.
+
+    Args:
+        pooling: The pooling, that of the objective.
+        figures: The evaluation of the bags; :class:`RankingEvaluation` with its defaults if it is None.
+    """
+
+    separable = False
+
+    def __init__(self, pooling: Pooling, figures: RankingEvaluation | None = None) -> None:
+        self.pooling, self.figures = pooling, figures or RankingEvaluation()
+        self.bar, self.merit = self.figures.bar, self.figures.merit
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        return self.figures(*self._bags(outputs, batch))
+
+    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
+        """Draw ``constraints.png`` and ``ranking.png``."""
+        return self.figures.draw(history, {name: self._bags(*split) for name, split in final.items()}, folder)
+
+    def _bags(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Columns]:
+        """The pooled scores and the labels of the bags."""
+        require_columns(batch, "bag", "y", figures="figures of bags")
+        bags = bags_of(batch, self)
+        scores = self.pooling.score(bags.means(self.pooling.terms(outputs)))
+        return scores, {"y": bags.labels(batch, self)}
+
+
+def _scores(outputs: Tensor) -> Tensor:
+    """Return the scores, shape (n,), float32."""
+    if outputs.dim() == 1 or (outputs.dim() == 2 and outputs.shape[1] == 1):
+        return binary_scores(outputs).float()
+    raise DataError(
+        f"BinaryEvaluation needs one score per sample, shape (n,) or (n, 1), got outputs of shape "
+        f"{tuple(outputs.shape)}. Choose the evaluation that fits them with --model.evaluation, for example "
+        "GroupEvaluation for classes and groups, or give the network a single output."
+    )
+
+
+def _two_groups(batch: Columns) -> bool:
+    """Return whether there are the groups 0 and 1 and no other, each with both classes."""
+    if "group" not in batch or not _both(batch["group"]):
+        return False
+    return all(_both(batch["y"][batch["group"] == g]) for g in (0, 1))
+
+
+def _both(values: Tensor) -> bool:
+    """Return whether there are two different values: both classes, of labels that are checked to be 0 or 1."""
+    return len(torch.unique(values)) == 2
 
 
 def _mean(values: Sequence[float]) -> float:

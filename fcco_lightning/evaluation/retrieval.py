@@ -7,9 +7,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation.base import Evaluation
+from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.evaluation.metrics.retrieval import RankedLists
-from fcco_lightning.evaluation.samples import require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.lists import graded
@@ -43,16 +42,11 @@ class RetrievalEvaluation(Evaluation):
         self.bar = (f"ndcg_{self.k[-1]}",)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs are not one score per item, or queries or grades are missing or wrong.
-        """
         lists = _lists(outputs, batch)
         if not bool(lists.has_relevant.any()):
-            self.warn_of_undefined(
-                "ndcg, map and mrr", f": none of the {len(lists.sizes)} queries of a split has a relevant item (y > 0)"
-            )
+            queries = len(lists.has_relevant)
+            reason = f": none of the {queries} queries of a split has a relevant item (y > 0)"
+            self.warn_of_undefined("ndcg, map and mrr", reason)
         figures = {f"ndcg_{k}": float(lists.ndcg(k).mean()) for k in self.k}
         return figures | {
             "map": float(lists.average_precision().mean()),
@@ -62,7 +56,7 @@ class RetrievalEvaluation(Evaluation):
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return the number of ``queries``, and of those with a relevant item."""
         lists = _lists(outputs, batch)
-        return {"num_queries": len(lists.sizes), "num_queries_with_relevant": int(lists.has_relevant.sum())}
+        return {"num_queries": len(lists.has_relevant), "num_queries_with_relevant": int(lists.has_relevant.sum())}
 
 
 def _lists(outputs: Tensor, batch: Columns) -> RankedLists:

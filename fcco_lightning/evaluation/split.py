@@ -10,8 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.tally import Tally
+from fcco_lightning.evaluation.base import Evaluation, Tally
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.state.processes import Processes
 
@@ -146,12 +145,7 @@ def summarise(
 
 
 def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Columns) -> dict[str, float]:
-    """Compute h_i of every constraint on the whole split, in float64.
-
-    Args:
-        constraints: The constraints, any number.
-        outputs: The network's outputs on the whole split.
-        batch: The columns of the split.
+    """Compute h_i of every constraint on the whole split, in float64; arguments as of :func:`summarise`.
 
     Returns:
         h_i by ``h/NAME``.  A constraint of which the split has no sample is absent.  Where two constraints have one
@@ -168,12 +162,7 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
 
 
 def inner_values(constraint: Constraint, outputs: Any, batch: Columns) -> tuple[Tensor, Tensor]:
-    """Measure the rows of a constraint of which a split has samples.
-
-    Args:
-        constraint: The constraint.
-        outputs: The network's outputs on the whole split.
-        batch: The columns of the split.
+    """Measure the rows of a constraint of which a split has samples; outputs and batch as of :func:`summarise`.
 
     Returns:
         Which rows these are, in increasing order, shape (r,), and their inner values with graph, shape (r, k).
@@ -236,8 +225,4 @@ def first_occurrences(index: Tensor) -> Tensor:
         >>> first_occurrences(torch.tensor([2, 0, 2, 1, 0])).tolist()
         [1, 3, 0]
     """
-    order = index.argsort(stable=True)
-    ranked = index[order]
-    new = torch.ones_like(ranked, dtype=torch.bool)
-    new[1:] = ranked[1:] != ranked[:-1]
-    return order[new]
+    return torch.from_numpy(np.unique(index.cpu().numpy(), return_index=True)[1]).to(index.device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, positive
-from fcco_lightning.evaluation.base import Evaluation, written
+from fcco_lightning.evaluation.base import Evaluation, require_columns, written
 from fcco_lightning.evaluation.metrics.survival import (
     StepFunction,
     breslow_log_hazard,
@@ -22,7 +22,6 @@ from fcco_lightning.evaluation.metrics.survival import (
 )
 from fcco_lightning.evaluation.pictures import plot_calibration
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.samples import require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.cox import survival
@@ -64,11 +63,6 @@ class SurvivalEvaluation(Evaluation):
         self.groups = at_least("groups", groups, 1)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs are not one score per sample, or times or events are missing or wrong.
-        """
         time, event, risk = _sample(outputs, batch)
         if not bool(event.any()):
             self.warn_of_undefined(

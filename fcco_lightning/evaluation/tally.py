@@ -1,46 +1,17 @@
 """Figures of splits that do not fit into memory: what is counted of every batch."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from fcco_lightning.evaluation.base import Tally, correct_and_loss, require_columns
 from fcco_lightning.evaluation.metrics.group_accuracy import group_sums
 from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
-from fcco_lightning.evaluation.samples import correct_and_loss, require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.state.processes import Processes
-
-
-class Tally(ABC):
-    """What is counted of a split, batch by batch, in memory that does not grow with the number of samples."""
-
-    @abstractmethod
-    def update(self, outputs: Tensor, batch: Columns) -> None:
-        """Count the samples of a batch.
-
-        Args:
-            outputs: The network's outputs, shape (b, ...).
-            batch: Their columns.
-
-        Raises:
-            DataError: if the outputs or the columns do not fit.
-        """
-
-    @abstractmethod
-    def figures(self, processes: Processes) -> dict[str, float]:
-        """Compute the figures of the samples that all processes have counted.
-
-        Args:
-            processes: The processes of the job; all of them call this function once.
-
-        Returns:
-            The figures by name.  One that is known up to an error has the bound beside it, with the name
-            ``NAME_error``.
-        """
 
 
 class ScoreTally(Tally):
@@ -114,18 +85,31 @@ class GroupTally(Tally):
         self.sums = torch.zeros(1, 3, dtype=torch.float64)
 
     def update(self, outputs: Tensor, batch: Columns) -> None:
-        require_columns(batch, "y", "group", figures="figures by group")
-        correct, losses = correct_and_loss(outputs, batch["y"])
-        size = max(1, int(batch["group"].max()) + 1)
-        of_losses, sizes = group_sums(losses, batch["group"], size)
-        of_correct, _ = group_sums(correct, batch["group"], size)
-        self.sums = self._padded(size).to(losses.device)
-        self.sums[:size] += torch.stack([sizes.double(), of_correct, of_losses], dim=1)
+        counted = sums_by_group(outputs, batch)
+        self.sums = self._padded(len(counted)).to(counted.device)
+        self.sums[: len(counted)] += counted
 
     def figures(self, processes: Processes) -> dict[str, float]:
         self.sums = self._padded(max(processes.everyone(len(self.sums))))
         return self._compute(processes.sum_(self.sums))
 
     def _padded(self, groups: int) -> Tensor:
-        missing = max(0, groups - len(self.sums))
-        return torch.cat([self.sums, self.sums.new_zeros(missing, 3)]) if missing else self.sums
+        return torch.nn.functional.pad(self.sums, (0, 0, 0, max(0, groups - len(self.sums))))
+
+
+def sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
+    """Return the size, the number of correct classifications and the sum of the losses of every group.
+
+    Returns:
+        Shape (G, 3), float64, a row for every group 0, 1, ... up to the highest one of the batch, at least one.
+
+    Raises:
+        DataError: if y or group is missing or contains a value out of range, or if the shapes do not fit.
+    """
+    require_columns(batch, "y", "group", figures="figures by group")
+    correct, losses = correct_and_loss(outputs, batch["y"])
+    group = batch["group"]
+    size = max(1, int(group.max()) + 1) if len(group) else 1
+    of_losses, sizes = group_sums(losses, group, size)
+    of_correct, _ = group_sums(correct, group, size)
+    return torch.stack([sizes.double(), of_correct, of_losses], dim=1)

@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.samples import require_columns
+from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.bellman import TemporalDifference, mean_residuals, state_values
 
@@ -32,11 +31,6 @@ class ValueEvaluation(Evaluation):
         self.discount = TemporalDifference(discount).discount  # which checks it
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        """Compute the figures.
-
-        Raises:
-            DataError: if the outputs have another shape, or ``group`` or ``reward`` is missing.
-        """
         require_columns(batch, "group", "reward", figures="figures of a value function")
         values = state_values(outputs).double()
         single = TemporalDifference(self.discount)(values, batch)

@@ -1,7 +1,9 @@
 """A trained network with what a checkpoint knows of its inputs and outputs."""
 
+import json
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from fcco_lightning.data.columns import require_columns, text_of
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.engine import outputs_of_columns
-from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.tables import Kind, prediction_table
-from fcco_lightning.training.row_checkpoints import read_file
+from fcco_lightning.state.checkpoint_files import load_weights, read_file
 
 _KNOWN = ("fcco_lightning", "torch")
 
@@ -115,11 +117,7 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     header = content["fcco"]
     config = header.get("config") or {}
     network = network if network is not None else _made(config, [*_KNOWN, *trusted], path)
-    weights = {k.removeprefix("network."): v for k, v in content["state_dict"].items() if k.startswith("network.")}
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(f"checkpoint {path} holds the weights of another network: {error}") from error
+    load_weights(network, content, f"checkpoint {path}")
     encoder = _encoder(content)
     if encoder is not None:
         with torch.no_grad():
@@ -134,7 +132,7 @@ def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -
             f"checkpoint {path} does not say how its network is made: it was not written by `fcco fit`. Pass "
             "network=..., of the architecture that was trained."
         )
-    for name in _class_paths(described):
+    for name in re.findall(r"class_path\W+([\w.]+)", json.dumps(described, default=str)):  # in texts, too
         if name.partition(".")[0] not in trusted:
             raise ConfigError(
                 f"checkpoint {path} asks for the class {name}. If you trust it, pass trusted=[{name.split('.')[0]!r}]."
@@ -143,17 +141,6 @@ def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -
     parser.add_argument("--network", type=nn.Module)
     made: nn.Module = parser.instantiate_classes(parser.parse_object({"network": _without_download(described)})).network
     return made
-
-
-def _class_paths(described: Any) -> Iterator[str]:
-    if isinstance(described, Mapping):
-        if isinstance(described.get("class_path"), str):
-            yield described["class_path"]
-        for value in described.values():
-            yield from _class_paths(value)
-    elif isinstance(described, list):
-        for value in described:
-            yield from _class_paths(value)
 
 
 def _without_download(described: Mapping[str, Any]) -> dict[str, Any]:

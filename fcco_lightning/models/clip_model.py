@@ -3,14 +3,14 @@
 import difflib
 import re
 import textwrap
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from torch.utils.weak import WeakIdRef
 
 from fcco_lightning.checks import at_least, fraction, positive
 from fcco_lightning.errors import ConfigError, DataError
@@ -90,7 +90,7 @@ class CLIPModel(BatchNetwork):
             _checkpoint(self.model, name)
         # No buffer: averaged copies of a network pair buffers by position, and this one comes later.
         self._class_tokens: Tensor | None = None
-        self._kept: _Kept | None = None
+        self._kept: tuple[Any, Tensor] | None = None  # a stamp of the text tower, and the classes
         self.train()  # what is frozen starts in evaluation
 
     def forward(self, batch: Any) -> Any:
@@ -193,12 +193,13 @@ class CLIPModel(BatchNetwork):
     def _kept_classes(self, tokens: Tensor) -> Tensor:
         """The classes without graph, computed again only after the text tower has changed."""
         sources = [p for name, p in self.model.named_parameters() if name in self._depths and not _is_image(name)]
-        if self._kept is None or not self._kept.holds(sources, tokens):
+        stamp = _stamp([*sources, tokens])
+        if self._kept is None or self._kept[0] != stamp:
             # Neither an inference tensor: the images may be trained with these.
             with torch.inference_mode(False), torch.no_grad():
                 rows = [self._embed_texts(some) for some in torch.split(tokens.flatten(0, 1), _TEXTS_AT_ONCE)]
-                self._kept = _Kept.of(sources, tokens, _class_means(torch.cat(rows), tokens))
-        return self._kept.classes
+                self._kept = stamp, _class_means(torch.cat(rows), tokens)
+        return self._kept[1]
 
     def _logits(self, images: Tensor, classes: Tensor | None) -> Tensor:
         assert classes is not None  # noqa: S101  (there are classes where a part has no texts)
@@ -221,32 +222,13 @@ class CLIPModel(BatchNetwork):
         return self._class_tokens
 
 
-class _Kept(NamedTuple):
-    """Class embeddings, and what they were computed from."""
-
-    classes: Tensor
-    sources: list[tuple["weakref.ref[Tensor]", int, int]]
-    precision: tuple[bool, torch.dtype]
-
-    @classmethod
-    def of(cls, sources: list[Tensor], tokens: Tensor, classes: Tensor) -> "_Kept":
-        stamps = [(weakref.ref(s), _version(s), s.data_ptr()) for s in (*sources, tokens)]
-        return cls(classes, stamps, _precision(tokens.device))
-
-    def holds(self, sources: list[Tensor], tokens: Tensor) -> bool:
-        now = [*sources, tokens]
-        return self.precision == _precision(tokens.device) and all(
-            ref() is s and version == _version(s) >= 0 and place == s.data_ptr()
-            for (ref, version, place), s in zip(self.sources, now, strict=True)
-        )
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
-
-
-def _precision(device: torch.device) -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+def _stamp(sources: list[Tensor]) -> Any:
+    """What is another if tensors are others, were written to or lie elsewhere, or the precision is another."""
+    kind = sources[0].device.type
+    # an inference tensor does not count its changes, so that it never is what it was
+    versions = (object() if s.is_inference() else s._version for s in sources)
+    tensors = [(WeakIdRef(s), version, s.data_ptr()) for s, version in zip(sources, versions, strict=True)]
+    return tensors, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
 def _unit(features: Tensor) -> Tensor:
@@ -352,25 +334,23 @@ def _is_image(name: str) -> bool:
 
 def _depths(model: Any) -> tuple[dict[str, int], dict[str, int]]:
     """How far below the top of its tower each parameter is: 0 for the projection, 1 for the last block, and so on."""
-    blocks = {name: int(found[1]) for name, _ in model.named_parameters() if (found := _BLOCK.search(name))}
-    trunk = getattr(model.visual, "trunk", None)
-    if trunk is not None:
-        from timm.models import group_parameters  # noqa: PLC0415  (slow to import)
-
-        blocks = {name: block for name, block in blocks.items() if not _is_image(name)}
-        for block, names in group_parameters(trunk, trunk.group_matcher()).items():
-            blocks.update({f"visual.trunk.{name}": block for name in names})  # 0 is the stem
     names = [name for name, _ in model.named_parameters() if not name.startswith("logit_")]
-    return _ranked(filter(_is_image, names), blocks), _ranked((n for n in names if not _is_image(n)), blocks)
+    images, texts = [n for n in names if _is_image(n)], [n for n in names if not _is_image(n)]
+    trunk = getattr(model.visual, "trunk", None)
+    if trunk is None:
+        return _ranked(images), _ranked(texts)
+    from timm.models import group_parameters  # noqa: PLC0415  (slow to import)
+
+    layers = group_parameters(trunk, trunk.group_matcher(), reverse=True)
+    top = 1 + max(layers.values())
+    return {name: top - layers.get(name.removeprefix("visual.trunk."), top) for name in images}, _ranked(texts)
 
 
-def _ranked(names: Iterable[str], blocks: dict[str, int]) -> dict[str, int]:
-    tower = list(names)
-    order = sorted({blocks[name] for name in tower if name in blocks}, reverse=True)
-    bottom = len(order) + 1
-    return {
-        name: 1 + order.index(blocks[name]) if name in blocks else 0 if _TOP.match(name) else bottom for name in tower
-    }
+def _ranked(names: list[str]) -> dict[str, int]:
+    blocks = {name: int(found[1]) for name in names if (found := _BLOCK.search(name))}
+    order = sorted(set(blocks.values()), reverse=True)
+    aside = {name: 0 if _TOP.match(name) else len(order) + 1 for name in names}
+    return aside | {name: 1 + order.index(block) for name, block in blocks.items()}
 
 
 def _freeze(model: nn.Module, depths: dict[str, int], argument: str, amount: bool | int) -> None:

@@ -14,7 +14,7 @@ from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.pair_sums import Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ranking import RankingObjective, known_labels, sums_over_data
-from fcco_lightning.objectives.self_weights import by_strata, check_comparisons
+from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
 
 
@@ -29,7 +29,7 @@ class AveragePrecision(RankingObjective):
     known: both inner values are at least ``l(0)/n``.  Row i remembers (u_i1, u_i2).
 
     The estimates of both inner values are unbiased in uniform batches and in those that say how they are drawn
-    (:func:`~fcco_lightning.objectives.self_weights.stands_for`): by class or group with weights, with or without
+    (:class:`~fcco_lightning.objectives.self_weights.Comparisons`): by class or group with weights, with or without
     replacement, with copies.  Where a batch says nothing of some samples it is refused.
     Balanced batches without weights estimate the ranks in a population with the batches' share of positives, and leave
     i itself its weight 1/n.
@@ -54,24 +54,19 @@ class AveragePrecision(RankingObjective):
     def __init__(
         self, loss: PairLoss | None = None, prevalence: Literal["data"] | float = "data", *, sigmoid: bool = False
     ) -> None:
-        super().__init__(sigmoid=sigmoid)
-        self.loss = loss or SquaredHingePair()
-        self.own = _loss_of_itself(self.loss)
+        super().__init__(loss, sigmoid=sigmoid)
+        require_own_loss(self.loss, self.itself)
         if prevalence != "data" and not 0 < finite("prevalence", prevalence) < 1:
             raise ConfigError(f"prevalence must be 'data' or lie in (0, 1), got {prevalence!r}.")
         self.prevalence = prevalence
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """For every positive i the weighted sums of ``l(s_i - s_j)`` over the positives j, and over all j: eq. (7).
-
-        Raises:
-            DataError: if there is not one score per sample, the batch has fewer than two, or no column ``y``.
-        """
+        """For every positive i the weighted sums of ``l(s_i - s_j)`` over the positives j, and over all j: eq. (7)."""
         scores, positive = self.scores(outputs), self._owners(batch)
         among_all = self._counted(positive, scores.dtype)
         among_positives = among_all * positive
-        masks, given = torch.stack([among_positives, among_all]), (batch, self.num_samples, self.own, positive)
-        return None, Rows(sums_over_data(self.loss, scores, masks, *given, self.most), positive)
+        sums = self._sums(scores, torch.stack([among_positives, among_all]), positive, batch)
+        return None, Rows(sums, positive)
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
         """How much samples count for another prevalence than the data's, shape (B,)."""
@@ -90,7 +85,7 @@ class AveragePrecision(RankingObjective):
 
     def _range(self) -> Range:
         """At least what the positive itself contributes."""
-        return Range(least=self._class_changes()[1] * self.own / sum(self.class_sizes or (1,)))
+        return Range(least=self._class_changes()[1] * self.itself / sum(self.class_sizes or (1,)))
 
 
 class MeanAveragePrecision(Objective):
@@ -120,17 +115,13 @@ class MeanAveragePrecision(Objective):
     def __init__(self, loss: PairLoss | None = None, missing: float | None = None) -> None:
         super().__init__()
         self.loss = loss or SquaredHingePair()
-        self.own = _loss_of_itself(self.loss)
+        self.itself = float(self.loss(torch.zeros((), dtype=torch.float64)))
+        require_own_loss(self.loss, self.itself)
         self.missing = missing
-        self.num_samples: int | None = None
         self.one_label_each = False
         self.labels = 0
         # numbers of samples of which a label is known, and has the value 1, and what its rows count, shape (T,)
         self.known = self.positives = self._relevance = Known(torch.zeros(0))
-
-    def prepare(self, num_samples: int) -> None:
-        """Take n."""
-        self.num_samples = num_samples
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every label that a sample has.
@@ -160,7 +151,7 @@ class MeanAveragePrecision(Objective):
             )
         self.labels, self.known, self.positives = labels, Known(known), Known(positives)
         self._relevance = Known(int(positives.sum()) / (labels * positives.double()))
-        return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.own / int(known.max())))
+        return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.itself / int(known.max())))
 
     def rows_of(self, batch: Columns) -> Tensor:
         """The samples, or all pairs of a sample and a label, one label after the other."""
@@ -174,11 +165,11 @@ class MeanAveragePrecision(Objective):
 
         Raises:
             DataError: if a batch holds of a label with a positive no negative, or one positive where two are needed, or
-                see :func:`check_comparisons`.
+                see :meth:`Comparisons.check`.
         """
         if not self.one_label_each:
             if by_strata(batch):
-                check_comparisons(batch, self.num_samples, owners=(batch["y"] == 1).any(1))
+                Comparisons(batch, self.num_samples, owners=(batch["y"] == 1).any(1)).check()
             return
         of_negatives, of_positives, lonely = self._held(batch)
         for at in lonely.nonzero().flatten().tolist():
@@ -190,25 +181,16 @@ class MeanAveragePrecision(Objective):
             )
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The two sums of every pair of a sample and a label, or of every sample for its label.
-
-        Raises:
-            DataError: if ``y`` or ``task`` is missing, the batch has fewer than two samples, or there is not one output
-                per sample and label.
-        """
+        """The two sums of every pair of a sample and a label, or of every sample for its label."""
         y = required_column(batch, "y", self)
-        if y.dim() != (1 if self.one_label_each else 2) or (not self.one_label_each and y.shape[1] != self.labels):
-            raise self._unfit("y", y)
-        if outputs.shape != (len(y), self.labels):
-            raise self._unfit("outputs", outputs)
+        labels = () if self.one_label_each else (self.labels,)
+        if y.shape != (len(y), *labels) or outputs.shape != (len(y), self.labels):
+            raise DataError(
+                f"MeanAveragePrecision needs outputs of shape (B, {self.labels}), one for each of its labels, and "
+                f"y of shape {'(B,)' if self.one_label_each else f'(B, {self.labels})'}, got {tuple(outputs.shape)} "
+                f"and {tuple(y.shape)}. Give the network one output per label."
+            )
         return None, (self._of_one_label_each if self.one_label_each else self._of_all_labels)(outputs, y, batch)
-
-    def _unfit(self, name: str, found: Tensor) -> DataError:
-        return DataError(
-            f"MeanAveragePrecision needs outputs of shape (B, {self.labels}), one for each of {self.labels} labels, "
-            f"and y of shape {'(B,)' if self.one_label_each else f'(B, {self.labels})'}, got {name} of shape "
-            f"{tuple(found.shape)}. Give the network one output per label."
-        )
 
     def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         scores, holds = outputs.T.contiguous(), (y == 1).T
@@ -219,7 +201,7 @@ class MeanAveragePrecision(Objective):
             scores = scores.where(every > 0, 0.0)
         masks = torch.stack([every * holds, every], dim=1).to(scores.dtype).detach()
         owners = holds.any(0)
-        sums = sums_over_data(self.loss, scores, masks, batch, n, self.own, owners)
+        sums = sums_over_data(self.loss, scores, masks, batch, n, self.itself, owners)
         relevance = self._relevance.like(scores, scores.dtype).unsqueeze(1)
         return Rows(sums.flatten(0, 1), (holds * relevance).flatten())
 
@@ -233,7 +215,7 @@ class MeanAveragePrecision(Objective):
         shares = torch.where(positive, others, against).to(dtype)
         scores, masks = outputs.gather(1, task.unsqueeze(1)).squeeze(1), torch.stack([shares * positive, shares])
         same = Strata(task).weighted(torch.zeros_like(shares), torch.ones_like(shares))
-        itself = ((1 / known - shares) * self.own).unsqueeze(1)
+        itself = ((1 / known - shares) * self.itself).unsqueeze(1)
         sums = nan_where(lonely.unsqueeze(1), pair_sums(self.loss, scores, masks, table=same) + itself)
         return Rows(sums, positive * self._relevance.like(y)[task].to(dtype))
 
@@ -248,13 +230,7 @@ class MeanAveragePrecision(Objective):
         return of_negatives, of_positives, (y == 1) & (alone | (of_negatives == 0))
 
 
-def _loss_of_itself(loss: PairLoss) -> float:
-    """l(0).
-
-    Raises:
-        ConfigError: if it is not positive.
-    """
-    own = float(loss(torch.zeros((), dtype=torch.float64)))
-    if own <= 0:
-        raise ConfigError(f"a smooth rank needs a loss with l(0) > 0, {loss!r} has {own!r}. Use SquaredHingePair.")
-    return own
+def require_own_loss(loss: PairLoss, itself: float) -> None:
+    """Refuse a loss l of which l(0), the part of a sample in its own smooth rank, is not positive."""
+    if itself <= 0:
+        raise ConfigError(f"a smooth rank needs a loss with l(0) > 0, {loss!r} has {itself!r}. Use SquaredHingePair.")

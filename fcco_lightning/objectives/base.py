@@ -1,8 +1,8 @@
 """What an objective measures: a direct part g_0(w) and/or inner functions g_i(w) under an outer function."""
 
 from abc import ABC
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
 from fcco_lightning.outer import OuterFunction, Range
 from fcco_lightning.state.processes import Processes
+
+T = TypeVar("T", bound=tuple[Tensor, ...])
 
 
 class SampleParameters(NamedTuple):
@@ -108,6 +110,7 @@ class Objective(nn.Module, Measurable, ABC):
             samples and not with its square.
         most: the largest numbers of samples of its :meth:`kinds` in a batch, while it is trained on batches of a plan
             that promises them; empty elsewhere, where batches may hold any number.
+        num_samples: n, the size of the training split, known from :meth:`prepare` on.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -117,13 +120,15 @@ class Objective(nn.Module, Measurable, ABC):
     by_blocks: bool = False
     most: tuple[int, ...] = ()
     sample_parameters: SampleParameters | None = None
+    num_samples: int | None = None
 
-    def rows_of(self, batch: Columns) -> Tensor | None:
-        """The samples of the batch; see :meth:`Measurable.rows_of`."""
-        return required_column(batch, "index", self)
+    def rows_of(self, batch: Any) -> Tensor | None:
+        """The samples of the batch, or of the first part of several; see :meth:`Measurable.rows_of`."""
+        return required_column(batch[self.part[0]] if isinstance(self.part, tuple) else batch, "index", self)
 
     def prepare(self, num_samples: int) -> None:
-        """Take the size of the training split, before the first batch."""
+        """Take n, the size of the training split, before the first batch."""
+        self.num_samples = num_samples
 
     def join(self, processes: Processes) -> None:
         """Take the processes that share every batch, before the first one.
@@ -196,6 +201,21 @@ class BinaryObjective(Objective, ABC):
         return scores.sigmoid() if self.sigmoid else scores
 
 
+def whole_numbers(columns: Columns, name: str, needed_by: object, remedy: str) -> Tensor:
+    """A column of one whole number per sample, shape (n,).
+
+    Raises:
+        DataError: if the column is missing, or holds something else.
+    """
+    values = required_column(columns, name, needed_by)
+    if values.is_floating_point() or values.dim() != 1:
+        raise DataError(
+            f"`{name}` must hold one whole number per sample, got {values.dtype} of shape {tuple(values.shape)}. "
+            f"{remedy}"
+        )
+    return values
+
+
 def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
     """A column of a batch.
 
@@ -229,22 +249,70 @@ def one_label_each(batch: Columns, needed_by: object, column: str = "y") -> Tens
 def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") -> None:
     """Refuse labels that are not 0 or 1 and would silently count as one of them.
 
-    Args:
-        batch: columns.
-        needed_by: whose class is named.
-        column: of the labels.
-
     Raises:
-        DataError: if the column is missing or has another value, which is named.
+        DataError: if the column is missing or has another value, which is named beside the class of ``needed_by``.
     """
     y = one_label_each(batch, needed_by, column)
-    wrong = y[(y != 0) & (y != 1)]
-    if wrong.numel():
+    require(
+        (y == 0) | (y == 1),
+        y,
+        f"{type(needed_by).__name__} needs labels `{column}` of 0 and 1",
+        f"Recode them: ({column} + 1) // 2 for -1 and 1, ({column} == k) for class k of several, ({column} > 0.5) for "
+        "probabilities.",
+    )
+
+
+def require(right: Tensor, values: Tensor, rule: str, remedy: str) -> None:
+    """Refuse the values (n, ...) of a column where not all are right, naming the first that is not.
+
+    Raises:
+        DataError: "<rule>, got <value> at position <sample>. <remedy>"
+    """
+    if not bool(right.all()):
+        at = tuple((~right).nonzero()[0].tolist())
+        raise DataError(f"{rule}, got {values[at].item()!r} at position {at[0]}. {remedy}")
+
+
+def vectors(outputs: Any, part: str, kind: type[T], needed_by: object, network: str) -> T:
+    """What a network that returns a named tuple of vectors (B, d) returned for a part of the batch.
+
+    Raises:
+        DataError: if the outputs are something else, naming the class of ``needed_by`` and the network to use.
+    """
+    found = outputs.get(part) if isinstance(outputs, Mapping) else None
+    if not isinstance(found, kind) or any(vector.dim() != 2 for vector in found):
         raise DataError(
-            f"{type(needed_by).__name__} needs labels `{column}` of 0 and 1, got {wrong.flatten()[0].item():g}. Recode "
-            f"them: ({column} + 1) // 2 for -1 and 1, ({column} == k) for class k of several, ({column} > 0.5) for "
-            "probabilities."
+            f"{type(needed_by).__name__} needs {kind.__name__} of shape (B, d) for the part {part!r} of a batch, got "
+            f"{type(found).__name__}. Use {network}, and batches with a part {part!r}."
         )
+    return found
+
+
+def agreed(name: str, given: int | None, datamodule: Any, needed_by: object) -> int | None:
+    """A number that an argument gives, or else the attribute of that name of the datamodule (or None).
+
+    Raises:
+        ConfigError: if they differ.
+    """
+    found = getattr(datamodule, name, None)
+    if given is not None and found is not None and given != found:
+        raise ConfigError(f"{name}={given} of {type(needed_by).__name__}, but the data has {found}. Leave {name} out.")
+    return given if found is None else int(found)
+
+
+def whole_split(columns: Columns | None, needed_by: object, what: str) -> Columns:
+    """The columns that :meth:`Objective.row_domain` gets, of the whole training split, on which rows depend.
+
+    Raises:
+        ConfigError: if only batches are known, naming the class of ``needed_by`` and what of the split it must know.
+    """
+    if columns is None:
+        raise ConfigError(
+            f"{type(needed_by).__name__} must know the {what} of the whole training split, and how batches are drawn. "
+            "Use a datamodule with `sampling()`, or DataLoader(IndexedDataset(dataset), shuffle=True) of a data set "
+            "whose columns are known; in a loop of your own pass sampling={'target': Drawn(columns, plan)} to `pose`."
+        )
+    return columns
 
 
 def mean_over_data(values: Tensor, batch: Columns) -> Tensor:

@@ -17,9 +17,9 @@ from fcco_lightning.objectives.log_means import by_table, log_means, on_diagonal
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
+    Comparisons,
     SelfWeight,
     by_strata,
-    check_comparisons,
     comparison_weights,
     self_and_others,
 )
@@ -90,7 +90,7 @@ class GlobalContrastive(PairObjective):
 
     With ``learn="global"`` the temperature is trained with the network, and a margin rho keeps it from vanishing:
     ``(1/n) sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
-    negatives within a KL ball.  ``--model.objective_lr`` sets the temperature's own step size.
+    negatives within a KL ball.  ``--model.schedule.objective_lr`` sets the temperature's own step size.
 
     With ``learn="per_sample"`` every image and every text has a temperature of its own in the same loss (iSogCLR), kept
     and trained row by row by projected gradient descent.
@@ -104,8 +104,8 @@ class GlobalContrastive(PairObjective):
         tau_lr: step size of the samples' own temperatures, > 0.
         positive: the weight of pair i itself in the mean over n pairs that g_i is, of which a batch holds B:
             "dataset" is 1/n, with which the estimate of the inner value g_i is unbiased if batches are uniform or say
-            how they are drawn (:func:`~fcco_lightning.objectives.self_weights.stands_for`; the estimate of tau log g_i
-            is not unbiased, and that of the gradient only given exact rows);
+            how they are drawn (:class:`~fcco_lightning.objectives.self_weights.Comparisons`; the estimate of
+            tau log g_i is not unbiased, and that of the gradient only given exact rows);
             "batch" is 1/B, as mini-batch losses have it, and biased; "none" leaves the pair out (SogCLR).
 
     Raises:
@@ -161,7 +161,6 @@ class GlobalContrastive(PairObjective):
         self.rho = above_zero("rho", rho)
         # the smallest value that unit embeddings can have without the pair itself
         self._floor = math.exp(-2 / (tau_min if self.learnt else self.tau))
-        self._num_samples: int | None = None
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -173,7 +172,7 @@ class GlobalContrastive(PairObjective):
 
     def prepare(self, num_samples: int) -> None:
         """Take n: where pair i is among its own negatives, g_i >= 1/n."""
-        self._num_samples = num_samples
+        super().prepare(num_samples)
         if self.positive == "dataset":
             self._floor = 1 / num_samples
 
@@ -182,12 +181,7 @@ class GlobalContrastive(PairObjective):
         return RowDomain(num_samples, per_sample=True, range=Range(least=self._floor))
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """Estimates (B, 2) from the B pairs of a batch, each against all of it.
-
-        Raises:
-            ConfigError: if n is needed and not known.
-            DataError: if the outputs are not pairs, or a batch holds fewer than two.
-        """
+        """Estimates (B, 2) from the B pairs of a batch, each against all of it."""
         tau = self._tau(batch)
         values = self._logs(*embeddings(outputs), tau, batch).double().exp()
         outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
@@ -195,7 +189,7 @@ class GlobalContrastive(PairObjective):
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         if self.positive != "batch" and by_strata(batch):
-            check_comparisons(batch, self._num_samples)
+            Comparisons(batch, self.num_samples).check()
 
     def _tau(self, batch: Columns) -> Tensor | float:
         """The temperature, or the two of every pair, (B, 2)."""
@@ -205,7 +199,7 @@ class GlobalContrastive(PairObjective):
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
-        kind, size, n, shared = self.positive, len(image), self._num_samples, (self.own(batch), self._processes)
+        kind, size, n, shared = self.positive, len(image), self.num_samples, (self.own(batch), self._processes)
         tau = two_of_each(tau, image)
         if not by_strata(batch):
             own, others = self_and_others(kind, size, n)

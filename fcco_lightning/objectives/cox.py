@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import one_of
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known, counts, exp_with_tangent
-from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
-from fcco_lightning.objectives.lists import equals_before, require
+from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, require, required_column, whole_split
+from fcco_lightning.objectives.lists import equals_before
 from fcco_lightning.objectives.measurable import Rows, nan_where
-from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
+from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Log, Range
 
 
@@ -31,7 +31,7 @@ class CoxPartialLikelihood(Objective):
 
     The batch needs the columns ``time`` (B,), finite and >= 0, in any unit, and ``event`` (B,), 1 for an event at that
     time and 0 for a sample that was censored then.  The estimate of g_i is unbiased where batches are uniform or
-    stratified by the event (:class:`EventBatches`).  Beyond a difference of 60, exp goes on as its tangent, so that
+    stratified by the event (:class:`EventSampling`).  Beyond a difference of 60, exp goes on as its tangent, so that
     none overflows.
 
     When the memory helps: the loss of a batch alone (``BSGD``, which DeepSurv uses) is itself a consistent estimate of
@@ -52,11 +52,7 @@ class CoxPartialLikelihood(Objective):
     def __init__(self, ties: Literal["efron", "breslow"] = "efron") -> None:
         super().__init__()
         self.ties = one_of("ties", ties, ("efron", "breslow"))
-        self._num_samples: int | None = None
         self._tied: Known | None = None  # l_i/d of every sample, (n,); None where all are 0
-
-    def prepare(self, num_samples: int) -> None:
-        self._num_samples = num_samples
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every event.
@@ -65,12 +61,7 @@ class CoxPartialLikelihood(Objective):
             ConfigError: if the training split is not known.
             DataError: if it lacks times or events, they have other values, or nothing was observed.
         """
-        if columns is None:
-            raise ConfigError(
-                "CoxPartialLikelihood must know the times and events of the whole training split. Use a datamodule "
-                "with `sampling()`, such as TabularDataModule, or pass sampling= to pose()."
-            )
-        time, event = survival(columns, self)
+        time, event = survival(whole_split(columns, self, "times and events"), self)
         if not bool(event.any()):
             raise DataError(
                 f"CoxPartialLikelihood needs events, but `event` is 0 for all {len(event)} training samples. Check "
@@ -82,13 +73,13 @@ class CoxPartialLikelihood(Objective):
         return RowDomain(0, per_sample=True, owners=event, range=Range(least=1 - most))
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
-        check_comparisons(batch, self._num_samples, owners=survival(batch, self)[1])
+        Comparisons(batch, self.num_samples, owners=survival(batch, self)[1]).check()
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """Estimates for the events of a batch from all of its samples."""
         scores, (time, event) = binary_scores(outputs).double(), survival(batch, self, look=False)
         index, own, least = batch["index"], time.unsqueeze(1), torch.ones_like(scores)
-        counted = stands_for(batch, self._num_samples, owners=event) * (time >= own)
+        counted = Comparisons(batch, self.num_samples, owners=event).table() * (time >= own)
         if self._tied is not None:
             least = 1 - self._tied.like(index)[index]
             counted = torch.where(event & (time == own), counted * least.unsqueeze(1), counted)
@@ -111,8 +102,9 @@ def survival(columns: Columns, needed_by: object, *, look: bool = True) -> tuple
         )
     if look:
         remedy = "Count times from the beginning of the observation, and remove the rows without one."
-        require("`time`", time, torch.isfinite(time) & (time >= 0), "finite and >= 0", remedy)
-        require("`event`", event, (event == 0) | (event == 1), "1 (observed) or 0 (censored)", "Recode the column.")
+        require(torch.isfinite(time) & (time >= 0), time, "`time` must be finite and >= 0", remedy)
+        rule = "`event` must be 1 (observed) or 0 (censored)"
+        require((event == 0) | (event == 1), event, rule, "Recode the column.")
     return time, event == 1
 
 

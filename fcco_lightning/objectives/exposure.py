@@ -12,7 +12,7 @@ from fcco_lightning.objectives.base import binary_scores
 from fcco_lightning.objectives.lists import graded
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.quantities import Quantity
-from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
+from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Range
 
 
@@ -49,18 +49,17 @@ class Exposure(Quantity):
                 f"{type(self).__name__} compares an item with all others of its list, but nothing says which part of "
                 "the list a batch holds. Set `batches: QuerySampling`."
             )
-        check_comparisons(batch, len(batch["index"]), within=True)
+        _of_list(batch).check()
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores, (query, _) = binary_scores(outputs), graded(batch, self, look=False)
-        above = self._of_batch(scores, query, batch) if "stratum" in batch else self._of_split(scores, query)
+        above = self._of_batch(scores, batch) if "stratum" in batch else self._of_split(scores, query)
         return math.log(2) / torch.log1p(1 + above)
 
-    def _of_batch(self, scores: Tensor, query: Tensor, batch: Columns) -> Tensor:
+    def _of_batch(self, scores: Tensor, batch: Columns) -> Tensor:
         """Sum of l over the others of an item's list, (B,), from those that the batch holds."""
-        same_list = query.unsqueeze(1) == query
-        stands = stands_for(batch, len(query), within=same_list).to(scores.dtype)
-        difference = torch.where(same_list, scores.unsqueeze(1) - scores, 0.0)  # l of other lists may overflow
+        stands = _of_list(batch).table(dtype=scores.dtype)
+        difference = torch.where(stands == 0, 0.0, scores.unsqueeze(1) - scores)  # l of other lists may overflow
         return (stands * self.loss(difference)).sum(1)
 
     def _of_split(self, scores: Tensor, query: Tensor) -> Tensor:
@@ -72,3 +71,9 @@ class Exposure(Quantity):
             pairs = self.loss(h.unsqueeze(1) - h)
             above.append(pairs.sum(1) - pairs.diagonal())
         return torch.cat(above)[order.argsort()]
+
+
+def _of_list(batch: Columns) -> Comparisons:
+    """Of every item with those of its list, in a batch that holds several."""
+    same_list = batch["query"].unsqueeze(1) == batch["query"]
+    return Comparisons(batch, len(same_list), within=same_list)

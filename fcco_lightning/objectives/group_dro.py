@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
-from fcco_lightning.checks import at_least, finite, positive
+from fcco_lightning.checks import at_least, finite, one_of, positive
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives.base import Objective, Partition, RowDomain, required_column
+from fcco_lightning.objectives.base import Objective, Partition, RowDomain, agreed, require, required_column
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import MOST_ROWS, CrossEntropyLoss, Quantity, means_by_part, parts_of
 from fcco_lightning.outer import (
@@ -43,11 +43,9 @@ class GroupObjective(Objective, ABC):
 
     Attributes:
         ambiguity: Q, where the objective is a worst case over some weights of the groups.
-        tail: alpha, where the objective is a mean over the worst alpha n groups.
     """
 
     ambiguity: AmbiguitySet | None = None
-    tail: float | None = None
 
     def __init__(self, loss: Quantity | None = None, num_groups: int | None = None) -> None:
         super().__init__()
@@ -57,31 +55,26 @@ class GroupObjective(Objective, ABC):
             self._set_num_groups(at_least("num_groups", num_groups, 1))
 
     def adapt(self, datamodule: Any) -> None:
-        known = getattr(datamodule, "num_groups", None)
-        if self.num_groups is None and known is not None:
-            self._set_num_groups(int(known))
-        elif None not in (self.num_groups, known) and self.num_groups != known:
-            raise ConfigError(
-                f"num_groups={self.num_groups} of {type(self).__name__}, but the data has {known} groups. Leave "
-                "num_groups out."
-            )
+        known = agreed("num_groups", self.num_groups, datamodule, self)
+        if known is not None:
+            self._set_num_groups(known)
 
     def check(self, outputs: Any, batch: Columns) -> None:
         """Refuse group labels that are out of range, and what the loss would misread."""
         self.loss.check(outputs, batch)
-        group = required_column(batch, "group", self)
-        out = group[group != self._position(batch)]
-        if out.numel():
-            wrong = (out.min() if out.min() < 0 else out.max()).item()
-            raise DataError(
-                f"group labels must lie in 0..{self._known_groups() - 1}, got {wrong} at batch position "
-                f"{int((group == wrong).nonzero()[0])}. Number the groups from 0."
-            )
+        group, last = required_column(batch, "group", self), self._known_groups() - 1
+        rule = f"group labels must lie in 0..{last}"
+        require((group >= 0) & (group <= last), group, rule, "Number the groups from 0.")
 
     def _set_num_groups(self, num_groups: int) -> None:
         if self.ambiguity is not None:
             self.ambiguity.check(num_groups)
         self.num_groups = num_groups
+
+    @property
+    def tail(self) -> float | None:
+        """Alpha, where the objective is a mean over the worst alpha n groups."""
+        return self.ambiguity.alpha if isinstance(self.ambiguity, CappedSimplex) else None
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every group."""
@@ -106,11 +99,7 @@ class GroupObjective(Objective, ABC):
         return None if few else self._position(batch)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """R_i of every group, shape (n, 1), or of that of every sample, (B, 1).
-
-        Raises:
-            DataError: if there is no column ``group``, or not one loss per sample.
-        """
+        """R_i of every group, shape (n, 1), or of that of every sample, (B, 1)."""
         losses = self.loss(outputs, batch)
         if losses.dim() != 1:
             raise DataError(
@@ -179,8 +168,8 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
 
     Source: SONEX paper, eq. (10), ALEXR paper, F.1.
 
-    s is trained with the network, without weight decay; ``--model.objective_lr`` sets its own step size.  Primal-dual
-    methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
+    s is trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its own step size.
+    Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 
     Args:
         alpha: share of the groups, in [1/n, 1] (ALEXR paper: .1, .15; r = .15 in the SONEX paper).
@@ -197,7 +186,7 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
     ) -> None:
         self.ambiguity = CappedSimplex(alpha)
         super().__init__(loss, num_groups, threshold)
-        self.base, self.tail = Hinge(rho=1 / alpha), alpha
+        self.base = Hinge(rho=1 / alpha)
 
     def max_form(self) -> Objective:
         return GroupMaxForm(self.ambiguity, self.loss, self.num_groups)
@@ -218,11 +207,11 @@ class WorstGroupDRO(_ShiftedGroupObjective):
         super().__init__(loss, num_groups, threshold)
 
     def _set_num_groups(self, num_groups: int) -> None:
+        self.ambiguity, self.base = CappedSimplex(1 / num_groups), Hinge(rho=float(num_groups))
         super()._set_num_groups(num_groups)
-        self.base, self.tail = Hinge(rho=float(num_groups)), 1 / num_groups
 
     def max_form(self) -> Objective:
-        return GroupMaxForm(None, self.loss, self.num_groups)
+        return GroupMaxForm(self.ambiguity, self.loss, self.num_groups)
 
 
 class ChiSquareGroupDRO(_ShiftedGroupObjective):
@@ -296,16 +285,14 @@ class GroupMaxForm(GroupObjective):
         self.ambiguity, self.penalty = ambiguity, penalty
         super().__init__(loss, num_groups)
 
+    def _set_num_groups(self, num_groups: int) -> None:
+        self.ambiguity = self.ambiguity or CappedSimplex(1 / num_groups)
+        super()._set_num_groups(num_groups)
+
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
         """The worst case over Q."""
-        return WorstCase(self.ambiguity or CappedSimplex(1 / (self.num_groups or 1)))
-
-    @property
-    def tail(self) -> float | None:  # type: ignore[override]
-        """Of Q, if it is a capped simplex."""
-        ambiguity = self.ambiguity or CappedSimplex(1 / (self.num_groups or 1))
-        return ambiguity.alpha if isinstance(ambiguity, CappedSimplex) else None
+        return WorstCase(self.ambiguity or CappedSimplex(1.0))
 
     def max_form(self) -> Objective:
         return self
@@ -332,8 +319,7 @@ class MultiTaskGroupDRO(GroupObjective):
         aggregate: Literal["max", "logsumexp"] = "max",
         num_groups: int | None = None,
     ) -> None:
-        if aggregate not in ("max", "logsumexp"):
-            raise ConfigError(f"aggregate must be 'max' or 'logsumexp', got {aggregate!r}.")
+        one_of("aggregate", aggregate, ("max", "logsumexp"))
         self.num_tasks = at_least("num_tasks", num_tasks, 1)
         super().__init__(loss, num_groups)
         self.outer: OuterFunction = Maximum() if aggregate == "max" else LogSumExp()
@@ -359,21 +345,16 @@ class MultiTaskGroupDRO(GroupObjective):
     def check(self, outputs: Any, batch: Columns) -> None:
         """Refuse groups and tasks that are out of range, and what the loss would misread."""
         super().check(outputs, batch)
-        task = batch.get("task")
-        if task is None or self.loss(outputs, batch).dim() == 2:
-            return
-        if bool(((task < 0) | (task >= self.num_tasks)).any()):
-            raise DataError(f"tasks must lie in 0..{self.num_tasks - 1}, got {int(task.min())}..{int(task.max())}.")
+        if "task" in batch and self.loss(outputs, batch).dim() == 1:
+            task, last = batch["task"], self.num_tasks - 1
+            rule = f"tasks must lie in 0..{last}"
+            require((task >= 0) & (task <= last), task, rule, "Number the tasks from 0, and check num_tasks.")
 
     def rows_of(self, batch: Columns) -> None:
         """All tasks."""
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """R_ij of every task and group, shape (n, m).
-
-        Raises:
-            DataError: if a column is missing, or there are losses of another number of tasks.
-        """
+        """R_ij of every task and group, shape (n, m)."""
         losses, shape = self.loss(outputs, batch), (self.num_tasks, self.width)
         cell, weight = self._cells(losses, batch)
         weighted = (weight * losses if "weight" in batch else losses).reshape(-1)
@@ -387,10 +368,6 @@ class MultiTaskGroupDRO(GroupObjective):
             if losses.shape[1] != self.num_tasks:
                 raise DataError(f"num_tasks={self.num_tasks}, but {type(self.loss).__name__} gave {losses.shape[1]}.")
             return group.unsqueeze(1) + self._first.like(group), weight.unsqueeze(1).expand_as(losses)
-        if "task" not in batch:
-            raise DataError(
-                f"one loss per sample needs the column `task`, the batch has {sorted(batch)}. Or use a loss that gives "
-                "the losses of all tasks, such as MultiLabelLoss."
-            )
-        task = batch["task"].clamp(0, self.num_tasks - 1)
-        return group + self.width * task, torch.where(task == batch["task"], weight, torch.nan)
+        given = required_column(batch, "task", self)  # or a loss that gives the losses of all tasks
+        task = given.clamp(0, self.num_tasks - 1)
+        return group + self.width * task, torch.where(task == given, weight, torch.nan)

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.models.outputs import LatentVectors
 from fcco_lightning.numerics import bounded_exp
-from fcco_lightning.objectives.base import Objective, RowDomain
+from fcco_lightning.objectives.base import Objective, RowDomain, require_binary_labels, vectors
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.robust_logistic import signs
 from fcco_lightning.outer import LogRatio, Range
@@ -50,14 +48,11 @@ class LatentVariable(Objective):
         """One row for every sample."""
         return RowDomain(num_samples, per_sample=True, range=Range(least=0.0))
 
-    def rows_of(self, batch: Mapping[str, Columns]) -> Tensor | None:  # type: ignore[override]
-        return super().rows_of(batch["target"])
-
     def check(self, outputs: Any, batch: Mapping[str, Columns]) -> None:  # noqa: ARG002
-        signs(batch["target"], self, look=True)
+        require_binary_labels(batch["target"], self)
 
     def measure(self, outputs: Any, batch: Mapping[str, Columns]) -> tuple[None, Rows]:
-        samples, latent = _vectors(outputs, "target"), _vectors(outputs, LATENT)
+        samples, latent = (vectors(outputs, part, LatentVectors, self, "LatentMixture") for part in self.part)
         sign = signs(batch["target"], self)
         wide = torch.promote_types(samples.affinity.dtype, torch.float32)
         prior = samples.affinity.to(wide) @ latent.affinity.to(wide).T
@@ -66,13 +61,3 @@ class LatentVariable(Objective):
         logs = torch.stack([(logsigmoid(response) + prior).logsumexp(1), prior.logsumexp(1)], 1)
         values = bounded_exp(logs - math.log(prior.shape[1]))
         return None, Rows(values, torch.ones_like(sign, dtype=torch.bool))
-
-
-def _vectors(outputs: Any, part: str) -> LatentVectors:
-    found = outputs.get(part) if isinstance(outputs, Mapping) else None
-    if not isinstance(found, LatentVectors) or found.affinity.dim() != 2 or found.response.dim() != 2:
-        raise DataError(
-            f"LatentVariable needs LatentVectors of shape (B, d) for the part {part!r} of a batch, got "
-            f"{type(found).__name__}. Use LatentMixture, and batches with a part 'latent'."
-        )
-    return found

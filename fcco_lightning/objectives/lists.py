@@ -9,9 +9,17 @@ from torch import Tensor
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, required_column
+from fcco_lightning.objectives.base import (
+    Objective,
+    RowDomain,
+    binary_scores,
+    one_label_each,
+    require,
+    whole_numbers,
+    whole_split,
+)
 from fcco_lightning.objectives.measurable import Rows, nan_where
-from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
+from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Range
 
 
@@ -60,15 +68,12 @@ class ListObjective(Objective, ABC):
 
     The outputs are scores h, shape (n,) or (n, 1).  A batch needs the columns ``query`` (B,) int64, which names an
     item's list, and the grade ``y`` (B,), a number >= 0.  The estimate of g_i is unbiased where batches are uniform,
-    balanced with weights, or hold a few lists each (:class:`QueryBatches`), which uses the items of a batch best.
+    balanced with weights, or hold a few lists each (:class:`QuerySampling`), which uses the items of a batch best.
     """
 
     dtype = torch.float64
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._num_samples: int | None = None
-        self._relevance: Known | None = None  # (n_rows / Q) c_i of every sample, (n,)
+    _relevance: Known | None = None  # (n_rows / Q) c_i of every sample, (n,)
 
     @abstractmethod
     def importance(self, lists: Lists) -> Tensor:
@@ -86,9 +91,6 @@ class ListObjective(Objective, ABC):
             others: grades of the items j, shape (B,).
         """
 
-    def prepare(self, num_samples: int) -> None:
-        self._num_samples = num_samples
-
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every item that counts.
 
@@ -97,12 +99,7 @@ class ListObjective(Objective, ABC):
             DataError: if it lacks queries or grades, they have other values, no item counts, or no list has an order.
         """
         name = type(self).__name__
-        if columns is None:
-            raise ConfigError(
-                f"{name} must know the queries and grades of the whole training split. Use a datamodule with "
-                "`sampling()`, such as TabularDataModule, or pass sampling= to pose()."
-            )
-        query, grade = graded(columns, self)
+        query, grade = graded(whole_split(columns, self, "queries and grades"), self)
         names, of = torch.unique(query, return_inverse=True)
         lists = Lists(grade.double(), of, len(names))
         importance = self.importance(lists)
@@ -117,16 +114,19 @@ class ListObjective(Objective, ABC):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         graded(batch, self)
-        check_comparisons(batch, self._num_samples, owners=self._relevance_of(batch) > 0, within=True)
+        self._comparisons(batch).check()
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """Estimates for all items of a batch, each from all items of its list that the batch holds."""
-        scores, (query, grade) = binary_scores(outputs).double(), graded(batch, self, look=False)
-        relevance, same_list = self._relevance_of(batch), query.unsqueeze(1) == query
-        weights = stands_for(batch, self._num_samples, owners=relevance > 0, within=same_list)
+        scores, (_, grade) = binary_scores(outputs).double(), graded(batch, self, look=False)
         compared = self.compared(scores - scores.unsqueeze(1), grade.unsqueeze(1), grade)
-        values = 1 + torch.linalg.vecdot(weights, compared)
-        return None, Rows(nan_where(grade.isnan().any(), values).unsqueeze(1), relevance)
+        values = 1 + torch.linalg.vecdot(self._comparisons(batch).table(), compared)
+        return None, Rows(nan_where(grade.isnan().any(), values).unsqueeze(1), self._relevance_of(batch))
+
+    def _comparisons(self, batch: Columns) -> Comparisons:
+        """Of every item with those of its list."""
+        query, owners = batch["query"], self._relevance_of(batch) > 0
+        return Comparisons(batch, self.num_samples, owners=owners, within=query.unsqueeze(1) == query)
 
     def _relevance_of(self, batch: Columns) -> Tensor:
         """How much the row of each item of a batch counts, shape (B,), float64; 0 for an item that owns none."""
@@ -142,23 +142,12 @@ def graded(columns: Columns, needed_by: object, *, look: bool = True) -> tuple[T
         DataError: if a column is missing, queries are not whole numbers, or, where one looks at the numbers, a grade is
             negative or not finite.
     """
-    query, grade = required_column(columns, "query", needed_by), required_column(columns, "y", needed_by)
-    if query.is_floating_point() or query.dim() != 1 or grade.shape != query.shape:
-        raise DataError(
-            f"`query` must hold one whole number per item and `y` one grade, got {query.dtype} of shape "
-            f"{tuple(query.shape)} and grades of shape {tuple(grade.shape)}."
-        )
+    query = whole_numbers(columns, "query", needed_by, "Number the lists, for example with pandas.factorize.")
+    grade = one_label_each(columns, needed_by)
     if look:
-        right = (grade >= 0) & torch.isfinite(grade)
-        require("grades in `y`", grade, right, "finite and >= 0 (0 is irrelevant)", "Shift or recode the column.")
+        rule = "grades in `y` must be finite and >= 0 (0 is irrelevant)"
+        require((grade >= 0) & torch.isfinite(grade), grade, rule, "Shift or recode the column.")
     return query, grade
-
-
-def require(what: str, values: Tensor, right: Tensor, rule: str, remedy: str) -> None:
-    """Refuse a column where not all is right, naming the first value of which that is so."""
-    if not bool(right.all()):
-        at = int((~right).nonzero()[0])
-        raise DataError(f"{what} must be {rule}, got {values[at].item()!r} at position {at}. {remedy}")
 
 
 def equals_before(values: Tensor) -> Tensor:

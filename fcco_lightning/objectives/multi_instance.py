@@ -10,10 +10,10 @@ from torch import Tensor
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives.base import Objective, Partition, RowDomain
+from fcco_lightning.objectives.base import Objective, Partition, RowDomain, whole_split
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
-from fcco_lightning.objectives.pooling import Pooling, SmoothMaxPooling, bag_column, bags_of
+from fcco_lightning.objectives.pooling import Bags, Pooling, SmoothMaxPooling, bag_column, bags_of
 from fcco_lightning.objectives.quantities import means_by_part, parts_of
 from fcco_lightning.objectives.ranking import both_classes
 from fcco_lightning.outer import OuterFunction, PooledPairs
@@ -51,9 +51,7 @@ class MultiInstanceAUC(Objective):
         self.loss = loss or SigmoidPair()
         self.width = self.pooling.width
         # of the bags, sorted by name: names, which are positive, and n / n_i, the number of bags by those of a class
-        self._names = Known(torch.empty(0, dtype=torch.int64))
-        self._positive = Known(torch.empty(0, dtype=torch.bool))
-        self._share = Known(torch.empty(0, dtype=torch.float64))
+        self._names = self._positive = self._share = Known(torch.empty(0))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -68,9 +66,7 @@ class MultiInstanceAUC(Objective):
             DataError: if it lacks bags or labels, a label is neither 0 nor 1, a bag holds both, or all bags have one.
         """
         both_classes(columns, self)
-        assert columns is not None  # noqa: S101 - refused by both_classes
-        bags = bags_of(columns, self)
-        positive = bags.labels(columns, self) == 1
+        bags, positive = self._bags(whole_split(columns, self, "bags"))
         sizes = torch.bincount(positive.long(), minlength=2).double()
         self._names, self._positive = Known(bags.names), Known(positive)
         self._share = Known((len(positive) / sizes)[positive.long()])
@@ -78,10 +74,14 @@ class MultiInstanceAUC(Objective):
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a bag if it holds an instance of it, and one of a bag of the other class."""
-        bags = bags_of(columns, self)
-        positive = bags.labels(columns, self) == 1
+        bags, positive = self._bags(columns)
         of_positive = positive[bags.of]
         return Partition(bags.of, len(positive), [~of_positive, of_positive], (~positive).long())
+
+    def _bags(self, columns: Columns) -> tuple[Bags, Tensor]:
+        """The bags of the training split, and which are positive, shape (m,)."""
+        bags = bags_of(columns, self)
+        return bags, bags.labels(columns, self) == 1
 
     def know_presence(self, probability: Tensor) -> None:
         """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner.
@@ -120,11 +120,7 @@ class MultiInstanceAUC(Objective):
         return self._rows(batch)[0]
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """The means over the bag of every instance, shape (B, k), with the weight 0 if one of the classes lacks.
-
-        Raises:
-            DataError: if the outputs do not fit the pooling, or bags are missing or wrong.
-        """
+        """The means over the bag of every instance, shape (B, k), with the weight 0 if one of the classes lacks."""
         terms, (row, strange) = self.pooling.terms(outputs), self._rows(batch)
         weight = torch.where(strange, torch.nan, batch.get("weight", 1.0)).to(terms.dtype)
         part, num_parts = parts_of(row, len(self._names.values))

@@ -6,9 +6,9 @@ from torch import Tensor
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.base import Objective, RowDomain, whole_numbers
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.self_weights import check_comparisons, stands_for
+from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Range, Ratio
 
 
@@ -42,10 +42,6 @@ class NeighbourhoodComponents(Objective):
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = positive("temperature", temperature)
-        self._num_samples: int | None = None
-
-    def prepare(self, num_samples: int) -> None:
-        self._num_samples = num_samples
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:
         """One row for every sample, with values in [0, 1].
@@ -83,7 +79,7 @@ class NeighbourhoodComponents(Objective):
                 f"distances are from {float(distance.min()):g} on: nothing can be learnt of them. Raise the "
                 "temperature to about that, or start from smaller weights."
             )
-        check_comparisons(batch, self._num_samples or len(outputs))
+        Comparisons(batch, self.num_samples or len(outputs)).check()
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """Estimates for all samples of a batch, each from all others."""
@@ -92,10 +88,10 @@ class NeighbourhoodComponents(Objective):
                 f"NeighbourhoodComponents needs embeddings, shape (B, d), got {tuple(outputs.shape)}. Give the network "
                 "several outputs."
             )
-        y, stands = _classes(batch, self), stands_for(batch, self._num_samples)
+        y, stands = _classes(batch, self), Comparisons(batch, self.num_samples).table()
         near = stands * (_squared_distances(outputs.double()) / -self.temperature).exp()
         sums = torch.stack([(near * (y.unsqueeze(1) == y)).sum(1), near.sum(1)], dim=1)
-        return None, Rows(sums / ((self._num_samples or len(y)) - 1), torch.ones_like(y, dtype=torch.bool))
+        return None, Rows(sums / ((self.num_samples or len(y)) - 1), torch.ones_like(y, dtype=torch.bool))
 
 
 def _squared_distances(z: Tensor) -> Tensor:
@@ -105,10 +101,4 @@ def _squared_distances(z: Tensor) -> Tensor:
 
 
 def _classes(columns: Columns, needed_by: object) -> Tensor:
-    y = required_column(columns, "y", needed_by)
-    if y.is_floating_point() or y.dim() != 1:
-        raise DataError(
-            f"NeighbourhoodComponents needs one class per sample in `y`, whole numbers of shape (B,), got {y.dtype} of "
-            f"shape {tuple(y.shape)}. Set target='class'."
-        )
-    return y
+    return whole_numbers(columns, "y", needed_by, "Set target='class', as samples of one class are compared.")

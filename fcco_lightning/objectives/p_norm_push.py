@@ -41,11 +41,10 @@ class PNormPush(RankingObjective):
         push_over: Literal["negatives", "positives"] = "negatives",
         loss: PairLoss | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(loss or ExponentialPair())
         self.against_overflow = f"Lower p (it is {p:g}), of which inner values are raised to the power."
         self.outer: OuterFunction = Power(greater("p", p, 1.0))
         self.owner = int(one_of("push_over", push_over, ("negatives", "positives")) == "positives")
-        self.loss = loss or ExponentialPair()
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
         """Mean losses of the samples that own rows against those of the other class in the batch."""

@@ -11,7 +11,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import SampleParameters, required_column
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss, SquaredHingePair
+from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss
 from fcco_lightning.objectives.ranking import RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Range, Shifted
 
@@ -28,8 +28,8 @@ class CVaRPartialAUC(RankingObjective):
     - ``max_fpr`` alone (one-way, SOPA of Zhu et al., 2022): every positive has a threshold s_i of its own, trained row
       by row by projected gradient descent.  No inner values are remembered: F is a mean over pairs.
     - ``min_tpr`` alone (ALEXR paper, section 5.2, erratum ALEXR-4): c is trained with the network, its step size is
-      ``--model.objective_lr``; row i remembers the mean loss of positive i.  Convex where the pair losses are convex in
-      the weights.
+      ``--model.schedule.objective_lr``; row i remembers the mean loss of positive i.  Convex where the pair losses
+      are convex in the weights.
     - both (two-way): c and all s_i.  Row i remembers ``mean_j [l(s_i - s_j) - s_i]_+ / max_fpr``, which is not smooth
       in the weights: use SONX, ALEXR or ALEXR2, since SONEX smooths f only.
 
@@ -61,14 +61,13 @@ class CVaRPartialAUC(RankingObjective):
         *,
         sigmoid: bool = False,
     ) -> None:
-        super().__init__(sigmoid=sigmoid)
+        super().__init__(loss, sigmoid=sigmoid)
         self.max_fpr = fraction("max_fpr", max_fpr)
         if not 0 <= finite("min_tpr", min_tpr) < 1:
             raise ConfigError(f"min_tpr must lie in [0, 1), got {min_tpr!r}.")
         if max_fpr == 1 and min_tpr == 0:
             raise ConfigError("max_fpr=1 and min_tpr=0 leave nothing out. Set one of them, or use AUC.")
         self.min_tpr = min_tpr
-        self.loss = loss or SquaredHingePair()
         if max_fpr < 1:
             lr = positive("thresholds_lr", thresholds_lr)
             if finite("thresholds", thresholds) < 0:
@@ -128,8 +127,8 @@ class KLPartialAUC(RankingObjective):
     from uniform ones.  Small lam looks at the highest negatives only (low false positive rates), large lam at all of
     them, and F tends to the mean over pairs.  With ``tau`` the positives are weighted likewise (two-way):
     ``F = tau log mean_i exp(L_i / tau)``, computed as ``min_c c + (1/n_+) sum_i tau (exp((L_i - c)/tau) - 1)`` with c
-    trained beside the network (its own step size: ``--model.objective_lr``).  That has two levels, where the sources
-    keep a running mean for the third.
+    trained beside the network (its own step size: ``--model.schedule.objective_lr``).  That has two levels, where the
+    sources keep a running mean for the third.
 
     Row i remembers ``mean_j exp(l_ij / lam)``, at least 1, in float64.  Exponents beyond 500 are continued by a
     tangent.
@@ -157,10 +156,9 @@ class KLPartialAUC(RankingObjective):
         *,
         sigmoid: bool = False,
     ) -> None:
-        super().__init__(sigmoid=sigmoid)
+        super().__init__(loss, sigmoid=sigmoid)
         self.lam = positive("lam", lam)
         self.tau = None if tau is None else positive("tau", tau)
-        self.loss = loss or SquaredHingePair()
         self.against_overflow = f"Raise lam (it is {lam:g}), which divides the losses in an exponent."
         if tau is not None:
             self.against_overflow = (

@@ -12,7 +12,7 @@ from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import bounded_exp
-from fcco_lightning.objectives.base import binary_scores, require_binary_labels, required_column
+from fcco_lightning.objectives.base import binary_scores, require_binary_labels, whole_numbers
 from fcco_lightning.objectives.quantities import means_by_part
 from fcco_lightning.outer import Range
 
@@ -43,11 +43,6 @@ class Bags(NamedTuple):
         """
         require_binary_labels(columns, needed_by)
         y = columns["y"].long()
-        if y.shape != self.of.shape:
-            raise DataError(
-                f"{type(needed_by).__name__} needs one label per instance, shape {tuple(self.of.shape)}, got y of "
-                f"shape {tuple(y.shape)}. Name a single label column."
-            )
         some = y.new_zeros(len(self.names)).index_add(0, self.of, y)
         mixed = (some > 0) & (some < torch.bincount(self.of, minlength=len(self.names)))
         if bool(mixed.any()):
@@ -60,18 +55,8 @@ class Bags(NamedTuple):
 
 
 def bag_column(columns: Columns, needed_by: object) -> Tensor:
-    """The column ``bag`` of a table or batch, shape (n,).
-
-    Raises:
-        DataError: if the column is missing, or is not one whole number per instance.
-    """
-    bag = required_column(columns, "bag", needed_by)
-    if bag.is_floating_point() or bag.dim() != 1:
-        raise DataError(
-            f"`bag` must hold one whole number per instance, which names its bag, got {bag.dtype} of shape "
-            f"{tuple(bag.shape)}. Number the bags, for example with pandas.factorize."
-        )
-    return bag
+    """The column ``bag`` of a table or batch, shape (n,), int64; see :func:`whole_numbers`."""
+    return whole_numbers(columns, "bag", needed_by, "Number the bags, for example with pandas.factorize.")
 
 
 def bags_of(columns: Columns, needed_by: object) -> Bags:

@@ -12,7 +12,13 @@ from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import first_of_equals
-from fcco_lightning.objectives.base import binary_scores, one_label_each, require_binary_labels, required_column
+from fcco_lightning.objectives.base import (
+    binary_scores,
+    one_label_each,
+    require,
+    require_binary_labels,
+    required_column,
+)
 from fcco_lightning.outer import Range
 
 MOST_ROWS = 4
@@ -24,13 +30,23 @@ class Quantity(ABC):
 
     Attributes:
         range: the interval in which it lies, whatever the outputs; so do its means.
+        smooths: whether it is a smoothed decision, 0 or 1, which :meth:`decided` gives itself.
     """
 
     range: ClassVar[Range] = Range()
+    smooths: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         """One value per sample."""
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """The decision that the quantity smooths, 0 or 1 for every sample, shape (B,); of use where :attr:`smooths`.
+
+        It is positive where the quantity is more than 1/2.
+        """
+        values = self(outputs, batch)
+        return (values > 0.5).to(values.dtype)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
         """Look at a batch and refuse labels that the quantity would misread; see :meth:`Measurable.check`."""
@@ -50,6 +66,7 @@ class SoftRate(Quantity):
     threshold: float = 0.0
     temperature: float = 1.0
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
@@ -66,18 +83,16 @@ class LogisticLoss(Quantity):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         y = one_label_each(batch, self)
-        wrong = y[(y < 0) | (y > 1)]
-        if wrong.numel():
-            raise DataError(
-                f"{type(self).__name__} needs labels y in [0, 1], got {wrong.flatten()[0].item():g}: its loss would be "
-                "unbounded below. Recode them, (y + 1) // 2 for -1 and 1, or give the network one output per class."
-            )
+        remedy = (
+            "The loss of others is unbounded below. Recode them, (y + 1) // 2 for -1 and 1, or give the network one "
+            "output per class."
+        )
+        require((y >= 0) & (y <= 1), y, f"{type(self).__name__} needs labels y in [0, 1]", remedy)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
-        return binary_cross_entropy_with_logits(
-            scores, required_column(batch, "y", self).to(scores.dtype), reduction="none"
-        )
+        y = required_column(batch, "y", self).to(scores.dtype)
+        return binary_cross_entropy_with_logits(scores, y, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -123,18 +138,15 @@ class CrossEntropyLoss(Quantity):
             LogisticLoss().check(outputs, batch)
             return
         y, classes = required_column(batch, "y", self), outputs.shape[1]
-        wrong = y[(y < 0) | (y >= classes)] if y.dim() == 1 else y[:0]
-        if wrong.numel():
-            raise DataError(
-                f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}, "
-                f"got {wrong[0].item():g}. Number the classes from 0, or give the network one output per class."
-            )
+        if y.dim() == 1:  # and not probabilities of classes
+            rule = f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}"
+            remedy = "Number the classes from 0, or give the network one output per class."
+            require((y >= 0) & (y < classes), y, rule, remedy)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         if outputs.dim() == 2 and outputs.shape[1] > 1:
-            return cross_entropy(
-                outputs, required_column(batch, "y", self), reduction="none", label_smoothing=self.label_smoothing
-            )
+            y = required_column(batch, "y", self)
+            return cross_entropy(outputs, y, reduction="none", label_smoothing=self.label_smoothing)
         return LogisticLoss()(outputs, batch)
 
 
@@ -153,6 +165,7 @@ class ErrorProbability(Quantity):
 
     temperature: float = 1.0
     range = Range(0.0, 1.0)
+    smooths = True
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
@@ -168,6 +181,12 @@ class ErrorProbability(Quantity):
         y = y.to(scores.dtype)
         return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)
 
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """Whether the decision is wrong: that for the largest output, or for the sign of a single one."""
+        if outputs.dim() == 2 and outputs.shape[1] > 1:
+            return (outputs.argmax(1) != required_column(batch, "y", self)).to(outputs.dtype)
+        return super().decided(outputs, batch)
+
 
 @dataclass(frozen=True)
 class SquaredLoss(Quantity):
@@ -176,10 +195,8 @@ class SquaredLoss(Quantity):
     range = Range(least=0.0)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        residual = outputs.reshape(len(outputs), -1) - required_column(batch, "y", self).to(outputs.dtype).reshape(
-            len(outputs), -1
-        )
-        return residual.square().sum(1)
+        y = required_column(batch, "y", self).to(outputs.dtype)
+        return (outputs.reshape(len(outputs), -1) - y.reshape(len(outputs), -1)).square().sum(1)
 
 
 @dataclass(frozen=True)

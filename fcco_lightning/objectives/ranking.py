@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, required_column
+from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, require, required_column, whole_split
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
-from fcco_lightning.objectives.pairwise import PairLoss
-from fcco_lightning.objectives.self_weights import by_strata, check_comparisons, comparison_weights, self_and_others
+from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.objectives.self_weights import Comparisons, by_strata, comparison_weights, self_and_others
 from fcco_lightning.outer import Range
 
 
@@ -26,20 +26,26 @@ class RankingObjective(BinaryObjective, ABC):
     any prevalence).  A batch that holds one class only says nothing; how often that happens follows from the plan of
     the batches, and the rows of the other batches weigh as much more.
 
+    Args:
+        loss: l of a pair, non-negative; the squared hinge with margin 1 by default.
+        sigmoid: see :class:`BinaryObjective`.
+
     Attributes:
         owner: label of the class whose samples own the rows.
-        num_samples: n, known from :meth:`prepare` on.
+        needs_partner: whether the owners are compared with the other class, as above, and not with all samples of the
+            data, themselves included.
+        itself: l(0), the loss of a sample against itself.
         class_sizes: numbers of the negatives and of the positives, known from :meth:`row_domain` on.
     """
 
     owner: int = 1
     needs_partner: ClassVar[bool] = True
-    num_samples: int | None = None
     class_sizes: tuple[int, int] | None = None
 
-    def prepare(self, num_samples: int) -> None:
-        """Take n."""
-        self.num_samples = num_samples
+    def __init__(self, loss: PairLoss | None = None, *, sigmoid: bool = False) -> None:
+        super().__init__(sigmoid=sigmoid)
+        self.loss = loss or SquaredHingePair()
+        self.itself = float(self.loss(torch.zeros((), dtype=torch.float64)))
 
     def kinds(self, columns: Columns) -> Sequence[Tensor]:
         """The samples that own rows, and the others."""
@@ -63,16 +69,16 @@ class RankingObjective(BinaryObjective, ABC):
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         """Warn where means over the other class are ratios; refuse batches that say nothing of some samples.
 
-        See :func:`warn_of_ratios`; and where samples are compared with all others :func:`check_comparisons`.
+        See :func:`warn_of_ratios`; and where samples are compared with all others :meth:`Comparisons.check`.
         """
         if self.needs_partner:
             warn_of_ratios(batch, self)
         elif by_strata(batch):
-            check_comparisons(batch, self.num_samples, owners=self._owners(batch))
+            Comparisons(batch, self.num_samples, owners=self._owners(batch)).check()
 
     def _range(self) -> Range:
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""
-        return Range(least=0.0)
+        return Range(least=0.0 if self.needs_partner else self.itself / sum(self.class_sizes or (1,)))
 
     def _owners(self, batch: Columns) -> Tensor:
         """Which samples of a batch own rows, shape (B,), bool."""
@@ -91,6 +97,11 @@ class RankingObjective(BinaryObjective, ABC):
         s = scores if self.owner == 1 else -scores
         some, others = (few(owners, self.most[:1]), few(share > 0, self.most[1:])) if self.most else (None, None)
         return pair_sums(loss, s, share.unsqueeze(0), some, partners=others, thresholds=thresholds)
+
+    def _sums(self, scores: Tensor, counted: Tensor, owners: Tensor, batch: Columns) -> Tensor:
+        """The sums of losses of owners against all samples of the data, of which sample j counts ``counted`` (k, B)."""
+        given = (batch, self.num_samples, self.itself, owners, self.most)
+        return sums_over_data(self.loss, scores, counted, *given)
 
 
 def few(marked: Tensor, most: Sequence[int]) -> Few | None:
@@ -111,8 +122,8 @@ def sums_over_data(
 ) -> Tensor:
     r"""``sum_j v_ij M_kj l(s_i - s_j)``, v_ij the weights of the samples j in a mean over the data as i sees it.
 
-    They are those of :func:`~fcco_lightning.objectives.self_weights.comparison_weights`, 1/n for i itself.  Batches
-    with a column ``weight`` and no strata hold no sample twice.
+    They are those of :func:`~fcco_lightning.objectives.self_weights.comparison_weights`, 1/n for i itself, whose loss
+    l(0) is ``itself``.  Batches with a column ``weight`` and no strata hold no sample twice.
 
     Args:
         loss: l.
@@ -209,28 +220,15 @@ def warn_of_ratios(batch: Columns, objective: Objective) -> None:
 def known_labels(columns: Columns | None, objective: Objective, missing: float | None = None) -> Tensor:
     """The labels ``y`` of the training split, which say which samples own rows.
 
-    Args:
-        columns: of the training split.
-        objective: that asks.
-        missing: value that stands for a label that is not known; None if there is none.
-
     Raises:
         ConfigError: if the columns are not known.
-        DataError: if ``y`` is missing, or holds other values than 0 and 1.
+        DataError: if ``y`` is missing, or holds another value than 0, 1 and the one for a ``missing`` label.
     """
-    name = type(objective).__name__
-    if columns is None:
-        raise ConfigError(
-            f"{name} must know the labels of the whole training split, and how batches are drawn. Use a datamodule "
-            "with `sampling()`, or DataLoader(IndexedDataset(dataset), shuffle=True) of a data set whose labels are "
-            "known; in a loop of your own pass sampling={'target': Drawn(columns, plan)} to `pose`."
-        )
-    y = required_column(columns, "y", objective)
-    wrong = (y != 0) & (y != 1) & (y != missing)
-    if bool(wrong.any()):
-        where = tuple(wrong.nonzero()[0].tolist())
-        raise DataError(
-            f"{name} needs the labels 0 and 1, but y of training sample {where[0]} is {y[where].item()!r}. Map the "
-            "labels, for example -1 and 1, to 0 and 1 (`columns.positive` names the value that becomes 1)."
-        )
+    y = required_column(whole_split(columns, objective, "labels"), "y", objective)
+    require(
+        (y == 0) | (y == 1) | (y == missing),
+        y,
+        f"{type(objective).__name__} needs the labels 0 and 1 in `y`",
+        "Map the labels, for example -1 and 1, to 0 and 1 (`columns.positive` names the value that becomes 1).",
+    )
     return y

@@ -8,9 +8,9 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
-from fcco_lightning.objectives.ranking import RankingObjective, sums_over_data
-from fcco_lightning.outer import Hinge, OuterFunction, Range
+from fcco_lightning.objectives.pairwise import PairLoss
+from fcco_lightning.objectives.ranking import RankingObjective
+from fcco_lightning.outer import Hinge, OuterFunction
 
 
 class RecallAtK(RankingObjective):
@@ -37,10 +37,8 @@ class RecallAtK(RankingObjective):
     needs_partner = False
 
     def __init__(self, k: int, loss: PairLoss | None = None) -> None:
-        super().__init__()
+        super().__init__(loss)
         self.k = at_least("k", k, 1)
-        self.loss = loss or SquaredHingePair()
-        self.own = float(self.loss(torch.zeros((), dtype=torch.float64)))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -58,16 +56,7 @@ class RecallAtK(RankingObjective):
         super().prepare(num_samples)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """Estimates of ``rank_i / n``.
-
-        Raises:
-            DataError: if the batch has fewer than two samples, no column ``y``, or not one score per sample.
-        """
-        scores, owners = self.scores(outputs), self._owners(batch)
-        every, given = torch.ones_like(scores.detach()).unsqueeze(0), (batch, self.num_samples, self.own, owners)
-        ranks = sums_over_data(self.loss, scores, every, *given, self.most)
-        return None, Rows(ranks, owners)
-
-    def _range(self) -> Range:
-        """At least what the positive itself contributes."""
-        return Range(least=self.own / sum(self.class_sizes or (1,)))
+        """Estimates of ``rank_i / n``."""
+        scores, positive = self.scores(outputs), self._owners(batch)
+        every = torch.ones_like(scores.detach()).unsqueeze(0)
+        return None, Rows(self._sums(scores, every, positive, batch), positive)

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import Objective, binary_scores, one_label_each
+from fcco_lightning.objectives.base import Objective, binary_scores, one_label_each, require_binary_labels
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Softplus
 
@@ -32,7 +31,7 @@ class RobustLogistic(Objective):
     outer = Softplus()
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
-        signs(batch, self, look=True)
+        require_binary_labels(batch, self)
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         scores = binary_scores(outputs)
@@ -40,18 +39,11 @@ class RobustLogistic(Objective):
         return None, Rows(values.unsqueeze(1), torch.ones_like(values, dtype=torch.bool))
 
 
-def signs(batch: Columns, needed_by: object, *, look: bool = False) -> Tensor:
-    """Labels 0 and 1 as -1 and 1, shape (B,); any other is NaN, or refused where one looks.
+def signs(batch: Columns, needed_by: object) -> Tensor:
+    """Labels 0 and 1 as -1 and 1, shape (B,); any other is NaN.
 
     Raises:
-        DataError: if there is not one label ``y`` per sample, or, with ``look``, it is neither 0 nor 1, naming the
-            class of ``needed_by``.
+        DataError: if there is not one label ``y`` per sample, naming the class of ``needed_by``.
     """
     y = one_label_each(batch, needed_by)
-    sign = torch.where(y == 1, 1.0, torch.where(y == 0, -1.0, torch.nan))
-    if look and bool(sign.isnan().any()):
-        raise DataError(
-            f"{type(needed_by).__name__} needs labels y in {{0, 1}}, the batch has {sorted(set(y.tolist()))[:6]}. Say "
-            "which value is positive (data.columns.positive), or recode them."
-        )
-    return sign
+    return torch.where(y == 1, 1.0, torch.where(y == 0, -1.0, torch.nan))

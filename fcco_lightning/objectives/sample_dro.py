@@ -37,6 +37,7 @@ class SampleDRO(Objective):
         self.outer: OuterFunction = WorstCase(self.ambiguity)
 
     def prepare(self, num_samples: int) -> None:
+        super().prepare(num_samples)
         self.ambiguity.check(num_samples)
 
     def check(self, outputs: Any, batch: Columns) -> None:

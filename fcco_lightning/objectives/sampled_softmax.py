@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.models.outputs import ClassVectors
 from fcco_lightning.numerics import bounded_exp
-from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.base import Objective, RowDomain, agreed, require, required_column, vectors
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.outer import Log, Range
 
@@ -55,10 +55,7 @@ class SampledSoftmax(Objective):
         self.num_classes = None if num_classes is None else at_least("num_classes", num_classes, 2)
 
     def adapt(self, datamodule: Any) -> None:
-        found = getattr(datamodule, "num_classes", None)
-        if found and self.num_classes not in (None, found):
-            raise ConfigError(f"num_classes={self.num_classes}, but the data has {found} classes. Leave it out.")
-        self.num_classes = self.num_classes or found
+        self.num_classes = agreed("num_classes", self.num_classes, datamodule, self)
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every sample, whose values are at least 1/C."""
@@ -67,19 +64,12 @@ class SampledSoftmax(Objective):
     def check(self, outputs: Any, batch: Mapping[str, Columns]) -> None:  # noqa: ARG002
         """Refuse labels and classes that are not in 0..C-1."""
         for found, what in zip(self._numbers(batch), ("labels y", "classes"), strict=True):
-            if bool(self._outside(found).any()):
-                raise DataError(
-                    f"{what} must lie in 0..{self._classes() - 1}, got {int(found.min())}..{int(found.max())}. Number "
-                    "the classes from 0, and check num_classes."
-                )
-
-    def rows_of(self, batch: Mapping[str, Columns]) -> Tensor | None:  # type: ignore[override]
-        """The samples of the part "target"."""
-        return super().rows_of(batch["target"])
+            rule = f"{what} must lie in 0..{self._classes() - 1}"
+            require(~self._outside(found), found, rule, "Number the classes from 0, and check num_classes.")
 
     def measure(self, outputs: Any, batch: Mapping[str, Columns]) -> tuple[Tensor | None, Rows | None]:
         """g_i of every sample, shape (B, 1), with the weight 0 if its own class alone was drawn."""
-        samples, classes = _vectors(outputs, "target"), _vectors(outputs, CLASSES)
+        samples, classes = (vectors(outputs, part, ClassVectors, self, "ClassVectorNetwork") for part in self.part)
         count, (own, drawn) = self._classes(), self._numbers(batch)
         wide = torch.promote_types(samples.vector.dtype, torch.float32)
         features = samples.vector.to(wide)
@@ -104,13 +94,3 @@ class SampledSoftmax(Objective):
         if self.num_classes is None:
             raise ConfigError("SampledSoftmax needs the number of classes: set num_classes, or use a datamodule.")
         return self.num_classes
-
-
-def _vectors(outputs: Any, part: str) -> ClassVectors:
-    found = outputs.get(part) if isinstance(outputs, Mapping) else None
-    if not isinstance(found, ClassVectors) or found.vector.dim() != 2 or found.vector.shape != found.own.shape:
-        raise DataError(
-            f"SampledSoftmax needs ClassVectors of shape (B, d) for the part {part!r} of a batch, got "
-            f"{type(found).__name__}. Use ClassVectorNetwork, and batches with a part 'classes'."
-        )
-    return found

@@ -1,6 +1,6 @@
 """How much a sample weighs among those that it is compared with, when a batch stands for the whole data."""
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from fcco_lightning.numerics import counts
 SelfWeight: TypeAlias = Literal["dataset", "batch", "none"]
 """Weight of a sample among the n samples that it is compared with, itself included: 1/n, 1/B, or 0."""
 
-SELF_WEIGHTS: tuple[SelfWeight, ...] = ("dataset", "batch", "none")
+SELF_WEIGHTS: tuple[SelfWeight, ...] = get_args(SelfWeight)
 Some: TypeAlias = slice | Tensor
 """Samples of a batch: consecutive ones, or their positions, shape (m,), int64."""
 _EVERY = slice(None)
@@ -63,7 +63,7 @@ def comparison_weights(
 
     With them a sum over the batch is an unbiased estimate of the mean over n samples, given that the anchor is drawn.
     With "dataset" the anchor has 1/n, another sample the n-th part of the number of samples that it stands for
-    (:func:`stands_for`).  With "none" the anchor is left out, and the others have the (n - 1)-th part; "batch" is
+    (:class:`Comparisons`).  With "none" the anchor is left out, and the others have the (n - 1)-th part; "batch" is
     ``v / B`` for all, with v the column ``weight``.
 
     Args:
@@ -71,7 +71,7 @@ def comparison_weights(
         batch: columns with ``index``; shape (B,) each, B >= 2.
         num_samples: number of samples n; needed for "dataset", and for "none" where samples are not drawn uniformly.
         dtype: of the result.
-        owners: which samples own a row, see :func:`stands_for`.
+        owners: which samples own a row, see :class:`Comparisons`.
         anchors: which samples are compared with others.
         others: with which; all by default.
 
@@ -92,7 +92,7 @@ def comparison_weights(
         return (weight[others] / len(index)).expand(itself.shape)
     n = _known(num_samples)
     share = 1 / (n - 1) if kind == "none" else 1 / n
-    table = stands_for(batch, n, owners=owners, anchors=anchors, others=others, share=share, dtype=dtype)
+    table = Comparisons(batch, n, owners=owners).table(anchors, others, share, dtype)
     return table if kind == "none" else table.masked_fill(itself & ~table.isnan(), 1 / n)
 
 
@@ -101,21 +101,12 @@ def by_strata(batch: Columns) -> bool:
     return "weight" in batch or "stratum" in batch
 
 
-def stands_for(
-    batch: Columns,
-    num_samples: int | None,
-    *,
-    owners: Tensor | None = None,
-    within: Tensor | None = None,
-    anchors: Some = _EVERY,
-    others: Some = _EVERY,
-    share: float = 1.0,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
+class Comparisons:
     r"""How many samples of the data each other sample of a batch stands for, seen from the anchors in the batch.
 
-    ``sum_j W_aj x_j`` over the batch is an unbiased estimate of the sum of x over all samples but the anchor a, given
-    that a is in the batch.  The anchor itself has W = 0, also where the batch holds it twice.
+    With the weights W of :meth:`table`, ``sum_j W_aj x_j`` over the batch is an unbiased estimate of the sum of x over
+    all samples but the anchor a, given that a is in the batch.  The anchor itself has W = 0, also where the batch holds
+    it twice.
 
     Where batches have the columns ``stratum`` (whose members are drawn alike) and ``stratum_size`` (their number N_s),
     of which the batch holds m_s each, then ``W = (N_s - 1) / (m_s - c)`` within the anchor's own stratum, c being the
@@ -129,77 +120,87 @@ def stands_for(
 
     With the column ``weight`` alone, ``v = N_s B / (n m_s)``, samples of one weight are a stratum; without it all are.
 
-    A batch that says nothing of some samples gives NaN, whose cause :func:`check_comparisons` names.
-
     Args:
-        batch: columns with ``index``; shape (B,) each.
+        batch: columns with ``index``; shape (B,) each, B >= 2.
         num_samples: n.
         owners: which samples own a row, so that the others may be the only one of their stratum, shape (B,), bool; None
             for all.
-        within: which samples are compared with which anchors, shape (m, k), bool; None for all.  Where whole lists are
-            drawn (:class:`QueryBatches`) only samples of the anchor's list can be, as the anchor makes sure of its own.
-        anchors: see :func:`comparison_weights`.
-        others: see :func:`comparison_weights`.
-        share: what every one of these samples counts.
-        dtype: of the result.
-
-    Returns: shape (m, k).
+        within: which samples are compared with which anchors, shape (B, B), bool; None for all.  Where whole lists are
+            drawn (:class:`QuerySampling`) only samples of the anchor's list can be, as it makes sure of its own.
 
     Raises:
         ConfigError: if n is not known.
         DataError: if the batch holds one sample.
     """
-    index = batch["index"]
-    seen = _seen_strata(batch, num_samples, alone=within is not None)
-    alone = seen.alone if owners is None else seen.alone & owners
-    lost = alone | seen.elsewhere.isnan()  # anchors of which the batch does not say enough
-    own = torch.where(lost, torch.nan, share * seen.own).to(dtype)
-    same = seen.stratum[anchors].unsqueeze(1) == seen.stratum[others]
-    table = torch.where(same, own[anchors].unsqueeze(1), (share * seen.elsewhere).to(dtype)[others])
-    known = index[anchors].unsqueeze(1) == index[others]
-    hidden = known if within is None else known | ~within
-    return table.masked_fill(hidden & ~lost[anchors].unsqueeze(1), 0.0)
 
+    def __init__(
+        self, batch: Columns, num_samples: int | None, *, owners: Tensor | None = None, within: Tensor | None = None
+    ) -> None:
+        n = _known(num_samples)
+        self_and_others("none", len(batch["index"]), n)  # checks the size of the batch
+        self.batch, self.num_samples, self.within = batch, n, within
+        self.stratum, self.size = _strata(batch, n)
+        held, independent = counts(self.stratum), "replaced" in batch
+        copies = batch["replaced"] if independent else counts(batch["index"])
+        single = held == copies
+        met = held - (expected_copies(batch) if independent else copies)
+        # how many samples another one stands for: of its own stratum, and seen from another one
+        self.own = torch.where(single, 0.0, (self.size - 1) / torch.where(single, 1.0, met))
+        self.elsewhere, silent = self.size / held, None
+        if "strata" in batch:  # some of all strata, of which the anchor's is one for certain
+            strata, drawn = batch["strata"][0], (1 / held.double()).sum().round()
+            self.elsewhere = self.elsewhere * ((strata - 1) / (drawn - 1).clamp(min=1))
+            silent = (drawn == 1) & (strata > 1)
+        elif "stratum" in batch:
+            silent = self.elsewhere.sum() < n - 0.5
+        if silent is not None and within is None:
+            self.elsewhere = torch.where(silent, torch.nan, self.elsewhere)
+        alone = single & (self.size > 1.5)
+        self.lonely = alone if owners is None else alone & owners
 
-def check_comparisons(
-    batch: Columns, num_samples: int | None, *, owners: Tensor | None = None, within: bool = False
-) -> None:
-    """Refuse batches that say nothing of some of the samples with which others are compared.
+    def table(
+        self, anchors: Some = _EVERY, others: Some = _EVERY, share: float = 1.0, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """W of m anchors and k others, times what every sample counts, shape (m, k); all of them by default.
 
-    Args:
-        batch: see :func:`stands_for`.
-        num_samples: n.
-        owners: see :func:`stands_for`.
-        within: whether samples are compared within parts of the data that batches hold as a whole.
+        It is NaN for an anchor of which the batch does not say enough; :meth:`check` names the cause.
+        """
+        index, lost = self.batch["index"], self.lonely | self.elsewhere.isnan()
+        own = torch.where(lost, torch.nan, share * self.own).to(dtype)
+        same = self.stratum[anchors].unsqueeze(1) == self.stratum[others]
+        table = torch.where(same, own[anchors].unsqueeze(1), (share * self.elsewhere).to(dtype)[others])
+        known = index[anchors].unsqueeze(1) == index[others]
+        hidden = known if self.within is None else known | ~self.within[anchors][:, others]
+        return table.masked_fill(hidden & ~lost[anchors].unsqueeze(1), 0.0)
 
-    Raises:
-        ConfigError: if n is not known.
-        DataError: if the batch holds one sample, or one of a stratum that has more, or not all strata (without
-            ``within``) and does not say how they are drawn, or one of several.
-    """
-    seen = _seen_strata(batch, num_samples, alone=within)
-    lonely = (seen.alone if owners is None else seen.alone & owners).nonzero().flatten()
-    if len(lonely):
-        first = lonely[0]
-        name = "" if seen.stratum.is_floating_point() else f" {int(seen.stratum[first])}"
+    def check(self) -> None:
+        """Refuse batches that say nothing of some of the samples with which others are compared.
+
+        Raises:
+            DataError: if the batch holds one sample of a stratum that has more, or not all strata (without ``within``)
+                and does not say how they are drawn, or one of several.
+        """
+        if bool(self.lonely.any()):
+            first = int(self.lonely.nonzero()[0])
+            name = "" if self.stratum.is_floating_point() else f" {int(self.stratum[first])}"
+            raise DataError(
+                f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a "
+                f"part of a list), which has {round(float(self.size[first]))}, and so says nothing of the others. "
+                "Change `batches` so that they draw two or more of each."
+            )
+        if not bool(self.elsewhere.isnan().any()):
+            return
+        if "strata" in self.batch:
+            raise DataError(
+                f"samples are compared with all others, but a batch holds one of {int(self.batch['strata'][0])} strata "
+                "(groups, or classes), and so says nothing of the others. Set groups_per_batch to 2 or more."
+            )
         raise DataError(
-            f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a part "
-            f"of a list), which has {round(float(seen.size[first]))}, and so says nothing of the others. Change "
-            "`batches` so that they draw two or more of each."
+            f"samples are compared with all others, but a batch holds strata (bags, or queries) of "
+            f"{float((self.size / counts(self.stratum)).sum()):.0f} of {self.num_samples} samples, drawn in a way from "
+            "which it does not follow what they say of the rest. Use UniformSampling, BalancedSampling, or "
+            "GroupSampling with `prevalence: data`."
         )
-    if not bool(seen.elsewhere.isnan().any()):
-        return
-    if "strata" in batch:
-        raise DataError(
-            f"samples are compared with all others, but a batch holds one of {int(batch['strata'][0])} strata (groups, "
-            "or classes), and so says nothing of the others. Set groups_per_batch to 2 or more."
-        )
-    raise DataError(
-        f"samples are compared with all others, but a batch holds strata (bags, or queries) of "
-        f"{float((seen.size / counts(seen.stratum)).sum()):.0f} of {num_samples} samples, drawn in a way from which it "
-        "does not follow what they say of the rest. Use UniformSampling, BalancedSampling, or GroupSampling with "
-        "`prevalence: data`."
-    )
 
 
 def expected_copies(batch: Columns) -> Tensor:
@@ -217,39 +218,6 @@ def expected_copies(batch: Columns) -> Tensor:
     return held / (size * (1 - (1 - 1 / size) ** (held / batch["replaced"])))
 
 
-class _Seen:
-    """What a batch says of the strata of its samples; every tensor has the shape (B,).
-
-    Attributes:
-        stratum: of every sample.
-        size: number of samples of it in the data, float64.
-        own: how many samples another one of the same stratum stands for, float64.
-        elsewhere: how many samples it stands for, seen from another stratum, float64; NaN where the batch does not say.
-        alone: whether the batch holds no other sample of a stratum that has more.
-    """
-
-    def __init__(self, stratum: Tensor, size: Tensor, own: Tensor, elsewhere: Tensor, alone: Tensor) -> None:
-        self.stratum, self.size, self.own, self.elsewhere, self.alone = stratum, size, own, elsewhere, alone
-
-
-def _seen_strata(batch: Columns, num_samples: int | None, *, alone: bool) -> _Seen:
-    """What a batch says of its strata; ``alone``: whether others than the anchor's play no role."""
-    index, n = batch["index"], _known(num_samples)
-    self_and_others("none", len(index), n)  # checks the size of the batch
-    stratum, size = _strata(batch, n)
-    held, independent = counts(stratum), "replaced" in batch
-    copies = batch["replaced"] if independent else counts(index)
-    lonely = held == copies
-    met = held - (expected_copies(batch) if independent else copies)
-    own = torch.where(lonely, 0.0, (size - 1) / torch.where(lonely, 1.0, met))
-    elsewhere = size / held
-    if "strata" in batch:
-        elsewhere = elsewhere * _of_other_strata((1 / held.double()).sum().round(), batch["strata"][0], alone=alone)
-    elif "stratum" in batch and not alone:
-        elsewhere = torch.where(elsewhere.sum() < n - 0.5, torch.nan, elsewhere)
-    return _Seen(stratum, size, own, elsewhere, lonely & (size > 1.5))
-
-
 def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:
     """The stratum of every sample of a batch, shape (B,), and its number of samples in the data, (B,), float64."""
     index = batch["index"]
@@ -259,18 +227,6 @@ def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(index), torch.full_like(index, num_samples, dtype=torch.float64)
     weight = batch["weight"].double()
     return weight, weight * counts(weight) * num_samples / len(index)
-
-
-def _of_other_strata(held: Tensor, strata: Tensor, *, alone: bool) -> Tensor:
-    """What samples of other strata than the anchor's count more, where a batch holds some of all strata.
-
-    NaN if it holds one of several, unless a stratum may be ``alone``.
-    """
-    factor = (strata - 1) / (held - 1).clamp(min=1)
-    if alone:
-        return factor
-    single = torch.where(strata == 1, 1.0, torch.nan)
-    return torch.where(held > 1, factor, single)
 
 
 def _known(num_samples: int | None) -> int:

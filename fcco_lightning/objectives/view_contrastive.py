@@ -70,7 +70,7 @@ class ViewContrastive(GlobalContrastive):
                 "positive='batch' takes all samples of a batch alike, but they come with weights. Use "
                 "positive='dataset', or batches without weights (prevalence: batch)."
             )
-        n, given = self._num_samples, {"index": batch["index"]} if self.positive == "batch" else batch
+        n, given = self.num_samples, {"index": batch["index"]} if self.positive == "batch" else batch
         partner, _ = self_and_others(self.positive, 2 * len(like) - 1, None if n is None else 2 * n - 1)
 
         def logs(*views: slice) -> Tensor:

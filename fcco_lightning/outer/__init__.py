@@ -1,15 +1,15 @@
 """Outer functions f: values, subgradients, proximal maps, envelopes and conjugates."""
 
-from fcco_lightning.outer.base import OuterFunction
-from fcco_lightning.outer.combined import (
+from fcco_lightning.outer.base import OuterFunction, Range
+from fcco_lightning.outer.composed import (
     AbsoluteDifference,
     AbsoluteDistance,
     Linear,
     RatioDifference,
-    ratio_difference,
+    Shifted,
 )
 from fcco_lightning.outer.discount import DiscountedGain
-from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum
+from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum, WorstCase
 from fcco_lightning.outer.elementary import Hinge, Square, SquaredHinge, cvar
 from fcco_lightning.outer.log_exp import (
     KullbackLeiblerOfLog,
@@ -24,10 +24,7 @@ from fcco_lightning.outer.log_exp import (
 )
 from fcco_lightning.outer.multiplied import Multiplied, excess
 from fcco_lightning.outer.pooled_pairs import PooledPairs
-from fcco_lightning.outer.range import Range
-from fcco_lightning.outer.shifted import Shifted
 from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
-from fcco_lightning.outer.worst_case import WorstCase
 
 __all__ = [
     "AbsoluteDifference",
@@ -62,5 +59,4 @@ __all__ = [
     "WorstCase",
     "cvar",
     "excess",
-    "ratio_difference",
 ]

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,19 @@ def in_float64(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return computed
 
 
+class Range(NamedTuple):
+    """The interval in which every coordinate of a row is known to lie; None where there is no bound."""
+
+    least: float | None = None
+    most: float | None = None
+
+    def project(self, rows: Tensor) -> Tensor:
+        """The nearest rows in the interval."""
+        if self.least is None and self.most is None:
+            return rows
+        return rows.clamp(min=self.least, max=self.most)
+
+
 class OuterFunction(ABC):
     r"""An outer function f: R^k -> R, applied to every row of a (B, k) tensor.
 
@@ -43,6 +56,7 @@ class OuterFunction(ABC):
         smooth: f has a Lipschitz gradient where it is used, so it needs no smoothing.
         coupled: f acts on all n rows together, so only an estimator that keeps all of them (``dense``) can use it.
         above_zero: names of the arguments that must be finite numbers > 0.
+        known_at_present: names of the arguments that are known parameters, tensors at their present value.
     """
 
     convex: ClassVar[bool] = True
@@ -50,6 +64,7 @@ class OuterFunction(ABC):
     smooth: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
     above_zero: ClassVar[tuple[str, ...]] = ()
+    known_at_present: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -60,6 +75,15 @@ class OuterFunction(ABC):
     def __post_init__(self) -> None:
         for name in self.above_zero:
             positive(name, getattr(self, name))
+        for name in self.known_at_present:
+            require_known(name, getattr(self, name))
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{name} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value!r}"
+            for name, value in vars(self).items()
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def lipschitz(self) -> float:
@@ -68,7 +92,7 @@ class OuterFunction(ABC):
 
     def parameters(self) -> tuple[Tensor, ...]:
         """The known parameters of f, with respect to which :meth:`value` can be differentiated; most have none."""
-        return ()
+        return tuple(getattr(self, name) for name in self.known_at_present)
 
     def known(self, u: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002 - some functions need only the slopes
         """Numbers with the gradient of f(u) with respect to the known parameters, for every row: (B, k) -> (B,).
@@ -175,7 +199,7 @@ class Composed(OuterFunction):
         return self.inside.lipschitz
 
     def parameters(self) -> tuple[Tensor, ...]:
-        return self.inside.parameters()
+        return (*super().parameters(), *self.inside.parameters())
 
 
 class _WithSlope(torch.autograd.Function):
@@ -196,6 +220,11 @@ def with_slope(value: Tensor, slope: Tensor, z: Tensor) -> Tensor:
         return value
     result: Tensor = _WithSlope.apply(value, slope.detach(), z)
     return result
+
+
+def sloped(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """``value(z)``, with the gradient ``slope(z)`` in z where that is asked for."""
+    return with_slope(value(z.detach()), slope(z.detach()), z) if z.requires_grad else value(z)
 
 
 def require_known(name: str, value: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Outer functions of distributionally robust objectives: duals of divergences, and the maximum."""
+"""Outer functions of distributionally robust objectives: duals of divergences, and maxima."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fcco_lightning.ambiguity import AmbiguitySet
 from fcco_lightning.checks import positive
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root, project_to_simplex
 from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside
 
@@ -113,3 +115,25 @@ class Maximum(OuterFunction):
         tolerance = DUAL_ROUNDING * y.shape[-1]
         inside = (y >= -tolerance).all(-1) & ((y.sum(-1) - 1).abs() <= tolerance)
         return infinite_outside(y.new_zeros(y.shape[:-1]), inside)
+
+
+@dataclass(frozen=True)
+class WorstCase(OuterFunction):
+    r"""``max_{q in Q} sum_i q_i u_i`` over all n rows together, for primal-dual methods that remember q.
+
+    What stands for a row in :meth:`value` is ``n q_i u_i``, so that the mean over rows is the value.
+
+    Args:
+        ambiguity: Q.
+    """
+
+    ambiguity: AmbiguitySet
+    coupled = True
+    monotone = True
+    smooth = True  # smoothing acts row by row, so it is left alone
+
+    def value(self, u: Tensor) -> Tensor:
+        return u.sum(-1)
+
+    def subgradient(self, u: Tensor) -> Tensor:  # noqa: ARG002
+        raise ConfigError(f"{self!r} has no subgradient of a single row. Use OOA or SMD.")

@@ -8,7 +8,7 @@ from torch import Tensor
 from fcco_lightning.checks import finite, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
-from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside, known_at, require_known
+from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside, known_at
 
 _NEWTON_STEPS = 50  # the roots below are simple and start close; float64 is reached in fewer than 10
 _MOST_EXPONENT = 500.0  # of an exponential in float64, which overflows at 709
@@ -91,21 +91,12 @@ class LogWithTemperature(OuterFunction):
     monotone = True
     smooth = True
     above_zero = ("rho", "floor")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_known("tau", self.tau)
-
-    def __repr__(self) -> str:
-        return f"LogWithTemperature(tau of shape {tuple(self.tau.shape)}, rho={self.rho!r}, floor={self.floor!r})"
+    known_at_present = ("tau",)
 
     @property
     def lipschitz(self) -> float:
         """C_f = max tau / floor, at the present temperature."""
         return self.tau.detach().max().item() / self.floor
-
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.tau,)
 
     def value(self, u: Tensor) -> Tensor:
         return (known_at(self.tau, u) * (u.clamp(min=self.floor).log() + self.rho)).sum(-1)
@@ -142,17 +133,7 @@ class KullbackLeiblerOfLog(OuterFunction):
     monotone = True
     smooth = True
     above_zero = ("lam", "tau", "floor")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_known("c", self.c)
-
-    def __repr__(self) -> str:
-        shape = tuple(self.c.shape)
-        return f"KullbackLeiblerOfLog(lam={self.lam!r}, tau={self.tau!r}, c of shape {shape}, floor={self.floor!r})"
-
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.c,)
+    known_at_present = ("c",)
 
     def value(self, u: Tensor) -> Tensor:
         x = self._exponent(u, known_at(self.c, u))

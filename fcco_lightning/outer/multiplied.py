@@ -52,10 +52,6 @@ class Multiplied(OuterFunction):
                 "t <= kappa, two for |t| <= kappa."
             )
 
-    def __repr__(self) -> str:
-        kappa, c = ("of its own" if isinstance(n, Tensor) else repr(n) for n in (self.kappa, self.curvature))
-        return f"Multiplied(multiplier of shape {tuple(self.multiplier.shape)}, kappa {kappa}, curvature {c})"
-
     @property
     def monotone(self) -> bool:  # type: ignore[override]
         """Of one side: the slope is never negative."""

@@ -2,13 +2,13 @@
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
@@ -21,7 +21,6 @@ from fcco_lightning.evaluation import summarise
 from fcco_lightning.objectives import Objective
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.optimizers import build_optimizer
-from fcco_lightning.training.random_streams import random_streams, set_random_streams
 
 
 class Baseline(Callback):
@@ -57,8 +56,7 @@ class Baseline(Callback):
         self.seconds = 0.0
         self._objective: Objective | None = None
         self._optimizer: Optimizer | None = None
-        self._gradients: list[Tensor | None] = []
-        self._batches = self._updates = 0
+        self._batches = self._updates = 0  # since the last update, and of the run
         self._restored: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,7 +67,7 @@ class Baseline(Callback):
             "network": self.network.state_dict(),
             "objective": self._objective.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "gradients": self._gradients,
+            "gradients": [param.grad for param in _params(self._optimizer)],
             "batches": self._batches,
         }
 
@@ -79,8 +77,7 @@ class Baseline(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the network, which nothing has changed yet."""
-        self.network, self._gradients, self._batches, self._updates = None, [], 0, trainer.global_step
-        self.seconds = 0.0
+        self.network, self._batches, self._updates, self.seconds = None, 0, trainer.global_step, 0.0
         if not self.enabled or not isinstance(pl_module, FCCOModule):
             return
         if not pl_module.algorithm.posed(pl_module.objective, pl_module.constraints)[1]:
@@ -96,7 +93,7 @@ class Baseline(Callback):
 
     def _copy(self, module: FCCOModule) -> None:
         objective = module.objective
-        if module.pretrain is not None:
+        if module.phases.pretrain is not None:
             raise ConfigError(
                 "after pretraining there is no model without constraints to compare with. Set --baseline.enabled to "
                 "false, or leave out pretrain."
@@ -107,13 +104,14 @@ class Baseline(Callback):
                 "no unconstrained model to compare with. Set --baseline.enabled to false."
             )
         self.network, self._objective = copy.deepcopy(module.network), copy.deepcopy(objective)
-        self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.objective_lr)
+        self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.schedule.objective_lr)
         if self._restored is not None:
             state, self._restored = self._restored, None
             self.network.load_state_dict(state["network"])
             self._objective.load_state_dict(state["objective"])
             self._optimizer.load_state_dict(state["optimizer"])
-            self._gradients = [None if g is None else g.to(module.device) for g in state["gradients"]]
+            for param, gradient in zip(_params(self._optimizer), state["gradients"] or (), strict=False):
+                param.grad = None if gradient is None else gradient.to(param.device)
             self._batches = state["batches"]
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
@@ -123,51 +121,34 @@ class Baseline(Callback):
                 group["lr"] = other["lr"]
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,  # noqa: ARG002
-        batch: Mapping[str, Any],
-        batch_idx: int,  # noqa: ARG002
+        self, trainer: Trainer, pl_module: LightningModule, _outputs: Any, batch: Mapping[str, Any], *_: Any
     ) -> None:
         """Learn from the batch, and update where the run has."""
-        if self.network is None or self._optimizer is None or not isinstance(pl_module, FCCOModule):
+        if self.network is None or self._objective is None or not isinstance(pl_module, FCCOModule):
             return
         began = time.perf_counter()
-        with _same_random_streams(), torch.enable_grad(), pl_module.processes.guard():
-            self._learn(batch)
+        with isolate_rng(), torch.enable_grad(), pl_module.processes.guard():
+            loss = objective_on_batch(self._objective, self.network.train(), batch)
+            if loss is not None and loss.requires_grad and bool(torch.isfinite(loss)):
+                loss.backward()  # type: ignore[no-untyped-call]  # adds to the gradients of the batches before
+                self._batches += 1
         if trainer.global_step > self._updates:
             self._updates = trainer.global_step
-            self._update(pl_module, self._optimizer)
+            self._update(pl_module)
         self.seconds += time.perf_counter() - began
 
-    def _learn(self, batch: Mapping[str, Any]) -> None:
-        """Add the gradient of a batch; one that is not finite is left out."""
-        network, objective = self.network, self._objective
-        assert network is not None  # noqa: S101 - of the caller
-        assert objective is not None  # noqa: S101
-        network.train()
-        loss = objective_on_batch(objective, network, batch)
-        if loss is None or not loss.requires_grad or not bool(torch.isfinite(loss)):
-            return
-        gradients = torch.autograd.grad(loss, self._params(), allow_unused=True)
-        kept = self._gradients or [None] * len(gradients)
-        self._gradients = [_sum(a, b) for a, b in zip(kept, gradients, strict=True)]
-        self._batches += 1
-
-    def _params(self) -> list[Tensor]:
-        return [] if self._optimizer is None else [p for g in self._optimizer.param_groups for p in g["params"]]
-
-    def _update(self, module: FCCOModule, optimizer: Optimizer) -> None:
-        params = self._params()
-        for param, gradient in zip(params, self._gradients or [None] * len(params), strict=True):
-            param.grad = torch.zeros_like(param) if gradient is None else gradient / self._batches
+    def _update(self, module: FCCOModule) -> None:
+        optimizer = self._optimizer
+        assert optimizer is not None  # noqa: S101 - there is a copy
+        params = _params(optimizer)
+        for param in params:
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad / self._batches
+        self._batches = 0
         module.processes.average_([p.grad for p in params if p.grad is not None])
-        self._gradients, self._batches = [], 0
-        backend = module.backend
-        if backend.clip_val:
-            clip = clip_grad_norm_ if backend.clip_algorithm == "norm" else clip_grad_value_
-            clip(params, backend.clip_val)
+        clipping = module.backend.clipping
+        if clipping.value:
+            clip = clip_grad_norm_ if clipping.algorithm == "norm" else clip_grad_value_
+            clip(params, clipping.value)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -208,16 +189,5 @@ def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[
         return surrogate(objective, outputs, columns)
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
-
-
-@contextmanager
-def _same_random_streams() -> Iterator[None]:
-    streams = random_streams()
-    try:
-        yield
-    finally:
-        set_random_streams(streams)
+def _params(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]

@@ -31,10 +31,8 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import TARGET, Batch
 from fcco_lightning.objectives import GroupObjective
 from fcco_lightning.outer import MoreauSmoothing
-from fcco_lightning.reports.summary_table import render_records, write_report
+from fcco_lightning.reports.summary_table import PRINTED_ROWS, print_tables, render_records, write_report
 from fcco_lightning.training import FCCOModule
-
-_PRINTED_ROWS = 10
 
 
 class Diagnostics(Callback):
@@ -95,30 +93,27 @@ class Diagnostics(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out now, not after hours, what is not possible."""
-        self._check(trainer, pl_module)
+        if self._applies(pl_module):
+            self._check(trainer, pl_module)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As at the start of a fit."""
-        self._check(trainer, pl_module)
+    on_test_start = on_fit_start
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """As at the start of a fit."""
         if trainer.state.fn == "validate":
-            self._check(trainer, pl_module)
+            self.on_fit_start(trainer, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the final weights."""
-        if not trainer.interrupted:
+        """Measure the final weights, or those of the checkpoint."""
+        if self._applies(pl_module) and not trainer.interrupted:
             self._measure(trainer, pl_module)
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the checkpoint's weights."""
-        self._measure(trainer, pl_module)
+    on_test_end = on_fit_end
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the checkpoint's weights; while training, log the run's own certificate if that was asked for."""
         if trainer.state.fn == "validate":
-            self._measure(trainer, pl_module)
+            self.on_fit_end(trainer, pl_module)
         elif self.every_epoch and not trainer.sanity_checking and self._applies(pl_module):
             own = self._certificates(trainer, pl_module, own_only=True).get("own")
             self._log(trainer, {} if own is None else {"own": own})
@@ -130,9 +125,7 @@ class Diagnostics(Callback):
         """Whether it is a group objective alone."""
         return isinstance(module.objective, GroupObjective) and not module.constraints
 
-    def _check(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self._applies(module):
-            return
+    def _check(self, trainer: Trainer, module: FCCOModule) -> None:
         loaders = self._loaders(trainer)
         module.objective.adapt(getattr(trainer, "datamodule", None))
         own = module.objective.sample_parameters
@@ -143,9 +136,9 @@ class Diagnostics(Callback):
                 "checkpoint, fcco fit --ckpt_path with as many epochs as it has."
             )
         if self._of_groups(module):
-            required_size(self._functions(module), self.max_values)
+            required_size(_functions(module), self.max_values)
         else:
-            require_certifiable(self._functions(module), list(loaders), self.max_values)
+            require_certifiable(_functions(module), list(loaders), self.max_values)
 
     def _loader(self, trainer: Trainer) -> DataLoader[Any]:
         loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
@@ -165,21 +158,16 @@ class Diagnostics(Callback):
         of_parts = getattr(trainer.datamodule, "part_loaders", None)  # type: ignore[attr-defined]
         return {TARGET: loader} if of_parts is None else of_parts(self.split)
 
-    def _functions(self, module: FCCOModule) -> InnerFunctions:
-        return InnerFunctions(module.network, module.objective, module.constraints)
-
-    def _measure(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self._applies(module):
-            return
-        found = self._of_groups(module)
-        diagnosis = self._group_diagnosis(trainer, module) if found else self._certificates(trainer, module)
+    def _measure(self, trainer: Trainer, module: FCCOModule) -> None:
+        measured = self._group_diagnosis if self._of_groups(module) else self._certificates
+        diagnosis = measured(trainer, module)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:
             return
         self.diagnosis = {"split": self.split} | diagnosis
         path = write_report(self.diagnosis, folder / "diagnostics.json")
         self._log(trainer, self.diagnosis)
-        _print(self.diagnosis)
+        print_tables(diagnosis_tables(self.diagnosis, PRINTED_ROWS))
         rank_zero_info(f"Diagnostics: {path}")
 
     def _log(self, trainer: Trainer, diagnosis: Mapping[str, Any]) -> None:
@@ -190,12 +178,9 @@ class Diagnostics(Callback):
 
     def _group_diagnosis(self, trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
         batches = _moved(module, self._loader(trainer))
-        jacobian_of_all = jacobian(self._functions(module), batches, module.processes, self.max_values)
-        remembered = (
-            None
-            if module.problem is None or module.pretraining
-            else remembered_duals(module.algorithm, module.problem.all_terms)
-        )
+        jacobian_of_all = jacobian(_functions(module), batches, module.processes, self.max_values)
+        problem = None if module.phases.pretraining else module.problem
+        remembered = None if problem is None else remembered_duals(module.algorithm, problem.all_terms)
         if not trainer.is_global_zero:
             return {}
         smoothing = getattr(module.algorithm, "smoothing", None)
@@ -210,7 +195,7 @@ class Diagnostics(Callback):
             own = _own_multipliers(module, samples)
             found = {
                 name: certificate(
-                    self._functions(module),
+                    _functions(module),
                     samples,
                     {part: _moved(module, loader) for part, loader in loaders.items()},
                     multipliers,
@@ -225,6 +210,10 @@ class Diagnostics(Callback):
         return residuals | {"constraints": _records(names, found)}
 
 
+def _functions(module: FCCOModule) -> InnerFunctions:
+    return InnerFunctions(module.network, module.objective, module.constraints)
+
+
 def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samples:
     """The outputs and columns of whole data sets, on the module's device, with parameters of samples as a column."""
     found = {part: module.evaluate(loader) for part, loader in loaders.items()}
@@ -237,7 +226,7 @@ def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samp
 
 def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None:
     """What the run multiplies the constraints' gradients with; None where it does not know."""
-    if module.problem is None or module.pretraining or not module.algorithm.penalises:
+    if module.problem is None or module.phases.pretraining or not module.algorithm.penalises:
         return None
     if len(module.problem.constraints) < bool(module.constraints):
         return None
@@ -282,10 +271,3 @@ def diagnosis_tables(diagnosis: Mapping[str, Any], most: int | None = None) -> l
         table.add_row(name.replace("/", ": ").replace("_", " "), f"{value:.6g}")
     records = diagnosis.get("constraints")
     return [table, render_records("Constraints, largest multipliers first", records[:most])] if records else [table]
-
-
-def _print(diagnosis: Mapping[str, Any]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - only where a table is printed
-
-    for table in diagnosis_tables(diagnosis, _PRINTED_ROWS):
-        Console().print(table)

@@ -1,7 +1,6 @@
 """The weights a run ends with: the best that are feasible on the validation split."""
 
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import direction
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.reports.verdict import chosen_line
 from fcco_lightning.training import FCCOModule
 
 FEASIBLE = "feasible.ckpt"
@@ -220,65 +220,3 @@ def _planned_validations(trainer: Trainer) -> int:
     within = trainer.num_training_batches / (trainer.val_check_batch or math.inf)  # validations in an epoch
     within = within if math.isfinite(within) else 1.0  # of unknown length, with one at its end
     return max(1, int(epochs * within) if every is None else epochs // every * max(1, int(within)))
-
-
-def chosen_line(chosen: dict[str, Any]) -> str:
-    """Say of which epoch the weights are, and whether they are feasible.
-
-    Example:
-        >>> chosen_line({"epoch": 3, "feasible": False, "worst_violation": 0.0123})
-        'No epoch was feasible on the validation split; these are the weights of epoch 3, violated least (h +0.012).'
-    """
-    if "bound" in chosen:
-        return _confident_line(chosen)
-    if chosen["feasible"]:
-        return f"The weights are those of epoch {chosen['epoch']}, the best that is feasible on the validation split."
-    return (
-        "No epoch was feasible on the validation split; these are the weights of epoch "
-        f"{chosen['epoch']}, violated least (h {chosen['worst_violation']:+.3f})."
-    )
-
-
-def _confident_line(chosen: dict[str, Any]) -> str:
-    number, bound = chosen["constraints"], chosen["bound"]
-    all_of_them = "the constraint holds" if number == 1 else f"all {number} constraints together hold"
-    if chosen["feasible"]:
-        return (
-            f"The weights are those of epoch {chosen['epoch']}, the best of which the validation split says with "
-            f"{chosen['confidence']:.0%} confidence that {all_of_them} on unseen data (largest upper bound "
-            f"{bound:+.3f})."
-        )
-    return (
-        f"Of no epoch the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on "
-        f"unseen data; these are the weights of epoch {chosen['epoch']}, with the smallest upper bound found, and hold "
-        f"so with kappa larger by {bound:.3f}."
-    )
-
-
-def reached_line(history: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say how near a run that ends infeasible has come to weights that meet all constraints.
-
-    Args:
-        history: of the validations of one split, with ``epoch`` and ``worst_violation``, and perhaps the final weights
-            as a last record.
-
-    Returns:
-        None if the last weights are feasible, or nothing is known.
-
-    Example:
-        >>> reached_line([{"epoch": 0, "worst_violation": 0.03}, {"epoch": 1, "worst_violation": 0.05}])
-        'No weights were found that meet all constraints; the smallest largest h was +0.030 (epoch 0), so that kappa \
-would have to be larger by 0.030, or some constraints contradict each other or the data.'
-    """
-    known = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
-    if not known or known[-1]["worst_violation"] <= 0:
-        return None
-    best = min(known, key=lambda record: record["worst_violation"])
-    h = best["worst_violation"]
-    if h <= 0:
-        return f"All of them held in epoch {best['epoch']}: --feasible.enabled true chooses such weights."
-    return (
-        f"No weights were found that meet all constraints; the smallest largest h was {h:+.3f} (epoch "
-        f"{best['epoch']}), so that kappa would have to be larger by {h:.3f}, or some constraints contradict each "
-        "other or the data."
-    )

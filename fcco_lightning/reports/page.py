@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, Template
+from jinja2 import Environment, PackageLoader
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +25,8 @@ def report_page(
     tables: Iterable[Table],
     pictures: Iterable[Path] = (),
     config: Mapping[str, Any] | None = None,
+    *,
+    whole: bool = True,
 ) -> str:
     """Lay out a run as a page that needs nothing else: no other file, no network, no script.
 
@@ -34,38 +36,22 @@ def report_page(
         tables: of ``rich``, as the terminal shows them; those without rows are left out.
         pictures: PNG files, which become part of the page.
         config: as in the report.
+        whole: False for a part of another page, such as a notebook, without configuration and versions.
 
     Returns:
         HTML in which every name is escaped.
     """
-    content = _content(name, headline, tables, pictures)
-    return _template("page").render(**content, config=_text(config) if config else "", versions=_versions())
-
-
-def report_fragment(name: str, headline: str | None, tables: Iterable[Table], pictures: Iterable[Path] = ()) -> str:
-    """Lay out a run as a part of another page, such as a notebook, without configuration and versions.
-
-    Args: as of :func:`report_page`.
-
-    Returns:
-        HTML in which every name is escaped.
-    """
-    return _template("run").render(**_content(name, headline, tables, pictures))
-
-
-def _template(name: str) -> Template:
     loader = PackageLoader("fcco_lightning", "reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template(f"{name}.html.jinja")
-
-
-def _content(name: str, headline: str | None, tables: Iterable[Table], pictures: Iterable[Path]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "headline": headline,
-        "tables": [_plain_table(table) for table in tables if table.row_count],
-        "pictures": [_picture(path) for path in pictures],
-    }
+    return environment.get_template("page.html.jinja" if whole else "run.html.jinja").render(
+        name=name,
+        headline=headline,
+        tables=[_plain_table(table) for table in tables if table.row_count],
+        pictures=[_picture(path) for path in pictures],
+        config=_text(config) if config else "",
+        versions={package: importlib.metadata.version(package) for package in _PACKAGES}
+        | {"Python": platform.python_version()},
+    )
 
 
 def _text(config: Mapping[str, Any]) -> str:
@@ -91,8 +77,3 @@ def _cell(content: object, justify: str) -> dict[str, str]:
 
 def _picture(path: Path) -> dict[str, str]:
     return {"title": path.stem.replace("_", " "), "content": base64.b64encode(path.read_bytes()).decode()}
-
-
-def _versions() -> dict[str, str]:
-    found = {package: importlib.metadata.version(package) for package in _PACKAGES}
-    return found | {"Python": platform.python_version()}

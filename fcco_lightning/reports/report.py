@@ -2,32 +2,30 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
 
 from fcco_lightning.analysis import intervals
 from fcco_lightning.constraints import unique_names
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation import Evaluation
+from fcco_lightning.evaluation import Evaluation, Split
 from fcco_lightning.evaluation.pictures import plot_multipliers
-from fcco_lightning.models.batch import Columns
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
-from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible, chosen_line, reached_line
+from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run import Run
-from fcco_lightning.reports.summary_table import split_tables, write_report
-from fcco_lightning.reports.verdict import headline, verdict
+from fcco_lightning.reports.summary_table import PRINTED_ROWS, print_tables, split_tables, write_report
+from fcco_lightning.reports.verdict import chosen_line, headline, reached_line, verdict
 from fcco_lightning.training import FCCOModule
 
-_PRINTED_ROWS = 10
+T = TypeVar("T")
 
 
 class Report(Callback):
@@ -67,7 +65,6 @@ class Report(Callback):
         self.history: list[dict[str, Any]] = []
         self.report: dict[str, Any] = {}
         self._started = self._began = 0.0  # of a clock that is never set back, and of that of files
-        self._written: Path | None = None
         self._folder: Path | None = None
         self._unseen: set[str] = set()
 
@@ -92,7 +89,7 @@ class Report(Callback):
             except OSError as error:
                 raise ConfigError(f"report.folder {self.folder!r} cannot be made: {error}.") from error
         self._started, self._began = time.perf_counter(), time.time()
-        self._written = self._folder = None
+        self._folder = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the figures of every split, as logged."""
@@ -105,63 +102,48 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate every split with the final weights and write the report."""
-        if not self.enabled or trainer.interrupted:
-            return
         loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
-        if not isinstance(pl_module, FCCOModule) or loaders is None:
+        if not self.enabled or trainer.interrupted or not isinstance(pl_module, FCCOModule) or loaders is None:
             return
-        baselines = [c for c in trainer.callbacks if isinstance(c, Baseline) and c.network is not None]  # type: ignore[attr-defined]
+        baselines = [baseline for baseline in _callbacks(trainer, Baseline) if baseline.network is not None]
         seconds = time.perf_counter() - self._started - sum(b.seconds for b in baselines)
-        report: dict[str, Any] = {}
-        unconstrained: dict[str, Any] = {}
-        final: dict[str, tuple[Tensor, Columns]] = {}
-        multipliers = _multipliers(pl_module)
-        choice = next((c for c in trainer.callbacks if isinstance(c, BestFeasible)), None)  # type: ignore[attr-defined]
-        for split, loader in loaders().items():
-            found = pl_module.split_of(loader)
-            outputs, columns = found.outputs, found.columns
-            summary = pl_module.summarise(split, found)
-            clusters = choice.clusters_in(columns) if choice else None
-            bounds = intervals(pl_module.constraints, outputs, columns, clusters=clusters)
-            report[split] = _as_reported(summary) | pl_module.evaluation.details(outputs, columns) | multipliers
-            if bounds:
-                report[split]["intervals"] = {name: one._asdict() for name, one in bounds.items()}
-            final[split] = (outputs, columns)
-            for baseline in baselines:
-                unconstrained[split] = _as_reported(baseline.summary(pl_module, loader))
-        self.report = {**report, "seconds": round(seconds, 3), "config": self.config}
-        self.report |= _kappas(pl_module)
-        if unconstrained:
-            self.report["unconstrained"] = unconstrained
-        chosen = [choice.chosen] if choice and choice.chosen else []
-        if choice and choice.clusters:
-            self.report["clusters"] = choice.clusters
-        self._conclude(pl_module.evaluation.bar, chosen, trainer.current_epoch - 1)
+        choice = next(iter(_callbacks(trainer, BestFeasible)), BestFeasible())
+        splits = loaders()
+        final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
+        self.report = {split: _figures(pl_module, split, found, choice) for split, found in final.items()}
+        self.report |= {"seconds": round(seconds, 3), "config": self.config}
+        known = {
+            "kappas": _kappas(pl_module),
+            "unconstrained": _unconstrained(pl_module, baselines, splits),
+            "clusters": choice.clusters,
+            "selected": choice.chosen,
+        }
+        self.report |= {name: value for name, value in known.items() if value}
+        self._conclude(pl_module.evaluation.bar, trainer.current_epoch - 1)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
-        self.report |= _checkpoint(trainer, folder, chosen=bool(chosen))
+        self.report |= _checkpoint(trainer, folder, chosen=bool(choice.chosen))
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
             self._write(folder, pl_module.evaluation, final)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Write the page, now that the other callbacks have drawn and measured, too."""
-        if stage != "fit" or self._written is None or not isinstance(pl_module, FCCOModule):
+        if stage != "fit" or self._folder is None:
             return
-        diagnoses = [c.diagnosis for c in trainer.callbacks if isinstance(c, Diagnostics) and c.diagnosis]  # type: ignore[attr-defined]
-        tables = [*split_tables(self.report), *(table for one in diagnoses for table in diagnosis_tables(one))]
-        drawn = [p for p in sorted(self._written.parent.glob("*.png")) if p.stat().st_mtime >= self._began]
+        tables = split_tables(self.report)
+        for diagnostics in _callbacks(trainer, Diagnostics):
+            tables += diagnosis_tables(diagnostics.diagnosis) if diagnostics.diagnosis else []
+        drawn = [p for p in sorted(self._folder.glob("*.png")) if p.stat().st_mtime >= self._began]
         line = self.report.get("verdict") or self.report.get("headline")
-        name = self.config.get("name") or f"Run {self._written.parent.name}"
+        name = self.config.get("name") or f"Run {self._folder.name}"
         page = report_page(name, line, tables, drawn, self.config)
-        self._written.with_suffix(".html").write_text(page, encoding="utf-8")
-        self._written = None
+        (self._folder / "report.html").write_text(page, encoding="utf-8")
 
-    def _conclude(self, figures: Sequence[str], chosen: Sequence[dict[str, Any]], epoch: int) -> None:
-        """Say in the report which weights were chosen, and in one line what they achieve."""
-        if chosen:
-            self.report["selected"] = chosen[0]
+    def _conclude(self, figures: Sequence[str], epoch: int) -> None:
+        """Say in one line what the weights achieve, and which they are."""
         if (line := verdict(self.report, (*figures, "roc_gap"))) is not None:
-            reached = [] if chosen else [self._reached(epoch)]
-            self.report["verdict"] = " ".join([line, *map(chosen_line, chosen), *filter(None, reached)])
+            chosen = self.report.get("selected")
+            which = self._reached(epoch) if chosen is None else chosen_line(chosen)
+            self.report["verdict"] = line if which is None else f"{line} {which}"
         elif (line := headline(self.report, figures)) is not None:
             self.report["headline"] = line
 
@@ -181,28 +163,22 @@ class Report(Callback):
                 rank_zero_warn(
                     f"no batch has spoken of the constraint {name!r} in {trainer.current_epoch + 1} epoch(s), so it is "
                     "not enforced: its samples are too few, or the loader leaves them out. Draw them more often "
-                    "(`batches: GroupBatches`), or use larger batches."
+                    "(`batches: GroupSampling`), or use larger batches."
                 )
 
-    def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, tuple[Tensor, Columns]]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, Split]) -> None:
         self._folder = folder
-        self._written = write_report(self.report, folder / "report.json")
+        write_report(self.report, folder / "report.json")
         if self.pictures:
-            evaluation.draw(self.history, final, folder)
+            evaluation.draw(self.history, {name: (s.outputs, s.columns) for name, s in final.items()}, folder)
             plot_multipliers(self.history, folder / "multipliers.png")
         if self.table:
-            self._print()
+            print_tables(split_tables(self.report, PRINTED_ROWS), self.report.get("verdict"))
         rank_zero_info(f"Report and pictures: {folder} (report.html shows all)")
 
-    def _print(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - only where a table is printed
 
-        console = Console()
-        for table in split_tables(self.report, _PRINTED_ROWS):
-            console.print(table)
-        if "verdict" in self.report:
-            console.print(self.report["verdict"], style="bold", highlight=False, soft_wrap=True)
+def _callbacks(trainer: Trainer, kind: type[T]) -> list[T]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
 
 def unseen_rows(problem: Problem) -> list[str]:
@@ -216,15 +192,22 @@ def unseen_rows(problem: Problem) -> list[str]:
     ]
 
 
-def _multipliers(module: FCCOModule) -> dict[str, Any]:
-    multipliers = module.multipliers()
-    return {"multipliers": multipliers} if multipliers else {}
+def _figures(module: FCCOModule, name: str, split: Split, choice: BestFeasible) -> dict[str, Any]:
+    """What the report says of a split: figures, details, multipliers and intervals."""
+    summary = _as_reported(module.summarise(name, split))
+    bounds = intervals(module.constraints, split.outputs, split.columns, clusters=choice.clusters_in(split.columns))
+    parts = {"multipliers": module.multipliers(), "intervals": {name: one._asdict() for name, one in bounds.items()}}
+    details = module.evaluation.details(split.outputs, split.columns)
+    return summary | details | {name: part for name, part in parts.items() if part}
 
 
-def _kappas(module: FCCOModule) -> dict[str, Any]:
+def _unconstrained(module: FCCOModule, baselines: Sequence[Baseline], loaders: Mapping[str, Any]) -> dict[str, Any]:
+    return {split: _as_reported(b.summary(module, loader)) for b in baselines for split, loader in loaders.items()}
+
+
+def _kappas(module: FCCOModule) -> dict[str, float]:
     names = unique_names([name for c in module.constraints for name in c.names])
-    kappas = [kappa for c in module.constraints for kappa in [c.tolerance] * c.num_rows]
-    return {"kappas": dict(zip(names, kappas, strict=True))} if names else {}
+    return dict(zip(names, [c.tolerance for c in module.constraints for _ in range(c.num_rows)], strict=True))
 
 
 def _checkpoint(trainer: Trainer, folder: Path, *, chosen: bool) -> dict[str, Any]:

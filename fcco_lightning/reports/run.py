@@ -10,12 +10,10 @@ from torch import nn
 
 from fcco_lightning.errors import CheckpointError, DataError
 from fcco_lightning.inference import Predictor, load
-from fcco_lightning.reports.page import report_fragment
+from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run_folder import METRICS, read_report
-from fcco_lightning.reports.summary_table import split_tables
+from fcco_lightning.reports.summary_table import PRINTED_ROWS, split_tables
 from fcco_lightning.training.resuming import by_age
-
-_SHOWN_ROWS = 10  # of a table
 
 
 class Run:
@@ -110,8 +108,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        tables = split_tables(self.report, _SHOWN_ROWS) if self.report else []
-        return report_fragment(self.name, self.headline, tables, self.pictures)
+        tables = split_tables(self.report, PRINTED_ROWS) if self.report else []
+        return report_page(self.name, self.headline, tables, self.pictures, whole=False)
 
 
 def load_run(folder: str | Path) -> Run:

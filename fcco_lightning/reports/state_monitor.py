@@ -27,44 +27,31 @@ _FEW = 30  # values of which a histogram says nothing
 
 
 class Look(NamedTuple):
-    """Sums over the rows of a dual state that a process holds, estimated from its sample.
+    """What a process says of the rows of a dual state that it holds, estimated from its sample.
 
     Attributes:
-        rows: their number.
-        written: how many of them were ever written.
-        squares: sum of their squared values.
-        aged: how many of them have a known age.
-        age: sum of the ages, in updates.
-        compared: values that were there at the look before.
-        moved: sum of their absolute changes since.
+        sums: shape (4, 2), the sum and the number of what is averaged: whether a row was ever written, the squared
+            values, the known ages of rows in updates, and the absolute changes of values since the look before.
         oldest: largest age.
     """
 
-    rows: float
-    written: float
-    squares: float
-    aged: float
-    age: float
-    compared: float
-    moved: float
+    sums: Tensor
     oldest: float
 
-    def figures(self, width: int) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """What is logged of it, as far as it is known."""
-        figures = {"seen": self.written / self.rows} if self.rows else {}
-        if self.written:
-            figures["rms"] = math.sqrt(self.squares / (self.written * width))
-        if self.aged:
-            figures |= {"age_mean": self.age / self.aged, "age_max": self.oldest}
-        if self.compared:
-            figures["drift"] = self.moved / self.compared
+        names = ("seen", "rms", "age_mean", "drift")
+        figures = {name: total / count for name, (total, count) in zip(names, self.sums.tolist(), strict=True) if count}
+        if "rms" in figures:
+            figures["rms"] = math.sqrt(figures["rms"])
+        if "age_mean" in figures:
+            figures["age_max"] = self.oldest
         return figures
 
 
 def together(looks: Sequence[Look]) -> Look:
     """The look at the rows of several processes."""
-    *sums, oldest = zip(*looks, strict=True)
-    return Look._make([*map(sum, sums), max(oldest)])
+    return Look(torch.stack([look.sums for look in looks]).sum(0), max(look.oldest for look in looks))
 
 
 class Watch:
@@ -111,9 +98,14 @@ class Watch:
             ages = step - self._changed_at[written]
             there = (now - before)[written & ~before[:, 0].isnan()].abs()
         values = now[written]
-        sums = (len(now), len(values), values.square().sum(), len(ages), ages.sum(), there.numel(), there.sum())
-        oldest = float(ages.max()) if len(ages) else 0.0
-        return Look._make([*(self._weight * float(s) for s in sums), oldest])
+        averaged = [
+            (len(values), len(now)),
+            (values.square().sum(), values.numel()),
+            (ages.sum(), len(ages)),
+            (there.sum(), there.numel()),
+        ]
+        sums = self._weight * torch.tensor(averaged, dtype=torch.float64)
+        return Look(sums, float(ages.max()) if len(ages) else 0.0)
 
 
 class StateMonitor(Callback):
@@ -185,12 +177,7 @@ class StateMonitor(Callback):
             self._bytes -= pl_module.processes.bytes
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, _outputs: Any, _batch: Any, batch_idx: int
     ) -> None:
         """Look, where the end of the epoch does not."""
         if self._watches is None or not isinstance(pl_module, FCCOModule):
@@ -213,12 +200,11 @@ class StateMonitor(Callback):
         looks = [watch.look(step) for watch in self._watches]
         shares: list[dict[str, float]] = [{}] * len(looks)
         if whole:
-            of_this_process = [(look, count) for look, count in zip(looks, _written(self._watches), strict=True)]
-            parts = _of_all(self._watches, of_this_process, module.processes)
-            looks = [together([look for look, _ in part]) for part in parts]
-            shares = [{"seen": share} for share in _shares(self._watches, parts)]
+            parts = _of_all(self._watches, looks, module.processes)
+            looks = [together(of_processes) for of_processes, _ in parts]
+            shares = [{"seen": share} for _, share in parts]
         for watch, look, share in zip(self._watches, looks, shares, strict=True):
-            figures = look.figures(watch.state.width) | share | {"bytes": float(watch.state.rows.nbytes)}
+            figures = look.figures() | share | {"bytes": float(watch.state.rows.nbytes)}
             values |= {f"algo/{watch.name}/{name}": value for name, value in figures.items()}
         for logger in trainer.loggers:  # as FCCOModule does: the x-axis is updates
             logger.log_metrics(values, step=step - 1)
@@ -233,16 +219,13 @@ class StateMonitor(Callback):
         unwanted = not self.picture or trainer.interrupted or trainer.fast_dev_run  # type: ignore[attr-defined]
         if not watched or unwanted or not isinstance(pl_module, FCCOModule):
             return
-        sampled = [watch.sampled() for watch in watched]
-        of_this_process = [
-            (rows[~rows[:, 0].isnan()].flatten(), n) for rows, n in zip(sampled, _written(watched), strict=True)
-        ]
-        parts = _of_all(watched, of_this_process, pl_module.processes)
+        own = [rows[~rows[:, 0].isnan()].flatten() for rows in (watch.sampled() for watch in watched)]
+        parts = _of_all(watched, own, pl_module.processes)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if trainer.is_global_zero:
             states = [
-                Values(watch.title, torch.cat([values for values, _ in part]), share, watch.state.num_rows)
-                for watch, part, share in zip(watched, parts, _shares(watched, parts), strict=True)
+                Values(watch.title, torch.cat(values), share, watch.state.num_rows)
+                for watch, (values, share) in zip(watched, parts, strict=True)
             ]
             plot_dual_states(states, folder / "dual_state.png")
 
@@ -252,31 +235,28 @@ def watches(problem: Problem, sample: int, seed: int) -> list[Watch]:
     states = [(t.name, t.state) for t in problem.terms if isinstance(t, Term) and t.state is not None]
     penalties = iter(enumerate(problem.constraints))
     made = []
-    for number, (name, state) in enumerate(states):
-        title = name
-        if name == "penalty":
+    for number, (kind, state) in enumerate(states):
+        name = title = kind
+        if kind == "penalty":
             k, constraint = next(penalties)
-            name = f"penalty{k}" if len(problem.constraints) > 1 else name  # noqa: PLW2901
+            name = f"penalty{k}" if len(problem.constraints) > 1 else kind
             title = f"{name}: {constraint.names[0] if constraint.num_rows == 1 else type(constraint).__name__}"
         made.append(Watch(name, title, state, sample, (seed, number)))
     return made
 
 
-def _written(watched: Sequence[Watch]) -> list[int]:
-    """Rows ever written of those held here, exactly."""
-    return [int(watch.state.seen.sum()) for watch in watched]
+def _of_all(watched: Sequence[Watch], own: Sequence[T], processes: Processes) -> list[tuple[list[T], float]]:
+    """For every state what each process says about the rows it holds, and the share of all its rows ever written.
 
-
-def _of_all(watched: Sequence[Watch], of_this_process: Sequence[T], processes: Processes) -> list[list[T]]:
-    """For every state what each process says about the rows it holds; of replicas, one speaks."""
-    if not any(watch.state.divided for watch in watched):
-        return [[value] for value in of_this_process]
-    everyone = processes.everyone(of_this_process)
-    return [[of[k] for of in everyone] if w.state.divided else [of_this_process[k]] for k, w in enumerate(watched)]
-
-
-def _shares(watched: Sequence[Watch], parts: Sequence[Sequence[tuple[Any, int]]]) -> list[float]:
-    return [sum(n for _, n in part) / watch.state.num_rows for watch, part in zip(watched, parts, strict=True)]
+    Of replicas one process speaks.
+    """
+    said = [(one, int(watch.state.seen.sum())) for watch, one in zip(watched, own, strict=True)]
+    everyone = processes.everyone(said) if any(watch.state.divided for watch in watched) else [said]
+    found = []
+    for k, watch in enumerate(watched):
+        parts = [of[k] for of in everyone] if watch.state.divided else [said[k]]
+        found.append(([one for one, _ in parts], sum(count for _, count in parts) / watch.state.num_rows))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
@@ -315,17 +295,17 @@ def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
         The file written.
     """
     small = _at_most(_MOST_LINES, [state for state in states if len(state.written) < _FEW])
-    panels = _at_most(_MOST_PANELS - bool(small), [state for state in states if len(state.written) >= _FEW])
-    count = len(panels) + bool(small)
-    columns = min(3, count)
-    lines = -(-count // columns)
+    large = _at_most(_MOST_PANELS - bool(small), [state for state in states if len(state.written) >= _FEW])
+    panels = [[state] for state in large] + ([small] if small else [])
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
     figure = new_figure(max(5.4, 4.2 * columns), 3.3 * lines + 0.3)
-    for k in range(count):
-        axes = figure.add_subplot(lines, columns, k + 1)
-        if k < len(panels):
-            _draw_histogram(axes, panels[k])
+    for k, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(lines, columns, k)
+        if panel is small:
+            _draw_dots(axes, panel)
         else:
-            _draw_dots(axes, small)
+            _draw_histogram(axes, panel[0])
         axes.set_xlabel("value in a row ($u_i$ or $y_i$)")
         quiet_frame(axes)
     return save(figure, path)
@@ -334,9 +314,8 @@ def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
 def _draw_histogram(axes: "Axes", state: Values) -> None:
     count = len(state.written)
     bins = min(50, int(2 * count ** (1 / 3)))  # the rule of Rice
-    axes.hist(
-        state.written.numpy(), bins, weights=np.full(count, 100 / count), color=BLUE, edgecolor="white", linewidth=0.4
-    )
+    shares = np.full(count, 100 / count)
+    axes.hist(state.written.numpy(), bins, weights=shares, color=BLUE, edgecolor="white", linewidth=0.4)
     axes.set_title(state.caption, fontsize=10)
     axes.set_ylabel("% of values")
 

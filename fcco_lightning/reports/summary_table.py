@@ -12,7 +12,7 @@ columns beside the model's.  A split may also hold lists of records, such as ``"
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-NOT_SPLITS = ("config", "kappas", "selected", "unconstrained")
+from fcco_lightning.evaluation import shown_split
+
+PRINTED_ROWS = 10  # of a table in the terminal or a notebook
+_NOT_SPLITS = ("config", "kappas", "selected", "unconstrained")
 TITLES = {
     "target_accuracy": "accuracy, target",
     "delta_target": "change of accuracy, target",
@@ -41,13 +44,18 @@ TITLES = {
     "roc_gap": "hard ROC gap",
     "vacuous": "constraints vacuous",
 }
-SIGNIFICANT_DIGITS = 7  # what a float32 holds
+_SIGNIFICANT_DIGITS = 7  # what a float32 holds
 VACUOUS_WARNING = (
     "Constraints vacuous: all decisions are alike, or the scores lie outside the thresholds' window or span less than "
     "a temperature, so a small violation says nothing. Read the hard rates and gaps."
 )
 _ERROR = "_error"  # ends the name of the bound of a figure's error
 _METHODS = {"binomial": "exact binomial", "normal": "normal"}
+
+
+def splits_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The parts of a report that are about splits, by their names."""
+    return {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in _NOT_SPLITS}
 
 
 def render_summary(report: Mapping[str, Any]) -> Table:
@@ -62,12 +70,11 @@ def render_summary(report: Mapping[str, Any]) -> Table:
     Returns:
         Table to be printed by ``rich``.
     """
-    splits = {}
-    for name, part in report.items():
-        if isinstance(part, Mapping) and name not in NOT_SPLITS:
-            splits[name] = part
-            if name in report.get("unconstrained", {}):
-                splits[f"{name} unconstrained"] = report["unconstrained"][name]
+    splits, others = {}, report.get("unconstrained", {})
+    for name, part in splits_of(report).items():
+        splits[name] = part
+        if name in others:
+            splits[f"{name} unconstrained"] = others[name]
     table = Table(title="Summary of the run", caption=_caption(report, splits), caption_justify="left")
     table.add_column("metric")
     for split in splits:
@@ -115,12 +122,10 @@ def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tupl
     Returns:
         What the table is called, and the records; none without constraints.
     """
-    splits = {
-        k: v for k, v in report.items() if isinstance(v, Mapping) and k not in NOT_SPLITS and v.get("constraints")
-    }
+    splits = {name: part for name, part in splits_of(report).items() if part.get("constraints")}
     if not splits:
         return "", []
-    last = "test" if "test" in splits else list(splits)[-1]
+    last = shown_split(splits)
     values, known = splits[last]["constraints"], splits[last].get("intervals", {})
     multipliers: Mapping[str, float] = splits[last].get("multipliers", {})
     every = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
@@ -130,11 +135,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tupl
         record: dict[str, Any] = {"constraint": name}
         record |= {f"h {split}": part["constraints"].get(name) for split, part in splits.items()}
         if known:
-            one = known.get(name, {})
-            record["95% interval"] = (
-                f"[{_number(one['low']):+.4f}, {_number(one['high'], math.inf):+.4f}]" if one else "-"
-            )
-            record["noise floor"] = one.get("noise")
+            record |= {"95% interval": _ends(known.get(name)), "noise floor": known.get(name, {}).get("noise")}
         records.append(record | ({"multiplier": multipliers.get(name)} if multipliers else {}))
     methods = dict.fromkeys(_METHODS[one["method"]] for one in known.values())
     title = f"Constraints{', largest multipliers first' if multipliers else ''}"
@@ -154,18 +155,29 @@ def split_tables(report: Mapping[str, Any], most: int | None = None) -> list[Tab
     Returns:
         Tables to be printed by ``rich``.
     """
-    splits = [name for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS]
+    splits = splits_of(report)
     others = {name: _scalars(part) for name, part in report.get("unconstrained", {}).items()}
-    shown = {name: _scalars(part) if name in splits else part for name, part in report.items()}
-    tables = [render_summary(shown | {"unconstrained": others})]
-    for split in [name for name in splits if name == "test"] or splits[-1:]:
-        for name, records in report[split].items():
-            if isinstance(records, list) and records:
-                first = records[:most]
-                part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
-                tables.append(render_records(f"{name.capitalize()} ({split}){part}", first))
-    title, constraints = constraint_records({name: report[name] for name in splits}, most)
+    shown = {**report, **{name: _scalars(part) for name, part in splits.items()}, "unconstrained": others}
+    tables = [render_summary(shown)]
+    split = shown_split(splits)
+    for name, records in splits.get(split, {}).items():
+        if isinstance(records, list) and records:
+            first = records[:most]
+            part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
+            tables.append(render_records(f"{name.capitalize()} ({split}){part}", first))
+    title, constraints = constraint_records(report, most)
     return [*tables, render_records(title, constraints)] if constraints else tables
+
+
+def print_tables(tables: Iterable[Table], line: str | None = None) -> None:
+    """Print tables, and a line in bold below them."""
+    from rich.console import Console  # noqa: PLC0415 - only where a table is printed
+
+    console = Console()
+    for table in tables:
+        console.print(table)
+    if line is not None:
+        console.print(line, style="bold", highlight=False, soft_wrap=True)
 
 
 def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
@@ -198,6 +210,12 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
     return target
 
 
+def _ends(interval: Mapping[str, Any] | None) -> str:
+    if interval is None:
+        return "-"
+    return f"[{_number(interval['low']):+.4f}, {_number(interval['high'], math.inf):+.4f}]"
+
+
 def _number(value: float | None, unknown: float = -math.inf) -> float:
     """A number that a report read from a file may lack."""
     return unknown if value is None else value
@@ -214,7 +232,7 @@ def _plain(value: Any, *, exact: bool = False) -> Any:
     if isinstance(value, Tensor) or hasattr(value, "tolist"):  # numpy's scalars and arrays, without importing numpy
         return _plain(value.tolist(), exact=exact)
     if isinstance(value, float):
-        rounded = value if exact else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+        rounded = value if exact else float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
         return rounded if math.isfinite(value) else None
     if isinstance(value, Path):
         return str(value)

@@ -1,9 +1,10 @@
-"""What a run under constraints has achieved, in one line."""
+"""What a run has achieved, in sentences."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fcco_lightning.reports.summary_table import NOT_SPLITS, TITLES
+from fcco_lightning.reports.summary_table import TITLES, splits_of
 
 
 def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
@@ -22,11 +23,10 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
         >>> verdict({"train": train, "test": test, "unconstrained": {"test": {"auc": 0.88}}}, ["auc"])
         'Both constraints hold on the training split (largest h -0.003); test AUC 0.861 against 0.880 unconstrained.'
     """
-    results = {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS}
-    splits = [name for name, part in results.items() if part.get("constraints")]
-    if not splits:
+    constrained = [name for name, part in splits_of(report).items() if part.get("constraints")]
+    if not constrained:
         return None
-    checked = "train" if "train" in splits else splits[0]
+    checked = "train" if "train" in constrained else constrained[0]
     shown = "test" if "test" in report else checked
     compared = _comparison(report[shown], report.get("unconstrained", {}).get(shown, {}), figures)
     held = _held(report[checked], "training" if checked == "train" else checked)
@@ -40,9 +40,9 @@ def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
         >>> headline({"train": {"auc": 0.9}, "test": {"auc": 0.8614, "loss": 0.3}}, ["auc", "loss"])
         'On the test split: AUC 0.861, loss 0.300.'
     """
-    splits = [name for name, part in report.items() if isinstance(part, Mapping) and name not in NOT_SPLITS]
+    splits = splits_of(report)
     shown = "test" if "test" in splits else next(iter(splits), "")
-    found = _comparison(report.get(shown, {}), {}, figures)
+    found = _comparison(splits.get(shown, {}), {}, figures)
     return f"On the {shown} split: {found}." if found else None
 
 
@@ -71,3 +71,65 @@ def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: S
             word = " unconstrained" if against and not any("against" in p for p in parts) else ""
             parts.append(f"{title} {results[name]:.3f}{against}{word}")
     return ", ".join(parts)
+
+
+def chosen_line(chosen: dict[str, Any]) -> str:
+    """Say of which epoch the weights are, and whether they are feasible.
+
+    Example:
+        >>> chosen_line({"epoch": 3, "feasible": False, "worst_violation": 0.0123})
+        'No epoch was feasible on the validation split; these are the weights of epoch 3, violated least (h +0.012).'
+    """
+    if "bound" in chosen:
+        return _confident_line(chosen)
+    if chosen["feasible"]:
+        return f"The weights are those of epoch {chosen['epoch']}, the best that is feasible on the validation split."
+    return (
+        "No epoch was feasible on the validation split; these are the weights of epoch "
+        f"{chosen['epoch']}, violated least (h {chosen['worst_violation']:+.3f})."
+    )
+
+
+def _confident_line(chosen: dict[str, Any]) -> str:
+    number, bound = chosen["constraints"], chosen["bound"]
+    all_of_them = "the constraint holds" if number == 1 else f"all {number} constraints together hold"
+    if chosen["feasible"]:
+        return (
+            f"The weights are those of epoch {chosen['epoch']}, the best of which the validation split says with "
+            f"{chosen['confidence']:.0%} confidence that {all_of_them} on unseen data (largest upper bound "
+            f"{bound:+.3f})."
+        )
+    return (
+        f"Of no epoch the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on "
+        f"unseen data; these are the weights of epoch {chosen['epoch']}, with the smallest upper bound found, and hold "
+        f"so with kappa larger by {bound:.3f}."
+    )
+
+
+def reached_line(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say how near a run that ends infeasible has come to weights that meet all constraints.
+
+    Args:
+        history: of the validations of one split, with ``epoch`` and ``worst_violation``, and perhaps the final weights
+            as a last record.
+
+    Returns:
+        None if the last weights are feasible, or nothing is known.
+
+    Example:
+        >>> reached_line([{"epoch": 0, "worst_violation": 0.03}, {"epoch": 1, "worst_violation": 0.05}])
+        'No weights were found that meet all constraints; the smallest largest h was +0.030 (epoch 0), so that kappa \
+would have to be larger by 0.030, or some constraints contradict each other or the data.'
+    """
+    known = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
+    if not known or known[-1]["worst_violation"] <= 0:
+        return None
+    best = min(known, key=lambda record: record["worst_violation"])
+    h = best["worst_violation"]
+    if h <= 0:
+        return f"All of them held in epoch {best['epoch']}: --feasible.enabled true chooses such weights."
+    return (
+        f"No weights were found that meet all constraints; the smallest largest h was {h:+.3f} (epoch "
+        f"{best['epoch']}), so that kappa would have to be larger by {h:.3f}, or some constraints contradict each "
+        "other or the data."
+    )

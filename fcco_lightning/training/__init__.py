@@ -1,22 +1,26 @@
 """The LightningModule and what it needs of Lightning."""
 
 from fcco_lightning.training.averaging import WeightAverage
-from fcco_lightning.training.backend import LightningBackend
+from fcco_lightning.training.backend import Clipping, LightningBackend
 from fcco_lightning.training.checkpoints import Checkpoints
+from fcco_lightning.training.execution import Execution
 from fcco_lightning.training.fabric_backend import FabricBackend
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.preemption import Preemption
 from fcco_lightning.training.pretraining import Pretraining
-from fcco_lightning.training.schedules import StepAtFractions
+from fcco_lightning.training.schedules import Schedule, StepAtFractions
 from fcco_lightning.training.warm_start import WarmStart
 
 __all__ = [
     "Checkpoints",
+    "Clipping",
+    "Execution",
     "FCCOModule",
     "FabricBackend",
     "LightningBackend",
     "Preemption",
     "Pretraining",
+    "Schedule",
     "StepAtFractions",
     "WarmStart",
     "WeightAverage",

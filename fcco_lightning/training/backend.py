@@ -1,7 +1,9 @@
 """What Lightning's manual optimization takes away, given back: clipping, loss scaling, step counts, schedules."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
@@ -10,14 +12,37 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fcco_lightning.engine.backend import hooked
+from fcco_lightning.checks import one_of, positive
+from fcco_lightning.engine.backend import Backend, hooked
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.training.schedules import Schedule
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 
-class LightningBackend:
+@dataclass(frozen=True)
+class Clipping:
+    """How large a gradient may be; ``--trainer.gradient_clip_val`` and its algorithm take the place of both.
+
+    Args:
+        value: largest norm of the gradient, or largest value in it, > 0; None for no clipping.
+        algorithm: "norm" or "value".
+
+    Raises:
+        ConfigError: if one of them is none of these.
+    """
+
+    value: float | None = None
+    algorithm: Literal["norm", "value"] = "norm"
+
+    def __post_init__(self) -> None:
+        one_of("clipping.algorithm", self.algorithm, ("norm", "value"))
+        if self.value is not None:
+            positive("clipping.value", self.value)
+
+
+class LightningBackend(Backend):
     """Carries out the engine's steps through a Trainer.
 
     One ``global_step`` per update of w: inner iterations are not counted, so ``max_steps``, ``every_n_train_steps`` and
@@ -25,27 +50,22 @@ class LightningBackend:
 
     Args:
         module: the LightningModule whose trainer is used.
-        clip_val: largest gradient norm (or value), None for no clipping.
-        clip_algorithm: ``norm`` or ``value``.
-        scheduler_interval: ``epoch`` or ``step``: what the learning-rate schedule counts.
-        scheduler_monitor: logged metric that a ReduceLROnPlateau watches.
+        clipping: of gradients.
+        schedule: of the learning rate.
+
+    Attributes:
+        clipping: in the present fit.
+        of_steps: names of the figures of training steps that were logged, which every epoch has.
+        idle: parameters that DistributedDataParallel waits for and the present phase has not.
     """
 
-    def __init__(
-        self,
-        module: "LightningModule",
-        clip_val: float | None = None,
-        clip_algorithm: str = "norm",
-        scheduler_interval: str = "epoch",
-        scheduler_monitor: str | None = None,
-    ) -> None:
-        self.module, self.clip_val, self.clip_algorithm = module, clip_val, clip_algorithm
-        self.scheduler_interval, self.scheduler_monitor = scheduler_interval, scheduler_monitor
-        self.of_steps: set[str] = set()  # metrics of training steps, which every epoch has
-        self.idle: list[Tensor] = []  # parameters that DistributedDataParallel waits for and the present phase has not
+    def __init__(self, module: "LightningModule", clipping: Clipping, schedule: Schedule) -> None:
+        self.module, self.clipping, self.schedule = module, clipping, schedule
+        self.of_steps: set[str] = set()
+        self.idle: list[Tensor] = []
 
     @property
-    def drops_overflows(self) -> bool:
+    def drops_overflows(self) -> bool:  # type: ignore[override]
         """With 16-bit loss scaling an overflow is expected, and the scaler drops the step."""
         return self._scaler is not None
 
@@ -127,7 +147,7 @@ class LightningBackend:
         Raises:
             ConfigError: if a plateau schedule names a metric that was not logged.
         """
-        if interval != self.scheduler_interval:
+        if interval != self.schedule.interval:
             return
         for scheduler in (config.scheduler for config in self.module.trainer.lr_scheduler_configs):
             if isinstance(scheduler, ReduceLROnPlateau):
@@ -136,11 +156,41 @@ class LightningBackend:
             elif not plateau:
                 scheduler.step()
 
+    def count_updates(self) -> None:
+        """Let the x-axis of Lightning's loggers, which counts batches, be updates of w."""
+        loop = self.module.trainer.fit_loop.epoch_loop
+        loop._batches_that_stepped = max(0, self.module.global_step - (not loop._should_accumulate()))
+
+    def is_logged(self, *, last: bool, updated: bool) -> bool:
+        """Whether figures of this training step are logged: those of an epoch's last batch always, for callbacks."""
+        every = self.module.trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
+        return bool(every) and (last or (updated and self.module.global_step % every == 0))
+
+    def log(self, prefix: str, estimates: Mapping[str, Tensor], others: Mapping[str, float], *, updated: bool) -> None:
+        """Log figures of a training step for callbacks and the bar, and those of an update of w for loggers, too.
+
+        Straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so.
+        An estimate of what the batch said nothing about is NaN, and left out; ``others`` are for the loggers only.
+        """
+        found = {f"{prefix}_{name}": value.item() for name, value in estimates.items()}
+        values = {name: value for name, value in found.items() if not math.isnan(value)}
+        self.of_steps |= values.keys()
+        self.module.log_dict(values, prog_bar=True, logger=False, batch_size=1)
+        for logger in self.module.trainer.loggers if updated else ():
+            logger.log_metrics({**values, **others}, step=self.module.global_step - 1)
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """Training batches on their device, without end."""
+        trainer = self.module.trainer
+        while (loader := trainer.fit_loop._combined_loader) is not None:
+            for batch, *_ in loader:
+                yield trainer.strategy.batch_to_device(batch)
+
     def _is_new(self) -> bool:
         """Whether this epoch has a value of the monitored metric: one of validation comes with a validation only."""
         trainer = self.module.trainer
         every = trainer.check_val_every_n_epoch
-        if self.scheduler_monitor in self.of_steps:
+        if self.schedule.monitor in self.of_steps:
             return True
         if every is not None:
             return (trainer.current_epoch + 1) % every == 0
@@ -152,15 +202,15 @@ class LightningBackend:
 
     def _monitored(self) -> Tensor:
         logged = self.module.trainer.callback_metrics
-        if self.scheduler_monitor not in logged:
+        if self.schedule.monitor not in logged:
             raise ConfigError(
-                f"scheduler_monitor is {self.scheduler_monitor!r}, which was not logged; there are {sorted(logged)}."
+                f"schedule.monitor is {self.schedule.monitor!r}, which was not logged; there are {sorted(logged)}."
             )
-        return logged[self.scheduler_monitor]
+        return logged[self.schedule.monitor]
 
     def _clip(self, optimizer: Optimizer) -> None:
-        if self.clip_val:
-            self.module.clip_gradients(optimizer, self.clip_val, self.clip_algorithm)
+        if self.clipping.value:
+            self.module.clip_gradients(optimizer, self.clipping.value, self.clipping.algorithm)
 
     def _step(self, optimizer: Optimizer, *, from_backward: bool) -> None:
         scaler = self._scaler

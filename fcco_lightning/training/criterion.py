@@ -12,7 +12,7 @@ from fcco_lightning.algorithms import Algorithm, SingleLoop
 from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Drawn, Engine, Estimates, PlainBackend, Problem, name_index
+from fcco_lightning.engine import Backend, Drawn, Engine, Estimates, Problem, name_index
 from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
@@ -248,7 +248,7 @@ class _Outputs(BatchNetwork):
         return self.given
 
 
-class _Deferred(PlainBackend):
+class _Deferred(Backend):
     """Leaves the backward pass, and averaging over processes, to the user's loop.
 
     Attributes:

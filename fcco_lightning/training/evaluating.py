@@ -15,6 +15,7 @@ from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.evaluation import Collector, Evaluation, Split, summarise
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.training.execution import Execution
 
 
 class EvaluatingModule(LightningModule):
@@ -25,7 +26,7 @@ class EvaluatingModule(LightningModule):
         constraints: that are reported on.
         evaluation: what is reported of a split.
         processes: of the job, which share a split.
-        kept_outputs: largest number of samples of a split of which the outputs are kept; None for all.
+        execution: says of how many samples of a split the outputs are kept.
         last_summaries: all figures of the last validation or test by split.
     """
 
@@ -33,7 +34,7 @@ class EvaluatingModule(LightningModule):
     constraints: list[Constraint]
     evaluation: Evaluation
     processes: Processes
-    kept_outputs: int | None = None
+    execution: Execution
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,13 +75,10 @@ class EvaluatingModule(LightningModule):
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
         if loader not in self._collected:
-            self._collected[loader] = self._collector()
+            self._collected[loader] = Collector(self.evaluation, self.execution.kept_outputs)
         columns = columns_of(batch)
         outputs, others = outputs_of_columns(self.network, columns), other_columns(self.network, columns)
         self._add(self._collected[loader], outputs, others)
-
-    def _collector(self) -> Collector:
-        return Collector(self.evaluation, self.kept_outputs)
 
     def _add(self, collector: Collector, outputs: Any, columns: dict[str, Tensor]) -> None:
         with self.processes.guard():
@@ -102,6 +100,7 @@ class EvaluatingModule(LightningModule):
         split = self.split_of(loader, network)
         return split.outputs, split.columns
 
+    @torch.no_grad()
     def split_of(
         self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None, *, whole: bool = False
     ) -> Split:
@@ -112,12 +111,8 @@ class EvaluatingModule(LightningModule):
             network: likewise.
             whole: whether the outputs are those for all samples, whatever ``kept_outputs`` is.
         """
-        collector = Collector(self.evaluation) if whole else self._collector()
-        return self._evaluated(loader, self.network if network is None else network.eval(), collector)
-
-    @torch.no_grad()
-    def _evaluated(self, loader: Iterable[dict[str, Tensor]], network: nn.Module, collector: Collector) -> Split:
-        was_training = self.training
+        was_training, network = self.training, self.network if network is None else network.eval()
+        collector = Collector(self.evaluation, None if whole else self.execution.kept_outputs)
         self.eval()
         with self.trainer.precision_plugin.val_step_context():
             for batch in loader:
@@ -174,7 +169,7 @@ class EvaluatingModule(LightningModule):
                 raise NonFiniteError(
                     f"the network's outputs{where} are not finite for {named_samples(bad, columns)}: the weights "
                     "diverged or the features hold NaN. Lower the learning rate, or clip with "
-                    f"--model.gradient_clip_val.{narrow_weights(self.network)}"
+                    f"--model.clipping.value.{narrow_weights(self.network)}"
                 )
 
     def _say_what_is_counted(self, name: str, split: Split) -> None:
@@ -182,7 +177,8 @@ class EvaluatingModule(LightningModule):
         if split.partial and not self._said:
             self._said = True
             names = [figure for figure in split.counted if not figure.endswith("_error")]
+            kept = self.execution.kept_outputs
             rank_zero_info(
-                f"kept_outputs={self.kept_outputs}: figures of the {name} split are those of as many random samples"
+                f"kept_outputs={kept}: figures of the {name} split are those of as many random samples"
                 + (f", but {', '.join(names)}, which are counted over all of it." if names else ".")
             )

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fcco_lightning.engine import PlainBackend
+from fcco_lightning.engine import Backend
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.processes import Processes
 
 
-class FabricBackend(PlainBackend):
+class FabricBackend(Backend):
     """For an :class:`~fcco_lightning.Engine` in a loop with Fabric: mixed precision, and several processes by DDP.
 
     Make it behind ``fabric.launch()`` and ``fabric.setup``.

@@ -1,5 +1,8 @@
 """Weights that diverged in a step whose gradient was finite: training ends there, and no checkpoint holds them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -31,5 +34,22 @@ def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
         raise NonFiniteError(
             f"`{bad[0]}` holds NaN or infinity: the weights have diverged in a step whose gradient was finite. No "
             "checkpoint is written of them, earlier ones are as they were. Lower the learning rate, or clip with "
-            f"--model.gradient_clip_val, and continue from an earlier checkpoint.{narrow_weights(network)}"
+            f"--model.clipping.value, and continue from an earlier checkpoint.{narrow_weights(network)}"
         )
+
+
+@contextmanager
+def statistics_kept(network: nn.Module, *, wanted: bool) -> Iterator[None]:
+    """If the body meets a value that is not finite, buffers become as before: a forward pass over NaN has moved them.
+
+    Args:
+        network: whose buffers these are, such as BatchNorm's statistics.
+        wanted: whether to do so, at the cost of a copy of them.
+    """
+    kept = [buffer.clone() for buffer in network.buffers()] if wanted else []
+    try:
+        yield
+    except NonFiniteError:
+        for buffer, before in zip(network.buffers() if wanted else (), kept, strict=True):
+            buffer.copy_(before)
+        raise

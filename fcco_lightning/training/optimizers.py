@@ -1,15 +1,35 @@
 """The user's optimizer over all parameters that a module trains."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models import BatchNetwork, ParameterGroup
 from fcco_lightning.objectives import Objective
 from fcco_lightning.training.precisions import require_room
+
+Hyperparameters = list[dict[str, Any]]
+
+
+class Stepping(NamedTuple):
+    """What steps w.
+
+    Attributes:
+        optimizer: over all parameters that are trained.
+        typed: what the user gave to it, per parameter group; primitives only.
+        scheduler: of its learning rate; None for a constant one.
+        kind: what the schedule is, see :func:`~fcco_lightning.training.schedules.described`.
+    """
+
+    optimizer: Optimizer
+    typed: Hyperparameters
+    scheduler: LRScheduler | None
+    kind: dict[str, Any] | None
+
 
 _DECAYS = ("weight_decay", "mu")  # what optimizers call it: torch's, and ProximalSGD
 
@@ -46,3 +66,11 @@ def build_optimizer(
         optimizer.param_groups[-1]["lr"] = objective_lr
     require_room(optimizer)
     return optimizer
+
+
+def typed_hyperparameters(optimizer: Optimizer) -> Hyperparameters:
+    """What the user gave, per parameter group; primitives only.  To be taken before any schedule is made."""
+    kept = (int, float, bool, str, tuple, type(None))
+    return [
+        {k: v for k, v in group.items() if k != "params" and isinstance(v, kept)} for group in optimizer.param_groups
+    ]

@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.optim import Optimizer
 
 from fcco_lightning.engine.batches import as_columns, fields_of
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models import BatchNetwork
+from fcco_lightning.training.temporary import Temporary
 
 _NARROW = ("bf16-true", "16-true")
 
@@ -46,7 +47,7 @@ def require_room(optimizer: Optimizer) -> None:
             )
 
 
-class WholeColumns(Callback):
+class WholeColumns(Temporary):
     """With weights of 16 bits only the network's input is rounded to them, and a fit begins with a warning.
 
     Lightning rounds every column of a batch: times of events would become ties, and weights of samples others.
@@ -68,15 +69,8 @@ class WholeColumns(Callback):
                 f"{share} of a weight is rounded away. Use --trainer.precision bf16-mixed unless the memory forbids it."
             )
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+    def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
         """Leave the plugin as it was."""
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        """Likewise."""
-        self._restore()
-
-    def _restore(self) -> None:
         if self._plugin is not None:
             vars(self._plugin).pop("convert_input", None)
 

@@ -9,18 +9,19 @@ from types import FrameType
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.resuming import INTERRUPTED
+from fcco_lightning.training.temporary import Temporary
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
-class Preemption(Callback):
+class Preemption(Temporary):
     """Saves ``interrupted.ckpt`` and stops after the step in which the job is told to end.
 
     A signal only sets a flag.  It travels with the step's own exchange, so all processes save in the same step
@@ -89,7 +90,7 @@ class Preemption(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop listening; save and stop, if any process was asked to after the exchange of the last step."""
         listening = bool(self._before)
-        self._restore(trainer)
+        self.undo(trainer)
         if listening and isinstance(pl_module, FCCOModule):
             asked = pl_module.processes.everyone((pl_module.engine.stop_asked, self._interrupted))
             self._interrupted = any(interrupted for _, interrupted in asked)
@@ -121,11 +122,8 @@ class Preemption(Callback):
         except (OSError, subprocess.CalledProcessError) as error:
             rank_zero_warn(f"SLURM could not be asked to queue the job again: {error}. Submit it by hand.")
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+    def undo(self, trainer: Trainer) -> None:
         """Stop listening."""
-        self._restore(trainer)
-
-    def _restore(self, trainer: Trainer) -> None:
         trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
         for number, handler in self._before.items():
             signal.signal(number, handler)

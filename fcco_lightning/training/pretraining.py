@@ -1,18 +1,24 @@
-"""A first phase of training on another, simpler objective."""
+"""The phases of a run: perhaps a first one on another, simpler objective, and the one proper."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import nn
+from torch import Tensor, nn
 
 from fcco_lightning.algorithms import SGD, Algorithm
 from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.models import head_of
 from fcco_lightning.objectives import CrossEntropy, Objective
+from fcco_lightning.training.optimizers import Stepping, build_optimizer, typed_hyperparameters
+from fcco_lightning.training.posing import plain_values
+from fcco_lightning.training.schedules import Schedule, described
 
 PRETRAINING, MAIN = "pretraining", "main"
 
@@ -97,3 +103,112 @@ class Pretraining:
             )
         optimizer = self.optimizer or main.optimizer
         return Phase(PRETRAINING, objective, constraints, algorithm, optimizer, self.scheduler, "pretrain")
+
+
+class Phases:
+    """The phases of a run, and the present one.
+
+    Args:
+        pretrain: the first of them; None for none.
+        main: gives the one proper.
+        network: that is trained.
+
+    Attributes:
+        pretrain: as given.
+        first: the phase of pretraining; None for none.
+        pretraining: whether that is the present one.
+        start: number of the epoch in which the present one began.
+    """
+
+    def __init__(self, pretrain: Pretraining | None, main: Callable[[], Phase], network: nn.Module) -> None:
+        self.pretrain, self._main = pretrain, main
+        self.first = None if pretrain is None else pretrain.before(main(), network)
+        self.pretraining, self.start = pretrain is not None, 0
+
+    @property
+    def all(self) -> list[Phase]:
+        """In their order."""
+        return [self._main()] if self.first is None else [self.first, self._main()]
+
+    @property
+    def present(self) -> Phase:
+        """The one that is trained now."""
+        return self.all[0] if self.pretraining else self.all[-1]
+
+    @property
+    def idle(self) -> list[Tensor]:
+        """Parameters of the objectives of other phases, for which DistributedDataParallel waits."""
+        now = self.present.name
+        return [p for phase in self.all if phase.name != now for p in phase.objective.parameters() if p.requires_grad]
+
+    def is_over(self, epoch: int) -> bool:
+        """Whether pretraining ends before this epoch."""
+        return self.pretraining and self.pretrain is not None and epoch >= self.pretrain.epochs
+
+    def stepping(self, network: nn.Module, schedule: Schedule, trainer: Trainer | None) -> Stepping:
+        """Optimizer and learning-rate schedule of the present phase; the trainer knows how long that is.
+
+        Raises:
+            ConfigError: if the optimizer or the schedule cannot be used.
+        """
+        phase = self.present
+        optimizer = build_optimizer(phase.optimizer, network, phase.objective, schedule.objective_lr)
+        typed = typed_hyperparameters(optimizer)
+        length = partial(self._length, trainer, by_step=schedule.interval == "step")
+        scheduler = schedule.attached(phase.scheduler, optimizer, length)
+        kind = None if scheduler is None else described(scheduler, schedule.interval)
+        return Stepping(optimizer, typed, scheduler, kind)
+
+    def _length(self, trainer: Trainer | None, *, by_step: bool) -> int:
+        """Length of the present phase, in steps or epochs."""
+        if trainer is None:
+            raise ConfigError("StepAtFractions needs to know the end of training: pass the module to Trainer.fit.")
+        total: float | None = trainer.estimated_stepping_batches if by_step else trainer.max_epochs
+        if self.pretraining and self.pretrain is not None:
+            total = self.pretrain.epochs
+        elif total is not None and self.start > 0:
+            total = -1 if trainer.max_epochs is None else trainer.max_epochs - self.start
+        if total is None or not 0 <= total < float("inf"):
+            raise ConfigError("StepAtFractions needs to know the end of training: set --trainer.max_epochs.")
+        if by_step and self.pretrain is not None:
+            total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return int(total)
+
+    def description(self) -> dict[str, str]:
+        """What must be the same on all processes, by name."""
+        algorithms = [f"{phase.algorithm.name} {phase.algorithm.settings()}" for phase in self.all]
+        pretrain = "none" if self.pretrain is None else str(plain_values(self.pretrain))
+        return {"algorithm": "; ".join(algorithms), "pretrain": pretrain}
+
+    def header(self) -> dict[str, Any]:
+        """What a checkpoint holds of the present phase."""
+        return {"name": self.present.name, "epoch": self.start}
+
+    def continues(self, stored: Mapping[str, Any]) -> bool:
+        """Go to the phase in which a checkpoint with this header was written; returns whether it is another one.
+
+        Raises:
+            CheckpointError: if this run has no such phase.
+        """
+        phase = stored.get("phase", {"name": MAIN, "epoch": 0})
+        pretraining, before = str(phase["name"]) == PRETRAINING, self.pretraining
+        if pretraining and self.first is None:
+            raise CheckpointError(
+                "the checkpoint was written while pretraining, and this run does not pretrain. Give it the same "
+                "--model.pretrain, or start without --ckpt_path."
+            )
+        self.pretraining, self.start = pretraining, phase["epoch"]
+        return pretraining != before
+
+    def require_same_algorithm(self, stored: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint with the rows of another algorithm.
+
+        Raises:
+            CheckpointError: naming both.
+        """
+        own = self.present.algorithm.name
+        if stored["algorithm"] != own:
+            raise CheckpointError(
+                f"the checkpoint was written by {stored['algorithm']}, this run uses {own}: their states mean "
+                f"different things. Use --model.algorithm {stored['algorithm']}, or start without --ckpt_path."
+            )

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from fcco_lightning.training.random_streams import generators_of
+from fcco_lightning.training.temporary import Temporary
 
 Counters = dict[str, Any]
 
@@ -103,7 +104,7 @@ def epoch_is_whole(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
 
 
-class LoopProgress(Callback):
+class LoopProgress(Temporary):
     """Lets every checkpoint of a run continue it exactly, after any number of stops at any moments.
 
     Counters are put right on saving and on loading.  Metrics that were logged are part of the checkpoint, since the
@@ -188,15 +189,8 @@ class LoopProgress(Callback):
         loop.on_iteration_done()
         self._restore_limit(trainer)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+    def undo(self, trainer: Trainer) -> None:
         """Leave the loop as it was, for another module."""
-        self._leave(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        """Likewise."""
-        self._leave(trainer)
-
-    def _leave(self, trainer: Trainer) -> None:
         self._restore_limit(trainer)
         trainer.fit_loop.epoch_loop.__dict__.pop("_should_check_val_fx", None)
 

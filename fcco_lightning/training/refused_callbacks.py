@@ -26,13 +26,13 @@ REFUSED: dict[type[Callback], str] = {
     + _AVERAGE,
     StochasticWeightAveraging: "its pass for the statistics of BatchNorm would go on training. " + _AVERAGE,
     GradientAccumulationScheduler: "the gradient of several small batches is not that of a large one. Set the batch "
-    "size of the data, and --model.micro_batch to what passes through the network at once.",
+    "size of the data, and --model.execution.micro_batch to what passes through the network at once.",
     BatchSizeFinder: "the batch size is part of the method here, not of the memory. Choose it with the data, and set "
-    "--model.micro_batch to what fits into the memory.",
+    "--model.execution.micro_batch to what fits into the memory.",
     LearningRateFinder: "it follows the loss of training_step, and the surrogate's value means nothing. Compare the "
     "logged train_objective of short runs with several --model.optimizer.init_args.lr.",
     SpikeDetection: "it follows the loss of training_step, and the surrogate's value means nothing. Use "
-    "--model.skip_nonfinite true and --model.gradient_clip_val.",
+    "--model.execution.skip_nonfinite true and --model.clipping.value.",
     ModelPruning: "it replaces the weights by others under new names, which the algorithm's memory of them and every "
     "checkpoint contradict. Prune the trained network with torch.nn.utils.prune, and remove its masks before a fit.",
 }

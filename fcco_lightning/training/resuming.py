@@ -12,15 +12,7 @@ INTERRUPTED = "interrupted.ckpt"
 """Name of the checkpoint of a run that was told to end."""
 _NAMES = ("last.ckpt", INTERRUPTED)
 _DEFINING = ("seed_everything", "model", "data")
-_EXECUTION = {
-    "num_workers",
-    "eval_batch_size",
-    "eval_train",
-    "micro_batch",
-    "state_layout",
-    "skip_nonfinite",
-    "allow_changed",
-}
+_EXECUTION = {"num_workers", "eval_batch_size", "eval_train", "execution", "allow_changed"}
 
 
 class Found(NamedTuple):
@@ -46,7 +38,8 @@ class Found(NamedTuple):
 def job_identity(config: Mapping[str, Any]) -> str:
     """What defines a job, as 16 hexadecimal digits: its seed, and all of its model and data.
 
-    How long it trains, on which devices, with how many workers and where its output goes is no part of it.
+    How long it trains, on which devices, with how many workers, how the model's steps are carried out
+    (``model.execution``) and where output goes is no part of it.
 
     Args:
         config: of one command, as plain values.

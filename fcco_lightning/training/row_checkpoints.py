@@ -5,13 +5,12 @@ import os
 import secrets
 import shutil
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -20,142 +19,13 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
+from fcco_lightning.state.checkpoint_files import opened, rows_folder
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
-from fcco_lightning.training.structure import STRUCTURE, difference, structure_of
+from fcco_lightning.state.structure import STRUCTURE, structure_of
 
 _ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
-CHECKPOINT_VERSION = 4
-_CONTENT: dict[str, type] = {"state_dict": Mapping, "epoch": int, "global_step": int}
-_CONTINUED: dict[str, type] = {
-    "pytorch-lightning_version": str, "loops": Mapping, "callbacks": Mapping, "optimizer_states": list,
-    "lr_schedulers": list,
-}  # fmt: skip
-_HEADER: dict[str, type] = {
-    "algorithm": str, "world_size": int, "num_samples": int, "skipped_batches": int, "optimizer": Mapping,
-    "tables": Mapping,
-}  # fmt: skip
-_CONTINUED_HEADER: dict[str, type] = {"engine": Mapping, "random": Mapping}
-_TABLE: dict[str, type] = {"num_rows": int, "width": int, "dtype": str, "checksum": str}
-WEIGHTS_ALONE = (
-    "has no optimizer_states: saved with save_weights_only=True, it can be evaluated, but not continued. Continue one "
-    "that was saved whole, or start without --ckpt_path."
-)
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
-
-
-class HasDualStates(Protocol):
-    """The module that is trained."""
-
-    processes: Processes
-
-    def dual_states(self) -> dict[str, DualState]:
-        """All dual states by their name in checkpoints."""
-
-
-def rows_folder(path: str | Path) -> Path:
-    """The folder ``X.ckpt.rows`` that belongs to ``X.ckpt``; it holds one folder per save."""
-    return Path(f"{os.path.realpath(path)}.rows")
-
-
-def check_file(path: str | Path) -> None:
-    """Refuse a missing or damaged checkpoint file.
-
-    Raises:
-        CheckpointError: naming the file and what is wrong.
-    """
-    path = Path(path)
-    try:
-        exists, regular = path.exists(), path.is_file()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {str(path)[:200]!r}: no name of a file ({type(error).__name__}).") from error
-    if not exists:
-        raise CheckpointError(f"checkpoint {path}: there is no such file (looked in {Path.cwd()}).")
-    if not regular:
-        raise CheckpointError(f"checkpoint {path}: this is not a regular file. Give one that `fcco fit` wrote.")
-    try:
-        damaged = _damage(path)
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {path}: cannot be read: {error.strerror or error}.") from error
-    if damaged is not None:
-        raise CheckpointError(f"checkpoint {path}: the file is {damaged}. Use an earlier one.")
-
-
-def _damage(path: Path) -> str | None:
-    """What is wrong with an archive; None if every byte that counts is what was written."""
-    try:
-        if not zipfile.is_zipfile(path):
-            return "truncated or no checkpoint"
-        with zipfile.ZipFile(path) as archive:
-            member = archive.testzip()
-    except OSError:
-        raise
-    except Exception as error:  # of many kinds, depending on which byte is wrong
-        return f"damaged ({error or type(error).__name__})"
-    return None if member is None else f"damaged at {member}"
-
-
-def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
-    """What a checkpoint file holds, its tensors mapped from the file; nothing in it is run.
-
-    Args:
-        path: of the file.
-        to_continue: whether a training is to be continued, which needs more than weights and rows.
-
-    Raises:
-        CheckpointError: naming the file and what is wrong, if it is missing, damaged, not written by
-            :class:`~fcco_lightning.FCCOModule` under a Trainer, or in another format.
-    """
-    path = Path(path)
-    content: dict[str, Any] = _opened(path)
-    header = content.get("fcco") if isinstance(content, dict) else None
-    if not isinstance(header, dict):
-        raise _foreign(path, "it has no state of an algorithm")
-    if header.get("version") != CHECKPOINT_VERSION:
-        raise CheckpointError(f"checkpoint {path}: {another_format(header)}")
-    if to_continue and "optimizer_states" not in content:
-        raise CheckpointError(f"checkpoint {path} {WEIGHTS_ALONE}")
-    _require_entries(path, content, _CONTENT | (_CONTINUED if to_continue else {}))
-    _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
-    for described in header["tables"].values():
-        _require_entries(path, described, _TABLE)
-    return content
-
-
-def another_format(header: Mapping[str, Any]) -> str:
-    """What is said of a checkpoint of an earlier or later format, whose rows would be misread."""
-    return (
-        f"it has format {header.get('version')!r}, this installation reads format {CHECKPOINT_VERSION}. Load it with "
-        "the version of fcco_lightning that wrote it, or start without --ckpt_path."
-    )
-
-
-def _opened(path: Path) -> Any:
-    check_file(path)
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever a foreign file leads to
-        raise _foreign(path, type(error).__name__) from error
-    changed = difference(content) if isinstance(content, Mapping) else None
-    if changed is not None:
-        raise CheckpointError(
-            f"checkpoint {path}: {changed}. Use an earlier one; if it was changed on purpose, take its entry "
-            f"`fcco.{STRUCTURE}` out."
-        )
-    return content
-
-
-def _require_entries(path: Path, record: Any, entries: Mapping[str, type]) -> None:
-    for name, kind in entries.items():
-        if not isinstance(record, Mapping) or not isinstance(record.get(name), kind):
-            raise _foreign(path, f"its entry `{name}` is missing, or of another type")
-
-
-def _foreign(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {why}. "
-        "Give one that was."
-    )
 
 
 class RowsCheckpointIO(CheckpointIO):
@@ -200,7 +70,7 @@ class RowsCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read the file; what it holds also says where its rows are."""
         if "://" not in str(path):
-            _opened(Path(path))
+            opened(Path(path))
         checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
         if "fcco" in checkpoint:
             checkpoint["fcco"][FOLDER] = str(rows_folder(path))
@@ -235,29 +105,35 @@ def install(trainer: Trainer) -> None:
         module: Any = trainer.lightning_module
         plain = partial(write, checkpoint, filepath, storage_options=storage_options)
         if hasattr(module, "dual_states"):
-            save(module, checkpoint, filepath, plain)
+            save(module.dual_states(), checkpoint, filepath, plain, module.processes)
         else:  # another module, fitted later by the same Trainer
             plain()
 
     strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
 
 
-def save(module: HasDualStates, checkpoint: dict[str, Any], path: str | Path, write: Callable[[], None]) -> None:
+def save(
+    states: Mapping[str, DualState],
+    checkpoint: dict[str, Any],
+    path: str | Path,
+    write: Callable[[], None],
+    processes: Processes,
+) -> None:
     """Write the rows of large states, then the checkpoint that refers to them; all processes call it.
 
     Whenever it is interrupted, the earlier checkpoint of that name and its rows are whole.
 
     Args:
-        module: whose dual states are saved.
+        states: the dual states by their names in checkpoints.
         checkpoint: as collected by the Trainer; rows that go to files are taken out of it.
         path: of the checkpoint.
         write: writes it (on the first process).
+        processes: of the job.
 
     Raises:
         CheckpointError: if a file cannot be written; on all processes.
         PeerError: on the other processes.
     """
-    processes, states = module.processes, module.dual_states()
     large = {name: s for name, s in states.items() if s.sharded}
     for name in large:
         for key in (f"{name}.rows", f"{name}._extra_state"):

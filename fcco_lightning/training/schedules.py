@@ -1,14 +1,16 @@
 """Learning-rate schedules in the papers' terms, and any schedule of torch across a resume: what is typed holds."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from lightning.pytorch.cli import LRSchedulerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fcco_lightning.checks import positive
+from fcco_lightning.checks import one_of, positive
 from fcco_lightning.errors import CheckpointError, ConfigError
 
 
@@ -46,6 +48,55 @@ class StepAtFractions(LRScheduler):
         """Learning rate per parameter group after ``last_epoch`` epochs."""
         passed = 0 if self.total is None else sum(self.last_epoch >= f * self.total for f in self.fractions)
         return [base * self.factor**passed for base in self.base_lrs]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rates over a run.
+
+    Args:
+        scheduler: makes the learning-rate schedule of an optimizer; None for a constant rate.
+        interval: "epoch" or "step", what it counts (one step is one update of w).
+        monitor: logged metric that a ``ReduceLROnPlateau`` watches, e.g. train_auc.
+        objective_lr: step size of the objective's own parameters (a CVaR threshold), > 0; None for the network's.  They
+            have no weight decay either way.
+
+    Raises:
+        ConfigError: if ``interval`` is another word, or ``objective_lr`` is not positive.
+    """
+
+    scheduler: LRSchedulerCallable | None = None
+    interval: Literal["epoch", "step"] = "epoch"
+    monitor: str | None = None
+    objective_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of("schedule.interval", self.interval, ("epoch", "step"))
+        if self.objective_lr is not None:
+            positive("schedule.objective_lr", self.objective_lr)
+
+    def attached(
+        self, make: Callable[[Optimizer], Any] | None, optimizer: Optimizer, length: Callable[[], int]
+    ) -> LRScheduler | None:
+        """The schedule of an optimizer; None for a constant rate.
+
+        Args:
+            make: ``scheduler``, or that of another phase of the run.
+            optimizer: whose learning rates it changes.
+            length: gives the length of the phase in what the schedule counts.
+
+        Raises:
+            ConfigError: if a ``ReduceLROnPlateau`` has nothing to watch.
+        """
+        schedule: LRScheduler | None = None if make is None else make(optimizer)
+        if isinstance(schedule, ReduceLROnPlateau) and (self.interval == "step" or self.monitor is None):
+            raise ConfigError(
+                "ReduceLROnPlateau needs schedule.interval='epoch' and schedule.monitor=a logged metric, e.g. "
+                "train_auc."
+            )
+        if isinstance(schedule, StepAtFractions):
+            schedule.set_total(length())
+        return schedule
 
 
 _SEEN = ("num_bad_epochs", "cooldown_counter", "last_epoch")  # what ReduceLROnPlateau remembers, beside the best value
@@ -88,7 +139,7 @@ def require_same_kind(now: Mapping[str, Any] | None, then: Mapping[str, Any] | N
     if name(now) != name(then):
         raise CheckpointError(
             f"the checkpoint's learning rate has the schedule {name(then)}, this run's has {name(now)}. Use the same "
-            "--model.scheduler and --model.scheduler_interval (their arguments may change), or start without "
+            "--model.schedule.scheduler and --model.schedule.interval (their arguments may change), or start without "
             "--ckpt_path."
         )
 

@@ -1,15 +1,18 @@
 """Settings of a Trainer that a module of this package follows in its own way, or refuses with what to use instead."""
 
+from dataclasses import replace
 from typing import Any
 
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-from torch.utils.data import DataLoader
 
+from fcco_lightning.checks import positive
 from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.errors import CheckpointError, ConfigError, DataError
+from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.training.backend import Clipping
+from fcco_lightning.training.refused_callbacks import require_usable
+from fcco_lightning.training.temporary import Temporary
 
 
 def require_whole_weights(trainer: Trainer) -> None:
@@ -44,23 +47,6 @@ def require_batches(trainer: Trainer) -> None:
         )
 
 
-def require_some_batch(loader: DataLoader[Any] | None) -> None:
-    """Refuse a training loader without a batch, with which Lightning would train nothing.
-
-    Args:
-        loader: of the user's own, or None where it is not a single one.
-
-    Raises:
-        DataError: if it knows its length and that is 0.
-    """
-    if loader is not None and sized_len(loader) == 0:
-        raise DataError(
-            f"the training loader gives no batch: its data set holds {sized_len(loader.dataset)} samples, batch_size "
-            f"is {loader.batch_size} and drop_last={loader.drop_last}. Use more samples, smaller batches or "
-            "drop_last=False."
-        )
-
-
 def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
     """Let K accumulated batches be one batch of K parts, whose gradient that of K small batches is not.
 
@@ -84,38 +70,51 @@ def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
         raise ConfigError(
             f"accumulate_grad_batches={parts} is not defined for compositional objectives with loaders of your own: "
             "the gradient of several small batches is not that of a large one. Let them give batches "
-            f"{parts} times as large, and set --model.micro_batch to what their size is now: the same memory, and the "
-            "large batch's gradient. (ALEXR2's inner loop is --model.algorithm.K.)"
+            f"{parts} times as large, and set --model.execution.micro_batch to what their size is now: the same "
+            "memory, and the large batch's gradient. (ALEXR2's inner loop is --model.algorithm.K.)"
         )
     size = datamodule.accumulate(parts)
     return size if micro_batch is None else min(size, micro_batch)
 
 
-class OwnSettings(Callback):
-    """Gives a Trainer and a module their own settings back when a fit for which they were changed is over.
-
-    However it ends: another module, or the same one, can then be fitted by the same Trainer.
+class OwnSettings(Temporary):
+    """Takes over what a Trainer says of clipping and accumulation, and gives both their settings back after the fit.
 
     Args:
-        trainer: with the settings that its user gave it.
-        module: likewise, with its ``micro_batch``, which accumulation makes smaller.
+        trainer: with the settings that its user gave it, which manual optimization would refuse.
+        module: an :class:`~fcco_lightning.FCCOModule`, whose ``micro_batch`` accumulation makes smaller.
+
+    Raises:
+        ConfigError: if a setting is refused; nothing is changed then.
     """
 
-    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
-        changed = ((trainer, "accumulate_grad_batches"), (trainer, "gradient_clip_val"), (module, "micro_batch"))
+    def __init__(self, trainer: Trainer, module: Any) -> None:
+        require_usable(trainer.callbacks, module)  # type: ignore[attr-defined]
+        require_batches(trainer)
+        clipping = module.clipping
+        if trainer.gradient_clip_val:
+            value = positive("gradient_clip_val", float(trainer.gradient_clip_val))
+            by_value = trainer.gradient_clip_algorithm == "value"
+            clipping = Clipping(value, "value" if by_value else "norm")
+        execution = replace(module.execution, micro_batch=in_parts(trainer, module.execution.micro_batch))
+        changed = ((trainer, "accumulate_grad_batches"), (trainer, "gradient_clip_val"), (module, "execution"))
         self._settings = [(owner, name, getattr(owner, name)) for owner, name in changed]
+        module.backend.clipping, module.execution = clipping, execution
+        trainer.accumulate_grad_batches, trainer.gradient_clip_val = 1, None
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Give them back after a fit."""
-        self._give_back()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        """Give them back after a fit that failed or was interrupted."""
-        self._give_back()
-
-    def _give_back(self) -> None:
+    def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
+        """Give the settings back."""
         for owner, name, value in self._settings:
             setattr(owner, name, value)
+
+
+class Announce(Callback):
+    """If this process fails outside a training step, the others are not left waiting."""
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Tell them."""
+        if hasattr(pl_module, "processes") and isinstance(exception, Exception):
+            pl_module.processes.fail(exception, timeout=10.0)
 
 
 def require_rows(trainer: Trainer | None) -> None:

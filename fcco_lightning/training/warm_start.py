@@ -2,9 +2,9 @@
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.checkpoint_files import load_weights, read_file
 from fcco_lightning.training.module import FCCOModule
-from fcco_lightning.training.row_checkpoints import load, read_file
+from fcco_lightning.training.row_checkpoints import load
 
 
 class WarmStart(Callback):
@@ -31,14 +31,8 @@ class WarmStart(Callback):
             return
         content = read_file(self.ckpt)
         stored = content["state_dict"]
-        weights = {k.removeprefix("network."): v for k, v in stored.items() if k.startswith("network.")}
-        try:
-            pl_module.network.load_state_dict(weights)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"warm_start.ckpt={self.ckpt!r} holds the weights of another network: {error} Name a run with the same "
-                "network, or leave warm_start out."
-            ) from error
+        instead = " Name a run with the same network, or leave warm_start out."
+        load_weights(pl_module.network, content, f"warm_start.ckpt={self.ckpt!r}", instead)
         width = {name: described["width"] for name, described in content["fcco"]["tables"].items()}
         states = {k: s for k, s in pl_module.dual_states().items() if ".multipliers." in k and width.get(k) == s.width}
         load(states, content, pl_module.processes)

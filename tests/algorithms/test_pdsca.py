@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 from toy_problem import flat, make_batches, make_network
 
 from fcco_lightning import AUC, PDSCA, SGD, AUCMargin, CVaRPartialAUC, Engine, LogisticLoss, SquaredPair
-from fcco_lightning.engine import PlainBackend
+from fcco_lightning.engine import Backend
 from fcco_lightning.errors import ConfigError
 
 N, LR = 12, 0.1
@@ -166,7 +166,7 @@ def test_a_part_that_the_loaders_do_not_give():
 
 
 def test_loss_scaling_is_refused():
-    class Scaling(PlainBackend):
+    class Scaling(Backend):
         drops_overflows = True
 
     net, algorithm = Net(AUC()), PDSCA()

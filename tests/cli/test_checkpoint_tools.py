@@ -11,7 +11,6 @@ import sys
 import zipfile
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,13 +18,19 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fcco_lightning import CheckpointError, ConfigError, FCCOModule
+from fcco_lightning import (
+    CheckpointError,
+    ConfigError,
+    Execution,
+    FCCOModule,
+)
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli.checkpoint_tools import convert, describe, read_checkpoint
 from fcco_lightning.state import DualState
+from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import CHUNK_BYTES
-from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, read_file, save
+from fcco_lightning.training.row_checkpoints import save
 from tests import jobs
 from tests.launch import launch, values
 
@@ -41,7 +46,7 @@ def fits(tmp_path_factory):
     for name, size, layout in (("one", 1, "replicated"), ("three", 3, "sharded")):
         path = tmp_path_factory.mktemp(name) / "at.ckpt"
         job = {"objective": "rank", "rows": 203, "epochs": 1, "seed": size, "trainer": {"limit_train_batches": 4}}
-        job |= {"save": (0, 3, str(path)), "module": {"state_layout": layout}}
+        job |= {"save": (0, 3, str(path)), "module": {"execution": Execution(state_layout=layout)}}
         outcomes = values(launch(jobs.fit, size, job))
         made[name] = path, outcomes[0]["weights"], jobs.whole_rows(outcomes)
     return made
@@ -62,12 +67,11 @@ def copied(fits, tmp_path):
 
 def handmade(path, states, **weights):
     """A checkpoint of one process, as a Trainer would write it."""
-    module = SimpleNamespace(processes=Processes(), dual_states=lambda: states)
     own = {"version": CHECKPOINT_VERSION, "world_size": 1, "algorithm": "SOX", "num_samples": 5, "skipped_batches": 3}
     rows = {f"{name}.rows": state.rows for name, state in states.items()}
     checkpoint = {"epoch": 1, "global_step": 7, "state_dict": {**weights, **rows}}
     checkpoint["fcco"] = own | {"optimizer": {"class": "Adam", "typed": []}}
-    save(module, checkpoint, path, lambda: torch.save(checkpoint, path))
+    save(states, checkpoint, path, lambda: torch.save(checkpoint, path), Processes())
     return path
 
 

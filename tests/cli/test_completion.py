@@ -47,7 +47,7 @@ def of(name, place):
         ("fcco fit --model.algorithm = SON", ["SONEX", "SONX"]),  # bash divides words at =
         ("fcco fit --model.constraints+ = Equal", ["EqualOpportunity", "EqualizedOdds"]),
         ("fcco fit --model.algorithm SONEX --model.algorithm.", of("SONEX", "model.algorithm")),
-        ("fcco fit --model.compiled t", ["true"]),
+        ("fcco fit --model.execution.compiled t", ["true"]),
         ("fcco fit --report.p", ["--report.pictures"]),
     ],
 )
@@ -69,10 +69,17 @@ def test_options_are_the_arguments_of_the_classes(kind):
         assert {option.name.partition(".")[0] for option in options_of(cls)} >= set(signature), entry.name
 
 
+@pytest.mark.parametrize("entry", members("data"), ids=lambda entry: entry.name)
+def test_arguments_that_datamodules_pass_on_are_options(entry):
+    found = {option.name for option in options_of(getattr(fcco_lightning, entry.name))}
+    assert {"batches", "seed", "eval_batch_size", "num_workers"} <= found
+    assert not {"loading", "table", "samples", "numbers", "others"} & found or entry.name == "TensorDataModule"
+
+
 def test_options_of_all_sections_are_there():
     found = options()
     assert {path.partition(".")[0] for path in found} == {*OF_FIT, *SECTIONS, "data", "model", "trainer"}
-    assert found["model.state_layout"] == ["auto", "replicated", "sharded"]  # of an alias
+    assert found["model.execution.state_layout"] == ["auto", "replicated", "sharded"]  # of an alias
     assert {"EqualStages", "ConcaveStages"} <= set(found["model.algorithm.stages"])  # of a base that no list names
     assert "data.columns.label" in found  # of a dataclass
     assert "model.constraints.kappa" not in found  # there may be several

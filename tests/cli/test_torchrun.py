@@ -20,7 +20,7 @@ LONGEST = 900  # seconds that a job may take where many others run beside it
 SMALL = [
     "--data.num_train=400", "--data.num_test=200", "--data.batches.batch_size=20", "--trainer.max_epochs=12",
     "--trainer.enable_progress_bar=false", "--report.pictures=false", "--trainer.accelerator=cpu",
-    "--model.state_layout=sharded", "--trainer.limit_val_batches=0", "--checkpoint.every_n_train_steps=15",
+    "--model.execution.state_layout=sharded", "--trainer.limit_val_batches=0", "--checkpoint.every_n_train_steps=15",
 ]  # fmt: skip
 
 

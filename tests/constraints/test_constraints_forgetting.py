@@ -42,13 +42,6 @@ def test_the_old_model_changes_nothing():
     assert torch.equal(limit.measure(LOGITS, BATCH | kept)[1].values, torch.zeros(2, 1, dtype=torch.float64))
 
 
-def test_violation_counts_from_the_tolerance():
-    limit = NonForgetting(kappa=0.2, names=["a"])
-    u = torch.tensor([[0.5], [0.1]])
-    assert torch.equal(limit.violation(u), u[:, 0] - 0.2)
-    assert limit.outer(Hinge(2.0, limit.kappa)).value(u).tolist() == pytest.approx([0.6, 0.0])
-
-
 def test_another_loss():
     outputs = torch.tensor([[1.0], [3.0]])
     limit = NonForgetting(SquaredLoss(), names=["a"])

@@ -1,13 +1,12 @@
-import math
+"""What the shared contract of constraints does not ask of equal ROC curves: names, scales of the scores, vacuity."""
 
 import pytest
 import torch
 
 from fcco_lightning.constraints import QuantileScores, RawScores, ROCFairness, StandardScores
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer import AbsoluteDifference, Hinge
 
-EXACT = 1e-12  # means of at most 60 sigmoids, float64
+EXACT = 1e-12  # means of 60 numbers of order one, float64
 THRESHOLDS = (-0.5, 0.0, 1.0)
 
 
@@ -18,53 +17,15 @@ def sample(size=60, seed=0):
     return scores, {"y": y, "group": group}
 
 
-def rate(scores, batch, label, group, tau, temperature):
-    """Loop over the samples."""
-    total, count = 0.0, 0
-    for s, y, g in zip(scores.tolist(), batch["y"].tolist(), batch["group"].tolist(), strict=True):
-        if (y, g) == (label, group):
-            total += 1 / (1 + math.exp(-(s - tau) / temperature))
-            count += 1
-    return total / count
-
-
-def brute_force(scores, batch, labels=(1, 0), temperature=1.0):
-    """Rows of the constraint: true positive rates, then false positive rates; the favoured group (1) first."""
-    return [[rate(scores, batch, y, g, tau, temperature) for g in (1, 0)] for y in labels for tau in THRESHOLDS]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.2])
-def test_rows_are_rates_by_threshold_group_and_class(temperature):
-    scores, batch = sample()
-    fair = ROCFairness(THRESHOLDS, kappa=0.01, temperature=temperature)
-    direct, rows = fair.measure(scores, batch)
-    expected = torch.tensor(brute_force(scores, batch, temperature=temperature), dtype=torch.float64)
-    assert direct is None
-    assert rows.weight.tolist() == [True] * 6
-    assert torch.allclose(rows.values, expected, atol=EXACT)
+def test_rows_are_named_by_rate_and_threshold():
+    fair = ROCFairness(THRESHOLDS)
     assert fair.names == ["tpr@-0.5", "tpr@0", "tpr@1", "fpr@-0.5", "fpr@0", "fpr@1"]
-    assert (fair.num_rows, fair.width) == (6, 2)
-    gap = (expected[:, 0] - expected[:, 1]).abs() - 0.01
-    assert torch.allclose(fair.violation(rows.values), gap, atol=EXACT)
-    assert fair.outer(Hinge(4.0, fair.kappa)) == AbsoluteDifference(Hinge(4.0, 0.01))
 
 
 def test_the_favoured_group_comes_first():
     batch = {"y": torch.tensor([1, 1, 0, 0]), "group": torch.tensor([1, 0, 1, 0])}
     values = ROCFairness((0.0,)).measure(torch.tensor([9.0, -9.0, 8.0, -8.0]), batch)[1].values
     assert (values > 0.5).tolist() == [[True, False], [True, False]]
-
-
-@pytest.mark.parametrize(("missing", "rows"), [((1, 0), [3, 4, 5]), ((1, 1), [3, 4, 5]), ((0, 0), [0, 1, 2])])
-def test_a_class_that_a_group_lacks_leaves_its_rows_out(missing, rows):
-    scores, batch = sample()
-    keep = ~((batch["y"] == missing[0]) & (batch["group"] == missing[1]))
-    scores, batch = scores[keep], {name: column[keep] for name, column in batch.items()}
-    values, weight, _ = ROCFairness(THRESHOLDS).measure(scores, batch)[1]
-    assert weight.nonzero().flatten().tolist() == rows
-    assert values.isfinite().all()
-    expected = brute_force(scores, batch, labels=(1 - missing[0],))
-    assert torch.allclose(values[weight], torch.tensor(expected, dtype=torch.float64), atol=EXACT)
 
 
 def test_a_batch_of_one_group_has_no_rows():

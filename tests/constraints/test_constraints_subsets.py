@@ -149,7 +149,8 @@ def test_two_groups_are_one_comparison_unless_it_is_with_everyone():
     assert [pair[:2] for pair in GroupComparisons(against="rest").pairs] == [(1, 0)]
     whole = GroupComparisons(against="whole", names=["f", "m"])
     assert [pair.name for pair in whole.pairs] == ["f - everyone", "m - everyone"]
-    assert whole.sides == [(0,), (1,), (0, 1)]
+    groups = torch.tensor([0, 1, -1, 0])
+    assert whole.members({"group": groups}, None).int().tolist() == [[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 1]]
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "a"], []])

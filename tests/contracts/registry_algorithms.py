@@ -23,6 +23,7 @@ from fcco_lightning import (
     AdamType,
     AugmentedLagrangian,
     CappedSimplex,
+    CrossEntropy,
     EqualStages,
     GroupMaxForm,
     HeavyBall,
@@ -32,7 +33,7 @@ from fcco_lightning import (
     Objective,
     SampleDRO,
 )
-from fcco_lightning.algorithms import Algorithm, DoubleLoop, SingleLoop, SOXBoost, Switching
+from fcco_lightning.algorithms import ICPPAC, Algorithm, DoubleLoop, SingleLoop, SOXBoost, Switching
 from fcco_lightning.estimators import CorrectedEMA, DualMirror
 from fcco_lightning.outer import MoreauSmoothing
 
@@ -57,6 +58,7 @@ class Member(NamedTuple):
         objective: on which it is trained, where that is not what its other capabilities say.
         restarts: whether q starts anew at every stage, so that the first step does not know the rows.
         gradients: whether every step takes a gradient.
+        inner: whether it takes objectives with inner functions.
         gamma_one: the same algorithm with gamma = 1 and no correction, as the test of its expectation takes it.
         penalty: how constraints are enforced; None for an algorithm without.
     """
@@ -76,6 +78,7 @@ class Member(NamedTuple):
     objective: Callable[[], Objective] | None = None
     restarts: bool = False
     gradients: bool = True
+    inner: bool = True
 
 
 def alexr(jacobian: Any) -> Member:
@@ -217,6 +220,17 @@ ALGORITHMS: dict[str, Member] = {
         lambda: Switching(1.0, 0.0),
         exact_rows=False,
         penalty=lambda: None,
+    ),
+    "ICPPAC": Member(
+        lambda: ICPPAC(0.3, 0.2, 2.0, 0.4, K=3),
+        lambda: ICPPAC(0.3, 0.2, 2.0, 0.0, K=3),
+        compositional=False,
+        rows=False,
+        exact_rows=False,
+        penalty=lambda: None,
+        objective=CrossEntropy,
+        gradients=False,
+        inner=False,
     ),
     "SingleLoop": Member(
         lambda: SingleLoop(CorrectedEMA(0.4, 0.2, fresh=True), MoreauSmoothing(0.1)),

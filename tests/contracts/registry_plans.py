@@ -7,19 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from fcco_lightning.data.plans import (
-    BagBatches,
-    BalancedBatches,
-    BatchPlan,
-    EventBatches,
-    GroupBatches,
-    LabelBatches,
-    QueryBatches,
-    RepeatedBatches,
-    RowsOf,
-    ShuffledBatches,
-    UniformBatches,
-)
+from fcco_lightning.data.plans import BatchPlan, RepeatedBatches, RowsOf, ShuffledBatches, UniformBatches
+from tests.plans import BagBatches, BalancedBatches, EventBatches, GroupBatches, LabelBatches, QueryBatches
 
 Outcome = tuple[float, tuple[int, ...]]
 

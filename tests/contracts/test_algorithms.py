@@ -212,7 +212,7 @@ def pose(name, objective):
     return ALGORITHMS[name].make().pose(objective, num_samples=12)
 
 
-@every(max_form=False, logarithm=False)
+@every(max_form=False, logarithm=False, inner=True)
 def test_functions_that_are_not_convex(name):
     if not ALGORITHMS[name].convex:
         assert pose(name, Ratios()).all_terms[0].outer == Ratio()
@@ -221,7 +221,7 @@ def test_functions_that_are_not_convex(name):
         pose(name, Ratios())
 
 
-@every(logarithm=False)
+@every(logarithm=False, inner=True)
 def test_forms_of_an_objective(name):
     cvar = CVaRGroupDRO(0.5, num_groups=3)
     if ALGORITHMS[name].max_form:

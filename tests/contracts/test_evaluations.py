@@ -34,6 +34,7 @@ from fcco_lightning import (
     BagEvaluation,
     BinaryEvaluation,
     ContinualEvaluation,
+    DataError,
     Evaluation,
     GroupEvaluation,
     RankingEvaluation,
@@ -408,3 +409,48 @@ def test_pictures_of_a_history_are_written_into_the_folder(case, tmp_path):
     assert sorted(paths) == sorted(tmp_path.iterdir())
     assert tmp_path / "constraints.png" in paths
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+GROUPED = {"y": [0, 1, 0, 1], "group": [0, 0, 1, 1]}
+LABELLED = {"y": [[1, 1], [1, 1], [1, 1]], "group": [0, 3, 3]}
+LEARNT = {"y": [0, 1], "task": [0, -1], "old_loss": [0.1, 0.2], "old_correct": [1, 1]}
+LISTED = {"y": [2, 1, 0], "query": [5, 5, 8]}
+TIMED = {"time": [1.0, 2.0, 3.0], "event": [1, 0, 1]}
+REFUSED = [
+    (BinaryEvaluation, (4, 2), GROUPED, r"one score per sample.* got outputs of shape \(4, 2\).*--model.evaluation"),
+    (BinaryEvaluation, (4, 1, 1), GROUPED, r"got outputs of shape \(4, 1, 1\)"),
+    (BinaryEvaluation, (4,), GROUPED | {"y": None}, r"need a column 'y'.*\['group'\].*--model.evaluation"),
+    (GroupEvaluation, (4,), GROUPED | {"group": None}, r"need a column 'group'.*\['y'\].*--model.evaluation"),
+    (GroupEvaluation, (4,), GROUPED | {"y": None}, "need a column 'y'"),
+    (GroupEvaluation, (4,), GROUPED | {"y": [0, 1, 2, 0]}, r"y must lie in 0\.\.1 .* got 2 at position 2"),
+    (GroupEvaluation, (4, 3), GROUPED | {"y": [0, 1, 3, 0]}, r"y must lie in 0\.\.2 .* got 3 at position 2"),
+    (GroupEvaluation, (4, 3, 2), GROUPED, "one score per sample"),
+    (GroupEvaluation, (4,), GROUPED | {"y": [0, 1]}, r"shape \(4,\), got \(2,\)"),
+    (GroupEvaluation, (4,), GROUPED | {"group": [0, -1, 0, 1]}, "got -1 at position 1"),
+    (GroupEvaluation, (0,), {"y": [], "group": []}, "at least one sample"),
+    (TaskEvaluation, (3, 2), LABELLED | {"y": [[1], [1], [1]]}, r"one shape \(n, T\), got \(3, 2\) and \(3, 1\)"),
+    (TaskEvaluation, (3,), LABELLED | {"y": [1, 1, 1]}, r"one shape \(n, T\), got \(3,\) and \(3,\)"),
+    (TaskEvaluation, (3, 2), LABELLED | {"group": None}, r"need a column 'group'.*\['y'\].*--model.evaluation"),
+    (TaskEvaluation, (3, 2), LABELLED | {"y": None}, "need a column 'y'"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"y": None}, "need a column 'y'"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"task": None}, r"need a column 'task'.*\['old_correct', 'old_loss', 'y'\]"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"old_loss": None}, "need a column 'old_loss'"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"old_correct": None}, "need a column 'old_correct'"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"y": [0, 2]}, r"y must lie in 0\.\.1 .* got 2 at position 1"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"task": [0]}, r"one shape \(n,\), got y \(2,\), task \(1,\)"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"task": [0.0, 1.0]}, "must be whole numbers"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"old_loss": [0.1, math.nan]}, "must be finite, got nan at position 1"),
+    (ContinualEvaluation, (2, 2), LEARNT | {"old_loss": [0.1]}, r"old_loss \(1,\)"),
+    (RetrievalEvaluation, (3,), LISTED | {"query": None}, "need a column 'query'"),
+    (RetrievalEvaluation, (3, 2), LISTED, r"got \(3, 2\)"),
+    (SurvivalEvaluation, (3,), TIMED | {"time": None}, "need a column 'time'"),
+    (SurvivalEvaluation, (3, 2), TIMED, r"got \(3, 2\)"),
+]
+
+
+@pytest.mark.parametrize(("evaluation", "shape", "columns", "match"), REFUSED)
+def test_what_does_not_fit_is_refused(evaluation, shape, columns, match):
+    batch = {name: torch.tensor(column) for name, column in columns.items() if column is not None}
+    batch = {name: column if len(column) else column.long() for name, column in batch.items()}
+    with pytest.raises(DataError, match=match):
+        evaluation()(torch.zeros(shape), batch)

@@ -313,7 +313,7 @@ def test_group_labels_out_of_range_are_refused(name, wrong, first):
     bench = Bench(CASES[name])
     batch = bench.batch([0, 1])
     batch[bench.name]["group"] = torch.tensor([0, wrong])
-    text = rf"group labels must lie in 0\.\.2, got {wrong} at batch position 1"
+    text = rf"group labels must lie in 0\.\.2, got {wrong} at position 1"
     assert_refused(bench, batch, text, first=first)
 
 

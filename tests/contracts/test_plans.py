@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from fcco_lightning.data.loader import RankBatches, ResumableLoader
-from fcco_lightning.data.plans import BagBatches, BalancedBatches, BatchPlan, GroupBatches, QueryBatches, UniformBatches
+from fcco_lightning.data.plans import BatchPlan, UniformBatches
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import DataError
 from tests.contracts.registry_plans import PLANS
+from tests.plans import BagBatches, BalancedBatches, GroupBatches, QueryBatches
 
 EPOCHS = 200
 every_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)

@@ -4,9 +4,10 @@ import pandas as pd
 import pytest
 import torch
 
-from fcco_lightning.data import BagBatches, BagSampling, Columns, Splits
+from fcco_lightning.data import BagSampling, Columns, Splits
 from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.errors import ConfigError, DataError
+from tests.plans import BagBatches
 
 BAGS = torch.arange(48) // 6
 LABELS = (BAGS % 4 == 0).long()  # two of eight
@@ -35,7 +36,7 @@ def test_the_second_half_is_as_likely_to_lack_instances_as_is_said():
     [
         ((BAGS, LABELS, 3, 3, 2), DataError, "positive_bags=3 exceeds the 2 positive bags among 8"),
         ((BAGS, LABELS, 1, 0, 2), ConfigError, "negative_bags must be a whole number >= 1"),
-        ((BAGS.float(), LABELS, 1, 3, 2), DataError, "bags must be whole numbers"),
+        ((BAGS.view(2, -1), LABELS, 1, 3, 2), DataError, "bags must be whole numbers"),
     ],
 )
 def test_bags_that_cannot_be_drawn(arguments, error, message):
@@ -45,7 +46,8 @@ def test_bags_that_cannot_be_drawn(arguments, error, message):
 
 def test_the_sampling_counts_the_instances_of_all_processes():
     plan = BagSampling(1, 3, 2).plan({"index": BAGS, "bag": BAGS, "y": LABELS}, seed=0, world_size=2)
-    assert (plan.positive_bags, plan.instances_per_bag, plan.batch_size) == (1, 4, 16)
+    batch = next(plan.batches(0)).view(4, 4)  # instance by instance, one column a bag
+    assert LABELS[batch].tolist() == [[1, 0, 0, 0]] * 4
     with pytest.raises(ConfigError, match="drawn by bags, but the training table has no whole numbers"):
         BagSampling().plan({"index": BAGS}, 0, 1)
 

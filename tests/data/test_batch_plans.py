@@ -3,8 +3,9 @@ from collections import Counter
 import pytest
 import torch
 
-from fcco_lightning.data.plans import BalancedBatches, GroupBatches, RowsOf, UniformBatches
+from fcco_lightning.data.plans import RowsOf, UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
+from tests.plans import BalancedBatches, GroupBatches
 
 LABELS = (torch.arange(100) % 10 == 0).long()  # 10 positives, 90 negatives
 

@@ -389,9 +389,9 @@ def test_identity_tells_batches_apart(make):
         ({"protected": ["clear", "clear"]}, r"protected names \['clear'\] more than once"),
         ({"class_names": {"snowy": "white"}}, r"lacks \['snowy'\]"),
         ({"corrupt": "blank"}, "images.corrupt must be 'error' or 'skip'"),
-        ({"pair_corrupt": "blank"}, "pairs.corrupt must be 'error' or 'skip'"),
+        ({"pair_corrupt": "blank"}, "pairs.corrupt must be one of 'error', 'skip'"),
         ({"model": "tinny"}, "tinny"),
-        ({"layout": "folders"}, "layout must be 'folder', .*'bdd100k', 'cifar' or 'datasets'"),
+        ({"layout": "folders"}, "layout must be one of 'folder', .*'bdd100k', 'cifar', 'datasets'"),
         ({"root": None}, "layout='folder' needs root"),
         ({"batch_size": 0}, "batch_size"),
         ({"samples_per_task": 0}, "samples_per_group"),
@@ -501,7 +501,7 @@ def test_digits_to_be_validated_on():
 def test_captions_fit_the_tiny_model():
     module = digits("continual")
     assert max(len(words(row)) for row in module.class_tokens.flatten(0, 1)) < TINY.context_length - 2
-    texts = [t.replace("{}", name) for t in module.classes.captions for name in module.class_names]
+    texts = [text for name in module.class_names for text in module.classes.captions_of(name)]
     assert {words(row) for row in TEXTS(texts)} == set(texts)
 
 

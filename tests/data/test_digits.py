@@ -4,7 +4,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from fcco_lightning.data.digits import NAMES, TEMPLATES, GreyImages, digits
+from fcco_lightning.data.digits import NAMES, TEMPLATES, digits
 from fcco_lightning.errors import ConfigError
 
 
@@ -55,13 +55,6 @@ def test_labels_are_those_of_the_digits():
     small = made.images.float().reshape(-1, 8, 2, 8, 2).mean(dim=(2, 4)).flatten(1) * (16 / 255)
     accuracy = float(np.mean(linear.predict(small.numpy()) == made.labels.numpy()))
     assert 0.55 < accuracy < 0.99
-
-
-def test_grey_images_are_handed_out_as_they_are():
-    pixels = torch.arange(32, dtype=torch.uint8).reshape(2, 4, 4)
-    images = GreyImages(pixels)
-    assert len(images) == 2
-    assert np.array_equal(np.asarray(images[1]), pixels[1].numpy())
 
 
 def test_rejects():

@@ -4,10 +4,14 @@ import pytest
 import torch
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from fcco_lightning.data.encoding import MISSING, TabularEncoder
+from fcco_lightning.data.encoding import MISSING, Encoding, TabularEncoder
 from fcco_lightning.errors import ConfigError, DataError
 
 TOLERANCE = 1e-6  # features are float32
+
+
+def encoder_of(categorical=(), **arguments):
+    return TabularEncoder(Encoding(list(categorical), **arguments))
 
 
 def make_frame(rows, seed, jobs=("cook", "smith", "poet")):
@@ -29,7 +33,7 @@ def test_equals_scikit_learn_column_by_column(seed):
     numbers, words = StandardScaler(), OneHotEncoder(handle_unknown="ignore", sparse_output=False)
     numbers.fit(train[["age", "hours"]])
     words.fit(train[["job", "owner", "code"]])
-    encoder = TabularEncoder(categorical=["code"]).fit(train)
+    encoder = encoder_of(["code"]).fit(train)
     for frame in (train, test):
         scaled = numbers.transform(frame[["age", "hours"]])
         hot = words.transform(frame[["job", "owner", "code"]])
@@ -41,7 +45,7 @@ def test_equals_scikit_learn_column_by_column(seed):
 
 
 def test_feature_names_are_in_the_order_of_the_frame():
-    assert TabularEncoder(["code"]).fit(make_frame(50, 0)).feature_names == [
+    assert encoder_of(["code"]).fit(make_frame(50, 0)).feature_names == [
         "age", "job=cook", "job=poet", "job=smith", "hours", "owner=False", "owner=True", "code=1", "code=2", "code=3",
     ]  # fmt: skip
 
@@ -64,7 +68,7 @@ def test_a_tiny_spread_is_not_constant():
 
 def test_state_survives_a_weights_only_checkpoint(tmp_path):
     train, test = make_frame(60, 1), make_frame(20, 2)
-    encoder = TabularEncoder(["code"], missing="impute").fit(train)
+    encoder = encoder_of(["code"], missing="impute").fit(train)
     torch.save(encoder.state_dict(), tmp_path / "encoder.pt")
     restored = TabularEncoder()
     restored.load_state_dict(torch.load(tmp_path / "encoder.pt", weights_only=True))
@@ -92,7 +96,7 @@ def test_missing_categories_are_refused():
 
 def test_impute_takes_the_training_median_and_an_own_category():
     train = pd.DataFrame({"n": [1.0, 2.0, 9.0, np.nan], "w": ["a", None, "b", "a"]})
-    encoder = TabularEncoder(missing="impute").fit(train)
+    encoder = encoder_of(missing="impute").fit(train)
     assert encoder.feature_names == ["n", f"w={MISSING}", "w=a", "w=b"]
     known = np.array([1.0, 2.0, 9.0])
     expected = (np.median(known) - known.mean()) / known.std()
@@ -103,24 +107,24 @@ def test_impute_takes_the_training_median_and_an_own_category():
 
 def test_rejects():
     frame = make_frame(10, 0)
-    with pytest.raises(ConfigError, match="missing must be 'error' or 'impute', got 'drop'"):
-        TabularEncoder(missing="drop")
+    with pytest.raises(ConfigError, match="missing must be one of 'error', 'impute', got 'drop'"):
+        Encoding(missing="drop")
     with pytest.raises(DataError, match="not fitted"):
         TabularEncoder().transform(frame)
     with pytest.raises(DataError, match=r"categorical='cod' is not a column.*Did you mean 'code'"):
-        TabularEncoder(["cod"]).fit(frame)
+        encoder_of(["cod"]).fit(frame)
     with pytest.raises(DataError, match="'hours' is not a column of the table"):
         TabularEncoder().fit(frame).transform(frame.drop(columns="hours"))
     with pytest.raises(DataError, match=r"'age' held numbers.*categorical=\['age'\]"):
         TabularEncoder().fit(frame).transform(frame.assign(age="old"))
     with pytest.raises(DataError, match="no finite value"):
-        TabularEncoder(missing="impute").fit(pd.DataFrame({"n": [np.nan, np.nan]}))
+        encoder_of(missing="impute").fit(pd.DataFrame({"n": [np.nan, np.nan]}))
 
 
 @pytest.mark.parametrize(("seed", "quantiles"), [(0, 5), (1, 4), (2, 2)])
 def test_quantile_bins_make_all_features_binary(seed, quantiles):
     train, test = make_frame(200, seed), make_frame(80, seed + 100)
-    encoder = TabularEncoder(["code"], quantiles=quantiles).fit(train)
+    encoder = encoder_of(["code"], quantiles=quantiles).fit(train)
     x = encoder.transform(test).numpy()
     assert set(np.unique(x)) == {0.0, 1.0}
     for name in ("age", "hours"):
@@ -137,33 +141,33 @@ def test_quantile_bins_make_all_features_binary(seed, quantiles):
 
 def test_quantiles_that_coincide_are_one_and_no_bin_is_empty():
     train = pd.DataFrame({"gain": [0.0] * 90 + [5.0] * 10, "top": [1.0] * 10 + [3.0] * 90, "same": [2.5] * 100})
-    encoder = TabularEncoder(quantiles=5).fit(train)
+    encoder = encoder_of(quantiles=5).fit(train)
     assert encoder.feature_names == ["gain=<=0", "gain=>0", "top=any", "same=any"]
     assert encoder.transform(train).sum(dim=0).tolist() == [90, 10, 100, 100]
-    two = TabularEncoder(quantiles=20).fit(train)
+    two = encoder_of(quantiles=20).fit(train)
     assert two.feature_names[2:4] == ["top=<=1", "top=>1"]
 
 
 def test_missing_numbers_go_to_the_bin_of_the_median():
     train = pd.DataFrame({"n": [1.0, 2.0, 3.0, np.nan]})
-    encoder = TabularEncoder(missing="impute", quantiles=3).fit(train)
+    encoder = encoder_of(missing="impute", quantiles=3).fit(train)
     assert encoder.feature_names == ["n=<=1", "n=(1,2]", "n=>2"]
     assert encoder.transform(train)[3].tolist() == [0, 1, 0]
     with pytest.raises(DataError, match="NaN"):
-        TabularEncoder(quantiles=3).fit(train)
+        encoder_of(quantiles=3).fit(train)
 
 
 def test_state_of_binned_columns_and_of_files_without_them(tmp_path):
     train, test = make_frame(60, 1), make_frame(20, 2)
     for quantiles in (None, 4):
-        encoder = TabularEncoder(["code"], quantiles=quantiles).fit(train)
+        encoder = encoder_of(["code"], quantiles=quantiles).fit(train)
         torch.save(encoder.state_dict(), tmp_path / "encoder.pt")
         state = torch.load(tmp_path / "encoder.pt", weights_only=True)
         if quantiles is None:
             del state["quantiles"]  # as files were written before
-        restored = TabularEncoder(quantiles=7)
+        restored = encoder_of(quantiles=7)
         restored.load_state_dict(state)
-        assert restored.quantiles == quantiles
+        assert restored.encoding.quantiles == quantiles
         assert torch.equal(restored.transform(test), encoder.transform(test))
     with pytest.raises(DataError, match=r"'age' held numbers"):
         restored.transform(test.assign(age="old"))
@@ -172,4 +176,4 @@ def test_state_of_binned_columns_and_of_files_without_them(tmp_path):
 @pytest.mark.parametrize("quantiles", [1, 0, 2.5, "5"])
 def test_rejects_quantiles(quantiles):
     with pytest.raises(ConfigError, match="quantiles must be a whole number >= 2"):
-        TabularEncoder(quantiles=quantiles)
+        Encoding(quantiles=quantiles)

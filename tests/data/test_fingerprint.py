@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 from fcco_lightning.data import Columns, Groups, Splits, UniformSampling
-from fcco_lightning.data.cifar import PixelImages
 from fcco_lightning.data.datamodules import ContinualCLIPDataModule, GroupedTabularDataModule, TabularDataModule
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.fingerprint import contents_of, contents_of_images, require_same
+from fcco_lightning.data.images import PixelImages
 from fcco_lightning.errors import DataError
 
 ROWS = 120

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fcco_lightning.data.loader import RankBatches, ResumableLoader
-from fcco_lightning.data.plans import GroupBatches
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
+from tests.plans import GroupBatches
 
 SIZES = [4, 9, 6, 13, 5, 30]
 SHUFFLED = torch.randperm(sum(SIZES), generator=torch.Generator().manual_seed(3))
@@ -120,7 +120,7 @@ def test_rejects():
     with pytest.raises(DataError, match=r"2 rows are negative \(first: row 1\)"):
         GroupBatches(torch.tensor([0, -1, 0, -1]), 1, 1)
     with pytest.raises(DataError, match=r"int64 tensor of shape \(n,\)"):
-        GroupBatches(torch.zeros(3), 1, 1)
+        GroupBatches(torch.zeros(3, dtype=torch.int32), 1, 1)
     with pytest.raises(DataError, match="n >= 1"):
         GroupBatches(torch.zeros(0, dtype=torch.int64), 1, 1)
     for name, arguments in {

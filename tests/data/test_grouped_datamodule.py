@@ -1,7 +1,6 @@
 import logging
 import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -10,18 +9,19 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningCLI
 
 import fcco_lightning
 from fcco_lightning.data import Columns, Encoding, Groups, Splits
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.grouping import GroupBy
-from fcco_lightning.data.plans import GroupBatches, UniformBatches
-from fcco_lightning.errors import CheckpointError, ConfigError, DataError
-from fcco_lightning.training.progress import LoopProgress
+from fcco_lightning.data.plans import UniformBatches
+from fcco_lightning.errors import ConfigError, DataError
 from tests.components import TABLE, composed
 from tests.conftest import DATA_FOLDER
+from tests.contracts.test_datamodules import placed
+from tests.plans import GroupBatches
 
 BY = ["sex", {"column": "age", "bins": [30, 45]}, "y"]
 COMMON = {"label": "y", "positive": "yes", "group_by": BY, "test_fraction": 0.2, "groups_per_batch": 4}
@@ -50,47 +50,6 @@ def make(stage=None, **changes):
 def name_of(row):
     age = "<=30" if row.age <= 30 else "(30,45]" if row.age <= 45 else ">45"
     return f"sex={row.sex}, age={age}, y={row.y}"
-
-
-class Plain(LightningModule):
-    def __init__(self, features):
-        super().__init__()
-        self.layer = torch.nn.Linear(features, 1)
-        self.seen, self.evaluated = [], []
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append(batch["index"].tolist())
-        return self.layer(batch["x"]).mean()
-
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        self.evaluated.append((dataloader_idx, len(batch["index"])))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def configure_callbacks(self):
-        return [LoopProgress()]  # which an FCCOModule brings along
-
-
-class Processes:
-    limit_train_batches = 1.0
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-
-    def __init__(self, rank, world_size):
-        self.global_rank, self.world_size = rank, world_size
-
-
-def make_trainer(tmp_path, **arguments):
-    return Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        **arguments,
-    )
 
 
 def test_rows_keep_their_label_and_group_through_splitting_and_encoding():
@@ -135,33 +94,10 @@ def test_batch_size_draws_uniformly():
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes_draw_the_same_groups_and_each_its_samples(world_size):
-    whole, parts = make(samples_per_group=3 * world_size), []
-    for rank in range(world_size):
-        module = make()
-        module.trainer = Processes(rank, world_size)
-        parts.append(list(module.train_dataloader()))
-    for union, *shares in zip(whole.train_dataloader(), *parts, strict=True):
-        assert torch.equal(union["index"], torch.cat([share["index"] for share in shares]))
-        for share in shares:
-            assert Counter(share["group"].tolist()) == dict.fromkeys(set(union["group"].tolist()), 3)
-
-
-def test_a_run_is_continued_exactly(tmp_path):
-    whole = Plain(make().num_features)
-    make_trainer(tmp_path, max_steps=60).fit(whole, datamodule=make())
-    first, second = Plain(make().num_features), Plain(make().num_features)
-    trainer = make_trainer(tmp_path, max_steps=7)
-    trainer.fit(first, datamodule=make())
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    make_trainer(tmp_path, max_steps=60).fit(second, datamodule=make(), ckpt_path=tmp_path / "a.ckpt")
-    assert first.seen + second.seen == whole.seen
-    with pytest.raises(CheckpointError, match="union batches of 12 rows"):
-        make_trainer(tmp_path, max_steps=60).fit(
-            Plain(make().num_features), datamodule=make(samples_per_group=2), ckpt_path=tmp_path / "a.ckpt"
-        )
-    both = Plain(make().num_features)
-    make_trainer(tmp_path).validate(both, datamodule=make(val_fraction=0.25), verbose=False)
-    assert [index for index, _ in both.evaluated] == [0, 1]
+    loaders = [placed(make(), rank, world_size).train_dataloader() for rank in range(world_size)]
+    for shares in zip(*loaders, strict=True):
+        groups = set(torch.cat([share["group"] for share in shares]).tolist())
+        assert all(Counter(share["group"].tolist()) == dict.fromkeys(groups, 3) for share in shares)
 
 
 def test_pooled_tables_count_before_groups_are_decided():
@@ -210,14 +146,6 @@ def test_labels():
     assert counts.tolist() == [200, 200, 200]
     named = make(train=frame.assign(y=frame["y"].map({10: "b", 2: "c", 3: "a"})), positive=None, group_by=["sex"])
     assert named.class_names == ["a", "b", "c"]
-
-
-def test_evaluation_loaders_are_ordered():
-    module = make(val_fraction=0.25, eval_batch_size=64)
-    assert module.val_names == list(module.val_dataloader()) == ["train", "val"]
-    assert make().val_names == ["train"]
-    for name, loader in module.evaluation_loaders().items():
-        assert torch.cat([batch["index"] for batch in loader]).tolist() == list(range(len(module.tables[name])))
 
 
 @pytest.mark.parametrize("change", [{"split_seed": 3}, {"min_size": 40}, {"quantiles": 3}, {"group_by": ["sex", "y"]}])

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fcco_lightning.data.grouping import GroupBy, Grouping
+from fcco_lightning.data.grouping import GroupBy, Groups
 from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -24,6 +24,10 @@ def make_frame(rows=400, seed=0):
 BY = ["job", {"column": "age", "bins": [30, 45]}, GroupBy("code", values={"1": "one"}, other="more")]
 
 
+def fitted(frame, by=BY, min_size=1, small="drop"):
+    return Groups(by, min_size, small).grouping().fit(frame)
+
+
 def names_by_hand(frame):
     """The name of every row's group, one row at a time."""
     ages = ["<=30" if age <= 30 else "(30,45]" if age <= 45 else ">45" for age in frame["age"]]
@@ -34,7 +38,7 @@ def names_by_hand(frame):
 @pytest.mark.parametrize("seed", range(3))
 def test_groups_are_the_combinations_of_parts(seed):
     frame, names = make_frame(seed=seed), names_by_hand(make_frame(seed=seed))
-    grouping = Grouping(BY).fit(frame)
+    grouping = fitted(frame)
     assert [grouping.names[i] for i in grouping.assign(frame)] == names
     assert dict(zip(grouping.names, grouping.sizes, strict=True)) == Counter(names)
     assert grouping.left_out == {}
@@ -42,8 +46,8 @@ def test_groups_are_the_combinations_of_parts(seed):
 
 def test_order_of_groups_does_not_depend_on_the_order_of_rows():
     frame = make_frame()
-    names = Grouping(BY).fit(frame).names
-    assert Grouping(BY).fit(frame.sample(frac=1, random_state=1)).names == names
+    names = fitted(frame).names
+    assert fitted(frame.sample(frac=1, random_state=1)).names == names
     assert names[:6] == [
         f"job=cook, age={age}, code={c}" for age in ("<=30", "(30,45]", ">45") for c in ("more", "one")
     ]
@@ -54,27 +58,27 @@ def test_small_groups_are_dropped_refused_or_merged():
     large = {name for name, count in counts.items() if count >= 20}
     assert 0 < len(large) < len(counts)
     small = {name: count for name, count in counts.items() if name not in large}
-    dropped = Grouping(BY).fit(frame, 20)
+    dropped = fitted(frame, BY, 20)
     assert set(dropped.names) == large
     assert dropped.left_out == small
     assert (dropped.assign(frame) == -1).sum() == sum(small.values())
-    merged = Grouping(BY).fit(frame, 20, "merge")
+    merged = fitted(frame, BY, 20, "merge")
     assert merged.names == [*dropped.names, "other"]
     assert merged.sizes == [*dropped.sizes, sum(small.values())]
     assert torch.equal(merged.assign(frame), torch.where(dropped.assign(frame) < 0, len(large), dropped.assign(frame)))
     with pytest.raises(DataError, match=rf"{len(small)} groups of the table have fewer than min_size=20 rows: .*merge"):
-        Grouping(BY).fit(frame, 20, "error")
-    assert Grouping(BY).fit(frame, 1, "merge").names == Grouping(BY).fit(frame, 1, "error").names
-    assert Grouping(["job"]).fit(frame, 1000, "merge").names == ["other"]
+        fitted(frame, BY, 20, "error")
+    assert fitted(frame, small="merge").names == fitted(frame, small="error").names
+    assert fitted(frame, ["job"], 1000, "merge").names == ["other"]
     with pytest.raises(DataError, match="No group of the table has min_size=1000 rows; the largest"):
-        Grouping(BY).fit(frame, 1000)
+        fitted(frame, BY, 1000)
 
 
 def test_rows_of_unknown_groups():
     train, test = pd.DataFrame({"job": ["a"] * 5 + ["b"]}), pd.DataFrame({"job": ["a", "b", "new"]})
-    assert Grouping(["job"]).fit(train, 2).assign(test).tolist() == [0, -1, -1]
-    assert Grouping(["job"]).fit(train, 2, "merge").assign(test).tolist() == [0, 1, 1]
-    assert Grouping(["job"]).fit(train, 1, "merge").assign(test).tolist() == [0, 1, -1]  # no group of the rest was made
+    assert fitted(train, ["job"], 2).assign(test).tolist() == [0, -1, -1]
+    assert fitted(train, ["job"], 2, "merge").assign(test).tolist() == [0, 1, 1]
+    assert fitted(train, ["job"], 1, "merge").assign(test).tolist() == [0, 1, -1]  # no group of the rest was made
 
 
 @pytest.mark.parametrize("kind", [int, float])
@@ -97,19 +101,19 @@ def test_values_rename_numbers_however_they_are_stored():
 def test_rejects_tables():
     frame = make_frame()
     with pytest.raises(DataError, match=r"group_by='jobb' is not a column of the table\. Did you mean 'job'"):
-        Grouping(["jobb"]).fit(frame)
+        fitted(frame, ["jobb"])
     with pytest.raises(DataError, match=r"'age' \(group_by\) of the table has 1 missing cells \(first: row 3\)"):
-        Grouping([BY[1]]).fit(frame.assign(age=frame["age"].where(frame.index != 3)))
+        fitted(frame.assign(age=frame["age"].where(frame.index != 3)), [BY[1]])
     with pytest.raises(DataError, match=r"group_by='job' has bins=\[1\.5\], which cut numbers, but"):
-        Grouping([GroupBy("job", bins=[1.5])]).fit(frame)
+        fitted(frame, [GroupBy("job", bins=[1.5])])
     with pytest.raises(DataError, match=r"does not mention \['poet', 'smith'\], found in \d+ rows of the table"):
-        Grouping([GroupBy("job", values={"cook": "cook"})]).fit(frame)
+        fitted(frame, [GroupBy("job", values={"cook": "cook"})])
     with pytest.raises(
         DataError, match=r"mentions \['cok'\], which the table does not hold.*\['cook', 'poet', 'smith'\]"
     ):
-        Grouping([GroupBy("job", values={"cok": "cook"}, other="x")]).fit(frame)
+        fitted(frame, [GroupBy("job", values={"cok": "cook"}, other="x")])
     with pytest.raises(DataError, match="not fitted"):
-        Grouping(["job"]).assign(frame)
+        Groups(["job"]).grouping().assign(frame)
 
 
 def test_rejects_arguments():
@@ -128,14 +132,14 @@ def test_rejects_arguments():
         GroupBy("a", values={})
     for wrong in ({"bins": [1]}, {"column": "a", "bin": [1]}, 3):
         with pytest.raises(ConfigError, match="An entry of group_by must be"):
-            Grouping([wrong])
+            Groups([wrong])
     for by in ([], ["a", GroupBy("a", bins=[1])]):
         with pytest.raises(ConfigError, match="at least one column, and none of them twice"):
-            Grouping(by)
+            Groups(by)
     with pytest.raises(ConfigError, match="small must be"):
-        Grouping(["job"]).fit(make_frame(), small="keep")
+        Groups(["job"], small="keep")
     with pytest.raises(ConfigError, match="min_size"):
-        Grouping(["job"]).fit(make_frame(), 0)
+        Groups(["job"], 0)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.99])

@@ -247,7 +247,7 @@ def test_column_split_refuses(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": "imagenet"}, "layout must be 'folder'"),
+        ({"layout": "imagenet"}, "layout must be one of 'folder'"),
         ({"layout": "datasets"}, "layout='datasets' needs source, and no root"),
         ({"source": "owner/name"}, "layout='folder' needs root, and no source"),
         ({"split_by": "random"}, "splits.by must be"),

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Subset
 from torchvision.transforms import ColorJitter, Compose, RandomHorizontalFlip, ToTensor
 
-from fcco_lightning.data.images import ImageColumn, ImageTable, image_transform
+from fcco_lightning.data.images import ImageColumn, ImageTable, PixelImages, image_transform
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
@@ -80,10 +81,18 @@ def test_columns_of_datasets_in_memory_and_on_disk(make, tmp_path):
     memory = datasets.Dataset.from_dict({"picture": images, "y": list(range(ROWS))}, features=features)
     memory.save_to_disk(str(tmp_path / "saved"))
     for dataset in memory, datasets.load_from_disk(str(tmp_path / "saved")):
-        column = ImageColumn(dataset, "picture").take(torch.tensor([7, 2]))
+        column = Subset(ImageColumn(dataset, "picture"), [7, 2])
         assert len(column) == 2
         assert torch.equal(make(images=column)[0]["x"], make()[7]["x"])
         assert torch.equal(make(images=column)[1]["x"], make()[2]["x"])
+
+
+def test_pixels_in_memory_are_handed_out_as_they_are():
+    for shape in (2, 4, 4), (2, 4, 4, 3):
+        levels = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+        images = PixelImages(levels)
+        assert len(images) == 2
+        assert np.array_equal(np.asarray(images[1]), levels[1])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -6,11 +6,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from fcco_lightning.data.loader import OrderedShare, RankBatches, ResumableLoader
-from fcco_lightning.data.plans import BalancedBatches, UniformBatches
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training.progress import LoopProgress
 from tests.combinations import every_pair
+from tests.plans import BalancedBatches
 
 ROWS, BATCH, EPOCHS = 23, 4, 3  # 5 batches an epoch, 3 rows left over
 

@@ -1,10 +1,13 @@
 """Batches of queries and of events beside what every plan keeps to."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 
-from fcco_lightning.data import EventBatches, EventSampling, QueryBatches, QuerySampling
+from fcco_lightning.data import EventSampling, QuerySampling
 from fcco_lightning.errors import ConfigError, DataError
+from tests.plans import EventBatches, QueryBatches
 
 QUERIES = torch.arange(60) // 12
 RELEVANT = torch.arange(60) % 12 < 5
@@ -42,13 +45,19 @@ def test_columns_say_how_many_items_each_stands_for():
     assert columns["weight"][RELEVANT].unique().item() == pytest.approx(12 / (60 * 2 / 5 * 2 / 5))
 
 
+def test_weights_are_exact_to_the_last_bit():
+    plan = QueryBatches(QUERIES, RELEVANT, 3, 2, 4)
+    expected = [Fraction(5 if r else 7, 60) * Fraction(5, 3) * Fraction(18, 2 if r else 4) for r in RELEVANT.tolist()]
+    assert torch.equal(plan.weights(), torch.tensor([float(weight) for weight in expected], dtype=torch.float32))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ((QUERIES, RELEVANT, 6, 2, 2), ConfigError, "queries_per_batch=6 exceeds the 5 queries"),
         ((QUERIES, RELEVANT, 2, 1, 4), DataError, "positives_per_query=1, but 5 queries have several"),
         ((QUERIES, RELEVANT, 2, 0, 4), ConfigError, "positives_per_query must be a whole number >= 1"),
-        ((QUERIES.float(), RELEVANT, 2, 2, 4), DataError, "queries must be whole numbers"),
+        ((QUERIES.view(2, -1), RELEVANT, 2, 2, 4), DataError, "queries must be whole numbers"),
     ],
 )
 def test_queries_that_cannot_be_drawn(arguments, error, message):
@@ -59,9 +68,9 @@ def test_queries_that_cannot_be_drawn(arguments, error, message):
 def test_samplings_count_the_items_of_all_processes():
     columns = {"index": torch.arange(60), "query": QUERIES, "y": RELEVANT.float(), "event": RELEVANT.long()}
     plan = QuerySampling(2, 2, 3).plan(columns, seed=0, world_size=2)
-    assert (plan.queries_per_batch, plan.batch_size) == (2, 2 * (4 + 6))
+    assert QUERIES[next(plan.batches(0))].unique(return_counts=True)[1].tolist() == [4 + 6] * 2
     plan = EventSampling(4, 8).plan(columns, seed=0, world_size=2)
-    assert (plan.num_positive, plan.num_negative) == (8, 16)
+    assert columns["event"][next(plan.batches(0))].bincount().tolist() == [16, 8]
     with pytest.raises(ConfigError, match="drawn by queries, but the training table has no whole numbers"):
         QuerySampling().plan({"index": columns["index"]}, 0, 1)
     with pytest.raises(ConfigError, match="need the grades `y`"):

@@ -61,7 +61,7 @@ def test_further_columns_come_along_and_are_no_features():
         ({"favoured": None}, r"columns.sensitive='race' and columns.favoured=None go together"),
         ({"sensitive": None}, r"columns.sensitive=None and columns.favoured='White' go together"),
         ({"target": "number"}, r"positive='>50K' is a class, but target='number'"),
-        ({"target": "rank"}, "target must be 'class' or 'number', got 'rank'"),
+        ({"target": "rank"}, "target must be one of 'class', 'number', got 'rank'"),
         ({"extra": ["weight"]}, r"columns.extra takes \['weight'\], names that batches use.*as a mapping"),
     ],
 )

@@ -142,6 +142,6 @@ def test_dates_durations_and_categories_are_numbers_where_that_is_said():
     days = pd.to_datetime(["1970-01-03 00:00", None, "1970-01-01 12:00"])
     frame = pd.DataFrame({"day": days, "zone": days.tz_localize("UTC"), "wait": days - pd.Timestamp(0)})
     frame = frame.assign(code=pd.Categorical(["2", None, "0.5"]))
-    found = settle_types(frame, numeric=list(frame))
+    found = settle_types(frame, Encoding(numeric=list(frame)))
     for name in frame:
         np.testing.assert_array_equal(found[name], [2.0, np.nan, 0.5])

@@ -1,5 +1,6 @@
 """The compiled loop goes through the points of the NumPy path, and says what it does not cover."""
 
+import inspect
 import sys
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ from fcco_lightning.ambiguity import (
     KLPenalty,
     Simplex,
 )
-from fcco_lightning.dro import DRAGO, DROClassifier, DRORegressor, compiled, kernel_samples
+from fcco_lightning.dro import DRAGO, DROClassifier, DRORegressor, compiled, kernel
 from fcco_lightning.dro.dual import DualSteps
 from fcco_lightning.dro.losses import Hinge, Logistic, Multinomial, Squared
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress
@@ -70,6 +71,16 @@ def test_the_compiled_loop_goes_through_the_same_points(numba, loss, size):
     """16 does not divide 90."""
     found = agree(problem(loss), block_size=size)
     assert len(found.history) > 5
+
+
+def interpreted(data, tables, growth, draws, place, records):
+    kernel.iterate(data, tables, growth, draws, place.view(np.recarray), records)
+
+
+@pytest.mark.parametrize("loss", [Squared, Logistic, Multinomial])
+def test_the_kernel_is_ordinary_python(monkeypatch, loss):
+    monkeypatch.setattr(compiled, "compiled", lambda: interpreted)
+    agree(problem(loss, n=20), block_size=6, passes=10)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +168,7 @@ def test_thresholds_by_the_kernels_own_code_in_python(cap, scale):
     ambiguity = CappedSimplex(1 / (cap * N))
     expected = DualSteps(ambiguity, EuclideanPenalty(1.0), N).respond(v)[1]
     for start in (np.nan, -1e3, 0.5):
-        kernel_samples.clip(v, cap, start, q)
+        kernel.clip(v, cap, start, q)
         assert q.sum() == pytest.approx(1, abs=1e-12)
         assert q.min() >= 0
         assert q.max() <= cap * (1 + 1e-12)
@@ -167,8 +178,14 @@ def test_thresholds_by_the_kernels_own_code_in_python(cap, scale):
 def test_exp_by_the_kernels_own_code_in_python():
     z = -np.concatenate([[0.0, 1e-300, 800.0], 10.0 ** np.linspace(-18, np.log10(700), 500)])
     expected = np.exp(np.maximum(z, -708))
-    kernel_samples.exponential(z, np.empty(len(z)))
+    kernel.exponential(z, np.empty(len(z)))
     np.testing.assert_allclose(z, expected, rtol=5e-16)
+
+
+@pytest.mark.parametrize("part", kernel.PARTS)
+def test_the_source_that_numba_reads_is_that_of_the_function(part):
+    assert inspect.getsource(part).startswith(f"def {part.__name__}(")
+    assert inspect.getsourcefile(part) == kernel.__file__
 
 
 UNCOVERED = {

@@ -55,7 +55,7 @@ from fcco_lightning import (
     UniformSampling,
     WorstGroupDRO,
 )
-from fcco_lightning.engine import PlainBackend
+from fcco_lightning.engine import Backend
 from fcco_lightning.errors import NonFiniteError, StateIndexError
 from tests.state import pool as pools
 
@@ -338,7 +338,7 @@ def test_layers_that_are_frozen_between_steps_stay_as_they_are(compiled):
 
 
 def test_a_backward_pass_of_ones_own_is_used(compiled):
-    class Doubling(PlainBackend):
+    class Doubling(Backend):
         def backward(self, surrogate, leaf=None):
             return super().backward(2 * surrogate, leaf)
 

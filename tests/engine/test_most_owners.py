@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fcco_lightning import AUC, SGD, SOX, AveragePrecision, Engine, PNormPush, TabularMLP
-from fcco_lightning.data import BalancedBatches
 from fcco_lightning.data.plans import Drawn
 from fcco_lightning.objectives import pair_sums
+from tests.plans import BalancedBatches
 
 N, B, POSITIVES = 2000, 500, 20
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fcco_lightning import ALEXR2, SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
 from fcco_lightning.algorithms.two_draws import _halves
-from fcco_lightning.data import BagBatches, GroupBatches, RepeatedBatches
+from fcco_lightning.data import RepeatedBatches
 from fcco_lightning.engine import Evaluated
 from fcco_lightning.engine.row_weights import RowWeights, can_know, partner_presence, presence, warn_of_rare_rows
 from fcco_lightning.errors import ConfigError, DataError
@@ -18,6 +18,7 @@ from fcco_lightning.objectives import SampleParameters
 from fcco_lightning.objectives.base import Partition
 from fcco_lightning.state import copies
 from tests.contracts.registry_plans import PLANS
+from tests.plans import BagBatches, GroupBatches
 
 ROUNDING = 1e-12
 

@@ -1,12 +1,15 @@
-"""Binary figures: what a split leaves undefined, what is refused, and which pictures are drawn."""
+"""Binary figures: what a split leaves undefined, and which pictures are drawn."""
 
 import math
 
 import pytest
 import torch
 
-from fcco_lightning import BinaryEvaluation, ConfigError, DataError
+from fcco_lightning import BinaryEvaluation, ConfigError
+from tests import drawing
 from tests.evaluation.reference import split
+
+drawn = drawing.drawn
 
 
 def test_a_split_of_one_class_has_no_auc():
@@ -31,19 +34,6 @@ def test_a_column_of_scores_is_one_score():
     assert BinaryEvaluation()(outputs.unsqueeze(1), batch) == BinaryEvaluation()(outputs, batch)
 
 
-@pytest.mark.parametrize(
-    ("shape", "columns", "match"),
-    [
-        ((4, 2), ("y",), r"one score per sample.* got outputs of shape \(4, 2\).*--model.evaluation"),
-        ((4, 1, 1), ("y",), r"got outputs of shape \(4, 1, 1\)"),
-        ((4,), ("group",), r"need a column 'y'.*\['group'\].*--model.evaluation"),
-    ],
-)
-def test_what_is_not_binary_is_refused(shape, columns, match):
-    with pytest.raises(DataError, match=match):
-        BinaryEvaluation()(torch.zeros(shape), {name: torch.tensor([0, 1, 0, 1]) for name in columns})
-
-
 def test_no_thresholds_are_refused():
     with pytest.raises(ConfigError, match="num_thresholds"):
         BinaryEvaluation(num_thresholds=0)
@@ -56,3 +46,10 @@ def test_the_roc_curves_of_two_groups_are_drawn(tmp_path):
     batch["y"][batch["group"] == 1] = 0  # a group that lacks a class
     assert BinaryEvaluation().draw([], {"test": (outputs, batch)}, tmp_path) == []
     assert BinaryEvaluation().draw([], {"test": split(2)}, tmp_path) == [tmp_path / "roc_by_group.png"]
+
+
+def test_the_picture_has_the_gap_of_the_figures(drawn, tmp_path):
+    evaluation, (outputs, batch) = BinaryEvaluation(num_thresholds=3), split(2)
+    evaluation.draw([], {"test": (outputs, batch)}, tmp_path)
+    *_, shown = drawn[0].axes[0].get_legend().get_texts()
+    assert shown.get_text() == f"hard gap {evaluation(outputs, batch)['roc_gap']:.3f}, at one threshold"

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fcco_lightning import ConfigError, DataError, GroupEvaluation
-from fcco_lightning.evaluation.samples import correct_and_loss
+from fcco_lightning import ConfigError, GroupEvaluation
+from fcco_lightning.evaluation.base import correct_and_loss
 from tests.evaluation.reference import by_group, group_figures, split
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -111,23 +111,3 @@ def test_groups_of_equal_accuracy_stand_by_their_loss():
 def test_bad_arguments(arguments, match):
     with pytest.raises(ConfigError, match=match):
         GroupEvaluation(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "changes", "match"),
-    [
-        ((4,), {"group": None}, r"need a column 'group'.*\['y'\].*--model.evaluation"),
-        ((4,), {"y": None}, "need a column 'y'"),
-        ((4,), {"y": [0, 1, 2, 0]}, r"y must lie in 0\.\.1 .* got 2 at position 2"),
-        ((4, 3), {"y": [0, 1, 3, 0]}, r"y must lie in 0\.\.2 .* got 3 at position 2"),
-        ((4, 3, 2), {}, "one score per sample"),
-        ((4,), {"y": [0, 1]}, r"shape \(4,\), got \(2,\)"),
-        ((4,), {"group": [0, -1, 0, 1]}, "got -1 at position 1"),
-        ((0,), {"y": [], "group": []}, "at least one sample"),
-    ],
-)
-def test_bad_splits(outputs, changes, match):
-    columns = {"y": [0, 1, 0, 1], "group": [0, 0, 1, 1]} | changes
-    batch = {k: torch.tensor(v, dtype=torch.int64) for k, v in columns.items() if v is not None}
-    with pytest.raises(DataError, match=match):
-        GroupEvaluation()(torch.zeros(outputs), batch)

@@ -105,11 +105,14 @@ def test_a_loaded_network_is_called_with_tensors(trained):
         Predictor(again).predict(table(3, 0))
 
 
-def test_a_checkpoint_does_not_choose_whose_code_runs(trained, tmp_path):
+@pytest.mark.parametrize(
+    "inner", [{"class_path": "os.system"}, '{"class_path": "os.system"}', "{class_path: os.system}"]
+)
+def test_a_checkpoint_does_not_choose_whose_code_runs(inner, trained, tmp_path):
     content = torch.load(trained, weights_only=True)
     del content["fcco"]["structure"]  # which a hostile author would leave out, too
     described = content["fcco"]["config"]["model"]["network"]
-    content["fcco"]["config"]["model"]["network"] = {**described, "init_args": {"inner": {"class_path": "os.system"}}}
+    content["fcco"]["config"]["model"]["network"] = {**described, "init_args": {"inner": inner}}
     torch.save(content, tmp_path / "hostile.ckpt")
     with pytest.raises(ConfigError, match=r"asks for the class os.system. If you trust it, pass trusted=\['os'\]"):
         load(tmp_path / "hostile.ckpt")

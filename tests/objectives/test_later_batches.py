@@ -7,10 +7,8 @@ from torch import nn
 from fcco_lightning import (
     SOX,
     AveragePrecision,
-    BalancedBatches,
     CrossEntropy,
     Engine,
-    GroupBatches,
     KLGroupDRO,
     LogisticLoss,
     MultiInstanceAUC,
@@ -18,8 +16,9 @@ from fcco_lightning import (
     NeighbourhoodComponents,
     NonForgetting,
 )
-from fcco_lightning.data import BagBatches, Drawn
+from fcco_lightning.data import Drawn
 from fcco_lightning.errors import DataError
+from tests.plans import BagBatches, BalancedBatches, GroupBatches
 
 N = 12
 I = torch.arange(N)  # noqa: E741 - the index of a sample
@@ -47,7 +46,7 @@ CASES = {  # objective, constraints, outputs, columns, plan, a batch, what is wr
         None,
         [0, 1, 4, 5],
         {"task": torch.tensor([0, 0, 7, 7])},
-        r"tasks must lie in 0\.\.2, got 0\.\.7",
+        r"tasks must lie in 0\.\.2, got 7 at position 2",
     ),
     "a group that is none": (
         lambda: KLGroupDRO(loss=LogisticLoss(), num_groups=2),

@@ -16,9 +16,10 @@ from fcco_lightning import (
     MultiInstanceAUC,
     SmoothMaxPooling,
 )
-from fcco_lightning.data import BagBatches, Drawn, UniformBatches
+from fcco_lightning.data import Drawn, UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.outer import PooledPairs
+from tests.plans import BagBatches
 
 BAG = torch.tensor([5, 5, 2, 2, 2, 9, 9, 4])
 COLUMNS = {"bag": BAG, "y": (BAG > 4).long(), "index": torch.arange(8)}
@@ -61,7 +62,7 @@ def test_sonex_leaves_it_alone_and_alexr2_takes_it_without_a_dual_step():
         ({"y": torch.tensor([1, 0, 0, 0, 0, 1, 1, 0])}, r"1 bags hold both labels \(first: bag 5\)"),
         ({"y": torch.zeros(8)}, "the training split has 0 samples with y = 1"),
         ({"y": torch.full((8,), 2)}, "needs the labels 0 and 1"),
-        ({"bag": BAG.float()}, "`bag` must hold one whole number per instance"),
+        ({"bag": BAG.float()}, "`bag` must hold one whole number per sample"),
     ],
 )
 def test_bags_that_cannot_be_learnt_from(change, message):

@@ -65,11 +65,8 @@ SHARES = {
 @pytest.mark.parametrize("positive", SHARES)
 @pytest.mark.parametrize("tau", [0.02, 0.3, 1.0])
 def test_inner_values_are_those_of_the_definition(positive, tau):
-    objective, pairs, index = (
-        GlobalContrastive(tau, positive=positive),
-        embeddings(),
-        torch.tensor([3, 9, 1, 0, 49, 7, 8]),
-    )
+    objective, pairs = GlobalContrastive(tau, positive=positive), embeddings()
+    index = torch.tensor([3, 9, 1, 0, 49, 7, 8])
     objective.prepare(50)
     assert objective.row_domain(50, None).num_rows == 50
     direct, rows = objective.measure(pairs, {"index": index})
@@ -183,15 +180,6 @@ def full_loss(network, data, tau):
     scaled = (pairs.image @ pairs.text.T) / tau
     both = scaled.logsumexp(1) + scaled.logsumexp(0) - 2 * scaled.diagonal() - 2 * math.log(len(scaled))
     return tau * both.mean()
-
-
-@pytest.mark.parametrize("algorithm", [BSGD(), SOX(gamma=1.0), SOX(gamma=0.3)], ids=lambda a: a.name)
-def test_the_whole_data_set_as_a_batch_gives_the_gradient_of_the_loss(algorithm):
-    data, tau = samples(10), 0.2
-    engine = engine_of(GlobalContrastive(tau), algorithm, 10)
-    loss = full_loss(engine.functions.network, data, tau)
-    expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, engine.params)])
-    torch.testing.assert_close(gradient(engine, data), expected)
 
 
 def test_the_size_of_a_batch_biases_a_loss_without_memory_only():

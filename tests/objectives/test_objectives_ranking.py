@@ -21,13 +21,11 @@ from fcco_lightning import (
     SOX,
     AUCMargin,
     AveragePrecision,
-    BalancedBatches,
     CVaRPartialAUC,
     Drawn,
     Engine,
     HeavyBall,
     KLPartialAUC,
-    LabelBatches,
     MeanAveragePrecision,
     PNormPush,
     SingleLoop,
@@ -37,6 +35,7 @@ from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
 from tests.contracts.registry_objectives_ranking import CASES, average_precision
 from tests.contracts.sampled import STRATUM, WAYS, Bench, Case
+from tests.plans import BalancedBatches, LabelBatches
 
 N, POSITIVES = 60, 12
 Y = (torch.arange(N) % (N // POSITIVES) == 0).long()
@@ -272,7 +271,7 @@ every = pytest.mark.parametrize("name", MAKES)
 @every
 def test_labels_that_are_not_0_and_1_are_refused(name):
     y = 2 * Y - 1
-    with pytest.raises(DataError, match=r"needs the labels 0 and 1, but y of training sample 1 is -1"):
+    with pytest.raises(DataError, match=r"needs the labels 0 and 1 in `y`, got -1 at position 1"):
         posed(MAKES[name](), y, plan=UniformBatches(N, 16))
 
 
@@ -325,7 +324,7 @@ def test_arguments_out_of_range_are_refused(make, message):
     [
         (Y, r"needs y of shape \(n, T\)"),
         (torch.stack([Y, torch.ones(N, dtype=torch.int64)], 1), f"label 1 has {N} positives among {N} known"),
-        (torch.stack([Y, torch.full((N,), 2)], 1), r"needs the labels 0 and 1, but y of training sample 0 is 2"),
+        (torch.stack([Y, torch.full((N,), 2)], 1), r"needs the labels 0 and 1 in `y`, got 2 at position 0"),
     ],
 )
 def test_label_tables_that_do_not_fit_are_refused(y, message):

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning.data import BalancedBatches, GroupBatches
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives.self_weights import (
     SELF_WEIGHTS,
-    check_comparisons,
+    Comparisons,
     comparison_weights,
     self_and_others,
 )
 from tests.contracts.registry_plans import PLANS
+from tests.plans import BalancedBatches, GroupBatches
 from tests.reference.probabilities import Balanced, Uniform
 
 N = 8
@@ -110,9 +110,9 @@ def test_a_lonely_sample_matters_only_where_it_owns_a_row(owners):
     assert torch.equal(table.isnan().any(1), lonely)
     if lonely.any():
         with pytest.raises(DataError, match="a batch holds one sample of stratum"):
-            check_comparisons(batch, N, owners=owners)
+            Comparisons(batch, N, owners=owners).check()
     else:
-        check_comparisons(batch, N, owners=owners)
+        Comparisons(batch, N, owners=owners).check()
 
 
 REFUSED = {  # batches that say nothing of some samples, or not what: one sample, one of a class, one group, some bags
@@ -145,7 +145,7 @@ def test_means_are_unbiased_however_batches_are_drawn_or_refused(name, kind):
             batch = batch_of(index, **{key: c[index] for key, c in columns.items()})
             table = comparison_weights(kind, batch, n, torch.float64)
             if table.isnan().any():
-                check_comparisons(batch, n)  # says why
+                Comparisons(batch, n).check()  # says why
                 pytest.fail("NaN without a reason")
             at = torch.tensor([place[row] for row in rows_of_batch])
             once = (chance / torch.bincount(at, minlength=n)[at]).double()
@@ -170,17 +170,17 @@ def test_an_anchor_that_meets_nobody_of_its_class_or_of_another_is_refused():
     weight = class_weights(1, 3)[[0, 1, 2, 4]]
     alone = batch_of(range(4), weight=weight)
     with pytest.raises(DataError, match=r"one sample of stratum .* which has 3, .* they draw two or more of each"):
-        check_comparisons(alone, N)
+        Comparisons(alone, N).check()
     assert comparison_weights("dataset", alone, N).isnan().any()
     one_group = batch_of(
         [0, 2], **{name: c[[0, 2]] for name, c in GroupBatches(y, 1, 2, prevalence="data").columns().items()}
     )
     with pytest.raises(DataError, match=r"a batch holds one of 2 strata .* groups_per_batch to 2 or more"):
-        check_comparisons(one_group, 5)
+        Comparisons(one_group, 5).check()
     assert comparison_weights("none", one_group, 5).isnan().all()
     other = batch_of([0, 2], stratum=torch.tensor([4, 4]), stratum_size=torch.tensor([3, 3]))
     with pytest.raises(DataError, match=r"strata .* of 3 of 5 samples, drawn in a way .* Use UniformSampling"):
-        check_comparisons(other, 5)
+        Comparisons(other, 5).check()
     assert comparison_weights("none", other, 5).isnan().all()
 
 

@@ -97,24 +97,9 @@ def test_conjugate_prox_is_the_argmin(case, tau):
         )
 
 
-@pytest.mark.parametrize("tau", [0.2, 2.0])
-@pytest.mark.parametrize("case", [c for c in WITH_PROX if isinstance(c.outer, AbsoluteDifference)], ids=case_name)
-def test_conjugate_prox_of_a_function_of_a_difference_is_the_argmin_on_its_line(case, tau):
-    rho = case.outer.phi.lipschitz
-    for row in case.rows(5):
-
-        def objective(a, row=row):
-            v = torch.cat([a, -a], dim=1)
-            return case.outer.conjugate(v) + (v - row).square().sum(-1) / (2 * tau)
-
-        reach = min(rho, 12.0)
-        a, _ = minimum(objective, -reach, reach)
-        assert case.outer.conjugate_prox(row.unsqueeze(0), tau)[0].tolist() == pytest.approx([a, -a], abs=ARGMIN)
-
-
-@pytest.mark.parametrize("tau", [0.3, 2.0])
+@pytest.mark.parametrize("tau", [0.2, 0.3, 2.0])
 @pytest.mark.parametrize("case", [c for c in WITH_PROX if isinstance(c.outer, Linear)], ids=case_name)
-def test_conjugate_prox_of_a_function_of_a_sum_is_the_argmin_on_its_line(case, tau):
+def test_conjugate_prox_of_a_function_of_a_sum_or_difference_is_the_argmin_on_its_line(case, tau):
     weights = torch.tensor(case.outer.weights, dtype=torch.float64)
     for row in case.rows(5):
 
@@ -128,17 +113,6 @@ def test_conjugate_prox_of_a_function_of_a_sum_is_the_argmin_on_its_line(case, t
         assert case.outer.conjugate_prox(row.unsqueeze(0), tau)[0].tolist() == pytest.approx(expected, abs=ARGMIN)
 
 
-@pytest.mark.parametrize("case", [c for c in WITH_PROX if isinstance(c.outer, Maximum)], ids=case_name)
-def test_conjugate_prox_of_the_maximum_is_the_projection_on_the_simplex(case):
-    y = case.rows(10)
-    p = case.outer.conjugate_prox(y, 0.7)
-    assert torch.allclose(p.sum(-1), torch.ones(len(p), dtype=torch.float64), atol=EXACT)
-    assert bool((p >= 0).all())
-    corners = torch.eye(case.width, dtype=torch.float64)
-    # p is the projection iff <y - p, corner - p> <= 0 for every corner of the simplex
-    assert ((y - p).unsqueeze(1) * (corners - p.unsqueeze(1))).sum(-1).max() <= EXACT
-
-
 def test_conjugate_prox_of_every_wide_function_satisfies_the_three_point_inequality():
     # h(v) = f*(v) + |v - y|^2/(2 tau) is (1/tau)-strongly convex: v = argmin iff h(z) >= h(v) + |z - v|^2/(2 tau)
     tau = 0.6
@@ -150,21 +124,6 @@ def test_conjugate_prox_of_every_wide_function_satisfies_the_three_point_inequal
             ahead, best = (case.outer.conjugate(w) + (w - y).square().sum(-1) / (2 * tau) for w in (z, v))
             slack = ahead - best - (z - v).square().sum(-1) / (2 * tau)
             assert slack.min() >= -VALUE * (1 + best.abs().item()), case_name(case)
-
-
-@pytest.mark.parametrize("lam", [0.3, 2.0])
-@pytest.mark.parametrize("outer", [AbsoluteDifference(Hinge(4.0, 0.1)), Maximum()], ids=repr)
-def test_conjugate_prox_of_a_wide_envelope_adds_the_quadratic(outer, lam):
-    # argmin f*(v) + lam/2 |v|^2 + |v - y|^2/(2 tau): compare with points of dom f* around it
-    tau, smoothed = 0.6, Envelope(outer, lam)
-    generator = torch.Generator().manual_seed(0)
-    for row in torch.randn(5, 1, 2, generator=generator, dtype=torch.float64) * 3:
-        best = smoothed.conjugate_prox(row, tau)
-        others = outer.subgradient(torch.randn(200, 2, generator=generator, dtype=torch.float64))
-        for t in (1.0, 0.1, 1e-3):
-            v = torch.cat([best, best + t * (others - best)])
-            value = outer.conjugate(v) + lam / 2 * v.square().sum(-1) + (v - row).square().sum(-1) / (2 * tau)
-            assert value[1:].min() >= value[0] - EXACT
 
 
 def positive_part(x):

@@ -150,16 +150,6 @@ def test_a_parameter_is_a_scalar_tensor_or_rows(bad):
         LogWithTemperature(bad)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])
-def test_weights_of_functions_with_parameters_must_be_positive(bad):
-    with pytest.raises(ConfigError, match="scale must be a finite number > 0"):
-        Shifted(Hinge(), torch.zeros(()), bad)
-    with pytest.raises(ConfigError, match="rho must be a finite number > 0"):
-        LogWithTemperature(torch.ones(()), rho=bad)
-    with pytest.raises(ConfigError, match="floor must be a finite number > 0"):
-        LogWithTemperature(torch.ones(()), floor=bad)
-
-
 def test_the_fairness_function_looks_at_the_slope_in_every_row():
     AbsoluteDifference(Shifted(Hinge(), torch.tensor([[0.1], [0.0]])))
     with pytest.raises(ConfigError, match="slope 1 there"):

@@ -10,6 +10,7 @@ from fcco_lightning.outer import (
     Hinge,
     Log,
     LogSumExp,
+    LogWithTemperature,
     MoreauEnvelope,
     MoreauSmoothing,
     NegativeLog,
@@ -18,6 +19,7 @@ from fcco_lightning.outer import (
     PooledPairs,
     Power,
     Ratio,
+    Shifted,
     Softplus,
     Square,
     SquaredHinge,
@@ -147,54 +149,42 @@ def test_wide_rows_of_separable_functions_sum():
             assert case.outer.value(u).item() == pytest.approx(parts.item(), rel=1e-12)
 
 
-BAD = float("nan"), float("inf"), 0.0, -1.0
-
-
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (Hinge, "rho"),
-        (SquaredHinge, "rho"),
-        (Square, "c"),
-        (cvar, "r"),
-        (ChiSquare, "lam0"),
-        (Log, "tau"),
-        (lambda v: Log(floor=v), "floor"),
-        (NegativeLog, "tau"),
-        (lambda v: NegativeLog(floor=v), "floor"),
-        (Ratio, "floor"),
-        (LogSumExp, "theta"),
-        (lambda v: MoreauEnvelope(Hinge(), v), "lam"),
-        (MoreauSmoothing, "lam"),
+NOT_FINITE = float("nan"), float("inf")
+POSITIVE = {  # what must be a finite number > 0
+    "rho": [Hinge, SquaredHinge, lambda v: LogWithTemperature(torch.ones(()), rho=v)],
+    "c": [Square],
+    "r": [cvar],
+    "lam0": [ChiSquare],
+    "tau": [Log, NegativeLog],
+    "floor": [
+        lambda v: Log(floor=v),
+        lambda v: NegativeLog(floor=v),
+        Ratio,
+        lambda v: LogWithTemperature(torch.ones(()), floor=v),
     ],
-)
-def test_weights_must_be_positive(make, name, value):
-    make(0.5)
-    with pytest.raises(ConfigError, match=f"{name} must be a finite number > 0"):
-        make(value)
+    "theta": [LogSumExp],
+    "lam": [lambda v: MoreauEnvelope(Hinge(), v), MoreauSmoothing],
+    "scale": [lambda v: Shifted(Hinge(), torch.zeros(()), v)],
+}
+BAD = [
+    *(
+        (make, 0.5, (*NOT_FINITE, 0.0, -1.0), f"{name} must be a finite number > 0")
+        for name, makers in POSITIVE.items()
+        for make in makers
+    ),
+    (Power, 1.01, (*NOT_FINITE, 1.0, 0.5, -2.0), "p must be"),
+    (Softplus, -0.5, (*NOT_FINITE, 0.0), "b must"),
+    (lambda kappa: Hinge(1.0, kappa), -0.5, NOT_FINITE, "kappa must be"),
+    (lambda kappa: SquaredHinge(1.0, kappa), -0.5, NOT_FINITE, "kappa must be"),
+]
 
 
-@pytest.mark.parametrize("p", [1.0, 0.5, -2.0, float("nan"), float("inf")])
-def test_power_needs_an_exponent_above_one(p):
-    Power(1.01)
-    with pytest.raises(ConfigError, match="p must be"):
-        Power(p)
-
-
-@pytest.mark.parametrize("b", [0.0, float("nan"), float("inf")])
-def test_softplus_needs_a_slope(b):
-    Softplus(-0.5)
-    with pytest.raises(ConfigError, match="b must"):
-        Softplus(b)
-
-
-@pytest.mark.parametrize("kappa", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", [Hinge, SquaredHinge])
-def test_tolerance_must_be_finite(kind, kappa):
-    kind(1.0, -0.5)
-    with pytest.raises(ConfigError, match="kappa must be"):
-        kind(1.0, kappa)
+@pytest.mark.parametrize(("make", "good", "bad", "message"), BAD)
+def test_numbers_out_of_range_are_refused(make, good, bad, message):
+    make(good)
+    for value in bad:
+        with pytest.raises(ConfigError, match=message):
+            make(value)
 
 
 @pytest.mark.parametrize(

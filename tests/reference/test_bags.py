@@ -22,7 +22,8 @@ from fcco_lightning import (
     SquaredHingePair,
     SquaredPair,
 )
-from fcco_lightning.data import BagBatches, BalancedBatches, Drawn, GroupBatches, UniformBatches
+from fcco_lightning.data import Drawn, UniformBatches
+from tests.plans import BagBatches, BalancedBatches, GroupBatches
 
 from .bags import ALPHA, BAG, BAG_LABELS, HIDDEN, POSITIVE, ROW_GAMMA, SAMPLE_LABELS, SIZES, TAU, Bags, Composition, X
 

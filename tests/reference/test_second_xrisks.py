@@ -28,17 +28,8 @@ from fcco_lightning import (
     RecallAtK,
 )
 from fcco_lightning.algorithms import Algorithm
-from fcco_lightning.data.plans import (
-    BalancedBatches,
-    BatchPlan,
-    Drawn,
-    EventBatches,
-    GroupBatches,
-    LabelBatches,
-    QueryBatches,
-    RepeatedBatches,
-    UniformBatches,
-)
+from fcco_lightning.data.plans import BatchPlan, Drawn, RepeatedBatches, UniformBatches
+from tests.plans import BalancedBatches, EventBatches, GroupBatches, LabelBatches, QueryBatches
 
 from . import second_xrisks as second
 from .probabilities import Uniform

@@ -9,7 +9,15 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from fcco_lightning import AUC, SGD, ConfigError, CVaRGroupDRO, HeavyBall
+from fcco_lightning import (
+    AUC,
+    SGD,
+    Clipping,
+    ConfigError,
+    CVaRGroupDRO,
+    HeavyBall,
+    Schedule,
+)
 from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.cli import run
 from fcco_lightning.evaluation import summarise
@@ -126,11 +134,11 @@ def test_trained_as_by_hand(algorithm):
     torch.testing.assert_close(dict(baseline.network.state_dict()), dict(network.state_dict()), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("module", [{}, {"gradient_clip_val": 0.02}], ids=["", "clipped"])
+@pytest.mark.parametrize("module", [{}, {"clipping": Clipping(0.02)}], ids=["", "clipped"])
 def test_the_same_as_a_run_that_penalises_nothing(module):
     """Compositional, with a schedule and BatchNorm: as SGD, the package's own baseline, on the same batches."""
-    schedule = {"scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)}
-    job = {"objective": "rank", "batch_norm": True, "module": {**schedule, "scheduler_interval": "step", **module}}
+    schedule = Schedule(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7), "step")
+    job = {"objective": "rank", "batch_norm": True, "module": {"schedule": schedule, **module}}
     baseline = Baseline(enabled=True)
     fit(job, baseline)
     jobs.ALGORITHMS["SGD"] = SGD

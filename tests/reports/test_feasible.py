@@ -23,7 +23,8 @@ from fcco_lightning import (
 from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.reports import BestFeasible, Report
-from fcco_lightning.reports.feasible import _planned_validations, chosen_line
+from fcco_lightning.reports.feasible import _planned_validations
+from fcco_lightning.reports.verdict import chosen_line
 
 
 def columns(seed, rows=32):

@@ -11,13 +11,20 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
-from matplotlib.figure import Figure
 
-from fcco_lightning import SGD, ConfigError, MeanAtMost, SoftRate
+from fcco_lightning import (
+    SGD,
+    ConfigError,
+    Execution,
+    MeanAtMost,
+    SoftRate,
+)
 from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, plot_dual_states, together
 from fcco_lightning.state import DualState
-from tests import jobs
+from tests import drawing, jobs
 from tests.launch import launch, values
+
+drawn = drawing.drawn
 
 NAMES = {"objective": "problem.terms.0.state", "penalty": "problem.terms.1.state"}
 BATCHES = 8  # an epoch of 203 rows in batches of 24
@@ -169,8 +176,7 @@ def test_shares_of_unequal_shards_count_by_their_rows():
     shards[1].rows.fill_(3.0)
     for step in (6, 8):
         look = together([watch.look(step) for watch in watches])
-    assert look.rows == pytest.approx(207)
-    figures = look.figures(2)
+    figures = look.figures()
     assert figures["seen"] == pytest.approx(200 / 207)
     assert figures["rms"] == pytest.approx(math.sqrt((150 + 50 * 9) / 200))
     assert (figures["age_mean"], figures["age_max"], figures["drift"]) == (2, 2, 0)
@@ -178,7 +184,7 @@ def test_shares_of_unequal_shards_count_by_their_rows():
 
 def test_a_process_without_rows():
     watch = Watch("", "", DualState(3, processes=SimpleNamespace(size=4, rank=3), layout="sharded"), 10, (0, 0))
-    assert [watch.look(step).figures(1) for step in (1, 2)] == [{}, {}]
+    assert [watch.look(step).figures() for step in (1, 2)] == [{}, {}]
 
 
 def test_looks_follow_updates_not_batches():
@@ -201,7 +207,7 @@ def test_a_look_costs_the_sample_not_the_table():
     state = DualState(1)
     state.held = torch.full((1, 1), 2.0).expand(10**12, 1)
     watch = Watch("", "", state, 4096, (0, 0))
-    assert [watch.look(step).figures(1)["rms"] for step in (1, 2)] == [2, 2]
+    assert [watch.look(step).figures()["rms"] for step in (1, 2)] == [2, 2]
     assert len(set(watch.positions.tolist())) == 4096
 
 
@@ -274,7 +280,7 @@ def test_a_resumed_run_continues(at, tmp_path):
 
 def test_three_processes(tmp_path):
     """Between the ends of epochs the rows held here; at the ends those of all, on every process."""
-    job = {"module": {"state_layout": "sharded"}, "epochs": 2}
+    job = {"module": {"execution": Execution(state_layout="sharded")}, "epochs": 2}
     plain = values(launch(run_job, 3, job, {"enabled": False}))
     watched = values(launch(run_job, 3, {**job, "folder": str(tmp_path)}, {"every_n_steps": 3}))
     for (without, *_), (outcome, *_) in zip(plain, watched, strict=True):
@@ -299,14 +305,6 @@ def test_three_processes(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures in the order in which they were saved; every one is still written."""
-    figures, write = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), write(self, *a, **k))[1])
-    return figures
 
 
 def heights(axes):

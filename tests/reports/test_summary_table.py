@@ -9,7 +9,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from fcco_lightning.reports.summary_table import constraint_records, render_records, render_summary, write_report
+from fcco_lightning.reports.summary_table import (
+    constraint_records,
+    render_records,
+    render_summary,
+    split_tables,
+    write_report,
+)
 
 REPORT = {
     "train": {"average_precision": 0.77, "worst_violation": -0.0014, "auc": 0.91234, "vacuous": False},
@@ -88,6 +94,7 @@ def test_constraints_with_the_largest_multipliers_come_first():
     assert title == "Constraints, largest multipliers first (2 of 3); intervals on test: exact binomial or normal"
     title, _ = constraint_records({**report, "clusters": "patient"})
     assert title.endswith("; intervals on test: exact binomial or normal, by clusters of patient")
+    assert split_tables({**report, "clusters": "patient"})[-1].title == title
     assert records == [
         {"constraint": "c", "h train": 0, "h test": None, "95% interval": "-", "noise floor": None, "multiplier": 2.0},
         {"constraint": "a", "h train": 0.1, "h test": 0.2, "95% interval": "[-0.0500, +0.2000]", "noise floor": 0.03,

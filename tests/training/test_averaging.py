@@ -4,7 +4,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tests.callbacks.test_feasible import data
 from torch import nn
 
 from fcco_lightning import (
@@ -20,6 +19,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.reports import BestFeasible
 from tests.conftest import make_data, make_frame
+from tests.reports.test_feasible import data
 from tests.training.test_resume import SaveAt, everything
 
 DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}

@@ -13,9 +13,15 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
-from fcco_lightning import ALEXR2, SONEX, HeavyBall, HingePenalty
+from fcco_lightning import (
+    ALEXR2,
+    SONEX,
+    HeavyBall,
+    HingePenalty,
+    Schedule,
+)
 from fcco_lightning.constraints.penalty import GeometricRho
-from fcco_lightning.reports import Preemption
+from fcco_lightning.training import Preemption
 from tests.conftest import make_data, make_frame
 from tests.training.test_resume import everything
 
@@ -154,14 +160,11 @@ class Chain:
     def fit(self, callbacks=(), **flags):
         """Continue from the last checkpoint, to the end or until it is stopped; the trainer."""
         torch.manual_seed(7 if self.checkpoint is None else 100 + self.pieces)
-        scheduler, interval, monitor = self.schedule
         module = self.make_module(
             algorithm=ALEXR2(K=3, nu=1.0) if self.algorithm is ALEXR2 else SONEX(),
             optimizer=lambda p: HeavyBall(p, lr=0.05),
             penalty=HingePenalty(4.0, schedule=GeometricRho(0.1, EPOCHS)),
-            scheduler=scheduler,
-            scheduler_interval=interval,
-            scheduler_monitor=monitor,
+            schedule=Schedule(*self.schedule),
         )
         flags = {"max_epochs": EPOCHS, "log_every_n_steps": 1, "num_sanity_val_steps": 1} | self.flags | flags
         trainer = self.make_trainer(callbacks=[Diary(), *callbacks], logger=Logged(self.values), **flags)

@@ -11,6 +11,7 @@ from fcco_lightning import (
     AveragePrecision,
     BalancedSampling,
     CrossEntropy,
+    Execution,
     HeavyBall,
     LogisticLoss,
     MeanAtMost,
@@ -37,11 +38,12 @@ JOBS = {
 
 def run(make_module, make_trainer, name, *, compiled, callbacks=(), ckpt_path=None, epochs=2):
     torch.manual_seed(0)
-    parts = {key: made if key == "micro_batch" else made() for key, made in JOBS[name].items()}
+    parts = {key: made() for key, made in JOBS[name].items() if key != "micro_batch"}
+    execution = Execution(compiled=compiled, micro_batch=JOBS[name].get("micro_batch"))
     penalty = None if "SONEX" in name else SquaredHingePenalty(1.0)
     network = TabularMLP([8, 8], batch_norm=True, dropout=0.3)
     optimizer = lambda p: HeavyBall(p, lr=0.02)  # noqa: E731
-    module = make_module(network=network, penalty=penalty, optimizer=optimizer, compiled=compiled, **parts)
+    module = make_module(network=network, penalty=penalty, optimizer=optimizer, execution=execution, **parts)
     trainer = make_trainer(max_epochs=epochs, callbacks=list(callbacks))
     trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
     return trainer, module

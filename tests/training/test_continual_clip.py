@@ -13,7 +13,15 @@ from lightning.pytorch import Callback, seed_everything
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from fcco_lightning import CheckpointError, CLIPModel, ConfigError, DataError, UniformSampling, cli
+from fcco_lightning import (
+    CheckpointError,
+    CLIPModel,
+    ConfigError,
+    DataError,
+    Execution,
+    UniformSampling,
+    cli,
+)
 from fcco_lightning.reports import Report
 from tests import jobs
 from tests.components import CLIP, DIGITS, composed
@@ -287,7 +295,7 @@ def test_without_an_old_model_nothing_is_compared(make_trainer):
 CLOSE = {"rtol": 1e-6, "atol": 1e-7}  # networks in float64; rows of constraints and temperatures are float32
 JOBS = {
     "SGD": {"module": {"algorithm": "SGD"}},
-    "SONEX": {"module": {"algorithm": "SONEX", "learn": "per_sample", "state_layout": "sharded"}},
+    "SONEX": {"module": {"algorithm": "SONEX", "learn": "per_sample", "execution": Execution(state_layout="sharded")}},
     "MSVR": {"module": {"algorithm": "MSVR"}},
 }
 DAMAGED = ["train-cat-3.png", "train-cat-7.png", "train-owl-11.png", "train-fox-0.png", "test-dog-0.png"]

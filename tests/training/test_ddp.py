@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcco_lightning import Pretraining, WeightAverage
+from fcco_lightning import (
+    Execution,
+    Pretraining,
+    WeightAverage,
+)
 from fcco_lightning.training.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import Ended, launch, values
@@ -45,9 +49,9 @@ def test_two_processes_are_one(algorithm):
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_a_row_per_sample(algorithm, layout):
     """203 rows in batches of 24: neither the rows nor the last batch, nor 8 samples by 3, can be divided evenly."""
-    job = {"objective": "rank", "algorithm": algorithm, "module": {"state_layout": layout}}
+    job = {"objective": "rank", "algorithm": algorithm, "module": {"execution": Execution(state_layout=layout)}}
     job |= {"rows": 203, "batches": {"drop_last": False}}
-    three = run({**job, "module": {**job["module"], "micro_batch": 3}}, 3)
+    three = run({**job, "module": {"execution": Execution(3, state_layout=layout)}}, 3)
     held = [len(o["rows"]["problem.terms.0.state"][2]) for o in three]
     assert held == ([68, 68, 67] if layout == "sharded" else [203] * 3)
     assert_same(three, run(job, 1), **CLOSE)
@@ -93,7 +97,7 @@ def test_pretraining_and_what_follows_on_two_processes():
 
 # ----------------------------------------------------------------------------------------------------- checkpoints
 
-SHARDED = {"objective": "rank", "rows": 203, "module": {"state_layout": "sharded"}}
+SHARDED = {"objective": "rank", "rows": 203, "module": {"execution": Execution(state_layout="sharded")}}
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +130,7 @@ def test_resume_with_another_number_of_processes(job, size, reads, wrote):
 
 def test_layouts_read_each_other(tmp_path):
     path = str(tmp_path / "at.ckpt")
-    replicated = {**SHARDED, "module": {"state_layout": "replicated"}}
+    replicated = {**SHARDED, "module": {"execution": Execution(state_layout="replicated")}}
     for wrote, reads in ((SHARDED, replicated), (replicated, SHARDED)):
         whole = run({**wrote, "epochs": 1, "save": (0, 3, path)}, 2)
         assert_same(run({**reads, "epochs": 1, "resume": path}, 2), whole)
@@ -218,7 +222,10 @@ def test_all_stop_with_the_one_that_fails(before, errors, message):
 
 
 def test_a_bad_batch_on_one_process_is_skipped_by_all():
-    job = {"before": partial(jobs.sabotage_network, 1, 3, "nan"), "module": {"skip_nonfinite": True}}
+    job = {
+        "before": partial(jobs.sabotage_network, 1, 3, "nan"),
+        "module": {"execution": Execution(skip_nonfinite=True)},
+    }
     first, second = run(job, 2)
     assert first["global_step"] == second["global_step"] == 2 * 8 - 1
     assert_same([first, second], [first])

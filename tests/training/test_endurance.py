@@ -12,7 +12,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from fcco_lightning import SONEX
+from fcco_lightning import (
+    SONEX,
+    Execution,
+)
 from fcco_lightning.cli import run
 from fcco_lightning.cli.checkpoint_tools import describe, read_checkpoint
 from fcco_lightning.errors import CheckpointError
@@ -117,7 +120,7 @@ def test_a_job_told_to_end_at_any_moment_and_started_again_is_uninterrupted(tmp_
 def test_a_flipped_byte_is_noticed_or_does_not_matter(make_module, make_trainer, tmp_path):
     path, chance = tmp_path / "at.ckpt", random.Random(0)  # noqa: S311
     trainer = make_trainer(max_steps=3)
-    trainer.fit(make_module(algorithm=SONEX(), state_layout="sharded"), make_data())
+    trainer.fit(make_module(algorithm=SONEX(), execution=Execution(state_layout="sharded")), make_data())
     trainer.save_checkpoint(path)
     files = [path, *jobs.rows_files(str(path)), *Path(f"{path}.rows").rglob("manifest.json")]
     expected, facts = read_checkpoint(path).weights, describe(path)

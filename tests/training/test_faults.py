@@ -53,10 +53,10 @@ def test_killed_while_saving_an_earlier_checkpoint_is_whole(kills, tmp_path):
 def save_some(path, first, count):
     """Save versions in this thread, of rows in the checkpoint (``count`` of them) or in a folder beside it."""
     state = DualState(1000, processes=Processes(alone=True), layout="sharded")
-    holder = fault_jobs.Holder(state.processes, {"table": state} if "rows" in path.name else {})
+    states = {"table": state} if "rows" in path.name else {}
     for version in range(first, first + count):
         state.rows.copy_(fault_jobs.version_of_rows(version, 0, 1000))
-        fault_jobs.store(holder, {"state_dict": {}, "fcco": {"saved": version}}, path)
+        fault_jobs.store(states, {"state_dict": {}, "fcco": {"saved": version}}, path, state.processes)
     return count
 
 

@@ -7,11 +7,15 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ExponentialLR
 
-from fcco_lightning import FCCOModule, TabularMLP
+from fcco_lightning import (
+    FCCOModule,
+    Schedule,
+    TabularMLP,
+)
 from fcco_lightning.cli.checkpoint_tools import convert, describe
 from fcco_lightning.errors import CheckpointError, FCCOError
-from fcco_lightning.training.row_checkpoints import CHECKPOINT_VERSION, read_file
-from fcco_lightning.training.structure import structure_of
+from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file
+from fcco_lightning.state.structure import structure_of
 from tests.conftest import make_data, make_frame
 from tests.evidence import count
 
@@ -47,7 +51,7 @@ def saved(make_module, make_trainer, tmp_path):
     """A checkpoint in the middle of an epoch, and the ways to open one."""
 
     def module():
-        return make_module(scheduler=lambda optimizer: ExponentialLR(optimizer, 0.5))
+        return make_module(schedule=Schedule(lambda optimizer: ExponentialLR(optimizer, 0.5)))
 
     def fit(path, steps=5):
         trainer = make_trainer(max_steps=steps)

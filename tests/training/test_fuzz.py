@@ -17,6 +17,7 @@ from fcco_lightning import (
     AUCMargin,
     AugmentedLagrangian,
     AveragePrecision,
+    Clipping,
     CrossEntropy,
     CVaRGroupDRO,
     CVaRPartialAUC,
@@ -32,6 +33,7 @@ from fcco_lightning import (
     PNormPush,
     ROCFairness,
     SampleDRO,
+    Schedule,
     SmoothedHingePenalty,
     SoftRate,
     Splits,
@@ -143,9 +145,8 @@ class Composition:
             penalty=self.penalty() if self.constraints else None,
             algorithm=ALGORITHMS[self.member].make(),
             optimizer=self.optimizer,
-            scheduler=self.schedule,
-            scheduler_interval=self.interval,
-            gradient_clip_val=self.clip,
+            schedule=Schedule(self.schedule, self.interval),
+            clipping=Clipping(self.clip),
             average=self.average(),
         )
         data = make_data(**TABLES, batches=self.draws(UniformSampling(12)), num_workers=self.workers)

@@ -8,6 +8,7 @@ import torch
 from fcco_lightning import (
     AUC,
     ConfigError,
+    Execution,
     FCCOModule,
     MeanAtMost,
     NonFiniteError,
@@ -16,7 +17,7 @@ from fcco_lightning import (
     TabularMLP,
 )
 from fcco_lightning.errors import PeerError
-from fcco_lightning.evaluation import constraint_values
+from fcco_lightning.evaluation import Collector, constraint_values
 from tests.conftest import make_data, make_frame
 from tests.state import pool as pools
 
@@ -27,7 +28,11 @@ def test_a_run_counts_what_it_can_and_estimates_the_rest(make_trainer, caplog):
     def run(kept):
         torch.manual_seed(0)
         module = FCCOModule(
-            TabularMLP([8]), AUC(), constraints=[MeanAtMost(SoftRate(), 0.4)], kept_outputs=kept, evaluation=None
+            TabularMLP([8]),
+            AUC(),
+            constraints=[MeanAtMost(SoftRate(), 0.4)],
+            execution=Execution(kept_outputs=kept),
+            evaluation=None,
         )
         trainer = make_trainer(max_epochs=1)
         data = make_data(test=make_frame(400, 1))
@@ -53,13 +58,13 @@ def test_a_run_counts_what_it_can_and_estimates_the_rest(make_trainer, caplog):
 def test_what_cannot_be_is_refused():
     network = torch.nn.Linear(2, 1)
     with pytest.raises(ConfigError, match="kept_outputs must be"):
-        FCCOModule(network, kept_outputs=0)
+        Execution(kept_outputs=0)
     with pytest.raises(ConfigError, match="the figures of RetrievalEvaluation are about all of them together"):
-        FCCOModule(network, evaluation=RetrievalEvaluation(), kept_outputs=10)
+        FCCOModule(network, evaluation=RetrievalEvaluation(), execution=Execution(kept_outputs=10))
 
 
 def test_an_output_that_is_not_finite_is_named_also_where_it_is_not_kept(make_trainer):
-    module, data = FCCOModule(TabularMLP([4]), kept_outputs=60), make_data(test=make_frame(400, 1))
+    module, data = FCCOModule(TabularMLP([4]), execution=Execution(kept_outputs=60)), make_data(test=make_frame(400, 1))
     trainer = make_trainer(max_epochs=1)
     trainer.fit(module, data)
     with torch.no_grad():
@@ -69,8 +74,8 @@ def test_an_output_that_is_not_finite_is_named_also_where_it_is_not_kept(make_tr
 
 
 def with_nan_on_the_first(processes):
-    module = FCCOModule(torch.nn.Linear(2, 1), kept_outputs=5)
-    module.processes, collector = processes, module._collector()
+    module = FCCOModule(torch.nn.Linear(2, 1), execution=Execution(kept_outputs=5))
+    module.processes, collector = processes, Collector(module.evaluation, 5)
     outputs = torch.full((8,), math.nan if processes.rank == 0 else 1.0)
     try:
         module._add(collector, outputs, {"index": torch.arange(8), "y": torch.arange(8) % 2})

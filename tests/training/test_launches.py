@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fcco_lightning import Execution
 from tests import jobs
 from tests.launch import launch, values
 
@@ -23,6 +24,7 @@ LONGEST = 300.0  # seconds
 
 FIT = """
 import pickle, sys
+from fcco_lightning import Execution
 from tests import jobs
 
 if __name__ == "__main__":
@@ -62,7 +64,7 @@ def free_port():
 def test_two_nodes_are_one(tmp_path):
     """Two groups of torchrun on the loopback, of one process each, with rows on both of them."""
     Path("job.py").write_text(FIT)
-    job = {"objective": "rank", "module": {"state_layout": "sharded"}, "nodes": 2}
+    job = {"objective": "rank", "module": {"execution": Execution(state_layout="sharded")}, "nodes": 2}
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1",
         "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--local_addr", "127.0.0.1",
@@ -75,7 +77,9 @@ def test_two_nodes_are_one(tmp_path):
         for node in nodes:
             node.kill()
     found = [pickle.loads(Path(f"{rank}.pickle").read_bytes()) for rank in range(2)]  # noqa: S301
-    expected = values(launch(jobs.fit, 2, {"objective": "rank", "module": {"state_layout": "sharded"}}))
+    expected = values(
+        launch(jobs.fit, 2, {"objective": "rank", "module": {"execution": Execution(state_layout="sharded")}})
+    )
     for outcome, other in zip(found, expected, strict=True):
         torch.testing.assert_close(outcome["weights"], other["weights"], rtol=0, atol=0)
     torch.testing.assert_close(jobs.whole_rows(found), jobs.whole_rows(expected), rtol=0, atol=0, equal_nan=True)

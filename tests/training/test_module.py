@@ -1,6 +1,8 @@
 """What Lightning's manual optimization takes away is given back."""
 
 import copy
+import dataclasses
+import inspect
 import math
 from contextlib import nullcontext
 
@@ -23,14 +25,18 @@ from fcco_lightning import (
     SONEX,
     SOX,
     BalancedSampling,
+    Clipping,
     ConfigError,
     CVaRPartialAUC,
+    Execution,
+    FCCOModule,
     GroupSampling,
     HeavyBall,
     HingePenalty,
     NonFiniteError,
     ROCFairness,
     SampleDRO,
+    Schedule,
     SOXBoost,
     SquaredHingePenalty,
     TabularMLP,
@@ -38,8 +44,8 @@ from fcco_lightning import (
 )
 from fcco_lightning.algorithms import EqualStages
 from fcco_lightning.data import TensorTable
-from fcco_lightning.reports import Checkpoints
-from fcco_lightning.training import StepAtFractions
+from fcco_lightning.training import Checkpoints, StepAtFractions
+from fcco_lightning.training.execution import REPLACED
 from tests.conftest import make_data, make_frame
 
 BATCHES = 10  # of 20 rows in an epoch of the small table
@@ -145,7 +151,9 @@ def test_batches_that_cannot_be_accumulated_are_refused(make_module, make_traine
         make_trainer(accumulate_grad_batches=2).fit(make_module(), data)
     data.setup()
     with pytest.raises(ConfigError, match=r"accumulate_grad_batches=2 is not defined .* batches 2 times as large"):
-        make_trainer(accumulate_grad_batches=2).fit(make_module(num_samples=60), data.train_dataloader())
+        make_trainer(accumulate_grad_batches=2).fit(
+            make_module(execution=Execution(num_samples=60)), data.train_dataloader()
+        )
 
 
 def test_the_same_trainer_can_fit_a_double_loop_twice(make_module, make_trainer, small_data):
@@ -168,14 +176,14 @@ def test_a_trainer_has_its_own_settings_back_after_a_fit(end, make_module, make_
     module = make_module(algorithm=ALEXR2(K=4))
     with nullcontext() if end is None else pytest.raises((ValueError, SystemExit)):
         trainer.fit(module, small_data)
-    assert (trainer.accumulate_grad_batches, trainer.gradient_clip_val, module.backend.clip_val) == (1, 0.5, 0.5)
+    assert (trainer.accumulate_grad_batches, trainer.gradient_clip_val, module.backend.clipping.value) == (1, 0.5, 0.5)
     assert "_should_check_val_fx" not in vars(trainer.fit_loop.epoch_loop)
     if end is None:
         trainer.fit_loop.max_epochs, last = 2, make_module(algorithm=SOX())
         trainer.fit(last, small_data)
-        assert (last.micro_batch, last.backend.clip_val) == (None, 0.5)
+        assert (last.execution.micro_batch, last.backend.clipping.value) == (None, 0.5)
         make_trainer(max_epochs=1).fit(last, small_data)
-        assert last.backend.clip_val is None
+        assert last.backend.clipping.value is None
 
 
 class Plain(LightningModule):
@@ -217,7 +225,7 @@ def test_batches_have_their_own_size_again_after_an_accumulating_fit(make_module
     assert (trainer.accumulate_grad_batches, trainer.global_step) == (3, 3)
     trainer = make_trainer(max_epochs=1)
     trainer.fit(module, data)
-    assert (trainer.global_step, module.micro_batch, module.engine.functions.micro_batch) == (9, None, None)
+    assert (trainer.global_step, module.execution.micro_batch, module.engine.functions.micro_batch) == (9, None, None)
 
 
 def test_schedules_per_epoch_and_per_step(make_module, make_trainer, small_data):
@@ -226,24 +234,24 @@ def test_schedules_per_epoch_and_per_step(make_module, make_trainer, small_data)
         trainer.fit(make_module(optimizer=lambda p: HeavyBall(p, lr=1.0), **parts), small_data)
         return trainer.optimizers[0].param_groups[0]["lr"]
 
-    assert final_lr(4, scheduler=StepAtFractions) == pytest.approx(0.01)  # after epochs 2 and 3
-    assert final_lr(2, scheduler=StepAtFractions) == pytest.approx(0.01)
+    assert final_lr(4, schedule=Schedule(StepAtFractions)) == pytest.approx(0.01)  # after epochs 2 and 3
+    assert final_lr(2, schedule=Schedule(StepAtFractions)) == pytest.approx(0.01)
     halve = lambda o: LambdaLR(o, lambda k: 0.5**k)  # noqa: E731
-    assert final_lr(3, scheduler=halve) == pytest.approx(0.5**3)
-    assert final_lr(1, scheduler=halve, scheduler_interval="step") == pytest.approx(0.5**BATCHES)
-    alexr2 = {"algorithm": ALEXR2(K=5), "scheduler": halve, "scheduler_interval": "step"}
+    assert final_lr(3, schedule=Schedule(halve)) == pytest.approx(0.5**3)
+    assert final_lr(1, schedule=Schedule(halve, "step")) == pytest.approx(0.5**BATCHES)
+    alexr2 = {"algorithm": ALEXR2(K=5), "schedule": Schedule(halve, "step")}
     assert final_lr(1, **alexr2) == pytest.approx(0.25)
 
 
 def test_plateau_schedule_watches_a_logged_metric(make_module, make_trainer, small_data):
     plateau = lambda o: ReduceLROnPlateau(o, mode="min", patience=0)  # noqa: E731
     trainer = make_trainer(max_epochs=4)  # the AUC rises, so "min" sees no improvement
-    trainer.fit(make_module(scheduler=plateau, scheduler_monitor="train_auc"), small_data)
+    trainer.fit(make_module(schedule=Schedule(plateau, monitor="train_auc")), small_data)
     assert trainer.optimizers[0].param_groups[0]["lr"] < 0.01
-    with pytest.raises(ConfigError, match="scheduler_monitor"):
-        make_trainer().fit(make_module(scheduler=plateau), small_data)
+    with pytest.raises(ConfigError, match=r"schedule\.monitor"):
+        make_trainer().fit(make_module(schedule=Schedule(plateau)), small_data)
     with pytest.raises(ConfigError, match="which was not logged"):
-        make_trainer().fit(make_module(scheduler=plateau, scheduler_monitor="val_auk"), small_data)
+        make_trainer().fit(make_module(schedule=Schedule(plateau, monitor="val_auk")), small_data)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +372,7 @@ def test_a_nonfinite_batch_stops_or_is_skipped(make_module, make_trainer, small_
     with pytest.raises(NonFiniteError, match="skip_nonfinite"):
         make_trainer(max_epochs=1).fit(module, small_data)
     assert all(torch.isfinite(p).all() for p in module.parameters())
-    tolerant = make_module(skip_nonfinite=True)
+    tolerant = make_module(execution=Execution(skip_nonfinite=True))
     make_trainer(max_epochs=1, limit_val_batches=0).fit(tolerant, small_data)
     assert tolerant.skipped_batches == 1
     assert all(torch.isfinite(p).all() for p in tolerant.parameters())
@@ -385,7 +393,7 @@ def test_weights_that_diverged_are_never_saved(skip, make_module, make_trainer, 
             return super().step(closure)
 
     saver = Checkpoints(tmp_path, save_last=True, save_on_train_epoch_end=True)
-    module = make_module(optimizer=Overflow, algorithm=SOX(), skip_nonfinite=skip)
+    module = make_module(optimizer=Overflow, algorithm=SOX(), execution=Execution(skip_nonfinite=skip))
     trainer = make_trainer(max_epochs=2, enable_checkpointing=True, callbacks=[saver], limit_val_batches=0)
     with pytest.raises(NonFiniteError, match="have diverged in a step whose gradient was finite"):
         trainer.fit(module, small_data)
@@ -443,17 +451,35 @@ def test_several_constraints_share_the_penalty(make_module, make_trainer, small_
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("settings", "bad"),
     [
-        {"scheduler_interval": "epochs"},
-        {"gradient_clip_algorithm": "l1"},
-        {"gradient_clip_val": -1.0},
+        (Schedule, {"interval": "epochs"}),
+        (Schedule, {"objective_lr": 0.0}),
+        (Clipping, {"algorithm": "l1"}),
+        (Clipping, {"value": -1.0}),
+        (Execution, {"micro_batch": 0}),
+        (Execution, {"kept_outputs": 0}),
+        (Execution, {"num_samples": 1.5}),
     ],
-    ids=lambda b: next(iter(b)),
 )
-def test_bad_arguments(bad, make_module):
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        make_module(**bad)
+def test_bad_arguments(settings, bad):
+    (name,) = bad
+    with pytest.raises(ConfigError, match=rf"{settings.__name__.lower()}\.{name} must .*, got"):
+        settings(**bad)
+
+
+def test_a_schedule_or_the_like_is_given_as_a_record(make_module):
+    with pytest.raises(ConfigError, match=r"schedule must be Schedule\(\.\.\.\), got .*StepAtFractions"):
+        make_module(schedule=StepAtFractions)
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_arguments_of_earlier_versions_are_answered_with_the_new_ones(name, make_module):
+    group, field = REPLACED[name].split(".")
+    with pytest.raises(ConfigError, match=rf"{name} is {group}\.{field} now: .* {group}=\w+\({field}=...\)"):
+        make_module(**{name: None})
+    settings = inspect.signature(FCCOModule).parameters[group].default
+    assert field in {f.name for f in dataclasses.fields(settings)}
 
 
 @pytest.mark.parametrize("share", [0, 0.0])
@@ -466,7 +492,7 @@ def test_common_statistics_of_parts_of_a_batch_are_refused(make_module, make_tra
     trainer = make_trainer()
     trainer.strategy._layer_sync = TorchSyncBatchNorm()  # as of Trainer(strategy="ddp", sync_batchnorm=True)
     with pytest.raises(ConfigError, match="sync_batchnorm=True and micro_batch=4 exclude each other"):
-        trainer.fit(make_module(micro_batch=4), small_data)
+        trainer.fit(make_module(execution=Execution(micro_batch=4)), small_data)
 
 
 def test_a_strategy_that_divides_the_weights_is_refused(make_module, make_trainer, small_data):
@@ -479,7 +505,7 @@ def test_a_strategy_that_divides_the_weights_is_refused(make_module, make_traine
 def test_skipping_a_batch_keeps_batch_norm_clean(make_module, make_trainer, small_data):
     small_data.setup()
     small_data.tables["train"].columns["x"][7, 0] = math.nan
-    module = make_module(network=TabularMLP(hidden=[8], batch_norm=True), skip_nonfinite=True)
+    module = make_module(network=TabularMLP(hidden=[8], batch_norm=True), execution=Execution(skip_nonfinite=True))
     make_trainer(max_epochs=1, limit_val_batches=0).fit(module, small_data)
     assert module.skipped_batches == 1
     assert all(torch.isfinite(b).all() for b in module.network.buffers())
@@ -584,7 +610,7 @@ def test_a_dropped_last_batch_still_closes_the_inner_loop(make_module, make_trai
         def on_train_epoch_end(self, trainer, module):
             seen.append((trainer.global_step, module.algorithm.state_dict()["inner_count"]))
 
-    module = make_module(algorithm=ALEXR2(K=2), skip_nonfinite=True)
+    module = make_module(algorithm=ALEXR2(K=2), execution=Execution(skip_nonfinite=True))
     make_trainer(max_epochs=2, callbacks=[Spoil()], limit_val_batches=0).fit(module, small_data)
     assert seen == [(5, 0), (10, 0)]
 
@@ -597,7 +623,7 @@ def test_a_second_fit_on_other_data_is_refused(make_module, make_trainer, small_
 
 
 def test_algorithms_that_set_step_sizes_take_no_schedule(make_module, make_trainer, small_data):
-    module = make_module(algorithm=SOXBoost(), optimizer=HeavyBall, scheduler=StepAtFractions)
+    module = make_module(algorithm=SOXBoost(), optimizer=HeavyBall, schedule=Schedule(StepAtFractions))
     with pytest.raises(ConfigError, match="SOXBoost sets its own step sizes"):
         make_trainer().fit(module, small_data)
 

@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from fcco_lightning import ResumableLoader, TabularMLP
+from fcco_lightning import (
+    Execution,
+    ResumableLoader,
+    TabularMLP,
+)
 from fcco_lightning.data import TensorTable
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import collate
@@ -76,7 +80,7 @@ def stopped_and_whole(make_module, make_trainer, make_loader, batch, path):
 
     def fit(callbacks=(), ckpt_path=None):
         torch.manual_seed(3 if ckpt_path is None else 99)
-        module = make_module(num_samples=ROWS, network=TabularMLP([8], in_features=7, dropout=0.2))
+        module = make_module(execution=Execution(num_samples=ROWS), network=TabularMLP([8], in_features=7, dropout=0.2))
         trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
         trainer.fit(module, make_loader(), ckpt_path=ckpt_path)
         return everything(trainer)
@@ -144,4 +148,6 @@ def test_a_sampler_that_draws_and_remembers_nothing_is_named(library, make_modul
 def test_a_loader_without_a_batch_is_refused(make_module, make_trainer):
     few = DataLoader(table(), 2 * ROWS, drop_last=True, collate_fn=collate)
     with pytest.raises(DataError, match=r"no batch: .* 40 samples, batch_size is 80 and drop_last=True"):
-        make_trainer().fit(make_module(num_samples=ROWS, network=TabularMLP([8], in_features=7)), few)
+        make_trainer().fit(
+            make_module(execution=Execution(num_samples=ROWS), network=TabularMLP([8], in_features=7)), few
+        )

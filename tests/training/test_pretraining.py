@@ -21,6 +21,7 @@ from fcco_lightning import (
     FCCOModule,
     HeavyBall,
     Pretraining,
+    Schedule,
     StepAtFractions,
     TabularMLP,
 )
@@ -56,8 +57,7 @@ def ranked(**changes):
         "objective": jobs.SoftRank(),
         "algorithm": SONEX(0.5, 0.1, lam=0.01),
         "optimizer": lambda p: HeavyBall(p, lr=0.05),
-        "scheduler": lambda o: LambdaLR(o, lambda k: 1 / (1 + k)),
-        "scheduler_interval": "step",
+        "schedule": Schedule(lambda o: LambdaLR(o, lambda k: 1 / (1 + k)), "step"),
         "pretrain": Pretraining(2, optimizer=lambda p: AdamType(p, lr=0.01)),
     }
     return parts | changes
@@ -98,7 +98,7 @@ def test_the_first_phase_is_plain_training_on_its_objective(constraints, make_mo
 
     first = Pretraining(2, algorithm=algorithm() if constraints else None, constraints=constraints)
     found, expected = fit(**ranked(pretrain=first)), fit(**ranked(
-        objective=CrossEntropy(), algorithm=algorithm(), pretrain=None, scheduler=None
+        objective=CrossEntropy(), algorithm=algorithm(), pretrain=None, schedule=Schedule()
     ))  # fmt: skip
     assert all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
     assert str(found[1]) == str(expected[1])
@@ -146,7 +146,7 @@ def test_rows_optimizer_schedules_and_rho_start_afresh(make_module, make_trainer
                 group["lr"],
                 len(states),
                 trainer.accumulate_grad_batches,
-                module.problem.penalty.weight(trainer.current_epoch - module._phase_start),
+                module.problem.penalty.weight(trainer.current_epoch - module.phases.start),
             )
         )
 
@@ -156,7 +156,7 @@ def test_rows_optimizer_schedules_and_rho_start_afresh(make_module, make_trainer
     module = make_module(
         algorithm=ALEXR2(K=3),
         optimizer=lambda p: HeavyBall(p, lr=2.0),
-        scheduler=lambda o: StepAtFractions(o, fractions=[0.5]),
+        schedule=Schedule(lambda o: StepAtFractions(o, fractions=[0.5])),
         pretrain=first,
     )
     trainer = make_trainer(max_epochs=6, callbacks=[Watch(look)])
@@ -181,8 +181,7 @@ def test_a_schedule_by_steps_knows_the_length_of_its_phase(make_module, make_tra
 
     module = make_module(
         algorithm=ALEXR2(K=3),
-        scheduler=StepAtFractions,
-        scheduler_interval="step",
+        schedule=Schedule(StepAtFractions, "step"),
         pretrain=Pretraining(2, scheduler=StepAtFractions),
     )
     trainer = make_trainer(max_epochs=5, callbacks=[Watch(look)])
@@ -211,7 +210,8 @@ def test_a_parameter_of_either_objective_is_trained_in_its_phase_only(make_modul
             seen.append((first.threshold.item(), second.threshold.item()))
 
     first, second = (CVaRGroupDRO(0.5, num_groups=2, threshold=0.3) for _ in range(2))
-    module = make_module(objective=second, constraints=[], pretrain=Pretraining(1, first, SONEX()), objective_lr=0.1)
+    pretrain, schedule = Pretraining(1, first, SONEX()), Schedule(objective_lr=0.1)
+    module = make_module(objective=second, constraints=[], pretrain=pretrain, schedule=schedule)
     make_trainer(max_epochs=2, callbacks=[Ends()]).fit(module, make_data())
     assert seen[0][0] != seen[1][1] or seen[0][0] != pytest.approx(0.3)
     assert seen[0][1] == pytest.approx(0.3)
@@ -244,7 +244,7 @@ def test_a_run_without_pretraining_is_continued_in_the_second_phase(make_module,
     save(make_module, make_trainer, path, 1, **ranked(pretrain=None))
     module = make_module(**ranked())
     make_trainer(max_epochs=2).fit(module, make_data(), ckpt_path=path)
-    assert not module.pretraining
+    assert not module.phases.pretraining
 
 
 @pytest.mark.parametrize(

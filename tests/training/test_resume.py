@@ -23,6 +23,7 @@ from fcco_lightning import (
     CheckpointError,
     HeavyBall,
     ROCFairness,
+    Schedule,
     SOXBoost,
     StepAtFractions,
 )
@@ -74,8 +75,9 @@ def test_resume_equals_uninterrupted(algorithm, batch, make_module, make_trainer
         module = make_module(
             algorithm=algorithm(),
             optimizer=lambda p: HeavyBall(p, lr=0.05),
-            scheduler=None if isinstance(algorithm(), SOXBoost) else lambda o: LambdaLR(o, lambda k: 1 / (1 + k)),
-            scheduler_interval="step",
+            schedule=Schedule(
+                None if isinstance(algorithm(), SOXBoost) else lambda o: LambdaLR(o, lambda k: 1 / (1 + k)), "step"
+            ),
         )
         trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
         trainer.fit(module, make_data(), ckpt_path=ckpt_path)
@@ -188,7 +190,9 @@ def learning_rates(make_module, make_trainer, epochs, ckpt_path=None, lr=1.0, **
             seen.setdefault(trainer.current_epoch, trainer.optimizers[0].param_groups[0]["lr"])
 
     module = make_module(
-        optimizer=lambda p: HeavyBall(p, lr=lr), scheduler=lambda o: StepAtFractions(o, **schedule), algorithm=SOX()
+        optimizer=lambda p: HeavyBall(p, lr=lr),
+        schedule=Schedule(lambda o: StepAtFractions(o, **schedule)),
+        algorithm=SOX(),
     )
     trainer = make_trainer(max_epochs=epochs, callbacks=[Watch()])
     trainer.fit(module, make_data(), ckpt_path=ckpt_path)
@@ -212,7 +216,7 @@ def test_a_changed_learning_rate_keeps_what_a_schedule_did(make_module, make_tra
     def fit(epochs, lr, ckpt_path=None):
         module = make_module(
             optimizer=lambda p: HeavyBall(p, lr=lr, weight_decay=lr / 100),
-            scheduler=lambda o: ExponentialLR(o, 0.5),
+            schedule=Schedule(lambda o: ExponentialLR(o, 0.5)),
             algorithm=SOX(),
         )
         trainer = make_trainer(max_epochs=epochs)

@@ -7,7 +7,15 @@ import torch
 from lightning.pytorch import Callback
 from torch.optim import lr_scheduler as schedules
 
-from fcco_lightning import SGD, CheckpointError, ConfigError, HeavyBall, StepAtFractions, TabularMLP
+from fcco_lightning import (
+    SGD,
+    CheckpointError,
+    ConfigError,
+    HeavyBall,
+    Schedule,
+    StepAtFractions,
+    TabularMLP,
+)
 from tests.conftest import make_data, make_frame
 from tests.training.test_resume import SaveAt
 
@@ -70,11 +78,11 @@ class Rates(Callback):
         self.seen.setdefault(trainer.current_epoch, trainer.optimizers[0].param_groups[0]["lr"])
 
 
-def rates(make_module, make_trainer, scheduler, epochs, ckpt_path=None, lr=1.0, **parts):
+def rates(make_module, make_trainer, scheduler, epochs, ckpt_path=None, lr=1.0, **settings):
     watch = Rates()
     module = make_module(
-        network=TabularMLP([]), constraints=(), optimizer=lambda p: HeavyBall(p, lr=lr), scheduler=scheduler,
-        algorithm=SGD(), **parts,
+        network=TabularMLP([]), constraints=(), optimizer=lambda p: HeavyBall(p, lr=lr), algorithm=SGD(),
+        schedule=Schedule(scheduler, **settings),
     )  # fmt: skip
     trainer = make_trainer(max_epochs=epochs, callbacks=[watch])
     trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
@@ -114,9 +122,7 @@ def test_a_plateau_keeps_what_it_has_seen(make_module, make_trainer, tmp_path):
 
     def run(epochs, ckpt_path=None, **arguments):
         plateau = lambda o: schedules.ReduceLROnPlateau(o, **arguments)  # noqa: E731
-        seen, trainer = rates(
-            make_module, make_trainer, plateau, epochs, ckpt_path, scheduler_monitor="train_auc", lr=1e-6
-        )
+        seen, trainer = rates(make_module, make_trainer, plateau, epochs, ckpt_path, monitor="train_auc", lr=1e-6)
         return seen, trainer.lr_scheduler_configs[0].scheduler, trainer
 
     _, before, trainer = run(STOP, patience=9)
@@ -133,7 +139,7 @@ def test_a_plateau_keeps_what_it_has_seen(make_module, make_trainer, tmp_path):
     ("parts", "error", "message"),
     [
         ({"scheduler": None}, CheckpointError, "has the schedule OneCycleLR by epoch, this run's has none"),
-        ({"scheduler_interval": "step"}, CheckpointError, "this run's has OneCycleLR by step"),
+        ({"interval": "step"}, CheckpointError, "this run's has OneCycleLR by step"),
         ({"scheduler": StepAtFractions}, CheckpointError, "this run's has StepAtFractions by epoch"),
         (
             {"scheduler": lambda o: schedules.OneCycleLR(o, 2.0, 2, cycle_momentum=False)},
@@ -163,8 +169,9 @@ def test_after_the_last_batch_of_an_epoch_its_end_is_still_to_come(
     def run(*callbacks, ckpt_path=None):
         torch.manual_seed(0)
         module = make_module(
-            scheduler=lambda o: schedules.ReduceLROnPlateau(o, "max", patience=0, threshold=0.03),
-            scheduler_monitor=monitor,
+            schedule=Schedule(
+                lambda o: schedules.ReduceLROnPlateau(o, "max", patience=0, threshold=0.03), monitor=monitor
+            )
         )
         trainer = make_trainer(max_epochs=3, callbacks=list(callbacks), **flags)
         trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
@@ -192,6 +199,6 @@ def test_a_plateau_is_looked_at_when_there_is_a_new_value(monitor, flags, steps,
             made.append(float(metrics))
             super().step(metrics)
 
-    module = make_module(algorithm=SGD(), constraints=(), scheduler=Counted, scheduler_monitor=monitor)
+    module = make_module(algorithm=SGD(), constraints=(), schedule=Schedule(Counted, monitor=monitor))
     make_trainer(max_epochs=6, **flags).fit(module, make_data(**DATA))
     assert len(made) == steps

@@ -16,6 +16,7 @@ from fcco_lightning import (
     FCCOModule,
     GroupedTabularDataModule,
     ProximalSGD,
+    Schedule,
     WorstGroupDRO,
 )
 from fcco_lightning.objectives import GroupMaxForm
@@ -67,7 +68,7 @@ def make(objective, algorithm, **changes):
 )
 @pytest.mark.parametrize("own", [None, 0.003])
 def test_the_threshold_has_its_step_size_and_no_decay(optimizer, decay, own):
-    module = make(CVaRGroupDRO(0.5), SONEX(), optimizer=optimizer, objective_lr=own)
+    module = make(CVaRGroupDRO(0.5), SONEX(), optimizer=optimizer, schedule=Schedule(objective_lr=own))
     network, objective = module.configure_optimizers().param_groups
     assert [p.shape for p in network["params"]] == [(1, 5), (1,)]
     assert objective["params"] == [module.objective.threshold]

@@ -1,16 +1,17 @@
 """Lightning datamodules: the only part of the data floor that knows Lightning."""
 
-from fcco_lightning.data.datamodules.block_distributions import BlockDistributionsDataModule
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
-from fcco_lightning.data.datamodules.digit_bags import DigitBagsDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
-from fcco_lightning.data.datamodules.garnet import GarnetDataModule
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
-from fcco_lightning.data.datamodules.mixtures import LatentChoiceDataModule, ManyClassesDataModule
 from fcco_lightning.data.datamodules.synthetic import (
+    BlockDistributionsDataModule,
+    DigitBagsDataModule,
+    GarnetDataModule,
+    LatentChoiceDataModule,
+    ManyClassesDataModule,
     SyntheticDataModule,
     SyntheticQueriesDataModule,
     SyntheticSurvivalDataModule,

@@ -16,7 +16,7 @@ from fcco_lightning.data.conditions import Condition, Value, Where, comparisons,
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
-from fcco_lightning.data.sampling import Sampling
+from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.table import AnnotatedTable, LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -53,7 +53,13 @@ class SplitDataModule(LightningDataModule):
     """Whether a network's inputs are computed from the arguments: the last bits may differ on another machine."""
 
     def __init__(
-        self, *, batches: Sampling, seed: int, eval_batch_size: int, num_workers: int, allow_changed: bool = False
+        self,
+        *,
+        batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
+        seed: int = 0,
+        eval_batch_size: int = 4096,
+        num_workers: int = 0,
+        allow_changed: bool = False,
     ) -> None:
         super().__init__()
         self.allow_changed = allow_changed
@@ -73,9 +79,10 @@ class SplitDataModule(LightningDataModule):
     def val_names(self) -> list[str]:
         """Names of the validation loaders, in the order of ``dataloader_idx``."""
 
-    @abstractmethod
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         """Return part of a training batch -> table it is drawn from, and how; "target" first."""
+        plan = self.batches.plan(self._drawn_table("train").columns, self.seed, world_size)
+        return self._drawn("target", "train", self.batches, plan)
 
     def _batch_settings(self) -> tuple[Any, ...]:
         """Return the arguments that the training batches depend on."""
@@ -93,8 +100,8 @@ class SplitDataModule(LightningDataModule):
         if self._joined:
             raise ConfigError(
                 f"accumulate_grad_batches={parts}: batches that hold rows of several tables are not made larger as a "
-                "whole. Raise their own numbers, and set --model.micro_batch to the number of samples that fit into "
-                "memory."
+                "whole. Raise their own numbers, and set --model.execution.micro_batch to the number of samples that "
+                "fit into memory."
             )
         self.batches, size = self._asked_for.in_parts(parts)
         self._accumulated = True
@@ -123,7 +130,7 @@ class SplitDataModule(LightningDataModule):
     def _require_expected_split(self) -> None:
         """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
         if self._expected is not None:
-            allowed = None if self._made else self.allow_changed
+            allowed = self.allow_changed or (None if self._made else False)  # arguments are easier to give back
             require_same(self._expected, self._identified(), self._identifying, allow_changed=allowed)
 
     def sampling(self) -> dict[str, Drawn]:

@@ -1,16 +1,18 @@
 """What a datamodule of image-text pairs and protected tasks is told: its classes, and its pairs."""
 
-from collections.abc import Iterable, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fcco_lightning.checks import at_least
-from fcco_lightning.data.datamodules.labelled import require_choice
+import pandas as pd
+
+from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.data.columns import listed
 from fcco_lightning.data.images import MOST_PIXELS, Images
 from fcco_lightning.data.pairs.reading import read_pairs
-from fcco_lightning.data.pairs.table import Captions
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -65,19 +67,41 @@ class Classes:
         """Classes that ``target``, ``protected`` and ``names`` mention."""
         return [*self.target, *(self.protected or []), *(self.names or {})]
 
-    @property
-    def prompts(self) -> list[str]:
-        """Templates of the prompts."""
-        return ["a photo of a {}."] if self.templates is None else self.templates
+    def prompts_of(self, name: str) -> list[str]:
+        """Return the prompts of a class."""
+        return self._filled(["a photo of a {}."] if self.templates is None else self.templates, name)
 
-    @property
-    def captions(self) -> list[str]:
-        """Templates of the captions."""
-        return self.prompts if self.caption_templates is None else self.caption_templates
+    def captions_of(self, name: str) -> list[str]:
+        """Return the captions of images of a class."""
+        return self.prompts_of(name) if self.caption_templates is None else self._filled(self.caption_templates, name)
 
-    def word(self, name: str) -> str:
-        """Return what a class is called in prompts and captions."""
-        return (self.names or {}).get(name, name)
+    def found_in(self, labels: Mapping[str, pd.Series]) -> tuple[list[str], list[str]]:
+        """Return the classes 0..C-1 and the protected ones among them.
+
+        Args:
+            labels: split -> labels of its images, as text; with "train".
+
+        Raises:
+            DataError: if no image is of a class that is mentioned, or the training images lack one.
+        """
+        known = self.known or sorted(labels["train"].unique())
+        present = sorted(set().union(*(column.unique() for column in labels.values())))
+        for name in [*known, *self.mentioned]:
+            if name not in present:
+                close = difflib.get_close_matches(name, present, n=1, cutoff=0.5)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise DataError(f"No labelled image is of class {name!r}.{hint} The classes are {listed(present)}.")
+        if len(known) < 2:
+            raise DataError(f"label={self.label!r} must have at least two classes, got {known}.")
+        others = [name for name in known if name not in self.target]
+        protected = others if self.protected is None else self.protected
+        absent = [name for name in [*self.target, *protected] if name not in known]
+        if absent:
+            raise DataError(f"The classes of the training images {listed(known)} lack {absent}.")
+        return known, protected
+
+    def _filled(self, templates: Sequence[str], name: str) -> list[str]:
+        return [template.replace("{}", (self.names or {}).get(name, name)) for template in templates]
 
 
 @dataclass(frozen=True)
@@ -115,7 +139,7 @@ class Pairs:
         at_least("pairs.most_pixels", self.most_pixels, 1)
         if self.limit is not None:
             at_least("pairs.limit", self.limit, 1)
-        require_choice("pairs.corrupt", self.corrupt, ("error", "skip"))
+        one_of("pairs.corrupt", self.corrupt, ("error", "skip"))
 
     @property
     def each(self) -> list[Any]:
@@ -128,7 +152,7 @@ class Pairs:
         shards = [isinstance(source, (str, Path)) and str(source).endswith(".tar") for source in pairs]
         return [list(pairs)] if shards and all(shards) else list(pairs)
 
-    def read(self, source: Any) -> tuple[Images | Sequence[Any], Captions]:
+    def read(self, source: Any) -> tuple[Images | Sequence[Any], Any]:
         """Return the images and the captions of one source."""
         return read_pairs(source, self.image_column, self.caption_column, allow_outside=self.allow_outside)
 

@@ -1,6 +1,6 @@
 """Image-text pairs to learn from, and labelled images of tasks that must not be forgotten, for Lightning."""
 
-import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
@@ -16,7 +16,7 @@ from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import ImageTable, image_transform
-from fcco_lightning.data.pairs import FilesIn, Joined, PairTable
+from fcco_lightning.data.pairs import FilesIn, PairTable
 from fcco_lightning.data.plans import BatchPlan, RowsOf
 from fcco_lightning.data.sampling import GroupSampling, Sampling, TwoDraws, UniformSampling, with_num_batches
 from fcco_lightning.data.splits import stratified_split
@@ -236,12 +236,12 @@ class ContinualCLIPDataModule(SplitDataModule):
         if not self._made:
             self._contents |= contents_of_images(images, what)
 
-    def _image_names(self, images: Any, rows: Tensor) -> list[str]:
+    def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
         """Return what tells images apart from others: their paths, or the contents of some that are no files."""
         files = images.images if isinstance(images, FilesIn) else images
         if isinstance(files, list):
-            return [str(files[row]) for row in rows.tolist()]
-        return [identity_of(files[int(row)]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
+            return [str(files[row]) for row in rows]
+        return [identity_of(files[row]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
         """Return which training images become pairs, given their classes ``y`` (n,)."""
@@ -254,33 +254,34 @@ class ContinualCLIPDataModule(SplitDataModule):
         require_filled(frame[self.classes.label], "label", "the labelled images")
         parts = self._parts(frame)
         labels = {name: text_of(part[self.classes.label]) for name, part in parts.items()}
-        self._class_names = self.classes.known or sorted(labels["train"].unique())
-        self._check_classes(labels)
-        numbers = {name: i for i, name in enumerate(self.task_names)} | dict.fromkeys(self.target_names, -1)
-        task_of = torch.tensor([numbers.get(name, -2) for name in self._class_names])
-        tables: dict[str, TensorTable] = {}
-        for name, part in parts.items():
-            y = _positions(labels[name], self._class_names)
-            known = (y >= 0).nonzero().flatten()
-            if len(known) == 0:
-                raise DataError(f"None of the {name} images is of the classes {listed(self._class_names)}.")
-            self.left_out[name] = len(y) - len(known)
-            rows = torch.tensor(part[ROW].tolist())[known]
-            self._rows[name] = part.drop(columns=ROW).iloc[known.tolist()].reset_index(drop=True)
-            shown = Joined([images], rows)
-            columns = {"y": y[known], "task": task_of[y[known]]}
-            tables[name] = ImageTable(
-                shown, columns, self._plain, corrupt=self.origin.corrupt, most_pixels=self.origin.most_pixels
-            )
-            if name == "train":
-                self._look_at(shown, "the labelled images")
-            self._digests[name] = digest_of([*self._image_names(images, rows), str(columns["y"].tolist())])
+        self._class_names, self.task_names = self.classes.found_in(labels)
+        tables: dict[str, TensorTable] = {
+            name: self._image_table(name, part, _positions(labels[name], self._class_names), images)
+            for name, part in parts.items()
+        }
         train = tables["train"]
         assert isinstance(train, ImageTable)  # noqa: S101  (made above)
         tables[_PAIRS] = self._pair_table(train)
-        self._class_tokens = self._prompts()
+        prompts = [self.classes.prompts_of(name) for name in self._class_names]
+        self._class_tokens = torch.stack([self._tokenizer(texts) for texts in prompts])
         self._check_tasks(train)
         self.tables = tables
+
+    def _image_table(self, name: str, part: pd.DataFrame, y: Tensor, images: Any) -> ImageTable:
+        """Return the images of a split whose classes ``y`` (n,) are known, -1 standing for the others."""
+        known = (y >= 0).nonzero().flatten()
+        if len(known) == 0:
+            raise DataError(f"None of the {name} images is of the classes {listed(self._class_names)}.")
+        self.left_out[name], y, kept = len(y) - len(known), y[known], part.iloc[known.tolist()]
+        self._rows[name] = kept.drop(columns=ROW).reset_index(drop=True)
+        shown: Any = Subset(images, kept[ROW].tolist())
+        if name == "train":
+            self._look_at(shown, "the labelled images")
+        self._digests[name] = digest_of([*self._image_names(images, shown.indices), str(y.tolist())])
+        numbers = {name: i for i, name in enumerate(self.task_names)} | dict.fromkeys(self.target_names, -1)
+        task_of = torch.tensor([numbers.get(name, -2) for name in self._class_names])
+        corrupt, most_pixels = self.origin.corrupt, self.origin.most_pixels
+        return ImageTable(shown, {"y": y, "task": task_of[y]}, self._plain, corrupt=corrupt, most_pixels=most_pixels)
 
     def _parts(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Return the rows of every split."""
@@ -300,35 +301,17 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _pair_table(self, train: ImageTable) -> PairTable:
         """Return the table of all pairs: those of ``pairs``, then the labelled ones."""
-        read = [self.pairs.read(source) for source in self.pairs.each]
-        for number, (images, _) in enumerate(read):
-            self._look_at(images, f"the images of pairs.sources[{number}]")
-        images, captions = Joined([images for images, _ in read]), Joined([captions for _, captions in read])
-        if self.pairs.limit is not None and self.pairs.limit < len(images):
-            drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.splits.seed))
-            rows = drawn[: self.pairs.limit].sort().values
-            images, captions = images.take(rows), captions.take(rows)
+        images, captions = self._read_pairs()
         chosen = self._pairs_of_classes(train.columns["y"])
-        of_class = [
-            [t.replace("{}", self.classes.word(name)) for t in self.classes.captions] for name in self._class_names
-        ]
-        images = Joined([images, Joined([train.images], chosen)])
-        captions = Joined([captions, [of_class[y] for y in train.columns["y"][chosen].tolist()]])
-        if len(images) == 0:
-            raise DataError(
-                f"There are no pairs to learn from: no pairs are given, and none of the training images is of the "
-                f"target classes {self.target_names}, or pairs.of_target is off. Pass pairs.sources, or name a target."
-            )
-        texts = [text for caption in captions for text in ([caption] if isinstance(caption, str) else caption)]
-        if len(images) > 1 and len(set(texts)) == 1:
-            raise DataError(
-                f"All {len(images)} pairs have the caption {texts[0]!r}: there is nothing to contrast. Pass more pairs "
-                "(pairs.sources), or several classes.caption_templates."
-            )
-        self._digests[_PAIRS] = digest_of([str(len(images)), *texts])
+        images.append(Subset(train.images, chosen.tolist()))
+        of_class = [self.classes.captions_of(name) for name in self._class_names]
+        captions.append([of_class[y] for y in train.columns["y"][chosen].tolist()])
+        self._check_captions(captions)
+        shown: Any = ConcatDataset(images)
+        texts: Any = ConcatDataset(captions)
         return PairTable(
-            images,
-            captions,
+            shown,
+            texts,
             self._random,
             self._tokenizer,
             seed=None if self.pairs.augment is False else self.seed,
@@ -337,24 +320,37 @@ class ContinualCLIPDataModule(SplitDataModule):
             most_pixels=self.pairs.most_pixels,
         )
 
-    def _prompts(self) -> Tensor:
-        texts = [t.replace("{}", self.classes.word(name)) for name in self._class_names for t in self.classes.prompts]
-        return self._tokenizer(texts).reshape(len(self._class_names), len(self.classes.prompts), -1)
+    def _read_pairs(self) -> tuple[list[Any], list[Any]]:
+        """Return the images and the captions of all sources, or of as many pairs as are wanted."""
+        images: list[Any] = []
+        captions: list[Any] = []
+        for number, source in enumerate(self.pairs.each):
+            of_source, texts = self.pairs.read(source)
+            self._look_at(of_source, f"the images of pairs.sources[{number}]")
+            images.append(of_source)
+            captions.append(texts)
+        size = sum(map(len, captions))
+        if self.pairs.limit is None or self.pairs.limit >= size:
+            return images, captions
+        drawn = torch.randperm(size, generator=torch.Generator().manual_seed(self.splits.seed))
+        rows = drawn[: self.pairs.limit].sort().values.tolist()
+        return [Subset(ConcatDataset(images), rows)], [Subset(ConcatDataset(captions), rows)]
 
-    def _check_classes(self, labels: Mapping[str, pd.Series]) -> None:
-        present = sorted(set().union(*(set(column.unique()) for column in labels.values())))
-        for name in [*self._class_names, *self.classes.mentioned]:
-            if name not in present:
-                close = difflib.get_close_matches(name, present, n=1, cutoff=0.5)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise DataError(f"No labelled image is of class {name!r}.{hint} The classes are {listed(present)}.")
-        if len(self._class_names) < 2:
-            raise DataError(f"label={self.classes.label!r} must have at least two classes, got {self._class_names}.")
-        others = [name for name in self._class_names if name not in self.target_names]
-        self.task_names = others if self.classes.protected is None else self.classes.protected
-        absent = [name for name in [*self.target_names, *self.task_names] if name not in self._class_names]
-        if absent:
-            raise DataError(f"The classes of the training images {listed(self._class_names)} lack {absent}.")
+    def _check_captions(self, captions: Sequence[Any]) -> None:
+        """Refuse pairs that nothing could be learnt from, and remember what the captions are."""
+        size, cells = sum(map(len, captions)), itertools.chain.from_iterable(captions)
+        if size == 0:
+            raise DataError(
+                f"There are no pairs to learn from: no pairs are given, and none of the training images is of the "
+                f"target classes {self.target_names}, or pairs.of_target is off. Pass pairs.sources, or name a target."
+            )
+        texts = [text for cell in cells for text in ([cell] if isinstance(cell, str) else cell)]
+        if size > 1 and len(set(texts)) == 1:
+            raise DataError(
+                f"All {size} pairs have the caption {texts[0]!r}: there is nothing to contrast. Pass more pairs "
+                "(pairs.sources), or several classes.caption_templates."
+            )
+        self._digests[_PAIRS] = digest_of([str(size), *texts])
 
     def _check_tasks(self, train: ImageTable) -> None:
         task = train.columns["task"]

@@ -8,11 +8,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, fraction
+from fcco_lightning.checks import at_least, fraction, one_of
 from fcco_lightning.data import digits as digit_images
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
-from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages, require_choice
+from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
+from fcco_lightning.data.images import PixelImages
 from fcco_lightning.data.sampling import GroupSampling, Sampling, UniformSampling
 from fcco_lightning.errors import ConfigError
 
@@ -90,7 +91,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        require_choice("stage", stage, ("pretrain", "continual"))
+        one_of("stage", stage, ("pretrain", "continual"))
         for name, share in {"rare": rare, "general": general}.items():
             if share != 0:
                 fraction(name, share)
@@ -127,10 +128,10 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
             for split, part in made.items()
         ]
         frame = pd.concat(frames, ignore_index=True)
-        images = digit_images.GreyImages(torch.cat([part.images for part in made.values()]))
+        images = PixelImages(torch.cat([part.images for part in made.values()]).numpy())
         return frame.assign(**{ROW: range(len(frame))}), images
 
-    def _image_names(self, images: Any, rows: Tensor) -> list[str]:  # noqa: ARG002  (all made from one seed)
+    def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:  # noqa: ARG002  (all made from one seed)
         return [str(self.digits)]
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:

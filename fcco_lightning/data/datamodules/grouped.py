@@ -7,17 +7,16 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from torch import Tensor
 
-from fcco_lightning.data.columns import listed, require_columns
-from fcco_lightning.data.datamodules.tables import TableDataModule
-from fcco_lightning.data.encoding import Encoding
+from fcco_lightning.data.columns import is_number, listed, require_columns
+from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import GroupSampling, Sampling
-from fcco_lightning.data.splits import Splits, grouped_split
+from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.errors import ConfigError, DataError
 
 
-class GroupedTabularDataModule(TableDataModule):
+class GroupedTabularDataModule(TabularDataModule):
     """A table whose rows form groups by the joint values of some columns, split, encoded and loaded group by group.
 
     Batches are dicts with ``x`` (B, d) float32, ``y`` (B,) int64 (float32 if the label is a number), ``group`` (B,)
@@ -29,19 +28,13 @@ class GroupedTabularDataModule(TableDataModule):
     training split.
 
     Args:
-        train: training table: path to .csv or .parquet, folder of ``datasets.save_to_disk``, hub id "owner/name:split",
-            DataFrame, ``datasets.Dataset`` or dict of columns.
+        train: training table, see :class:`TabularDataModule`.
         columns: what the columns of the table mean; the label is never a feature, but may define groups.
         groups: which columns define the groups.
-        test: test table, or None to hold out ``splits.test_fraction``.
         pool: tables appended to ``train`` before groups are decided and anything is split off.
-        splits: how the rows of every group are divided.
-        encoding: how columns become features.
         batches: how training batches are drawn.
-        eval_batch_size: number of rows in an evaluation batch of one process.
-        seed: seed of the training batches.
-        num_workers: number of worker processes of the training loader.
-        allow_changed: whether a checkpoint is continued although the training table was changed, with a warning.
+        **table: ``test``, ``splits`` and ``encoding``, see :class:`TabularDataModule`; ``seed``, ``eval_batch_size``,
+            ``num_workers`` and ``allow_changed``, see :class:`SplitDataModule`.
 
     Attributes:
         grouping: how rows become groups.
@@ -61,34 +54,18 @@ class GroupedTabularDataModule(TableDataModule):
         *,
         columns: Columns,
         groups: Groups,
-        test: str | Any | None = None,
         pool: list[str | Any] | None = None,
-        splits: Splits = Splits(),  # noqa: B008 - frozen
-        encoding: Encoding = Encoding(),  # noqa: B008
-        batches: Sampling = GroupSampling(),  # noqa: B008
-        eval_batch_size: int = 4096,
-        seed: int = 0,
-        num_workers: int = 0,
-        allow_changed: bool = False,
+        batches: Sampling = GroupSampling(),  # noqa: B008 - frozen
+        **table: Any,
     ) -> None:
-        pooled = {f"pool[{i}]": table for i, table in enumerate(pool or [])}
-        super().__init__(
-            {"train": train, **pooled, "test": test},
-            columns=columns,
-            splits=splits,
-            encoding=encoding,
-            batches=batches,
-            seed=seed,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            allow_changed=allow_changed,
-        )
+        super().__init__(train, columns=columns, batches=batches, **table)
         refuse_other_roles(columns)
-        if splits.whole is not None:
+        if self.splits.whole is not None:
             raise ConfigError(
-                f"splits.whole={splits.whole!r} does not go with groups, of which every split is to hold all. Use "
+                f"splits.whole={self.splits.whole!r} does not go with groups, of which every split is to hold all. Use "
                 "TabularDataModule, or divide the table before."
             )
+        self.sources |= {f"pool[{i}]": pooled for i, pooled in enumerate(pool or [])}
         self.groups, self.grouping = groups, groups.grouping()
         self.dropped: dict[str, int] = {}
 
@@ -117,25 +94,14 @@ class GroupedTabularDataModule(TableDataModule):
 
     def group_report(self) -> str:
         """Return a table of the groups: name, rows in each split, and with two classes the positives in training."""
-        sizes = self.group_sizes
-        columns = {"group": self.group_names} | {
-            name: [str(count) for count in counts.tolist()] for name, counts in sizes.items()
-        }
+        sizes = {name: counts.tolist() for name, counts in self.group_sizes.items()}
+        report = pd.DataFrame(sizes, index=pd.Index(self.group_names)).rename_axis(columns="group")
         if self.num_classes == 2:
             train = self._table("train").columns
             positives = torch.bincount(train["group"], weights=train["y"].double(), minlength=self.num_groups)
-            columns[f"{self.columns.label}={self.class_names[1]}"] = [
-                f"{share:.1%}" for share in positives / sizes["train"]
-            ]
-        widths = {name: max(len(name), *(len(cell) for cell in cells)) for name, cells in columns.items()}
-        first, *others = columns
-        lines = zip(*([name, *cells] for name, cells in columns.items()), strict=True)
-        return "\n".join(
-            "  ".join(
-                [f"{line[0]:<{widths[first]}}", *(f"{c:>{widths[n]}}" for n, c in zip(others, line[1:], strict=True))]
-            )
-            for line in lines
-        )
+            shares = positives / self.group_sizes["train"]
+            report[f"{self.columns.label}={self.class_names[1]}"] = [f"{share:.1%}" for share in shares]
+        return report.to_string()
 
     def _summary(self) -> str:
         sizes, names = self.group_sizes["train"], self.group_names
@@ -149,63 +115,45 @@ class GroupedTabularDataModule(TableDataModule):
             f", largest {int(sizes[high])} ({names[high]}); {left_out}.\n{super()._summary()}"
         )
 
-    def _group_names(self) -> list[str]:
-        return self.group_names
-
-    def _read_splits(self) -> dict[str, LabelledFrame]:
-        splits = self._divided()
-        require_all_classes(splits["train"].columns["y"], self.class_names, str(self.columns.label))
-        for name, split in splits.items():
-            warn_of_absent_groups(name, split.columns["group"], self.grouping.names)
-        return splits
-
-    def _divided(self) -> dict[str, LabelledFrame]:
-        frame = self._pooled()
-        where = "the train table" if len(self.sources) == 2 else "the train and pool tables"
-        self.labels.fit(frame, where)
-        self.grouping.fit(frame, self.groups.min_size, self.groups.small, where)
-        train = self._grouped(frame, "train", where)
-        if self.splits.test_fraction is None:
-            test = self._grouped(self._table_of("test"), "test", "the test table")
-        else:
-            train, test = self._held_out(train, self.splits.test_fraction, "test_fraction")
-        if not self.splits.val_fraction:
-            return {"train": train, "test": test}
-        train, val = self._held_out(train, self.splits.val_fraction, "val_fraction")
-        return {"train": train, "val": val, "test": test}
-
-    def _pooled(self) -> pd.DataFrame:
+    def _training_table(self) -> tuple[pd.DataFrame, str]:
         """Return the training table with the pooled ones below it."""
         frames = {name: self._table_of(name) for name in self.sources if name != "test"}
         train = frames["train"]
         for name, frame in frames.items():
             require_columns(frame, {"the column of train": [str(column) for column in train.columns]}, f"{name} table")
             for column in train.columns:
-                kinds = train[column].dtype, frame[column].dtype
-                numeric = [pd.api.types.is_numeric_dtype(k) and not pd.api.types.is_bool_dtype(k) for k in kinds]
-                if numeric[0] != numeric[1]:
+                if is_number(train[column].dtype) != is_number(frame[column].dtype):
                     raise DataError(
-                        f"Column {column!r} is {kinds[0]} in train but {kinds[1]} in {name}: numbers and text do not "
-                        f"go together. Repair it, or drop it from both tables."
+                        f"Column {column!r} is {train[column].dtype} in train but {frame[column].dtype} in {name}: "
+                        "numbers and text do not go together. Repair it, or drop it from both tables."
                     )
-        return pd.concat([frame[train.columns] for frame in frames.values()], ignore_index=True)
+        where = "the train table" if len(frames) == 1 else "the train and pool tables"
+        return pd.concat([frame[train.columns] for frame in frames.values()], ignore_index=True), where
 
-    def _grouped(self, frame: pd.DataFrame, name: str, where: str) -> LabelledFrame:
-        """Take labels, groups and features out of ``frame``, without the rows of no group."""
-        columns = self.labels.read(frame, where)
-        features = self.labels.features(frame, where, () if self.groups.as_features else self.grouping.columns)
-        group = self.grouping.assign(frame, where)
+    def _fit(self, table: pd.DataFrame, where: str) -> None:
+        super()._fit(table, where)
+        self.grouping.fit(table, where)
+
+    def _labelled(self, table: pd.DataFrame, name: str, where: str) -> LabelledFrame:
+        """Take labels, groups and features out of ``table``, without the rows of no group."""
+        columns = self.labels.read(table, where)
+        features = self.labels.features(table, where, () if self.groups.as_features else self.grouping.columns)
+        group = self.grouping.assign(table, where)
         known = (group >= 0).nonzero().flatten()
         self.dropped[name] = len(group) - len(known)
         if len(known) == 0:
             raise DataError(f"No row of {where} belongs to one of train's groups {listed(self.grouping.names)}.")
-        return LabelledFrame(features, columns | {"group": group}, frame).take(known)
+        return LabelledFrame(features, columns | {"group": group}, table).take(known)
 
     def _held_out(self, split: LabelledFrame, share: float, argument: str) -> tuple[LabelledFrame, LabelledFrame]:
-        rest, held = grouped_split(
-            split.columns["group"], self.grouping.names, share, self.splits.seed, f"splits.{argument}"
-        )
+        group, names = split.columns["group"], self.grouping.names
+        rest, held = grouped_split(group, names, share, self.splits.seed, f"splits.{argument}")
         return split.take(rest), split.take(held)
+
+    def _check(self, splits: dict[str, LabelledFrame]) -> None:
+        require_all_classes(splits["train"].columns["y"], self.class_names, str(self.columns.label))
+        for name, split in splits.items():
+            warn_of_absent_groups(name, split.columns["group"], self.grouping.names)
 
 
 def refuse_other_roles(columns: Columns) -> None:

@@ -5,16 +5,15 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from fcco_lightning.data.cifar import PixelImages
 from fcco_lightning.data.columns import listed
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.grouped import refuse_other_roles, require_all_classes, warn_of_absent_groups
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, imbalanced, parts_of
 from fcco_lightning.data.fingerprint import contents_of, contents_of_images, fingerprint
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.images import ImageColumn, ImageTable, ImageTransform
+from fcco_lightning.data.images import ImageTable, ImageTransform
 from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
 from fcco_lightning.data.sampling import GroupSampling, RepeatedSampling, Sampling
@@ -97,7 +96,7 @@ class GroupedImageDataModule(SplitDataModule):
         self.labels, self.groups, self.grouping = Labels(columns), groups, groups.grouping()
         self._plain, self._random = transform.plain(), transform.random()
         self.dropped: dict[str, int] = {}
-        self._images: list[str] | ImageColumn | PixelImages = []
+        self._images: Any = []
         self._evaluated: dict[str, ImageTable] = {}
         self._unseen: list[str] = []
 
@@ -212,7 +211,7 @@ class GroupedImageDataModule(SplitDataModule):
 
     def _fit(self, frame: pd.DataFrame, where: str) -> None:
         self.labels.fit(frame, where)
-        self.grouping.fit(frame, self.groups.min_size, self.groups.small, where)
+        self.grouping.fit(frame, where)
 
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.Series:
         """Return the name of every row's combination, whether it is a group or not."""
@@ -239,9 +238,8 @@ class GroupedImageDataModule(SplitDataModule):
         return split.take(rest), split.take(held)
 
     def _image_table(self, split: LabelledFrame, *, random: bool) -> ImageTable:
-        images, rows = self._images, torch.tensor(split.features[ROW].tolist(), dtype=torch.int64)
         return ImageTable(
-            [images[row] for row in rows.tolist()] if isinstance(images, list) else images.take(rows),
+            Subset(self._images, split.features[ROW].tolist()),
             split.columns,
             self._random if random else self._plain,
             seed=self.seed if random else None,

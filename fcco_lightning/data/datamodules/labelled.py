@@ -1,20 +1,19 @@
 """Where labelled images come from, and how their rows become splits: what the datamodules of images share."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data import layouts
-from fcco_lightning.data.cifar import PixelImages, cifar
+from fcco_lightning.data.cifar import cifar
 from fcco_lightning.data.columns import listed, require_filled, text_of
-from fcco_lightning.data.images import MOST_PIXELS, ImageColumn, read_image_dataset
+from fcco_lightning.data.images import MOST_PIXELS, ImageColumn, PixelImages, read_image_dataset
 from fcco_lightning.data.sources import is_hub_id
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -22,7 +21,7 @@ ROW = "position among the images"
 """A column of every frame read here."""
 
 PARTS = ("train", "val", "id_val", "id_test", "test")
-LAYOUTS = ("folder", "celeba", "camelyon17", "bdd100k", "cifar", "datasets")
+Layout = Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "datasets"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class LabelledImages:
         ConfigError: if the layout is none of these, or has no root or source where it needs one.
     """
 
-    layout: Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "datasets"] = "folder"
+    layout: Layout = "folder"
     root: str | None = None
     source: Any | None = None
     metadata: str = "metadata.csv"
@@ -60,13 +59,13 @@ class LabelledImages:
 
     def __post_init__(self) -> None:
         at_least("images.most_pixels", self.most_pixels, 1)
-        if self.layout not in LAYOUTS:
-            known = ", ".join(repr(name) for name in LAYOUTS[:-1])
+        if self.layout not in get_args(Layout):
+            known = ", ".join(map(repr, get_args(Layout)))
             raise ConfigError(
-                f"layout must be {known} or 'datasets', got {self.layout!r}. Any other folder of images becomes "
-                "'folder' with a metadata.csv of files and labels."
+                f"layout must be one of {known}, got {self.layout!r}. Any other folder of images becomes 'folder' with "
+                "a metadata.csv of files and labels."
             )
-        require_choice("images.corrupt", self.corrupt, ("error", "blank", "skip"))
+        one_of("images.corrupt", self.corrupt, ("error", "blank", "skip"))
         needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
         if getattr(self, needed) is None or getattr(self, other) is not None:
             raise ConfigError(f"layout={self.layout!r} needs {needed}, and no {other}.")
@@ -79,18 +78,17 @@ class LabelledImages:
     def read(self) -> tuple[pd.DataFrame, list[str] | ImageColumn | PixelImages]:
         """Return the columns of all samples with :data:`ROW` (their positions among the images), and the images."""
         images: list[str] | ImageColumn | PixelImages
+        root = self.root or ""
         if self.layout == "datasets":
             frame, images = read_image_dataset(self.source, self.image_column)
+        elif self.layout == "cifar":
+            frame, images = cifar(root)
+        elif self.layout == "folder":
+            frame = layouts.folder(root, self.metadata, self.file_column, allow_outside=self.allow_outside)
+            images = frame.pop("file").tolist()
         else:
-            assert self.root is not None  # noqa: S101  (__post_init__)
-            if self.layout == "cifar":
-                frame, images = cifar(self.root)
-                return frame.assign(**{ROW: np.arange(len(frame))}), images
-            if self.layout == "folder":
-                frame = layouts.folder(self.root, self.metadata, self.file_column, allow_outside=self.allow_outside)
-            else:
-                readers = {"celeba": layouts.celeba, "camelyon17": layouts.camelyon17, "bdd100k": layouts.bdd100k}
-                frame = readers[self.layout](self.root)
+            readers = {"celeba": layouts.celeba, "camelyon17": layouts.camelyon17, "bdd100k": layouts.bdd100k}
+            frame = readers[self.layout](root)
             images = frame.pop("file").tolist()
         return frame.assign(**{ROW: np.arange(len(frame))}), images
 
@@ -119,7 +117,18 @@ class ImageSplits:
     imbalance: float | None = None
 
     def __post_init__(self) -> None:
-        checked_fractions(self.fractions, self.by)
+        one_of("splits.by", self.by, ("column", "fractions"))
+        if self.fractions is not None and self.by == "column":
+            raise ConfigError(
+                f"splits.fractions={self.fractions!r} goes with splits.by='fractions' only. Leave it out, or set that."
+            )
+        shares = self.shares
+        possible = len(shares) == 3 and shares[0] > 0 and shares[1] >= 0 and shares[2] > 0
+        if not possible or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+            raise ConfigError(
+                "splits.fractions must be the shares of training (> 0), validation (>= 0) and test (> 0), of sum 1, "
+                f"got {list(shares)}."
+            )
         if self.imbalance is not None and not 0 < self.imbalance < 1:
             raise ConfigError(
                 f"splits.imbalance must be a share of positives in (0, 1), got {self.imbalance!r}; 0.01 leaves one "
@@ -130,9 +139,9 @@ class ImageSplits:
             at_least("splits.limit", self.limit, 1)
 
     @property
-    def shares(self) -> tuple[float, float, float]:
+    def shares(self) -> tuple[float, ...]:
         """Shares of training, validation and test."""
-        return checked_fractions(self.fractions, self.by)
+        return (0.8, 0.1, 0.1) if self.fractions is None else tuple(self.fractions)
 
 
 def imbalanced(y: Tensor, share: float, seed: int) -> Tensor:
@@ -190,30 +199,3 @@ def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict
         )
     limit = len(frame) if limit is None else limit
     return {name: frame[split == name].head(limit).reset_index(drop=True) for name in PARTS if name in found}
-
-
-def checked_fractions(fractions: list[float] | None, by: str) -> tuple[float, float, float]:
-    """Return the shares of training, validation and test; None stands for 0.8, 0.1, 0.1.
-
-    Raises:
-        ConfigError: if they are no shares, or given although ``by`` is not "fractions".
-    """
-    require_choice("splits.by", by, ("column", "fractions"))
-    if fractions is not None and by == "column":
-        raise ConfigError(
-            f"splits.fractions={fractions!r} goes with splits.by='fractions' only. Leave it out, or set that."
-        )
-    shares = [0.8, 0.1, 0.1] if fractions is None else list(fractions)
-    possible = len(shares) == 3 and shares[0] > 0 and shares[1] >= 0 and shares[2] > 0
-    if not possible or not math.isclose(sum(shares), 1, abs_tol=1e-6):
-        raise ConfigError(
-            "splits.fractions must be the shares of training (> 0), validation (>= 0) and test (> 0), of sum 1, got "
-            f"{shares}."
-        )
-    return shares[0], shares[1], shares[2]
-
-
-def require_choice(name: str, given: str, known: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` if ``given`` is not one of ``known``."""
-    if given not in known:
-        raise ConfigError(f"{name} must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, got {given!r}.")

@@ -25,10 +25,7 @@ class TensorDataModule(SplitDataModule):
         batches: how training batches are drawn.
         other_batches: part -> how it is drawn; its epochs are as long as those of the training split.
         num_groups: number of groups (the column ``group``), if there are any.
-        eval_batch_size: number of rows in an evaluation batch of one process.
-        seed: seed of the training batches.
-        num_workers: number of worker processes of the training loader.
-        allow_changed: whether a checkpoint is continued although the training split was changed, with a warning.
+        **loading: ``seed``, ``eval_batch_size``, ``num_workers`` and ``allow_changed``, see :class:`SplitDataModule`.
 
     Raises:
         ConfigError: if ``others`` and ``other_batches`` do not name the same parts.
@@ -45,18 +42,9 @@ class TensorDataModule(SplitDataModule):
         batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
         other_batches: Mapping[str, Sampling] | None = None,
         num_groups: int | None = None,
-        eval_batch_size: int = 4096,
-        seed: int = 0,
-        num_workers: int = 0,
-        allow_changed: bool = False,
+        **loading: Any,
     ) -> None:
-        super().__init__(
-            batches=batches,
-            seed=seed,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            allow_changed=allow_changed,
-        )
+        super().__init__(batches=batches, **loading)
         missing = {"train", "test"} - splits.keys()
         if missing:
             raise DataError(f"splits must hold 'train' and 'test', got {sorted(splits)}.")
@@ -99,10 +87,9 @@ class TensorDataModule(SplitDataModule):
         return self._others[name] if name in self._others else super()._table(name)
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
-        plan = self.batches.plan(self._table("train").columns, self.seed, world_size)
-        plans = self._drawn("target", "train", self.batches, plan)
+        plans = super()._plans(world_size)
         for number, (name, sampling) in enumerate(self.other_batches.items(), 1):
-            paced = with_num_batches(sampling, plan.num_batches)
+            paced = with_num_batches(sampling, plans["target"][1].num_batches)
             # A seed of its own: from the same one the draws of two parts would not be independent.
             other = paced.plan(self._table(name).columns, self.seed + 7919 * number, world_size)
             plans |= self._drawn(name, name, paced, other)

@@ -5,18 +5,20 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch.utils.data import ConcatDataset
 
 from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.images import ImageColumn, Images
-from fcco_lightning.data.pairs.table import CaptionColumn, Captions, FilesIn, Joined
-from fcco_lightning.data.sources import is_hub_id
+from fcco_lightning.data.pairs.table import CaptionColumn, FilesIn
+from fcco_lightning.data.sources import is_hub_id, open_dataset
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
@@ -37,7 +39,7 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 def read_pairs(
     source: Any, image_column: str | None = None, caption_column: str | None = None, *, allow_outside: bool = False
-) -> tuple[Images | Sequence[Any], Captions]:
+) -> tuple[Images | Sequence[Any], Any]:
     """Read image-text pairs without decoding an image.
 
     Args:
@@ -53,20 +55,22 @@ def read_pairs(
         allow_outside: whether a table may name files outside of the folder that it lies in.
 
     Returns:
-        The images and the captions of the same n >= 1 pairs.
+        The images and the captions of the same n >= 1 pairs, both by position; a caption is a text, or several of which
+        one is drawn at a time.
 
     Raises:
         DataError: if the source is missing, unreadable or empty, if a column is missing or cannot be found, or if a
             caption is missing or empty, naming its row; or if a file lies outside of the table's folder.
     """
-    images, captions = _read(source, image_column, caption_column, allow_outside)
+    reader = _Reader(source, image_column, caption_column, allow_outside)
+    images, captions = reader.read()
     if len(captions) == 0:
-        raise DataError(f"pairs={_short(source)} has no rows.")
-    require_captions(captions, f"pairs={_short(source)}")
+        raise DataError(f"{reader.where} has no rows.")
+    require_captions(captions, reader.where)
     return images, captions
 
 
-def require_captions(captions: Captions, where: str) -> None:
+def require_captions(captions: Any, where: str) -> None:
     """Raise :class:`DataError` naming the first row without a caption, if there is one."""
     wrong = [i for i, caption in enumerate(captions) if not _is_caption(caption)]
     if wrong:
@@ -82,90 +86,134 @@ def _is_caption(caption: Any) -> bool:
     return isinstance(caption, Sequence) and len(caption) > 0 and all(isinstance(c, str) and c.strip() for c in caption)
 
 
-def _read(source: Any, image: str | None, caption: str | None, outside: bool) -> tuple[Any, Captions]:
-    if isinstance(source, (list, tuple)):
-        return _from_files(source, image, caption, outside)
-    if not isinstance(source, (str, PathLike)):
-        return _from_dataset(source, image, caption, source)
-    path = Path(source)
-    if path.is_dir():
-        metadata = next((name for name in _METADATA if _has_table(path, name)), None)
-        if metadata is not None:
-            return _from_folder(path, metadata, image, caption, outside)
-        return _from_dataset(_loaded(lambda d: d.load_from_disk(str(path)), source), image, caption, source)
-    if is_hub_id(str(source)) and path.suffix.lower() not in _KINDS:
-        name, _, split = str(source).partition(":")
-        return _from_dataset(
-            _loaded(lambda d: d.load_dataset(name, split=split or "train"), source), image, caption, source
-        )
-    return _from_files([source], image, caption, outside)
+@dataclass(frozen=True)
+class _Reader:
+    """A source of pairs with the names of its columns, None where they are to be found, and where its files may lie."""
 
+    source: Any
+    image: str | None
+    caption: str | None
+    outside: bool
 
-def _has_table(folder: Path, name: str) -> bool:
-    return (folder / name).is_file() or (folder / "train" / name).is_file()
+    @property
+    def where(self) -> str:
+        """The source, for messages."""
+        return f"pairs={_short(self.source)}"
 
+    def read(self) -> tuple[Any, Any]:
+        source = self.source
+        if isinstance(source, (list, tuple)):
+            return self._files(source)
+        if not isinstance(source, (str, PathLike)):
+            return self._dataset(source)
+        path = Path(source)
+        for name in _METADATA:
+            if (path / name).is_file() or (path / "train" / name).is_file():
+                return self._folder(path, name)
+        if path.is_dir() or (is_hub_id(str(source)) and path.suffix.lower() not in _KINDS):
+            return self._dataset(open_dataset(str(source), "pairs", ACCEPTED))
+        return self._files([source])
 
-def _from_folder(
-    folder: Path, metadata: str, image: str | None, caption: str | None, outside: bool
-) -> tuple[FilesIn, list[Any]]:
-    frame = layouts.folder(folder, metadata, image or "file_name", allow_outside=outside)
-    if "split" in frame and not (folder / metadata).is_file():
-        frame = frame[frame["split"] == "train"]
-    name = _resolved_column(
-        list(frame.columns.drop("file")), caption, _CAPTION_NAMES, "caption_column", f"'{folder / metadata}'"
-    )
-    return FilesIn(frame["file"].tolist(), folder), _cells(frame[name])
+    def _folder(self, folder: Path, metadata: str) -> tuple[FilesIn, list[Any]]:
+        frame = layouts.folder(folder, metadata, self.image or "file_name", allow_outside=self.outside)
+        if "split" in frame and not (folder / metadata).is_file():
+            frame = frame[frame["split"] == "train"]
+        caption = self._caption_among(list(frame.columns.drop("file")), f"'{folder / metadata}'")
+        return FilesIn(frame["file"].tolist(), folder), _cells(frame[caption])
 
+    def _files(self, patterns: Sequence[Any]) -> tuple[Any, Any]:
+        paths = [path for pattern in patterns for path in _expanded(pattern)]
+        kinds = {Path(path).suffix.lower() for path in paths}
+        if len(kinds) != 1 or not kinds <= _KINDS:
+            raise DataError(f"{self.where} are files of the kinds {sorted(kinds)}. Accepted are {ACCEPTED}.")
+        readers = {".csv": self._csvs, ".tar": self._shards}
+        return readers.get(kinds.pop(), self._columnar)(paths)
 
-def _from_files(source: Sequence[Any], image: str | None, caption: str | None, outside: bool) -> tuple[Any, Captions]:
-    paths = [path for pattern in source for path in _expanded(pattern)]
-    kinds = {Path(path).suffix.lower() for path in paths}
-    if len(kinds) != 1 or not kinds <= _KINDS:
-        raise DataError(f"pairs={_short(source)} are files of the kinds {sorted(kinds)}. Accepted are {ACCEPTED}.")
-    kind = kinds.pop().removeprefix(".")
-    folder = Path(paths[0]).parent
-    if kind == "csv":
-        parts = [_from_csv(Path(path), image, caption, outside) for path in paths]
-        return Joined([images for images, _ in parts]), Joined([captions for _, captions in parts])
-    if kind == "tar":
-        return _from_shards(paths, image, caption, source)
-    if kind == "arrow":
-        read = _loaded(lambda d: d.concatenate_datasets([d.Dataset.from_file(path) for path in paths]), source)
-    else:
-        read = _loaded(lambda d: d.load_dataset("parquet", data_files=paths, split="train"), source)
-    images, captions = _from_dataset(read, image, caption, source)
-    folders = {Path(path).parent for path in paths}
-    if len(folders) > 1 and isinstance(images[0], str) and not Path(images[0]).is_absolute():
-        raise DataError(
-            f"pairs={_short(source)} lie in {len(folders)} folders and name their images by relative paths, such as "
-            f"{images[0]!r}. Give a source for each folder."
-        )
-    return FilesIn(images, folder, allow_outside=outside), captions
+    def _columnar(self, paths: list[str]) -> tuple[FilesIn, CaptionColumn]:
+        """Read files of ``datasets`` or .parquet, whose images may be paths."""
+        if Path(paths[0]).suffix.lower() == ".arrow":
+            read = self._loaded(lambda d: d.concatenate_datasets([d.Dataset.from_file(path) for path in paths]))
+        else:
+            read = self._loaded(lambda d: d.load_dataset("parquet", data_files=paths, split="train"))
+        images, captions = self._dataset(read)
+        folders = {Path(path).parent for path in paths}
+        if len(folders) > 1 and isinstance(images[0], str) and not Path(images[0]).is_absolute():
+            raise DataError(
+                f"{self.where} lie in {len(folders)} folders and name their images by relative paths, such as "
+                f"{images[0]!r}. Give a source for each folder."
+            )
+        return FilesIn(images, Path(paths[0]).parent, allow_outside=self.outside), captions
 
+    def _shards(self, paths: list[str]) -> tuple[ImageColumn, CaptionColumn]:
+        """Read webdataset shards through the builder of ``datasets``, and of each sample only what is needed."""
+        import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
-def _from_shards(
-    paths: list[str], image: str | None, caption: str | None, source: Any
-) -> tuple[ImageColumn, CaptionColumn]:
-    """Read webdataset shards through the builder of ``datasets``, and of each sample only what is needed."""
-    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+        sample = _first_sample(paths[0])
+        fields = sample.get("json")
+        values = {f"json.{key}": value for key, value in fields.items()} if isinstance(fields, dict) else {}
+        image, caption = self._image_among(list(sample)), self._caption_among([*sample, *values])
+        text: Any = datasets.Value("string")
+        if isinstance(values.get(caption), list):
+            text = [text]
+        # Told to the builder, because it infers types from five samples and then fails where a later one has another.
+        name, _, field = caption.partition(".") if caption in values else (caption, "", "")
+        features = datasets.Features({image: datasets.Image(), name: {field: text} if field else text})
+        # Under the key "train": a name like "test-000.tar" would otherwise become a split of that name.
+        files = {"train": paths}
+        read = self._loaded(lambda d: d.load_dataset("webdataset", data_files=files, split="train", features=features))
+        return ImageColumn(read, image), CaptionColumn(read, caption)
 
-    sample = _first_sample(paths[0])
-    fields = sample.get("json")
-    values = {f"json.{key}": value for key, value in fields.items()} if isinstance(fields, dict) else {}
-    where = f"pairs={_short(source)}"
-    image = _resolved_column(list(sample), image, _IMAGE_NAMES, "image_column", where)
-    caption = _resolved_column([*sample, *values], caption, _CAPTION_NAMES, "caption_column", where)
-    text: Any = datasets.Value("string")
-    if isinstance(values.get(caption), list):
-        text = [text]
-    # Told to the builder, because it infers types from five samples and then fails where a later one has another.
-    name, _, field = caption.partition(".") if caption in values else (caption, "", "")
-    features = datasets.Features({image: datasets.Image(), name: {field: text} if field else text})
-    # Under the key "train": a name like "test-000.tar" would otherwise become a split of that name.
-    read = _loaded(
-        lambda d: d.load_dataset("webdataset", data_files={"train": paths}, split="train", features=features), source
-    )
-    return ImageColumn(read, image), CaptionColumn(read, caption)
+    def _csvs(self, paths: list[str]) -> tuple[Any, list[Any]]:
+        parts = [self._csv(Path(path)) for path in paths]
+        images: list[Any] = [files for files, _ in parts]
+        return ConcatDataset(images), [text for _, captions in parts for text in captions]
+
+    def _csv(self, path: Path) -> tuple[FilesIn, list[Any]]:
+        try:
+            frame = pd.read_csv(path, skipinitialspace=True)
+        except (OSError, ValueError) as error:
+            raise DataError(f"pairs: '{path}' cannot be read: {error}.") from error
+        columns = [str(name) for name in frame.columns]
+        image, caption = self._image_among(columns, f"'{path}'"), self._caption_among(columns, f"'{path}'")
+        if frame[image].isna().any():
+            raise DataError(f"pairs: '{path}' must name a file in every row of {image!r}.")
+        files = frame[image].astype(str).tolist()
+        if not self.outside:
+            layouts.require_inside(path.parent, files, f"pairs: '{path}'")
+        return FilesIn(files, path.parent), _cells(frame[caption])
+
+    def _dataset(self, dataset: Any) -> tuple[ImageColumn, CaptionColumn]:
+        import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+        if isinstance(dataset, datasets.DatasetDict):
+            if "train" not in dataset:
+                raise DataError(f"{self.where} has the splits {sorted(dataset)}, none of them 'train'. Pass one.")
+            dataset = dataset["train"]
+        if not isinstance(dataset, datasets.Dataset):
+            raise DataError(f"pairs is a {type(dataset).__name__}. Accepted are {ACCEPTED}.")
+        names = list(dataset.column_names)
+        pictures = [name for name in names if isinstance(dataset.features[name], datasets.Image)]
+        only = pictures[0] if self.image is None and len(pictures) == 1 else None
+        fields = [f"{name}.{field}" for name in names for field in _fields(dataset, name)]
+        image = only or self._image_among(names)
+        return ImageColumn(dataset, image), CaptionColumn(dataset, self._caption_among(names + fields))
+
+    def _image_among(self, columns: Sequence[str], where: str | None = None) -> str:
+        return _resolved_column(columns, self.image, _IMAGE_NAMES, "image_column", where or self.where)
+
+    def _caption_among(self, columns: Sequence[str], where: str | None = None) -> str:
+        return _resolved_column(columns, self.caption, _CAPTION_NAMES, "caption_column", where or self.where)
+
+    def _loaded(self, load: Callable[[Any], Any]) -> Any:
+        import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+
+        try:
+            return load(datasets)
+        except Exception as error:  # builders fail with whatever the format behind them raises
+            cause = error.__cause__ or error
+            raise DataError(
+                f"{self.where} cannot be read by datasets: {type(cause).__name__}: {cause}. Accepted are {ACCEPTED}."
+            ) from error
 
 
 def _first_sample(path: str) -> dict[str, Any]:
@@ -186,42 +234,6 @@ def _first_sample(path: str) -> dict[str, Any]:
     except (OSError, tarfile.TarError, ValueError) as error:
         raise DataError(f"pairs: '{path}' is not a readable shard: {type(error).__name__}: {error}.") from error
     return sample
-
-
-def _from_csv(path: Path, image: str | None, caption: str | None, outside: bool) -> tuple[FilesIn, list[Any]]:
-    try:
-        frame = pd.read_csv(path, skipinitialspace=True)
-    except (OSError, ValueError) as error:
-        raise DataError(f"pairs: '{path}' cannot be read: {error}.") from error
-    columns = [str(name) for name in frame.columns]
-    images = _resolved_column(columns, image, _IMAGE_NAMES, "image_column", f"'{path}'")
-    captions = _resolved_column(columns, caption, _CAPTION_NAMES, "caption_column", f"'{path}'")
-    if frame[images].isna().any():
-        raise DataError(f"pairs: '{path}' must name a file in every row of {images!r}.")
-    files = frame[images].astype(str).tolist()
-    if not outside:
-        layouts.require_inside(path.parent, files, f"pairs: '{path}'")
-    return FilesIn(files, path.parent), _cells(frame[captions])
-
-
-def _from_dataset(dataset: Any, image: str | None, caption: str | None, source: Any) -> tuple[ImageColumn, Captions]:
-    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
-
-    if isinstance(dataset, datasets.DatasetDict):
-        if "train" not in dataset:
-            raise DataError(f"pairs={_short(source)} has the splits {sorted(dataset)}, none of them 'train'. Pass one.")
-        dataset = dataset["train"]
-    if not isinstance(dataset, datasets.Dataset):
-        raise DataError(f"pairs is a {type(dataset).__name__}. Accepted are {ACCEPTED}.")
-    where = f"pairs={_short(source)}"
-    names = list(dataset.column_names)
-    pictures = [name for name in names if isinstance(dataset.features[name], datasets.Image)]
-    if image is None and len(pictures) == 1:
-        image = pictures[0]
-    fields = [f"{name}.{field}" for name in names for field in _fields(dataset, name)]
-    images = _resolved_column(names, image, _IMAGE_NAMES, "image_column", where)
-    captions = _resolved_column(names + fields, caption, _CAPTION_NAMES, "caption_column", where)
-    return ImageColumn(dataset, images), CaptionColumn(dataset, captions)
 
 
 def _fields(dataset: Any, name: str) -> list[str]:
@@ -269,19 +281,6 @@ def _expanded(pattern: Any) -> list[str]:
             f"pairs={text!r}: no such file or folder (working directory: {Path.cwd()}). Accepted are {ACCEPTED}."
         )
     return paths
-
-
-def _loaded(load: Callable[[Any], Any], source: Any) -> Any:
-    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
-
-    try:
-        return load(datasets)
-    except Exception as error:  # builders fail with whatever the format behind them raises
-        cause = error.__cause__ or error
-        raise DataError(
-            f"pairs={_short(source)} cannot be read by datasets: {type(cause).__name__}: {cause}. Accepted are "
-            f"{ACCEPTED}."
-        ) from error
 
 
 def _short(source: Any) -> str:

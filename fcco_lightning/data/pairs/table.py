@@ -1,11 +1,9 @@
-"""The table that hands out images with their captions, and the sequences that it is made of."""
+"""The table that hands out images with their captions, and what it can be made of."""
 
-import itertools
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -16,25 +14,13 @@ from fcco_lightning.data.layouts import require_inside
 from fcco_lightning.errors import DataError
 
 
-class Captions(Protocol):
-    """The captions of n images by position, and one after the other: a list, or a column of a data set.
-
-    A caption is a text, or several of which one is drawn at a time.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int, /) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 class PairTable(ImageTable):
     """Images with captions: samples have ``x`` (3, H, W) float32, ``text`` (L,) int64 and ``index``.
 
     Args:
         images: n images, see :class:`ImageTable`.
-        captions: n captions; where one is a list of texts, one is drawn by (caption_seed, epoch, position).
+        captions: n captions by position, each a text, or several texts of which one is drawn by (caption_seed, epoch,
+            position).
         transform: PIL image in RGB -> float32 tensor of shape (3, H, W).
         tokenizer: list of k texts -> tokens (k, L), int64.
         seed: what random transforms depend on, with the epoch and the position; None for transforms that draw nothing.
@@ -59,7 +45,7 @@ class PairTable(ImageTable):
     def __init__(
         self,
         images: Images | Sequence[Any],
-        captions: Captions,
+        captions: Images | Sequence[Any],
         transform: Callable[[Any], Tensor],
         tokenizer: Callable[[list[str]], Tensor],
         *,
@@ -99,44 +85,6 @@ class PairTable(ImageTable):
 
     def _columns_of(self, rows: Sequence[int]) -> dict[str, Tensor]:
         return {**super()._columns_of(rows), "text": self.tokenizer([self.caption(i) for i in rows])}
-
-
-class Joined:
-    """Several sequences one behind the other, or some of their members.
-
-    Args:
-        parts: the sequences.
-        rows: positions among all their members, shape (n,), int64; None for all of them.
-
-    Example:
-        >>> import torch
-        >>> joined = Joined([["a", "b"], ["c"]])
-        >>> list(joined), list(joined.take(torch.tensor([2, 0])))
-        (['a', 'b', 'c'], ['c', 'a'])
-    """
-
-    def __init__(self, parts: Sequence[Any], rows: Tensor | None = None) -> None:
-        self.parts, self.rows = list(parts), rows
-        self._ends = list(itertools.accumulate(len(part) for part in self.parts))
-
-    def __len__(self) -> int:
-        return (self._ends[-1] if self._ends else 0) if self.rows is None else len(self.rows)
-
-    def __getitem__(self, i: int) -> Any:
-        at = i if self.rows is None else int(self.rows[i])
-        if not 0 <= at < (self._ends[-1] if self._ends else 0):
-            raise IndexError(f"position {i} of {len(self)}")
-        part = bisect_right(self._ends, at)
-        return self.parts[part][at - (self._ends[part - 1] if part else 0)]
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.rows is None:
-            return itertools.chain.from_iterable(self.parts)
-        return (self[i] for i in range(len(self)))
-
-    def take(self, rows: Tensor) -> "Joined":
-        """Return the members at ``rows``, in that order."""
-        return Joined(self.parts, rows if self.rows is None else self.rows[rows])
 
 
 class CaptionColumn:

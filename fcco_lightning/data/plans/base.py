@@ -5,14 +5,12 @@ and always holds the same batches.
 """
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
@@ -153,19 +151,6 @@ class BatchPlan(ABC):
         mixed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
         return torch.Generator().manual_seed(int(mixed))
 
-    def generators(self, epoch: int) -> tuple[torch.Generator, torch.Generator]:
-        """Return the generator of what is in every batch (its bags, queries or labels), and that of the rows of them.
-
-        A second draw chooses as the first one does.  For the first draw the two are one: all choices of an epoch are
-        made before any row is drawn.
-        """
-        own = self.generator(epoch)
-        if not self.stream:
-            return own, own
-        first = copy.copy(self)
-        first.stream = 0
-        return first.generator(epoch), own
-
     def _checked(self, counts: Tensor) -> Tensor:
         sizes, counts = self._stratum_sizes(), counts.cpu().long()
         if counts.shape != sizes.shape or bool(((counts < 0) | (counts > sizes)).any()):
@@ -193,21 +178,6 @@ class Drawn(NamedTuple):
     plan: BatchPlan
 
 
-def cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield ``size`` of ``rows`` at a time for ever, one shuffled pass after another."""
-    left = rows[:0]
-    while True:
-        take, left = left[:size], left[size:]
-        while len(take) < size:
-            fresh = rows[torch.randperm(len(rows), generator=generator)]
-            # Rows this batch already holds go to the end of the new pass: no repeats, and no row loses its turn.
-            seen = torch.isin(fresh, take)
-            fresh = torch.cat([fresh[~seen], fresh[seen]])
-            missing = size - len(take)
-            take, left = torch.cat([take, fresh[:missing]]), fresh[missing:]
-        yield take
-
-
 def enough_rows(num_rows: int, batch_size: int) -> int:
     """Return ``num_rows``, or raise :class:`DataError` if a batch is larger."""
     if batch_size > num_rows:
@@ -216,99 +186,6 @@ def enough_rows(num_rows: int, batch_size: int) -> int:
             "(with several processes it counts the rows of all of them). Lower batch_size."
         )
     return num_rows
-
-
-def require_keyed(keys: Tensor, values: Tensor, name: str, of_values: str) -> None:
-    """Raise :class:`DataError` unless ``keys`` are whole numbers (n,), n >= 1, and ``values`` are as many."""
-    if keys.dim() != 1 or keys.is_floating_point() or values.shape != keys.shape or not len(keys):
-        raise DataError(
-            f"{name} must be whole numbers of shape (n,) with n >= 1 and {of_values} of the same shape, got "
-            f"{keys.dtype} of shape {tuple(keys.shape)} and shape {tuple(values.shape)}."
-        )
-
-
-def spread_evenly(count: int, size: int) -> Tensor:
-    """Return a mask (size,) with ``count`` places evenly spread: where floor(j count / size) steps up, in integers."""
-    return (torch.arange(size + 1) * count // size).diff().bool()
-
-
-def none_drawn(size: int, marked: int, drawn: int) -> float:
-    r"""Return the probability that none of ``marked`` rows is among ``drawn`` of ``size`` rows, without replacement.
-
-    .. math:: \binom{N - k}{m} \Big/ \binom{N}{m}
-
-    More draws than rows (m > N) mean that every row is drawn.
-    """
-    if marked == 0 or drawn == 0:
-        return 1.0
-    left = size - marked
-    if drawn > left:
-        return 0.0
-    lgamma = math.lgamma
-    log = lgamma(left + 1) - lgamma(left - drawn + 1) - lgamma(size + 1) + lgamma(size - drawn + 1)
-    return math.exp(min(log, 0.0))
-
-
-def none_drawn_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> NDArray[np.float64]:
-    """Return :func:`none_drawn` of every stratum, each argument of shape (S,), or a number for all.
-
-    Only strata of which some rows are marked, and enough are not, take time: S may be large, and asked of often.
-    """
-    drawn = torch.as_tensor(drawn).expand(len(sizes))
-    absences = ((marked == 0) | (drawn == 0)).double().numpy()
-    for s in ((absences == 0) & (drawn <= sizes - marked).numpy()).nonzero()[0].tolist():
-        absences[s] = none_drawn(int(sizes[s]), int(marked[s]), int(drawn[s]))
-    return absences
-
-
-def most_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> Tensor:
-    """Return a number of ``marked`` of ``sizes`` rows that no ``drawn`` exceed, shape (S,), int64.
-
-    Of a stratum that has fewer rows than are drawn some come twice or more, and perhaps marked ones only.
-    """
-    drawn = torch.as_tensor(drawn).expand(len(sizes))
-    return torch.where(drawn <= sizes, torch.minimum(drawn, marked), drawn * (marked > 0))
-
-
-def sum_of_largest(numbers: Tensor, count: int) -> int:
-    """Return the sum of the ``count`` largest of m >= ``count`` whole numbers."""
-    return int(numbers.topk(count).values.sum())
-
-
-def mean_product(factors: NDArray[np.float64], count: int) -> float:
-    r"""Return the mean over all choices of ``count`` of m numbers a_1..a_m in [0, 1] of the product of those chosen.
-
-    That is the elementary symmetric polynomial e_count(a_1..a_m) divided by its number of terms.  Divided so at every
-    step, the recurrence over the numbers is a convex combination, which neither overflows nor cancels:
-
-    .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
-
-    Numbers that are 0 leave the mean over the choices among the others, times the chance of such a choice.
-    """
-    every, factors = len(factors), factors[factors > 0.0]
-    if len(factors) < count:
-        return 0.0
-    j = np.arange(count)
-    without_zeros = float(np.prod((len(factors) - j) / (every - j)))
-    j = np.arange(count + 1)
-    ones = int(np.count_nonzero(factors == 1.0))
-    means = (j <= ones).astype(np.float64)  # products of ones
-    for m, a in enumerate(factors[factors != 1.0].tolist(), start=ones + 1):
-        before = np.concatenate([[0.0], means[:-1]])
-        means = np.where(j <= m, (m - j) / m * means + j / m * a * before, 0.0)
-    return without_zeros * float(means[-1])
-
-
-def stratum_weights(strata: Tensor, drawn: Sequence[int]) -> Tensor | None:
-    """Return the weights N_s B / (n B_s) of rows of ``strata`` (n,), of which a batch holds ``drawn`` (S,) each.
-
-    Strata that are never drawn have weight 0, and n counts the rows of the others.
-    """
-    held = torch.tensor(drawn, dtype=torch.float64)
-    sizes = torch.bincount(strata, minlength=len(drawn)).double() * (held > 0)
-    of_stratum = torch.where(held > 0, sizes * held.sum() / (sizes.sum() * held.clamp(min=1)), 0.0)
-    weights = of_stratum[strata].float()
-    return None if bool((weights == 1).all()) else weights
 
 
 def with_strata(columns: dict[str, Tensor], strata: Tensor) -> dict[str, Tensor]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.plans.base import BatchPlan, cycle, enough_rows, none_drawn
+from fcco_lightning.data.plans.base import BatchPlan, enough_rows
+from fcco_lightning.data.plans.draws import cycle, none_drawn
 
 
 class UniformBatches(BatchPlan):

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Literal
 
 from torch import Tensor
 
@@ -10,22 +11,24 @@ from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.table import LabelTable, TensorTable
 from fcco_lightning.errors import ConfigError
 
+Prevalence = Literal["data", "batch"]
+
 
 class Sampling(ABC):
     """A way of drawing training batches, which becomes a :class:`BatchPlan` once the table is known."""
 
     @abstractmethod
-    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return the union batches of ``world_size`` processes.
 
         Args:
             columns: columns of the training table with ``index``, each with first dimension n.
-            seed: seed of the batches.
+            seed: seed of the batches, a whole number >= 0.
             world_size: number of processes P.
 
         Raises:
-            ConfigError: if the table has no column that these batches are drawn by.
-            DataError: if it does not have enough rows.
+            ConfigError: if the table has no column that these batches are drawn by, or less than they choose from.
+            DataError: if it does not have enough rows, or the column holds something else.
         """
 
     def in_parts(self, parts: int) -> tuple["Sampling", int]:
@@ -38,7 +41,7 @@ class Sampling(ABC):
         """
         raise ConfigError(
             f"{type(self).__name__} draws no given number of samples, of which {parts} parts could be made. Raise its "
-            "own numbers, and set --model.micro_batch to the number of samples that fit into memory."
+            "own numbers, and set --model.execution.micro_batch to the number of samples that fit into memory."
         )
 
     @property
@@ -65,7 +68,9 @@ def required_column(columns: Mapping[str, Tensor], name: str, what: str) -> Tens
     return columns[name]
 
 
-def at_least_or_none(name: str, value: int | None) -> None:
-    """Raise :class:`ConfigError` unless ``value`` is None or a whole number >= 1."""
-    if value is not None:
-        at_least(name, value, 1)
+def require_counts(num_batches: int | None = None, **counts: int) -> None:
+    """Raise :class:`ConfigError` unless all ``counts`` are whole numbers >= 1, and ``num_batches`` is one or None."""
+    for name, count in counts.items():
+        at_least(name, count, 1)
+    if num_batches is not None:
+        at_least("num_batches", num_batches, 1)

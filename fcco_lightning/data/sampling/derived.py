@@ -39,7 +39,7 @@ class RepeatedSampling(Sampling):
         batches, size = self.batches.in_parts(parts)
         return replace(self, batches=batches), self.copies * size
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> RepeatedBatches:
+    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> RepeatedBatches:
         """Return the union batches of ``batches``, repeated."""
         return RepeatedBatches(self.batches.plan(columns, seed, world_size), self.copies)
 
@@ -74,7 +74,7 @@ class TwoDraws(Sampling):
         batches, size = self.batches.in_parts(parts)
         return TwoDraws(batches), size
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return the first draw; the other one is its :meth:`~BatchPlan.second_draw`."""
         return self.batches.plan(columns, seed, world_size)
 

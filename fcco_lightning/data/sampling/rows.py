@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, fraction
-from fcco_lightning.data.plans import BalancedBatches, EventBatches, UniformBatches
-from fcco_lightning.data.sampling.base import Sampling, at_least_or_none, required_column
+from fcco_lightning.checks import at_least, fraction, one_of
+from fcco_lightning.data.plans import StratifiedBatches, UniformBatches
+from fcco_lightning.data.plans.base import enough_rows, listed_numbers
+from fcco_lightning.data.plans.stratified import Telling, Weighting, all_of_them
+from fcco_lightning.data.sampling.base import Prevalence, Sampling, require_counts, required_column
+from fcco_lightning.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -29,30 +32,34 @@ class UniformSampling(Sampling):
     num_batches: int | None = None
 
     def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
-        at_least_or_none("num_batches", self.num_batches)
+        require_counts(self.num_batches, batch_size=self.batch_size)
 
     def in_parts(self, parts: int) -> tuple["UniformSampling", int]:
         """Return larger batches, as many fewer."""
         fewer = None if self.num_batches is None else -(-self.num_batches // parts)
         return replace(self, batch_size=parts * self.batch_size, num_batches=fewer), self.batch_size
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> UniformBatches:
+    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> UniformBatches:
         """Return uniform union batches of ``batch_size`` rows of each process."""
-        options = {"drop_last": self.drop_last, "num_batches": self.num_batches}
-        return UniformBatches(len(columns["index"]), self.batch_size * world_size, seed, **options)  # type: ignore[arg-type]
+        size, rows = self.batch_size * world_size, len(columns["index"])
+        return UniformBatches(rows, size, seed, drop_last=self.drop_last, num_batches=self.num_batches)
 
 
 @dataclass(frozen=True)
 class BalancedSampling(Sampling):
-    """Every batch holds the same number of positives: :class:`BalancedBatches`, by the column ``y``.
+    """Every batch holds the same number of positives, by the column ``y``, as losses over pairs of both classes need.
+
+    Each class is gone through in a random order and shuffled anew when exhausted, so within an epoch the counts of any
+    two rows of a class differ by one at most.  An epoch of n rows has n // B batches of B.  Positives are spread evenly
+    over the positions of a batch, so that contiguous parts of it (one per process) are balanced too.
 
     Args:
         batch_size: number of rows in a training batch of one process.
-        positive_fraction: share of positives in every batch, in (0, 1).
+        positive_fraction: share of positives in every batch, in (0, 1); rounded to whole rows.
         allow_repeats: whether a row may occur twice in a batch that asks for more rows of a class than there are.
-        prevalence: "data" gives batches a column ``weight`` with which means over them estimate means over the data;
-            "batch" gives none.
+        prevalence: "data" gives batches a column ``weight``, N_s B / (n B_s) for a class of N_s rows of which a batch
+            holds B_s, with which means over batches estimate means over the data without bias; "batch" gives none, and
+            means over batches are those of a population with this share of positives.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -61,31 +68,60 @@ class BalancedSampling(Sampling):
     batch_size: int = 128
     positive_fraction: float = 0.5
     allow_repeats: bool = False
-    prevalence: Literal["data", "batch"] = "data"
+    prevalence: Prevalence = "data"
 
     def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
+        require_counts(batch_size=self.batch_size)
         fraction("positive_fraction", self.positive_fraction)
+        one_of("prevalence", self.prevalence, ("data", "batch"))
 
     def in_parts(self, parts: int) -> tuple["BalancedSampling", int]:
         """Return larger batches."""
         return replace(self, batch_size=parts * self.batch_size), self.batch_size
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BalancedBatches:
-        """Return balanced union batches of ``batch_size`` rows of each process."""
-        return BalancedBatches(
-            required_column(columns, "y", "classes"),
-            self.batch_size * world_size,
+    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
+        """Return balanced union batches of ``batch_size`` rows of each process; negatives are the first stratum."""
+        labels, size = required_column(columns, "y", "classes"), self.batch_size * world_size
+        self._check(labels)
+        positives = self._positives(size)
+        return _of_two_classes(
+            labels,
+            (size - positives, positives),
             seed,
-            positive_fraction=self.positive_fraction,
             allow_repeats=self.allow_repeats,
-            prevalence=self.prevalence,
+            weights="never" if self.prevalence == "batch" else "if they differ",
+            tells="nothing" if self.prevalence == "batch" else "if needed",
         )
+
+    def _positives(self, size: int) -> int:
+        """Return the number of positives among ``size`` rows."""
+        count = round(self.positive_fraction * size)
+        if not 1 <= count <= size - 1:
+            raise ConfigError(
+                f"positive_fraction={self.positive_fraction!r} of batch_size={size} is {count} positives and "
+                f"{size - count} negatives; both must be >= 1. Raise batch_size or move positive_fraction to 0.5."
+            )
+        return count
+
+    def _check(self, labels: Tensor) -> None:
+        if labels.ndim != 1:
+            raise DataError(
+                f"Balanced batches need one label per row, shape (n,), got {tuple(labels.shape)}. Use LabelSampling "
+                "for several labels, or uniform batches."
+            )
+        if not bool(((labels == 0) | (labels == 1)).all()):
+            raise DataError(
+                f"Balanced batches need labels in {{0, 1}}, got {listed_numbers(sorted(set(labels.tolist())))}. Use "
+                "uniform or grouped batches."
+            )
 
 
 @dataclass(frozen=True)
 class EventSampling(Sampling):
-    """Every batch holds the same number of events and of censored samples: :class:`EventBatches`.
+    """Every batch holds the same number of events and of censored samples, for survival times.
+
+    They are balanced batches by the event: rows are weighted, and the strata (censored, event) come along, so that sums
+    over a risk set can be estimated from the samples of a batch.  An epoch of n rows has n // B batches of B.
 
     Args:
         events_per_batch: number of rows with an event in a training batch of one process.
@@ -106,12 +142,52 @@ class EventSampling(Sampling):
         at_least("events_per_batch", self.events_per_batch, 2)
         at_least("censored_per_batch", self.censored_per_batch, 2)
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> EventBatches:
-        """Return union batches with the rows of each process."""
-        return EventBatches(
-            required_column(columns, self.column, "events"),
-            self.events_per_batch * world_size,
-            self.censored_per_batch * world_size,
-            seed,
-            allow_repeats=self.allow_repeats,
-        )
+    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
+        """Return union batches with the rows of each process; censored samples are the first stratum."""
+        events = required_column(columns, self.column, "events")
+        self._check(events)
+        drawn = self.censored_per_batch * world_size, self.events_per_batch * world_size
+        repeats = self.allow_repeats
+        return _of_two_classes(events, drawn, seed, allow_repeats=repeats, weights="if they differ", tells="strata")
+
+    def _check(self, events: Tensor) -> None:
+        if events.ndim != 1 or not bool(((events == 0) | (events == 1)).all()):
+            raise DataError(
+                f"Batches of events need a column {self.column!r} of 0 and 1, shape (n,), got shape "
+                f"{tuple(events.shape)} with {listed_numbers(sorted(set(events.flatten().tolist())))}."
+            )
+        for value, kind in ((1, "events"), (0, "censored samples")):
+            if not bool((events == value).any()):
+                raise DataError(
+                    f"Batches of events need both kinds of samples, but the {len(events)} training samples hold no "
+                    f"{kind}. Use UniformSampling, or check the column."
+                )
+
+
+def _of_two_classes(
+    labels: Tensor, drawn: tuple[int, int], seed: int, *, allow_repeats: bool, weights: Weighting, tells: Telling
+) -> StratifiedBatches:
+    """Return batches that hold so many negatives and positives; an epoch has as many as hold n rows."""
+    size = sum(drawn)
+    num_batches = enough_rows(len(labels), size) // size
+    for label in (1, 0):
+        rows = int((labels == label).sum())
+        if rows == 0:
+            raise DataError(f"labels must hold both classes 0 and 1, but none of its {len(labels)} rows is {label}.")
+        if rows < drawn[label] and not allow_repeats:
+            raise DataError(
+                f"A batch of {size} asks for {drawn[label]} rows of class {label}, which has {rows}. "
+                "Lower batch_size, change positive_fraction, or set allow_repeats=True."
+            )
+    return StratifiedBatches(
+        (labels == 1).long(),
+        torch.tensor([[1, 0]]),  # positives are drawn first
+        torch.tensor(drawn),
+        [(torch.tensor([0]), 1)],
+        choose=all_of_them,
+        num_batches=num_batches,
+        seed=seed,
+        positive=torch.tensor([False, True]),
+        weights=weights,
+        tells=tells,
+    )

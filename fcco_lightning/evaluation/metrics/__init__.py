@@ -1,7 +1,5 @@
 """Metrics of raw scores that no strictly increasing map of the scores changes, and figures of the worst groups."""
 
-from fcco_lightning.evaluation.metrics.functional import auc, group_rates, roc_curve, roc_gap
-from fcco_lightning.evaluation.metrics.group import split_roc
 from fcco_lightning.evaluation.metrics.group_accuracy import (
     cvar,
     cvar_weights,
@@ -11,10 +9,14 @@ from fcco_lightning.evaluation.metrics.group_accuracy import (
     worst_group,
 )
 from fcco_lightning.evaluation.metrics.ranking import (
+    auc,
     average_precision,
+    group_rates,
     partial_auc,
     precision_recall_at,
     precision_recall_curve,
+    roc_curve,
+    roc_gap,
 )
 from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
 
@@ -33,7 +35,6 @@ __all__ = [
     "precision_recall_curve",
     "roc_curve",
     "roc_gap",
-    "split_roc",
     "worst_fraction",
     "worst_group",
 ]

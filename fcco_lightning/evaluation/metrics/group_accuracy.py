@@ -1,7 +1,9 @@
 """Means by group and what they say about the worst groups: worst group, tail, CVaR.
 
 Shapes: ``n`` samples, ``G`` groups.  Everything is computed in float64.  A group without samples has the mean NaN, and
-every function of means takes a NaN for an absent group: it counts neither as a group nor as a value.
+every function of means takes a NaN for an absent group: it counts neither as a group nor as a value.  Those functions
+refuse values of another shape than (G,) or of absent groups only (:class:`DataError`), and infinite ones
+(:class:`NonFiniteError`); a share ``alpha`` of the groups must lie in (0, 1] (:class:`ConfigError`).
 """
 
 import math
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError, NonFiniteError
-from fcco_lightning.evaluation.metrics.validation import same_rows
+from fcco_lightning.evaluation.metrics.ranking import same_rows
 
 _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004: three groups, not four
 
@@ -73,10 +75,6 @@ def worst_group(values_by_group: Tensor, *, highest: bool = False) -> Tensor:
 
     Returns:
         Shape (), float64.
-
-    Raises:
-        DataError: if the shape is not (G,), or every group is absent.
-        NonFiniteError: if a value is infinite.
     """
     values, _ = _present(values_by_group)
     return values.max() if highest else values.min()
@@ -85,10 +83,8 @@ def worst_group(values_by_group: Tensor, *, highest: bool = False) -> Tensor:
 def num_worst(num_groups: int, alpha: float) -> int:
     """How many groups the worst share ``alpha`` of G groups is: ``ceil(alpha G)``, so at least one.
 
-    A product that exceeds a whole number by rounding alone (at most 1e-9) counts as that number.
-
-    Raises:
-        ConfigError: if ``alpha`` lies outside (0, 1], or ``num_groups`` is not a whole number >= 1.
+    A product that exceeds a whole number by rounding alone (at most 1e-9) counts as that number.  Raises
+    :class:`ConfigError` if ``num_groups`` is not a whole number >= 1.
 
     Example:
         >>> [num_worst(30, 0.1), num_worst(31, 0.1), num_worst(2, 0.1)]
@@ -113,9 +109,7 @@ def worst_fraction(values_by_group: Tensor, alpha: float, counts: Tensor | None 
         Shape (), float64.
 
     Raises:
-        ConfigError: if ``alpha`` lies outside (0, 1].
-        DataError: if the shapes differ or are not (G,), or every group is absent.
-        NonFiniteError: if a value is infinite.
+        DataError: if the shapes differ.
 
     Example:
         >>> accuracy = torch.tensor([0.9, 0.5, 0.8, 0.6])
@@ -147,11 +141,6 @@ def cvar(losses: Tensor, alpha: float) -> Tensor:
     Returns:
         Shape (), float64, unit of the losses.
 
-    Raises:
-        ConfigError: if ``alpha`` lies outside (0, 1].
-        DataError: if the shape is not (G,), or every group is absent.
-        NonFiniteError: if a loss is infinite.
-
     Example:
         >>> round(cvar(torch.tensor([4.0, 1.0, 2.0]), 0.5).item(), 6)  # 1.5 groups: 4 and half of 2
         3.333333
@@ -172,11 +161,6 @@ def cvar_weights(losses: Tensor, alpha: float) -> Tensor:
 
     Returns:
         q, shape (G,), float64, of sum 1; 0 for an absent group.
-
-    Raises:
-        ConfigError: if ``alpha`` lies outside (0, 1].
-        DataError: if the shape is not (G,), or every group is absent.
-        NonFiniteError: if a loss is infinite.
 
     Example:
         >>> cvar_weights(torch.tensor([4.0, 2.0, 2.0, 1.0]), 0.5).tolist()

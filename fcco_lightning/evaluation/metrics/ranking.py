@@ -1,30 +1,95 @@
-"""Ranking metrics of parts of the list: average precision, partial areas, precision and recall at its head.
+"""Ranking metrics of raw scores: areas, gaps between groups, and the head of the list.
 
-As those of :mod:`fcco_lightning.evaluation.metrics.functional`, they depend on the order of the scores only.
+Every function depends only on the order of the scores: a strictly increasing map of them changes no value, so the
+scores may be raw outputs of any size.  Scores are compared in float64, so that rounding makes no two different scores
+equal, and neither the order of the samples nor the device (CPU or CUDA) changes a value.  Figures are float64 too.
+(torchmetrics applies a sigmoid in float32 to scores outside [0, 1], which makes large scores equal.)
+
+Shapes: ``n`` samples, ``m`` distinct scores, ``T`` thresholds.  A sample is predicted positive at a threshold t when
+its score is >= t.  TPR is the share of the positives (label 1) that are predicted positive, FPR is the share of the
+negatives (label 0) that are.
+
+All functions take ``scores``, raw, shape (n,), floating point and finite, and ``labels``, shape (n,), values 0 or 1,
+both present.  Where two groups are compared there is ``groups``, shape (n,), values 0 or 1, each group with both
+labels.  Wrong ones are refused: with :class:`DataError` if the shapes differ, there is no sample, a label or group is
+not 0 or 1, or a class is missing; with :class:`NonFiniteError` if a score is NaN or infinite.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite, fraction
-from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation.metrics.functional import roc_curve
-from fcco_lightning.evaluation.metrics.validation import checked_pair
+from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+
+
+def auc(scores: Tensor, labels: Tensor) -> Tensor:
+    r"""Area under the ROC curve: the Mann-Whitney statistic, with ties counted one half.
+
+    AUC = (1 / (n+ n-)) * sum over positives i, negatives j of  1[s_i > s_j] + 1[s_i = s_j] / 2.
+    The cost is O(n log n).
+
+    Args, errors: see the module.
+
+    Returns:
+        The share of correctly ordered pairs, in [0, 1], shape ().
+
+    Example:
+        >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 1, 0, 1])).item()
+        0.875
+    """
+    fpr, tpr = roc_curve(scores, labels)
+    return torch.trapezoid(tpr, fpr)
+
+
+def roc_curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute all points of the ROC curve, from (0, 0) to (1, 1), one for each distinct score.
+
+    Args, errors: see the module.
+
+    Returns:
+        ``(fpr, tpr)``, each of shape (m + 1,), rising.
+
+    Example:
+        >>> fpr, tpr = roc_curve(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
+        >>> fpr.tolist(), tpr.tolist()
+        ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
+    """
+    found, wrong = _at_each_score(scores, labels)
+    return wrong / wrong[-1], found / found[-1]
+
+
+def precision_recall_curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute precision and recall at every distinct score, from the highest score on.
+
+    Args, errors: see the module.
+
+    Returns:
+        ``(precision, recall)``, each of shape (m + 1,).  Recall rises from 0, where the precision counts as 1.
+    """
+    found, wrong = _at_each_score(scores, labels)
+    precision = found / (found + wrong)
+    precision[0] = 1
+    return precision, found / found[-1]
+
+
+def _at_each_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of positives and of negatives that score no less, from the highest score on, with a leading 0."""
+    scores, positive = _checked_pair(scores, labels)
+    level = torch.unique(scores, return_inverse=True)[1]
+    listed = torch.bincount(level).flip(0).cumsum(0)
+    found = torch.bincount(level, positive.double()).flip(0).cumsum(0)
+    return torch.nn.functional.pad(found, (1, 0)), torch.nn.functional.pad(listed - found, (1, 0))
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
     """Average precision: the mean over the positives of the precision among all samples that score no less.
 
-    Args:
-        scores: Raw scores, shape (n,), floating point, finite.
-        labels: Shape (n,), values 0 or 1, both present.
+    Args, errors: see the module.
 
     Returns:
-        The average precision in (0, 1], shape (), float64.
-
-    Raises:
-        DataError: if the shapes differ, there is no sample, a label is not 0 or 1, or one class is missing.
-        NonFiniteError: if a score is NaN or infinite.
+        The average precision in (0, 1], shape ().
 
     Example:
         >>> round(average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])).item(), 4)
@@ -32,28 +97,6 @@ def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
     """
     precision, recall = precision_recall_curve(scores, labels)
     return (precision[1:] * recall.diff()).sum()
-
-
-def precision_recall_curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute precision and recall at every distinct score, from the highest score on.
-
-    Args:
-        scores: Raw scores, shape (n,), floating point, finite.
-        labels: Shape (n,), values 0 or 1, both present.
-
-    Returns:
-        ``(precision, recall)``, each of shape (m + 1,), float64.  Recall rises from 0, where the precision counts as 1.
-
-    Raises:
-        DataError: if the shapes differ, there is no sample, a label is not 0 or 1, or one class is missing.
-        NonFiniteError: if a score is NaN or infinite.
-    """
-    scores, positive = checked_pair(scores, labels)
-    level = torch.unique(scores, return_inverse=True)[1]  # torchmetrics works in float32 here
-    found = torch.bincount(level, positive.double()).flip(0).cumsum(0)
-    listed = torch.bincount(level).flip(0).cumsum(0)
-    precision, recall = found / listed, found / found[-1]
-    return torch.cat([precision.new_ones(1), precision]), torch.cat([recall.new_zeros(1), recall])
 
 
 def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: float = 0.0) -> Tensor:
@@ -64,18 +107,16 @@ def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: f
     ``min_tpr = 0`` that is McClish's correction, ``roc_auc_score(max_fpr=...)`` of scikit-learn.
 
     Args:
-        scores: Raw scores, shape (n,), floating point, finite.
-        labels: Shape (n,), values 0 or 1, both present.
+        scores: See the module, also for errors of scores and labels.
+        labels: Likewise.
         max_fpr: Largest false positive rate, in (0, 1].
         min_tpr: Smallest true positive rate, in [0, 1).
 
     Returns:
-        The standardised area, shape (), float64.
+        The standardised area, shape ().
 
     Raises:
         ConfigError: if a rate is out of range.
-        DataError: if the shapes differ, there is no sample, a label is not 0 or 1, or one class is missing.
-        NonFiniteError: if a score is NaN or infinite.
 
     Example:
         >>> scores, labels = torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])
@@ -85,7 +126,7 @@ def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: f
     fraction("max_fpr", max_fpr)
     if not 0 <= finite("min_tpr", min_tpr) < 1:
         raise ConfigError(f"min_tpr must lie in [0, 1), got {min_tpr!r}.")
-    fpr, tpr = (rate.double() for rate in roc_curve(scores, labels))
+    fpr, tpr = roc_curve(scores, labels)
     left, right, low, high = fpr[:-1], fpr[1:].clamp(max=max_fpr), tpr[:-1], tpr[1:]
     width = (right - left).clamp(min=0)
     step = fpr.diff()
@@ -105,27 +146,152 @@ def precision_recall_at(scores: Tensor, labels: Tensor, k: int) -> tuple[Tensor,
     are divided by k also where the list is shorter, as torchmetrics does by default: places that stay empty are misses.
 
     Args:
-        scores: Raw scores, shape (n,), floating point, finite.
-        labels: Shape (n,), values 0 or 1, both present.
+        scores: See the module, also for errors of scores and labels.
+        labels: Likewise.
         k: Length of the head of the list, >= 1.
 
     Returns:
-        ``(precision, recall)``, both of shape (), float64.
+        ``(precision, recall)``, both of shape ().
 
     Raises:
         ConfigError: if ``k`` is not a whole number >= 1.
-        DataError: if the shapes differ, a label is not 0 or 1, or one class is missing.
-        NonFiniteError: if a score is NaN or infinite.
 
     Example:
         >>> precision, recall = precision_recall_at(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 0, 1, 1]), 2)
         >>> precision.item(), recall.item()
         (0.75, 0.75)
     """
-    scores, positive = checked_pair(scores, labels)
+    scores, positive = _checked_pair(scores, labels)
     head = min(at_least("k", k, 1), len(scores))
     last = scores.topk(head).values[-1]
     above, tied = scores > last, scores == last
     places = (head - above.sum()).double()
     hits = positive[above].sum() + places * positive[tied].double().mean()
     return hits / k, hits / positive.sum()
+
+
+class GroupRates(NamedTuple):
+    """The rates of both groups at common thresholds.
+
+    Attributes:
+        thresholds: Shape (T,), rising, in the unit of the scores, float64.
+        tpr: Row k is the true positive rate of group k, shape (2, T), float64.
+        fpr: Row k is the false positive rate of group k, shape (2, T), float64.
+    """
+
+    thresholds: Tensor
+    tpr: Tensor
+    fpr: Tensor
+
+    @property
+    def gaps(self) -> Tensor:
+        """The larger of |TPR_0 - TPR_1| and |FPR_0 - FPR_1| at each threshold, shape (T,)."""
+        return (self.tpr[0] - self.tpr[1]).abs().maximum((self.fpr[0] - self.fpr[1]).abs())
+
+
+def group_rates(scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: int = 200) -> GroupRates:
+    """Compute the rates of both groups at ``num_thresholds`` quantiles of the pooled scores.
+
+    The thresholds are scores themselves (levels (k + 1/2) / T, no interpolation), so they follow any strictly
+    increasing map; with T >= n every score is one of them.
+
+    Args:
+        scores: See the module, also for errors of scores, labels and groups.
+        labels: Likewise.
+        groups: Likewise.
+        num_thresholds: The number T of thresholds, >= 1.
+
+    Raises:
+        ConfigError: if ``num_thresholds`` is not a whole number >= 1.
+    """
+    levels = at_least("num_thresholds", num_thresholds, 1)
+    scores, positive, favoured = _checked_groups(scores, labels, groups)
+    k = torch.arange(levels, device=scores.device)
+    thresholds = scores.sort().values[(2 * k + 1) * len(scores) // (2 * levels)]
+    tpr = [_share_at_least(scores[positive & of], thresholds) for of in (~favoured, favoured)]
+    fpr = [_share_at_least(scores[~positive & of], thresholds) for of in (~favoured, favoured)]
+    return GroupRates(thresholds, torch.stack(tpr), torch.stack(fpr))
+
+
+def _share_at_least(scores: Tensor, thresholds: Tensor) -> Tensor:
+    below = torch.searchsorted(scores.sort().values, thresholds)
+    return (len(scores) - below).double() / len(scores)
+
+
+def roc_gap(scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: int = 200) -> Tensor:
+    r"""Hard ROC gap between two groups, the quantity for which ROC-fairness constraints are a surrogate.
+
+    gap = max over thresholds t of  max(|TPR_0(t) - TPR_1(t)|, |FPR_0(t) - FPR_1(t)|),  t at quantiles of the pooled
+    scores.  Unlike the surrogate at fixed thresholds it cannot be made small by shifting or shrinking all scores.
+
+    Args, errors: as of :func:`group_rates`.
+
+    Returns:
+        The gap in [0, 1] (0: the groups have equal rates at every threshold), shape ().
+
+    Example:
+        >>> scores = torch.tensor([0.1, 0.9, 0.1, 0.2, 0.3])
+        >>> roc_gap(scores, torch.tensor([0, 1, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 1])).item()
+        1.0
+    """
+    return group_rates(scores, labels, groups, num_thresholds).gaps.max()
+
+
+def same_rows(**columns: Tensor) -> None:
+    """Raise :class:`DataError` unless all columns have one shape (n,)."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise DataError(f"Metrics need columns of one shape (n,), got {listed}. Flatten a trailing 1 with squeeze(-1).")
+
+
+def finite_scores(scores: Tensor) -> Tensor:
+    """Return finite ``scores`` (n,) as float64 without graph, or raise."""
+    if not scores.is_floating_point():
+        raise DataError(f"scores must be floating point (raw model outputs), got {scores.dtype}.")
+    if scores.numel() == 0:
+        raise DataError("Metrics need at least one sample, got none. Is the split empty?")
+    bad = ~scores.isfinite()
+    if bad.any():
+        where = int(bad.nonzero()[0])
+        count = f"{int(bad.sum())} of {len(scores)} are not"
+        raise NonFiniteError(f"scores must be finite, got {scores[where].item()} at position {where} ({count}).")
+    return scores.detach().double()
+
+
+def binary_labels(name: str, values: Tensor) -> Tensor:
+    """Return ``values == 1`` (n,) as bool, or raise if a value is not 0 or 1."""
+    one = values == 1
+    bad = ~(one | (values == 0))
+    if bad.any():
+        where = int(torch.nonzero(bad)[0])
+        raise DataError(f"{name} must be 0 or 1, got {values[where].item()} at position {where}.")
+    return one
+
+
+def _checked_pair(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return finite ``scores`` (n,) as float64 without graph and ``labels == 1`` (n,) as bool, or raise."""
+    same_rows(scores=scores, labels=labels)
+    scores, positive = finite_scores(scores), binary_labels("labels", labels)
+    if positive.all() or not positive.any():
+        present, missing = (1, 0) if positive.all() else (0, 1)
+        raise DataError(
+            f"labels must hold both classes, got {len(labels)} samples of class {present} and none of class {missing}. "
+            "Compute ranking metrics over a whole split, not over a batch."
+        )
+    return scores, positive
+
+
+def _checked_groups(scores: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what :func:`_checked_pair` returns and ``groups == 1`` (n,) as bool; each group must hold both labels."""
+    same_rows(scores=scores, labels=labels, groups=groups)
+    scores, positive = _checked_pair(scores, labels)
+    favoured = binary_labels("groups", groups)
+    for group, members in enumerate((~favoured, favoured)):
+        for label, of_class in enumerate((~positive, positive)):
+            if not (members & of_class).any():
+                raise DataError(
+                    f"Each group must hold both labels, got no sample with groups == {group} and labels == {label}. "
+                    "Use a larger or a stratified split, or another grouping."
+                )
+    return scores, positive, favoured

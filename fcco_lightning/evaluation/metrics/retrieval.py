@@ -1,6 +1,7 @@
 """How well scores order the items of queries."""
 
-import torch
+import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
@@ -16,50 +17,44 @@ class RankedLists:
         scores: shape (n,).
         grades: relevance, shape (n,), >= 0; 0 is irrelevant.
         queries: shape (n,), int64.
+
+    Attributes:
+        items: a row for every item, with ``query``, ``score``, ``grade``, and ``place`` in its list, 1 for the first.
+        has_relevant: whether there is an item with y > 0, by query.
     """
 
     def __init__(self, scores: Tensor, grades: Tensor, queries: Tensor) -> None:
-        _, of = torch.unique(queries, return_inverse=True)
-        order = grades.argsort(stable=True)
-        order = order[(-scores[order]).argsort(stable=True)]
-        order = order[of[order].argsort(stable=True)]
-        self.of: Tensor = of[order]
-        self.grades = grades[order].double()
-        self.sizes = torch.bincount(self.of)
-        firsts = self.sizes.cumsum(0) - self.sizes
-        self.places = torch.arange(len(order), device=scores.device) - firsts[self.of] + 1  # 1 is the first
-        self.relevant = self.grades > 0
-        self.has_relevant = self._total(self.relevant.double()) > 0
+        items = pd.DataFrame({"query": queries.cpu(), "score": scores.cpu(), "grade": grades.double().cpu()})
+        items = items.sort_values(["query", "score", "grade"], ascending=[True, False, True], ignore_index=True)
+        self.items = items.assign(place=items.groupby("query").cumcount() + 1)
+        self.has_relevant = items.groupby("query")["grade"].max() > 0
 
-    def ndcg(self, k: int) -> Tensor:
-        """NDCG of the first k places with the gain 2^y - 1, of the queries with a relevant item, shape (Q,), float64.
+    def ndcg(self, k: int) -> pd.Series:
+        """NDCG of the first k places with the gain 2^y - 1, of the queries with a relevant item.
 
         Example:
+            >>> import torch
             >>> lists = RankedLists(torch.tensor([2.0, 1.0, 0.0]), torch.tensor([0, 1, 0]), torch.tensor([7, 7, 7]))
-            >>> round(float(lists.ndcg(3)), 3)  # the relevant item is second: 1 / log2(3)
+            >>> round(float(lists.ndcg(3).item()), 3)  # the relevant item is second: 1 / log2(3)
             0.631
         """
+        query, grade, place = self.items["query"], self.items["grade"], self.items["place"]
         # 2^y - 1 divided by 2 to the highest grade of the query, which cancels, so that no grade is too large
-        highest = self.grades.new_zeros(len(self.sizes)).scatter_reduce_(0, self.of, self.grades, "amax")[self.of]
-        gains = torch.exp2(self.grades - highest) - torch.exp2(-highest)
-        discounts = (self.places <= at_least("k", k, 1)) / torch.log2(1 + self.places.double())
-        ideal = gains[(-self.grades).argsort(stable=True)]
-        ideal = ideal[self.of[(-self.grades).argsort(stable=True)].argsort(stable=True)]
-        best = self._total(ideal * discounts)[self.has_relevant]
-        return self._total(gains * discounts)[self.has_relevant] / best
+        highest = grade.groupby(query).transform("max")
+        gains = np.exp2(grade - highest) - np.exp2(-highest)
+        ideal = self.items.assign(gain=gains).sort_values(["query", "gain"], ascending=[True, False])["gain"]
+        discounts = (place <= at_least("k", k, 1)) / np.log2(1 + place)
+        sums = pd.DataFrame({"found": gains * discounts, "best": ideal.to_numpy() * discounts}).groupby(query).sum()
+        return (sums["found"] / sums["best"])[self.has_relevant]
 
-    def average_precision(self) -> Tensor:
-        """Mean over a query's relevant items (y > 0) of the precision at their places, shape (Q,), float64."""
-        hits = self.relevant.double().cumsum(0)
-        before = (self._total(self.relevant.double()).cumsum(0) - self._total(self.relevant.double()))[self.of]
-        precision = self.relevant * (hits - before) / self.places
-        return (self._total(precision) / self._total(self.relevant.double()))[self.has_relevant]
+    def average_precision(self) -> pd.Series:
+        """Mean over a query's relevant items (y > 0) of the precision at their places, of the queries with one."""
+        query, relevant = self.items["query"], self.items["grade"] > 0
+        precision = relevant.groupby(query).cumsum() / self.items["place"]
+        return precision[relevant].groupby(query).mean()
 
-    def reciprocal_rank(self, k: int) -> Tensor:
-        """1 / place of the first relevant item (y > 0), 0 beyond place k, shape (Q,), float64."""
-        shares = (self.relevant & (self.places <= at_least("k", k, 1))) / self.places.double()
-        best = shares.new_zeros(len(self.sizes)).scatter_reduce_(0, self.of, shares, "amax")
-        return best[self.has_relevant]
-
-    def _total(self, values: Tensor) -> Tensor:
-        return values.new_zeros(len(self.sizes)).index_add_(0, self.of, values)
+    def reciprocal_rank(self, k: int) -> pd.Series:
+        """1 / place of the first relevant item (y > 0), 0 beyond place k, of the queries with one."""
+        relevant = self.items[self.items["grade"] > 0]
+        first = relevant.groupby("query")["place"].min()
+        return (1 / first).where(first <= at_least("k", k, 1), 0.0)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.evaluation.metrics.validation import binary_labels, finite_scores, same_rows
+from fcco_lightning.evaluation.metrics.ranking import binary_labels, finite_scores, same_rows
 from fcco_lightning.state.processes import Processes
 
 _MOST_BITS = 24  # 2^24 cells of four counts are 512 MiB

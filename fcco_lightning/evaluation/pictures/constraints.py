@@ -7,18 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fcco_lightning.evaluation.pictures.style import (
-    OTHER_SPLIT,
-    SPLIT_STYLES,
-    History,
-    Line,
-    label_epochs,
-    line_of,
-    lines_by_split,
-    new_figure,
-    row_of_axes,
-    save,
-)
+from fcco_lightning.evaluation.pictures import style
+from fcco_lightning.evaluation.pictures.style import History, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,19 +48,18 @@ def plot_objective_and_violation(history: History, path: str | Path) -> Path | N
         ("auc", "AUC", "Objective: AUC of the raw scores"),
         ("worst_violation", "largest constraint value, max $h_i$", "Worst constraint violation"),
     ]
-    shown = [(key, unit, title) for key, unit, title in panels if lines_by_split(history, key)]
+    shown = [(key, unit, title) for key, unit, title in panels if style.lines_by_split(history, key)]
     if not shown:
         return None
-    figure = new_figure(4.8 * len(shown), 3.7)
-    for axes, (key, unit, title) in zip(row_of_axes(figure, len(shown)), shown, strict=True):
-        for split, line in lines_by_split(history, key).items():
-            color, marker = SPLIT_STYLES.get(split, OTHER_SPLIT)
-            axes.plot(*line, label=split, color=color, marker=marker, markersize=3.5, linewidth=1.6)
+    figure = style.new_figure(4.8 * len(shown), 3.7)
+    for axes, (key, unit, title) in zip(style.row_of_axes(figure, len(shown)), shown, strict=True):
+        for split, line in style.lines_by_split(history, key).items():
+            axes.plot(*line, label=split, markersize=3.5, linewidth=1.6, **style.split_style(split))
         if key == "worst_violation":
-            _mark_feasible(axes)
-        label_epochs(axes, unit, title)
+            style.mark_level(axes, 0, "feasible: $h \\leq 0$")
+        style.label_epochs(axes, unit, title)
         axes.legend(frameon=False)
-    return save(figure, path)
+    return style.save(figure, path)
 
 
 def plot_constraints(history: History, path: str | Path, split: str | None = None) -> Path | None:
@@ -96,12 +85,10 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
         return None
     title = f"Constraint values ({records[0]['split']})"
     if len(lines) > _MOST_LINES:
-        return save(_heat_map(lines, title, _MEANING), path)
-    figure, axes = _drawn(lines)
-    _mark_feasible(axes, label="_unlisted")  # an odd entry would push the legend's two columns out of step
-    label_epochs(axes, _MEANING, title)
-    _legend(axes, len(lines))
-    return save(figure, path)
+        return style.save(_heat_map(lines, title, _MEANING), path)
+    figure, axes = _drawn(lines, title, _MEANING)
+    style.mark_level(axes, 0, "_unlisted")  # an odd entry would push the legend's two columns out of step
+    return style.save(figure, path)
 
 
 def plot_multipliers(history: History, path: str | Path) -> Path | None:
@@ -121,21 +108,18 @@ def plot_multipliers(history: History, path: str | Path) -> Path | None:
     title, meaning = "Multipliers of the constraints", "multiplier $\\nu_i$"
     if len(lines) > _MOST_LINES:
         signed = any(nu < 0 for line in lines.values() for nu in line.values)  # as those of equalities may be
-        return save(_heat_map(lines, title, meaning, signed=signed), path)
-    figure, axes = _drawn(lines)
-    label_epochs(axes, meaning, title)
-    _legend(axes, len(lines))
-    return save(figure, path)
+        return style.save(_heat_map(lines, title, meaning, signed=signed), path)
+    return style.save(_drawn(lines, title, meaning)[0], path)
 
 
 def _lines(prefix: str, records: History) -> dict[str, Line]:
     """What is drawn of every constraint, by key."""
     keys = dict.fromkeys(key for record in records for key in record if key.startswith(prefix))
-    return {key: line for key in keys if (line := line_of(records, key)).values}
+    return {key: line for key in keys if (line := style.line_of(records, key)).values}
 
 
-def _drawn(lines: Mapping[str, Line]) -> "tuple[Figure, Axes]":
-    figure = new_figure(8.4, 4.4)
+def _drawn(lines: Mapping[str, Line], title: str, meaning: str) -> "tuple[Figure, Axes]":
+    figure = style.new_figure(8.4, 4.4)
     axes = figure.add_subplot()
     constraints = _ordered(lines)
     for constraint, color in zip(constraints, _sequential_colors(constraints), strict=True):
@@ -143,6 +127,10 @@ def _drawn(lines: Mapping[str, Line]) -> "tuple[Figure, Axes]":
         line = lines[constraint.key]
         alone = marker if len(line.values) == 1 else None  # one epoch draws no line
         axes.plot(*line, dashes, color=color, marker=alone, label=constraint.label, linewidth=1.5)
+    style.label_epochs(axes, meaning, title)
+    # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
+    columns = 1 + (len(lines) > 10)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, ncols=columns, fontsize=9)
     return figure, axes
 
 
@@ -161,7 +149,7 @@ def _heat_map(lines: Mapping[str, Line], title: str, meaning: str, *, signed: bo
     values = [dict(zip(*lines[c.key], strict=True)) for c in shown]
     rows = [[row.get(epoch, math.nan) for epoch in epochs] for row in values]
     bound = max((abs(h) for row in rows for h in row if not math.isnan(h)), default=1.0) or 1.0
-    figure = new_figure(8.4, 1.4 + 0.22 * len(shown))
+    figure = style.new_figure(8.4, 1.4 + 0.22 * len(shown))
     axes = figure.add_subplot()
     axes.set_facecolor("0.85")  # where nothing is known
     norm = SymLogNorm(_LINEAR * bound, vmin=-bound if signed else 0.0, vmax=bound)
@@ -169,7 +157,8 @@ def _heat_map(lines: Mapping[str, Line], title: str, meaning: str, *, signed: bo
     mesh = axes.pcolormesh(_edges(epochs), range(len(shown) + 1), rows, cmap=colours, norm=norm)
     axes.set_yticks([i + 0.5 for i in range(len(shown))], [c.label for c in shown], fontsize=8)
     axes.invert_yaxis()
-    label_epochs(axes, "", title if len(shown) == len(lines) else f"{title}: the {len(shown)} largest of {len(lines)}")
+    title += f": the {len(shown)} largest of {len(lines)}" if len(shown) < len(lines) else ""
+    style.label_epochs(axes, "", title)
     axes.grid(visible=False)
     figure.colorbar(mesh, ax=axes, label=meaning)
     return figure
@@ -180,11 +169,6 @@ def _edges(epochs: Sequence[int]) -> list[float]:
     between = [(a + b) / 2 for a, b in pairwise(epochs)]
     first, last = (between[0], between[-1]) if between else (epochs[0] + 0.5, epochs[0] - 0.5)
     return [2 * epochs[0] - first, *between, 2 * epochs[-1] - last]
-
-
-def _legend(axes: "Axes", lines: int) -> None:
-    # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, ncols=1 + (lines > 10), fontsize=9)
 
 
 def _records_with(prefix: str, history: History, split: str | None) -> History:
@@ -207,7 +191,3 @@ def _sequential_colors(constraints: Sequence[_Constraint]) -> list[Any]:
     names = [c.key for c in constraints if c.threshold is None]
     ranks = [names.index(c.key) if c.threshold is None else levels.index(c.threshold) for c in constraints]
     return [colormaps["viridis"](0.9 * rank / max(1, *ranks)) for rank in ranks]
-
-
-def _mark_feasible(axes: "Axes", label: str = "feasible: $h \\leq 0$") -> None:
-    axes.axhline(0, color="0.35", linestyle="--", linewidth=1.1, label=label, zorder=1)

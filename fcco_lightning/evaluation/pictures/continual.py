@@ -2,33 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fcco_lightning.evaluation.pictures.style import (
-    BLUE,
-    GREEN,
-    OTHER_SPLIT,
-    PURPLE,
-    SPLIT_STYLES,
-    VERMILION,
-    History,
-    Line,
-    label_epochs,
-    lines_by_split,
-    new_figure,
-    row_of_axes,
-    save,
-)
+from fcco_lightning.evaluation.pictures import style
+from fcco_lightning.evaluation.pictures.style import History, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CHANGE_PREFIX = "change/"
 MOST_TASKS = 12
-MOST_LETTERS = 28  # of a name in the legend
 MARKS = 8  # on a line, however long: they tell the tasks apart where colours are not enough
-# Orange and sky blue are Okabe & Ito's too; the second round of colours is dashed and hollow.
-COLORS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "0.15")
+# Orange and sky blue are Okabe & Ito's too.
+COLORS = (style.BLUE, style.VERMILION, style.GREEN, style.PURPLE, "#E69F00", "#56B4E9", "0.15")
 MARKERS = "os^Dv<>"
 
 
@@ -46,19 +32,19 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
     Returns:
         The file written, or None if no record holds any of them.
     """
-    target, tasks = lines_by_split(history, "delta_target"), _lines_of_tasks(history)
+    target, tasks = style.lines_by_split(history, "delta_target"), _lines_of_tasks(history)
     splits = list(dict.fromkeys(split for lines in tasks.values() for split in lines))
     count = bool(target) + len(splits)
     if not count:
         return None
     shown = _worst(tasks)
-    for_names = 0.7 + 0.07 * max(map(len, map(_short, shown))) if shown else 0.0
-    figure = new_figure(4.4 * count + for_names, 3.9)
-    panels = row_of_axes(figure, count)
+    for_names = 0.7 + 0.07 * max(map(len, map(style.shortened, shown))) if shown else 0.0
+    figure = style.new_figure(4.4 * count + for_names, 3.9)
+    panels = style.row_of_axes(figure, count)
     if target:
         axes = panels.pop(0)
         for split, line in target.items():
-            _draw_line(axes, line, split, *SPLIT_STYLES.get(split, OTHER_SPLIT))
+            _draw_line(axes, line, label=split, **style.split_style(split))
         _finish(axes, "Target")
         axes.legend(frameon=False)
     some = f", the worst {len(shown)} of {len(tasks):,}" if len(shown) < len(tasks) else ""
@@ -67,18 +53,17 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
             axes.sharey(panels[0])
         for k, task in enumerate(shown):
             # One that the split lacks is drawn too, as nothing, so that the last panel's legend has them all.
-            line, turn = tasks[task].get(split, Line([], [])), k % len(COLORS)
-            _draw_line(axes, line, _short(task), COLORS[turn], MARKERS[turn], "--" if k > turn else "-", first_mark=k)
+            _draw_line(axes, tasks[task].get(split, Line([], [])), k, label=style.shortened(task), **_task_style(k))
         _finish(axes, f"Protected tasks ({split}){some}")
     if panels:
         panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
-    return save(figure, path)
+    return style.save(figure, path)
 
 
 def _lines_of_tasks(history: History) -> dict[str, dict[str, Line]]:
     """By task and split, in the order of the records."""
     keys = dict.fromkeys(key for record in history for key in record if key.startswith(CHANGE_PREFIX))
-    lines = {key.removeprefix(CHANGE_PREFIX): lines_by_split(history, key) for key in keys}
+    lines = {key.removeprefix(CHANGE_PREFIX): style.lines_by_split(history, key) for key in keys}
     return {task: by_split for task, by_split in lines.items() if by_split}
 
 
@@ -89,30 +74,25 @@ def _worst(tasks: Mapping[str, Mapping[str, Line]]) -> list[str]:
     return [task for task in tasks if task in kept]
 
 
-def _draw_line(
-    axes: "Axes", line: Line, label: str, color: str, marker: str, dashes: str = "-", first_mark: int = 0
-) -> None:
+def _task_style(k: int) -> dict[str, Any]:
+    """Dashed and hollow in the second round: told apart also where a single epoch draws no line."""
+    turn = k % len(COLORS)
+    look = {"color": COLORS[turn], "marker": MARKERS[turn]}
+    return look if k == turn else look | {"linestyle": "--", "markerfacecolor": "white"}
+
+
+def _draw_line(axes: "Axes", line: Line, first_mark: int = 0, **look: Any) -> None:
     every = max(1, len(line.values) // MARKS)
     axes.plot(
         line.epochs,
         [100 * value for value in line.values],
-        dashes,
-        color=color,
-        marker=marker,
         markevery=(first_mark % every, every),  # marks of lines that lie on each other stand side by side
         markersize=4.5,
-        markerfacecolor=color if dashes == "-" else "white",  # told apart also where a single epoch draws no line
         linewidth=1.5,
-        label=label,
+        **look,
     )
 
 
 def _finish(axes: "Axes", title: str) -> None:
-    axes.axhline(0, color="0.35", linestyle="--", linewidth=1.1, label="old model", zorder=1)
-    label_epochs(axes, "change in accuracy (points)", title)
-
-
-def _short(name: str) -> str:
-    """Without its middle: long names often differ in their last part."""
-    half = MOST_LETTERS // 2
-    return name if len(name) <= MOST_LETTERS else f"{name[: half - 1]}…{name[-half:]}"
+    style.mark_level(axes, 0, "old model")
+    style.label_epochs(axes, "change in accuracy (points)", title)

@@ -4,33 +4,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fcco_lightning.evaluation.pictures.style import (
-    BLUE,
-    GREEN,
-    OTHER_SPLIT,
-    SPLIT_STYLES,
-    VERMILION,
-    History,
-    label_epochs,
-    lines_by_split,
-    new_figure,
-    quiet_frame,
-    row_of_axes,
-    save,
-)
+from fcco_lightning.evaluation.pictures import style
+from fcco_lightning.evaluation.pictures.style import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_BARS = 40
-MOST_LETTERS = 28  # of a name under a bar
 DASHES = {"train": "-", "val": "--", "test": ":"}
 ACCURACIES = (
-    ("accuracy", "average", BLUE),
-    ("tail_accuracy", "worst groups", GREEN),
-    ("worst_group_accuracy", "worst group", VERMILION),
+    ("accuracy", "average", style.BLUE),
+    ("tail_accuracy", "worst groups", style.GREEN),
+    ("worst_group_accuracy", "worst group", style.VERMILION),
 )
-LOSSES = (("loss", "average", BLUE), ("cvar_loss", "CVaR of the groups", GREEN))
+LOSSES = (("loss", "average", style.BLUE), ("cvar_loss", "CVaR of the groups", style.GREEN))
 
 
 def plot_group_curves(history: History, path: str | Path) -> Path | None:
@@ -47,32 +34,23 @@ def plot_group_curves(history: History, path: str | Path) -> Path | None:
         The file written, or None if no record holds any of them.
     """
     panels = [("accuracy (%)", "Accuracy", ACCURACIES, 100.0), ("loss (nats)", "Loss", LOSSES, 1.0)]
-    shown = [panel for panel in panels if any(lines_by_split(history, key) for key, _, _ in panel[2])]
+    shown = [panel for panel in panels if any(style.lines_by_split(history, key) for key, _, _ in panel[2])]
     if not shown:
         return None
-    figure = new_figure(5.2 * len(shown), 4.4)
-    for axes, (unit, title, lines, scale) in zip(row_of_axes(figure, len(shown)), shown, strict=True):
+    figure = style.new_figure(5.2 * len(shown), 4.4)
+    for axes, (unit, title, lines, scale) in zip(style.row_of_axes(figure, len(shown)), shown, strict=True):
         for key, label, color in lines:
             _draw_line(axes, history, key, label, color, scale)
-        label_epochs(axes, unit, title)
+        style.label_epochs(axes, unit, title)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(lines), frameon=False, fontsize=9)
-    return save(figure, path)
+    return style.save(figure, path)
 
 
 def _draw_line(axes: "Axes", history: History, key: str, label: str, color: str, scale: float) -> None:
-    by_split = lines_by_split(history, key)
-    for split, (epochs, values) in by_split.items():
-        marker = SPLIT_STYLES.get(split, OTHER_SPLIT)[1]
-        axes.plot(
-            epochs,
-            [scale * value for value in values],
-            DASHES.get(split, "-."),
-            color=color,
-            marker=marker if len(values) <= MOST_BARS else None,
-            markersize=3.5,
-            linewidth=1.6,
-            label=f"{label}, {split}",
-        )
+    for split, (epochs, values) in style.lines_by_split(history, key).items():
+        marker = style.split_style(split)["marker"] if len(values) <= MOST_BARS else None
+        scaled, dashes, name = [scale * value for value in values], DASHES.get(split, "-."), f"{label}, {split}"
+        axes.plot(epochs, scaled, dashes, color=color, marker=marker, markersize=3.5, linewidth=1.6, label=name)
 
 
 def plot_groups(
@@ -93,16 +71,14 @@ def plot_groups(
     if not groups:
         return None
     shown = groups[:MOST_BARS]
-    names = [_short(str(group["name"])) for group in shown]
+    names = [style.shortened(str(group["name"])) for group in shown]
     upright = sum(map(len, names)) > 70
-    tallest = max(map(len, names)) if upright else 0
-    figure = new_figure(max(6.0, 1.6 + 0.24 * len(shown)), 4.6 + 0.075 * tallest)
+    figure = style.new_figure(max(6.0, 1.6 + 0.24 * len(shown)), 4.6 + 0.075 * max(map(len, names)) * upright)
     accuracy, weight = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    places = range(len(shown))
 
-    percents = [100 * group["accuracy"] for group in shown]
-    accuracy.bar(places, percents, width=_width(len(shown)), color=BLUE, label="_unlisted")
-    accuracy.axhline(100 * average, color=VERMILION, linestyle="--", linewidth=1.4, label=f"average {average:.1%}")
+    _draw_bars(accuracy, [100 * group["accuracy"] for group in shown], style.BLUE)
+    line = {"color": style.VERMILION, "linestyle": "--", "linewidth": 1.4}
+    accuracy.axhline(100 * average, label=f"average {average:.1%}", **line)
     title = f"Accuracy by group ({split})"
     title += f": the worst {len(shown)} of {len(groups):,}" if len(shown) < len(groups) else ""
     accuracy.set(ylim=(0, 100), ylabel="accuracy (%)")
@@ -110,28 +86,21 @@ def plot_groups(
     _legend_above(accuracy)
 
     multiples = [group["weight"] * len(groups) for group in shown]
-    weight.bar(places, multiples, width=_width(len(shown)), color=GREEN, label="_unlisted")
-    weight.axhline(1, color="0.35", linestyle="--", linewidth=1.1, label="uniform")
+    _draw_bars(weight, multiples, style.GREEN)
+    style.mark_level(weight, 1, "uniform")
     weight.set(ylabel="weight in CVaR,\ntimes uniform", ylim=(0, 1.08 * max(1.0, *multiples)))
     _legend_above(weight)
-    weight.set_xticks(places, names, rotation=90 if upright else 0, fontsize=8 if upright else 9)
+    weight.set_xticks(range(len(shown)), names, rotation=90 if upright else 0, fontsize=8 if upright else 9)
     weight.set_xlim(-0.7, max(len(shown), 3) - 0.3 - (len(shown) < 3))
-    for axes in (accuracy, weight):
-        quiet_frame(axes)
-        axes.grid(visible=False, axis="x")
-    return save(figure, path)
+    return style.save(figure, path)
 
 
-def _width(count: int) -> float:
-    return 0.8 if count > 3 else 0.5
+def _draw_bars(axes: "Axes", heights: Sequence[float], color: str) -> None:
+    axes.bar(range(len(heights)), heights, width=0.8 if len(heights) > 3 else 0.5, color=color, label="_unlisted")
+    style.quiet_frame(axes)
+    axes.grid(visible=False, axis="x")
 
 
 def _legend_above(axes: "Axes") -> None:
     """Outside: a bar may be as high as the frame."""
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.97), frameon=False, fontsize=9)
-
-
-def _short(name: str) -> str:
-    """Without its middle: names of intersections often differ in their last part."""
-    half = MOST_LETTERS // 2
-    return name if len(name) <= MOST_LETTERS else f"{name[: half - 1]}…{name[-half:]}"

@@ -26,8 +26,8 @@ History: TypeAlias = Sequence[Mapping[str, Any]]
 DPI = 130
 # Okabe & Ito's palette, told apart under the common colour blindnesses; markers differ too, for print in grey.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-SPLIT_STYLES = {"train": (BLUE, "o"), "val": (VERMILION, "s"), "test": (GREEN, "^")}
-OTHER_SPLIT = (PURPLE, "D")
+_SPLIT_STYLES = {"train": (BLUE, "o"), "val": (VERMILION, "s"), "test": (GREEN, "^")}
+_MOST_LETTERS = 28  # of a name
 
 
 class Line(NamedTuple):
@@ -52,6 +52,18 @@ def lines_by_split(history: History, key: str) -> dict[str, Line]:
     return {split: line for split, line in lines.items() if line.values}
 
 
+def split_style(split: str) -> dict[str, Any]:
+    """Colour and marker of a split, as matplotlib names them."""
+    color, marker = _SPLIT_STYLES.get(split, (PURPLE, "D"))
+    return {"color": color, "marker": marker}
+
+
+def shortened(name: str) -> str:
+    """Without its middle where it is long: names of intersections often differ in their last part."""
+    half = _MOST_LETTERS // 2
+    return name if len(name) <= _MOST_LETTERS else f"{name[: half - 1]}…{name[-half:]}"
+
+
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of that size in inches, which keeps its parts from overlapping."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
@@ -72,6 +84,22 @@ def quiet_frame(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
+
+
+def unit_square(axes: "Axes", **labels: Any) -> None:
+    """Both axes from 0 to 1, as of shares, with titles and the like."""
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), **labels)
+    quiet_frame(axes)
+
+
+def mark_diagonal(axes: "Axes") -> None:
+    """Where both are equal."""
+    axes.plot([0, 1], [0, 1], color="0.75", linewidth=1, linestyle=":")
+
+
+def mark_level(axes: "Axes", level: float, label: str) -> None:
+    """A level that divides what is good from what is not."""
+    axes.axhline(level, color="0.35", linestyle="--", linewidth=1.1, label=label, zorder=1)
 
 
 def label_epochs(axes: "Axes", unit: str, title: str) -> None:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import RetrievalEvaluation
 from fcco_lightning.evaluation.metrics.retrieval import RankedLists
 
@@ -12,7 +12,7 @@ GRADES, QUERIES = torch.tensor([2, 1, 0, 0, 3, 0]), torch.tensor([5, 5, 5, 5, 8,
 
 def test_a_constant_score_is_not_rewarded_for_the_order_of_the_table():
     lists = RankedLists(torch.zeros(6), GRADES, QUERIES)
-    assert lists.places[lists.relevant].tolist() == [3, 4, 2]
+    assert lists.items.place[lists.items.grade > 0].tolist() == [3, 4, 2]
     assert lists.reciprocal_rank(10).tolist() == pytest.approx([1 / 3, 1 / 2])
     assert lists.average_precision().tolist() == pytest.approx([(1 / 3 + 2 / 4) / 2, 1 / 2])
 
@@ -40,7 +40,3 @@ def test_without_a_relevant_item_figures_are_nan():
 def test_what_is_refused():
     with pytest.raises(ConfigError, match="k must name at least one"):
         RetrievalEvaluation([])
-    with pytest.raises(DataError, match="need a column 'query'"):
-        RetrievalEvaluation()(torch.randn(6), {"y": GRADES})
-    with pytest.raises(DataError, match=r"got \(6, 2\)"):
-        RetrievalEvaluation()(torch.randn(6, 2), {"y": GRADES, "query": QUERIES})

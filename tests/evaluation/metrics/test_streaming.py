@@ -3,11 +3,11 @@
 import pytest
 import sklearn.metrics as reference
 import torch
-from tests.metrics.test_functional import sample
 
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.evaluation.metrics import ScoreCounts, precision_recall_at, roc_gap
 from fcco_lightning.state.processes import Processes
+from tests.evaluation.metrics.test_ranking import sample
 from tests.state import pool as pools
 
 pool = pools.pool

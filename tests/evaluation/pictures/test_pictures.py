@@ -3,20 +3,18 @@
 import itertools
 import math
 
-import matplotlib.pyplot as plt
+import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from fcco_lightning.evaluation import pictures
-from fcco_lightning.evaluation.metrics.group import GroupROC, SplitROC
+from fcco_lightning.evaluation.metrics import roc_gap
+from tests import drawing
+from tests.evaluation.metrics.test_ranking import sample
+
+drawn = drawing.drawn
 
 NAMES = [f"h/{rate}@{threshold}" for threshold in range(-3, 4) for rate in ("fpr", "tpr")]
-PNG = b"\x89PNG\r\n\x1a\n"
-ROC = SplitROC(
-    groups=[GroupROC("female", [0, 0.2, 1], [0, 0.7, 1], 0.75), GroupROC("male", [0, 0.4, 1], [0, 0.9, 1], 0.74)],
-    gap=0.25,
-    widest=[(0.2, 0.7), (0.4, 0.9)],
-)
 
 
 def record(epoch, split="train", **values):
@@ -29,15 +27,6 @@ def full_history(epochs):
         record(epoch, split, auc=0.8 + 0.01 * epoch, roc_gap=0.3, worst_violation=0.08, score_min=-9.0, **constraints)
         for epoch, split in itertools.product(range(epochs), ("train", "val"))
     ]
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures in the order in which they were saved; every one is still written."""
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1])
-    yield figures
-    assert plt.get_fignums() == []
 
 
 def line(axes, label):
@@ -53,7 +42,6 @@ def legend(axes):
 def test_objective_and_violation_side_by_side(drawn, tmp_path, epochs):
     path = pictures.plot_objective_and_violation(full_history(epochs), tmp_path / "new folder" / "fig.png")
     assert path == tmp_path / "new folder" / "fig.png"
-    assert path.read_bytes().startswith(PNG)
     objective, violation = drawn[0].axes
     assert [objective.get_xlabel(), objective.get_ylabel()] == ["epoch", "AUC"]
     assert legend(objective) == ["train", "val"]
@@ -167,32 +155,30 @@ def test_the_split_of_the_constraints_can_be_chosen(drawn, tmp_path):
     assert pictures.plot_constraints(history, tmp_path / "fig.png", split="test") is None
 
 
-def test_roc_by_group_with_aucs_and_gap(drawn, tmp_path):
-    path = pictures.plot_roc_by_group({"train": ROC, "test": ROC._replace(widest=None)}, tmp_path / "fig.png")
-    assert path.read_bytes().startswith(PNG)
-    train, test = drawn[0].axes
+# In the second sample the negatives of the groups differ, so the gap is one of false positive rates.
+@pytest.mark.parametrize("flipped", [False, True], ids=["tpr", "fpr"])
+def test_roc_by_group_with_aucs_and_gap(drawn, tmp_path, flipped):
+    scores, labels, groups = sample(90)
+    scores, labels = (-scores, 1 - labels) if flipped else (scores, labels)
+    splits = {"train": (scores, labels, groups), "test": sample(60)}
+    assert pictures.plot_roc_by_group(splits, tmp_path / "fig.png", names=("a", "b")) == tmp_path / "fig.png"
+    axes, _ = drawn[0].axes
     assert [axes.get_title() for axes in drawn[0].axes] == ["ROC by group (train)", "ROC by group (test)"]
-    assert legend(train) == ["female: AUC 0.750", "male: AUC 0.740", "hard gap 0.250, at one threshold"]
-    assert legend(test)[-1] == "hard gap 0.250"
-    assert line(train, "hard gap 0.250, at one threshold").get_xydata().tolist() == [[0.2, 0.7], [0.4, 0.9]]
-    assert list(line(train, "male: AUC 0.740").get_ydata()) == [0, 0.9, 1]
-    assert (train.get_xlabel(), train.get_ylabel()) == ("false positive rate", "true positive rate")
-
-
-@pytest.mark.parametrize("gap", [None, math.nan])
-def test_an_unknown_gap_is_left_out(drawn, tmp_path, gap):
-    pictures.plot_roc_by_group({"test": ROC._replace(gap=gap)}, tmp_path / "fig.png")
-    assert legend(drawn[0].axes[0]) == ["female: AUC 0.750", "male: AUC 0.740"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("false positive rate", "true positive rate")
+    gap = roc_gap(scores, labels, groups).item()
+    widest = line(axes, f"hard gap {gap:.3f}, at one threshold").get_xydata()
+    assert abs(widest[0] - widest[1]).max() == gap
+    for k, name in enumerate("ab"):
+        own = labels[groups == k], scores[groups == k]
+        curve = line(axes, f"{name}: AUC {roc_auc_score(*own):.3f}").get_xydata()
+        assert curve == pytest.approx(np.stack(roc_curve(*own, drop_intermediate=False)[:2], axis=1), abs=1e-12)
+        assert abs(curve - widest[k]).max(1).min() < 1e-12
+    assert len(legend(axes)) == 3
 
 
 @pytest.mark.parametrize("history", [[], [record(0)], [record(0, auc=None, **{"h/a": math.nan})]])
 def test_pictures_without_numbers_are_skipped(history, tmp_path):
     assert pictures.plot_objective_and_violation(history, tmp_path / "a.png") is None
     assert pictures.plot_constraints(history, tmp_path / "b.png") is None
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("curves", [{}, {"train": SplitROC([])}])
-def test_roc_pictures_without_curves_are_skipped(curves, tmp_path):
-    assert pictures.plot_roc_by_group(curves, tmp_path / "c.png") is None
+    assert pictures.plot_roc_by_group({}, tmp_path / "c.png") is None
     assert list(tmp_path.iterdir()) == []

@@ -2,22 +2,12 @@
 
 from itertools import pairwise
 
-import matplotlib.pyplot as plt
 import pytest
-from matplotlib.figure import Figure
 
 from fcco_lightning.evaluation.pictures import plot_continual
+from tests import drawing
 
-PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures in the order in which they were saved; every one is still written."""
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1])
-    yield figures
-    assert plt.get_fignums() == []
+drawn = drawing.drawn
 
 
 def history(count, epochs=3, splits=("train", "val"), **more):
@@ -43,7 +33,6 @@ def legend(axes):
 def test_target_and_protected_tasks(drawn, tmp_path, count, epochs):
     path = plot_continual(history(count, epochs, delta_target=0.3), tmp_path / "new" / "fig.png")
     assert path == tmp_path / "new" / "fig.png"
-    assert path.read_bytes().startswith(PNG)
     target, train, val = drawn[0].axes
     assert [axes.get_title() for axes in drawn[0].axes] == [
         "Target",

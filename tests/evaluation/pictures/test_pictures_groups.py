@@ -2,22 +2,12 @@
 
 from itertools import pairwise
 
-import matplotlib.pyplot as plt
 import pytest
-from matplotlib.figure import Figure
 
 from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
+from tests import drawing
 
-PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures in the order in which they were saved; every one is still written."""
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1])
-    yield figures
-    assert plt.get_fignums() == []
+drawn = drawing.drawn
 
 
 def history(*splits, **scale):
@@ -42,8 +32,7 @@ def heights(axes):
 
 
 def test_curves_of_accuracy_and_loss(drawn, tmp_path):
-    path = plot_group_curves(history("train", "val"), tmp_path / "new" / "fig.png")
-    assert path.read_bytes().startswith(PNG)
+    plot_group_curves(history("train", "val"), tmp_path / "new" / "fig.png")
     accuracy, loss = drawn[0].axes
     lines = {line.get_label(): line for line in (*accuracy.lines, *loss.lines)}
     assert (
@@ -71,7 +60,7 @@ def test_a_panel_without_numbers_is_left_out(drawn, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
 def test_a_bar_for_every_group(drawn, tmp_path, count):
-    assert plot_groups(of_groups(count), tmp_path / "fig.png", average=0.625).read_bytes().startswith(PNG)
+    assert plot_groups(of_groups(count), tmp_path / "fig.png", average=0.625).is_file()
     accuracy, weight = drawn[0].axes
     assert heights(accuracy) == pytest.approx([100 * k / count for k in range(count)])
     multiples = [0.75 * count, 0.25 * count] if count > 1 else [1.0]

@@ -1,11 +1,28 @@
 """Functions of a weighted sum, of a distance to a number and of a difference of ratios."""
 
+import torch
 from mpmath import mpf
 
-from fcco_lightning.outer import AbsoluteDistance, Hinge, Linear, RatioDifference, SquaredHinge
+from fcco_lightning.outer import (
+    AbsoluteDifference,
+    AbsoluteDistance,
+    Hinge,
+    Linear,
+    MoreauEnvelope,
+    RatioDifference,
+    Shifted,
+    Square,
+    SquaredHinge,
+)
 from tests.outer.case import Case, Reference, Row, reference
 
 CASES = [
+    Case(AbsoluteDifference(Hinge(rho=4.0, kappa=0.1)), 2, kinks=((0.6, 0.5), (1.0, 1.1), (0.3, 0.3))),
+    Case(AbsoluteDifference(Hinge(rho=1.5)), 2, kinks=((0.4, 0.4),)),
+    Case(AbsoluteDifference(SquaredHinge(rho=2.0, kappa=0.2)), 2, kinks=((0.7, 0.5), (0.1, 0.1))),
+    Case(AbsoluteDifference(MoreauEnvelope(Hinge(rho=2.0, kappa=0.1), 0.3)), 2, kinks=((0.6, 0.5),)),
+    Case(AbsoluteDifference(Square(0.5)), 2, kinks=((0.2, 0.2),)),
+    Case(AbsoluteDifference(Shifted(Hinge(3.0), torch.tensor(0.125))), 2, kinks=((0.625, 0.5), (0.5, 0.5))),
     Case(Linear(SquaredHinge(rho=2.0, kappa=-1.0), (1.0, -1.0)), 2, kinks=((0.5, 1.5),)),
     Case(Linear(Hinge(rho=1.5, kappa=0.25), (1.0, -1.0)), 2, kinks=((0.75, 0.5),)),
     Case(Linear(SquaredHinge(rho=2.0, kappa=0.25), (-1.0, 0.5)), 2, kinks=((0.25, 1.0),)),
@@ -75,6 +92,7 @@ class RatioDifferenceReference(Reference):
 
 
 REFERENCES = {
+    AbsoluteDifference: LinearReference,
     AbsoluteDistance: DistanceReference,
     Linear: LinearReference,
     RatioDifference: RatioDifferenceReference,

@@ -8,12 +8,12 @@ import sklearn.metrics as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchmetrics.functional.retrieval import retrieval_precision, retrieval_recall
 
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
-from fcco_lightning.evaluation.metrics import functional
+from fcco_lightning.evaluation import metrics
 
 TOLERANCE = 1e-12  # shares of counts in float64
-SINGLE = 1e-6  # torchmetrics sums the curve in float32
 
 MAPS = {
     "exp": lambda s: (s / 4).exp(),
@@ -43,7 +43,7 @@ def test_auc_is_the_share_of_ordered_pairs(ties, seed):
     scores, labels, _ = sample(60, seed, ties)
     pairs = itertools.product(scores[labels == 1].tolist(), scores[labels == 0].tolist())
     wins = [1.0 if p > q else 0.5 if p == q else 0.0 for p, q in pairs]
-    assert functional.auc(scores, labels).item() == pytest.approx(sum(wins) / len(wins), abs=SINGLE)
+    assert metrics.auc(scores, labels).item() == pytest.approx(sum(wins) / len(wins), abs=TOLERANCE)
 
 
 @both
@@ -51,18 +51,18 @@ def test_auc_is_the_share_of_ordered_pairs(ties, seed):
 def test_scikit_learn_agrees(ties, seed):
     scores, labels, _ = sample(seed=seed, ties=ties)
     expected = reference.roc_auc_score(labels, scores)
-    assert functional.auc(scores, labels).item() == pytest.approx(expected, abs=SINGLE)
+    assert metrics.auc(scores, labels).item() == pytest.approx(expected, abs=TOLERANCE)
     theirs = reference.roc_curve(labels, scores, drop_intermediate=False)
-    for mine, other in zip(functional.roc_curve(scores, labels), theirs, strict=False):
-        np.testing.assert_allclose(mine.numpy(), other, rtol=0, atol=SINGLE)
+    for mine, other in zip(metrics.roc_curve(scores, labels), theirs, strict=False):
+        np.testing.assert_allclose(mine.numpy(), other, rtol=0, atol=TOLERANCE)
 
 
 def test_large_scores_are_not_made_equal():
     """A sigmoid in float32, as torchmetrics applies it to raw scores, turns all of them into 1."""
     scores, labels, _ = sample()
     shifted = 10 * scores + 200
-    assert functional.auc(shifted.float(), labels).item() == functional.auc(scores, labels).item()
-    assert len(functional.roc_curve(shifted, labels)[0]) == len(scores) + 1
+    assert metrics.auc(shifted.float(), labels).item() == metrics.auc(scores, labels).item()
+    assert len(metrics.roc_curve(shifted, labels)[0]) == len(scores) + 1
 
 
 @both
@@ -77,22 +77,22 @@ def test_roc_gap_is_the_largest_difference_of_rates(ties, num_thresholds):
         for label in (0, 1):
             rates = [np.mean([s >= threshold for s, y, g in rows if (y, g) == (label, of)]) for of in (0, 1)]
             gap = max(gap, abs(rates[0] - rates[1]))
-    assert functional.roc_gap(scores, labels, groups, num_thresholds).item() == pytest.approx(gap, abs=TOLERANCE)
+    assert metrics.roc_gap(scores, labels, groups, num_thresholds).item() == pytest.approx(gap, abs=TOLERANCE)
 
 
 def test_roc_gap_sees_both_rates_and_no_difference_where_there_is_none():
     scores = torch.tensor([0.0, 1.0, 0.0, 1.0])
     labels, groups = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
-    assert functional.roc_gap(scores, labels, groups).item() == 0.0
+    assert metrics.roc_gap(scores, labels, groups).item() == 0.0
     only_fpr_differs = torch.tensor([0.0, 1.0, 1.0, 1.0])
-    assert functional.roc_gap(only_fpr_differs, labels, groups).item() == 1.0
+    assert metrics.roc_gap(only_fpr_differs, labels, groups).item() == 1.0
     only_tpr_differs = torch.tensor([0.0, 1.0, 0.0, 0.0])
-    assert functional.roc_gap(only_tpr_differs, labels, groups).item() == 1.0
+    assert metrics.roc_gap(only_tpr_differs, labels, groups).item() == 1.0
 
 
 def test_roc_gap_sees_the_gap_that_shifted_scores_hide_from_fixed_thresholds():
     scores, labels, groups = sample(400)
-    assert functional.roc_gap(scores - 70, labels, groups) == functional.roc_gap(scores, labels, groups) > 0.1
+    assert metrics.roc_gap(scores - 70, labels, groups) == metrics.roc_gap(scores, labels, groups) > 0.1
 
 
 @both
@@ -100,8 +100,8 @@ def test_roc_gap_sees_the_gap_that_shifted_scores_hide_from_fixed_thresholds():
 def test_increasing_maps_change_nothing(name, ties):
     scores, labels, groups = sample(ties=ties)
     mapped = MAPS[name](scores)
-    assert functional.auc(mapped, labels).item() == functional.auc(scores, labels).item()
-    assert functional.roc_gap(mapped, labels, groups) == functional.roc_gap(scores, labels, groups)
+    assert metrics.auc(mapped, labels).item() == metrics.auc(scores, labels).item()
+    assert metrics.roc_gap(mapped, labels, groups) == metrics.roc_gap(scores, labels, groups)
 
 
 # Whole numbers in a narrow range: every map below is strictly increasing on them in floating point too.
@@ -114,40 +114,40 @@ def test_properties_of_any_sample(rows, name):
     rows = [*rows, *itertools.product([0], [False, True], [False, True])]  # every class in every group
     scores, labels, groups = (torch.tensor(column) for column in zip(*rows, strict=True))
     scores = scores.double()
-    value, gap = functional.auc(scores, labels), functional.roc_gap(scores, labels, groups)
+    value, gap = metrics.auc(scores, labels), metrics.roc_gap(scores, labels, groups)
     assert 0 <= value <= 1
     assert 0 <= gap <= 1
-    assert functional.auc(-scores, labels).item() == pytest.approx(1 - value.item(), abs=SINGLE)
-    assert functional.auc(scores, ~labels).item() == pytest.approx(1 - value.item(), abs=SINGLE)
-    assert functional.roc_gap(scores, labels, ~groups) == gap
-    assert functional.auc(MAPS[name](scores), labels) == value
-    assert functional.roc_gap(MAPS[name](scores), labels, groups) == gap
+    assert metrics.auc(-scores, labels).item() == pytest.approx(1 - value.item(), abs=TOLERANCE)
+    assert metrics.auc(scores, ~labels).item() == pytest.approx(1 - value.item(), abs=TOLERANCE)
+    assert metrics.roc_gap(scores, labels, ~groups) == gap
+    assert metrics.auc(MAPS[name](scores), labels) == value
+    assert metrics.roc_gap(MAPS[name](scores), labels, groups) == gap
     order = torch.arange(len(scores)).flip(0)
-    assert functional.auc(scores[order], labels[order]) == value
+    assert metrics.auc(scores[order], labels[order]) == value
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_scores_of_any_float_type_and_with_a_graph(dtype):
     scores = torch.tensor([0.25, 0.5, 0.5, 1.0], dtype=dtype, requires_grad=True)
-    value = functional.auc(scores, torch.tensor([0.0, 1.0, 0.0, 1.0]))
+    value = metrics.auc(scores, torch.tensor([0.0, 1.0, 0.0, 1.0]))
     assert (value.item(), value.requires_grad) == (0.875, False)
 
 
 def test_a_small_difference_of_float64_scores_is_no_tie():
-    assert functional.auc(torch.tensor([1.0, 1.0 + 1e-15], dtype=torch.float64), torch.tensor([0, 1])).item() == 1.0
+    assert metrics.auc(torch.tensor([1.0, 1.0 + 1e-15], dtype=torch.float64), torch.tensor([0, 1])).item() == 1.0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_gives_the_same_values():
     scores, labels, groups = sample(ties=True)
-    on_cuda = functional.auc(scores.cuda(), labels.cuda())
-    assert on_cuda.item() == pytest.approx(functional.auc(scores, labels).item(), abs=SINGLE)
-    gap = functional.roc_gap(scores.cuda(), labels.cuda(), groups.cuda())
-    assert gap.item() == functional.roc_gap(scores, labels, groups).item()
+    on_cuda = metrics.auc(scores.cuda(), labels.cuda())
+    assert on_cuda.item() == pytest.approx(metrics.auc(scores, labels).item(), abs=TOLERANCE)
+    gap = metrics.roc_gap(scores.cuda(), labels.cuda(), groups.cuda())
+    assert gap.item() == metrics.roc_gap(scores, labels, groups).item()
 
 
 S, Y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 1, 1])
-TAKES_PAIR = [functional.auc, functional.roc_curve]
+TAKES_PAIR = [metrics.auc, metrics.roc_curve]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_wrong_samples_are_refused(scores, labels, error, message):
 
 @pytest.mark.parametrize("labels", [Y, Y.bool(), Y.float(), Y.to(torch.uint8)], ids=lambda y: str(y.dtype))
 def test_labels_of_any_type_are_accepted(labels):
-    assert functional.auc(S, labels).item() == 1.0
+    assert metrics.auc(S, labels).item() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,18 @@ def test_labels_of_any_type_are_accepted(labels):
 )
 def test_wrong_groups_are_refused(labels, groups, message):
     with pytest.raises(DataError, match=message):
-        functional.roc_gap(torch.arange(4.0), torch.tensor(labels), torch.tensor(groups))
+        metrics.roc_gap(torch.arange(4.0), torch.tensor(labels), torch.tensor(groups))
 
 
 @pytest.mark.parametrize("num_thresholds", [0, -3, 1.5])
 def test_wrong_numbers_of_thresholds_are_refused(num_thresholds):
     with pytest.raises(ConfigError, match="num_thresholds"):
-        functional.roc_gap(*sample(), num_thresholds)
+        metrics.roc_gap(*sample(), num_thresholds)
+
+
+@pytest.mark.parametrize("k", [1, 4, 7, 8, 100])
+def test_precision_and_recall_at_the_head_of_a_list_that_may_be_shorter(k):
+    scores, y = torch.rand(7, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 0, 1, 1, 0])
+    found = metrics.precision_recall_at(scores, y, k)
+    expected = retrieval_precision(scores, y, top_k=k), retrieval_recall(scores, y, top_k=k)
+    torch.testing.assert_close(found, expected, check_dtype=False)

@@ -1,0 +1,184 @@
+"""ICPPAC: inexact constrained proximal points by constraint extrapolation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.algorithms.base import Algorithm
+from fcco_lightning.algorithms.directional import along
+from fcco_lightning.checks import at_least, non_negative, positive
+from fcco_lightning.constraints import Constraint, HingePenalty
+from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.engine import Engine, Problem, Reading, Surrogate
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import InnerPoint
+from fcco_lightning.models.batch import Batch
+from fcco_lightning.objectives import Objective
+from fcco_lightning.outer import excess
+
+
+class ICPPAC(Algorithm):
+    r"""Inexact constrained proximal point method with constraint extrapolation (ConEx) inside; a double loop.
+
+    Stage k looks for the solution of ``min_z f_0(z) + mu |z - w|^2  s.t.  h_i(z) + mu |z - w|^2 <= 0`` around the
+    centre w, by inner iterations with values and gradients of a batch each, ``F_i`` and ``G_i`` at z_t:
+
+    ``l_i(z_t) = F_i(z_{t-1}) + <G_i(z_{t-1}), z_t - z_{t-1}>``, ``s_t = (1 + theta) l(z_t) - theta l(z_{t-1})``,
+    ``y <- [y + (s_t + mu |z_t - w|^2) / tau]_+``,
+    ``z_{t+1} = argmin_z <G_0(z_t) + sum_i y_i G_i(z_t), z> + (1 + sum_i y_i) mu |z - w|^2 + |z - z_t|^2 / (2 eta)``.
+
+    The first batch of a stage gives ``l(z_1) = F(w)`` and moves nothing, so that the batch which moves y is another one
+    than that which gives the Jacobian; K inner iterations follow, y starting at 0.  Then the user's optimizer is given
+    ``w - z``: ``torch.optim.SGD`` with ``lr=1`` takes w to z, as the source has it.  The parameters hold the centre w
+    whenever anyone else looks, and stages go on from one epoch to the next.
+
+    Nothing is remembered of the inner values, so constraints that are not linear in them are measured with the bias of
+    a batch.  ``|s_i| <= kappa`` counts as two constraints.  Of rows that a batch says nothing of, y and l stay.  A step
+    differentiates twice, which every operation of the network must allow.  Gradient clipping acts on the outer step.
+
+    Args:
+        mu: proximal parameter, > 0; theory takes more than the weak convexity of the objective and the constraints
+            (SONEX paper, F.2: .01, .001, .0001).
+        eta: inner step size, > 0 (SONEX paper, F.2: .1, .01).
+        tau: inverse dual step size, > 0 (SONEX paper, F.2: 1, 10, 100).
+        theta: extrapolation, >= 0 (SONEX paper, F.2: .1).
+        K: inner iterations of a stage, >= 1.
+
+    Raises:
+        ConfigError: if a number is out of range; from ``pose`` if there is a penalty, if there are no constraints, or
+            if the objective has inner functions.
+    Source: Boob, Deng and Lan, Stochastic first-order methods for convex and nonconvex functional constrained
+        optimization (2023), Algorithms 1 and 4.
+    """
+
+    penalises = False
+
+    def __init__(self, mu: float = 0.001, eta: float = 0.1, tau: float = 10.0, theta: float = 0.1, K: int = 50) -> None:
+        self.mu, self.eta, self.tau = positive("mu", mu), positive("eta", eta), positive("tau", tau)
+        self.theta, self.K = non_negative("theta", theta), at_least("K", K, 1)
+
+    def pose(
+        self,
+        objective: Objective,
+        constraints: Sequence[Constraint] = (),
+        penalty: Enforcement | None = None,
+        **kwargs: Any,
+    ) -> Problem:
+        if penalty is not None:
+            raise ConfigError(
+                f"ICPPAC takes no penalty, got {type(penalty).__name__}: it has multipliers of its own. Leave penalty "
+                "out, or use SONEX."
+            )
+        if objective.outer is not None:
+            raise ConfigError(
+                f"ICPPAC remembers no inner values, of which {type(objective).__name__} is made. Use an objective "
+                "without, such as AUC or CrossEntropy, or another algorithm, such as SONEX."
+            )
+        if not constraints:
+            raise ConfigError("ICPPAC is for problems with constraints, and there are none. Add one, or use SGD.")
+        return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+ is what is logged
+
+    def start(self, engine: Engine) -> None:
+        self.require_stored_activations(engine)
+        if engine.backend.drops_overflows:
+            raise ConfigError(
+                "ICPPAC differentiates its constraints along a step, and cannot take back one that overflowed in half "
+                "precision. Use --trainer.precision bf16-mixed or 32."
+            )
+        self._params = engine.params
+        self._point, self._count = InnerPoint(engine.params), 0
+        self._y: list[Tensor] = []  # of every constraint, shape (m, sides)
+        self._ahead: list[Tensor] = []  # l at the present z
+        self._before: list[Tensor] = []  # l at the z before
+
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        if self._count == 0:
+            self._point.restart()
+        with self._point.held() as centre:
+            if self._count == 0:
+                self._begin(engine, batch)
+            else:
+                self._inner_iteration(engine, batch, centre)
+        self._count += 1
+        if self._count > self.K:
+            self._count = 0
+            gradient = [p.data - z for p, z in zip(self._params, self._point.tensors, strict=True)]
+            engine.update(gradient)
+
+    def _begin(self, engine: Engine, batch: Batch) -> None:
+        """Take the constraints' values at the centre."""
+        with torch.no_grad():
+            now = engine.measure(engine.evaluate(batch))
+            sides = [_sides(reading, _signed(reading)) for reading in now.readings]
+            surrogate = Surrogate(now.direct)
+            for side in sides:
+                surrogate.plus(side.sum())  # so that it is looked at
+        engine.descend(surrogate)
+        engine.commit()
+        self._y = [torch.zeros_like(side) for side in sides]
+        self._ahead, self._before = sides, sides
+
+    def _inner_iteration(self, engine: Engine, batch: Batch, centre: Sequence[Tensor]) -> None:
+        away = torch.stack([(p.data - c).square().sum() for p, c in zip(self._params, centre, strict=True)]).sum()
+        now = engine.measure(engine.evaluate(batch))
+        signed = [_signed(reading) for reading in now.readings]
+        y = [
+            (y + ((1 + self.theta) * ahead - self.theta * before + self.mu * away) / self.tau).clamp(min=0)
+            for y, ahead, before in zip(self._y, self._ahead, self._before, strict=True)
+        ]
+        surrogate = Surrogate(now.direct)
+        for reading, s, multiplier in zip(now.readings, signed, y, strict=True):
+            self._add(surrogate, reading, s, multiplier)
+        gradient = [g.clone() for g in engine.gradients(surrogate.value, own=True)]
+        engine.processes.average_(gradient)
+        pull = 2 * self.mu * (1 + torch.stack([one.sum() for one in y]).sum())
+        step = [
+            ((pull * (c - p.data) - g) / (1 / self.eta + pull)).to(p.dtype)
+            for p, c, g in zip(self._params, centre, gradient, strict=True)
+        ]
+        found = [self._linearised(engine, *one, step) for one in zip(now.readings, signed, self._ahead, strict=True)]
+        surrogate.gradients = gradient
+        engine.descend(surrogate)
+        engine.commit()
+        self._y, self._before, self._ahead = y, self._ahead, found
+        torch._foreach_add_([p.data for p in self._params], step)
+
+    def _add(self, surrogate: Surrogate, reading: Reading, s: Tensor, y: Tensor) -> None:
+        """Add ``sum_i y_i h_i`` over the rows of which the batch speaks, each divided by how likely that is."""
+        pressure = y[:, 0] if y.shape[1] == 1 else y[:, 0] - y[:, 1]
+        chance = reading.weight * reading.term.num_rows / reading.term.share  # 1/p_i
+        surrogate.plus((chance * pressure * s.squeeze(1)).sum())
+        surrogate.estimates.add(reading, reading.term.outer, reading.values.detach())
+
+    def _linearised(self, engine: Engine, reading: Reading, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
+        """L at the next z, (m, sides); as it was for rows of which the batch says nothing."""
+        ahead = _sides(reading, s.detach() + along(engine, s, step))
+        return torch.where(reading.present.unsqueeze(1), ahead, held)
+
+    def state_dict(self) -> dict[str, Any]:
+        begun = self._count > 0
+        tables = {"y": self._y, "ahead": self._ahead, "before": self._before} if begun else {}
+        iterate = list(self._point.tensors) if begun else []
+        return {**super().state_dict(), "iterate": iterate, "inner_count": self._count, **tables}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._point.load(state["iterate"])
+        self._count, device = int(state["inner_count"]), self._params[0].device
+        names = ("y", "ahead", "before")
+        self._y, self._ahead, self._before = ([t.to(device) for t in state.get(name, [])] for name in names)
+
+
+def _signed(reading: Reading) -> Tensor:
+    """``h + kappa`` of a constraint with one side, s of ``|s| <= kappa``, with graph, (m, 1)."""
+    constraint = reading.term.part
+    assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
+    return constraint.number(reading.values.detach()).value(reading.values).unsqueeze(1)
+
+
+def _sides(reading: Reading, s: Tensor) -> Tensor:
+    """H of every side, (m, sides)."""
+    constraint = reading.term.part
+    assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
+    return excess(s, constraint.limit, constraint.sides)

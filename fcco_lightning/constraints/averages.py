@@ -1,0 +1,160 @@
+"""Means over sides: the one way in which rates of groups and of subsets are measured.
+
+All means are taken at once, as one product of matrices, in shapes that follow from the batch's size alone.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.vacuity import constant_decision
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.numerics import Known
+from fcco_lightning.objectives import Quantity
+from fcco_lightning.objectives.measurable import Rows
+
+
+class OverSides(Constraint, ABC):
+    """Every row compares what is measured on its sides: sets of samples, of a class or of all.
+
+    A batch without a sample of a side leaves the row untouched.
+    """
+
+    def compare(self, rows: Sequence[Sequence[int]]) -> None:
+        """Say which sides the rows of a class compare.
+
+        Args:
+            rows: for every row the positions of its sides among those of :meth:`members`.
+        """
+        picked = [side for sides in rows for side in sides]
+        self._rows, self._picked = rows, None if picked == list(range(len(picked))) else Known(torch.tensor(picked))
+
+    @abstractmethod
+    def members(self, batch: Columns) -> Tensor:
+        """Mark the samples of every class and side, shape (number of classes, number of sides, B), bool.
+
+        Raises:
+            DataError: if the batch lacks a column, or has no single label for a sample.
+        """
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch speaks of a row if it holds a sample of each of its sides, of the class."""
+        return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
+
+    def by_rows(self, table: Tensor) -> Tensor:
+        """What belongs to the sides of every row of a class, (c, p, k, ...), from that of all sides, (c, s, ...)."""
+        if self._picked is not None:
+            table = table.index_select(1, self._picked.like(table))
+        return table.view(len(table), len(self._rows), -1, *table.shape[2:])
+
+    def as_rows(self, measured: Tensor, known: Tensor) -> Rows:
+        """What is measured on all sides, (c, s) or (c, s, t), and on which, (c, s), as rows (m, k) by class and row."""
+        return Rows(self.by_rows(measured).reshape(-1, self.width), self.by_rows(known).all(-1).flatten())
+
+
+class OfMeans(OverSides, ABC):
+    """What is measured are means of numbers of the samples.
+
+    Where samples are not drawn uniformly the means are weighted by the column ``weight``.
+    """
+
+    @abstractmethod
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """What is averaged, with graph: a number of every sample, shape (B,), or t of them, (B, t).
+
+        Where it is a rate it is a smoothed decision, ``sigmoid((score - threshold) / temperature)``.
+        """
+
+    @abstractmethod
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """What is averaged in the place of :meth:`of_samples` where decisions are: 0 or 1, of the same shape."""
+
+    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+        """The means of values of samples in every class and side, (c, s) or (c, s, t); which have samples, (c, s)."""
+        return means_over(self.members(batch), values, batch)
+
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        return None, self.as_rows(*self.means(self.of_samples(outputs, batch), batch))
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        if not self.smooths:
+            return super().decided(outputs, batch)
+        return self.as_rows(*self.means(self.of_decisions(outputs.detach(), batch), batch)).values
+
+
+class OfQuantity(OfMeans, ABC):
+    """Means of a quantity q of the samples, and where it smooths decisions of these.
+
+    Attributes:
+        quantity: q.
+    """
+
+    quantity: Quantity
+
+    @property
+    def smooths(self) -> bool:
+        return self.quantity.smooths
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        super().check(outputs, batch)
+        self.quantity.check(outputs, batch)
+
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self.quantity(outputs, batch)
+
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self.quantity.decided(outputs, batch)
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        """All decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
+        return constant_decision(self.quantity(outputs, batch)) if self.quantity.range == (0.0, 1.0) else None
+
+
+def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What every sample of a batch counts in the mean over each subset, and of which subsets the batch has samples.
+
+    Samples count alike, or by the column ``weight`` where they are not drawn uniformly.
+
+    Args:
+        member: which samples belong to each subset, shape (..., B), bool.
+        batch: columns.
+        dtype: of the shares.
+
+    Returns: shares of sum 1, or 0 where there is no sample, shape (..., B), and a mask (...,), bool.
+    """
+    counts = member.to(dtype)
+    if "weight" in batch:
+        counts = counts * batch["weight"].to(dtype)
+    total = counts.sum(-1, keepdim=True)
+    return counts / total.clamp(min=torch.finfo(dtype).tiny), total.squeeze(-1) > 0
+
+
+def only_of(shares: Tensor, values: Tensor) -> Tensor:
+    """The values of the samples that count somewhere, and 0 in the place of the others.
+
+    A share of 0 alone would make NaN of an infinite value.  So whatever the network makes of a sample that counts
+    nowhere, the means and their gradients stay as they are.
+
+    Args:
+        shares: what the samples count, shape (..., B).
+        values: theirs, shape (B, ...).
+    """
+    nowhere = shares.flatten(0, -2).sum(0) == 0
+    return values.masked_fill(nowhere.view(-1, *[1] * (values.dim() - 1)), 0.0)
+
+
+def means_over(member: Tensor, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
+    """The means of values over subsets of a batch, as one product of matrices; 0 where there is no sample.
+
+    Args:
+        member: see :func:`shares_of`.
+        values: of the samples, with graph, shape (B,) or (B, t).
+        batch: columns.
+
+    Returns: the means, shape (...,) or (..., t), and which subsets have samples, shape (...,), bool.
+    """
+    shares, known = shares_of(member, batch, values.dtype)
+    return shares @ only_of(shares, values), known

@@ -1,0 +1,91 @@
+"""Rows drawn in turn, and the chances of such draws."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield ``size`` of ``rows`` at a time for ever, one shuffled pass after another."""
+    left = rows[:0]
+    while True:
+        take, left = left[:size], left[size:]
+        while len(take) < size:
+            fresh = rows[torch.randperm(len(rows), generator=generator)]
+            # Rows this batch already holds go to the end of the new pass: no repeats, and no row loses its turn.
+            seen = torch.isin(fresh, take)
+            fresh = torch.cat([fresh[~seen], fresh[seen]])
+            missing = size - len(take)
+            take, left = torch.cat([take, fresh[:missing]]), fresh[missing:]
+        yield take
+
+
+def none_drawn(size: int, marked: int, drawn: int) -> float:
+    r"""Return the probability that none of ``marked`` rows is among ``drawn`` of ``size`` rows, without replacement.
+
+    .. math:: \binom{N - k}{m} \Big/ \binom{N}{m}
+
+    More draws than rows (m > N) mean that every row is drawn.
+    """
+    if marked == 0 or drawn == 0:
+        return 1.0
+    left = size - marked
+    if drawn > left:
+        return 0.0
+    lgamma = math.lgamma
+    log = lgamma(left + 1) - lgamma(left - drawn + 1) - lgamma(size + 1) + lgamma(size - drawn + 1)
+    return math.exp(min(log, 0.0))
+
+
+def none_drawn_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> NDArray[np.float64]:
+    """Return :func:`none_drawn` of every stratum, each argument of shape (S,), or a number for all.
+
+    Only strata of which some rows are marked, and enough are not, take time: S may be large, and asked of often.
+    """
+    drawn = torch.as_tensor(drawn).expand(len(sizes))
+    absences = ((marked == 0) | (drawn == 0)).double().numpy()
+    for s in ((absences == 0) & (drawn <= sizes - marked).numpy()).nonzero()[0].tolist():
+        absences[s] = none_drawn(int(sizes[s]), int(marked[s]), int(drawn[s]))
+    return absences
+
+
+def most_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> Tensor:
+    """Return a number of ``marked`` of ``sizes`` rows that no ``drawn`` exceed, shape (S,), int64.
+
+    Of a stratum that has fewer rows than are drawn some come twice or more, and perhaps marked ones only.
+    """
+    drawn = torch.as_tensor(drawn).expand(len(sizes))
+    return torch.where(drawn <= sizes, torch.minimum(drawn, marked), drawn * (marked > 0))
+
+
+def sum_of_largest(numbers: Tensor, count: int) -> int:
+    """Return the sum of the ``count`` largest of m >= ``count`` whole numbers."""
+    return int(numbers.topk(count).values.sum())
+
+
+def mean_product(factors: NDArray[np.float64], count: int) -> float:
+    r"""Return the mean over all choices of ``count`` of m numbers a_1..a_m in [0, 1] of the product of those chosen.
+
+    That is the elementary symmetric polynomial e_count(a_1..a_m) divided by its number of terms.  Divided so at every
+    step, the recurrence over the numbers is a convex combination, which neither overflows nor cancels:
+
+    .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
+
+    Numbers that are 0 leave the mean over the choices among the others, times the chance of such a choice.
+    """
+    every, factors = len(factors), factors[factors > 0.0]
+    if len(factors) < count:
+        return 0.0
+    j = np.arange(count)
+    without_zeros = float(np.prod((len(factors) - j) / (every - j)))
+    j = np.arange(count + 1)
+    ones = int(np.count_nonzero(factors == 1.0))
+    means = (j <= ones).astype(np.float64)  # products of ones
+    for m, a in enumerate(factors[factors != 1.0].tolist(), start=ones + 1):
+        before = np.concatenate([[0.0], means[:-1]])
+        means = np.where(j <= m, (m - j) / m * means + j / m * a * before, 0.0)
+    return without_zeros * float(means[-1])

@@ -1,0 +1,333 @@
+"""A classifier under constraints behind scikit-learn's interface."""
+
+import copy
+import logging
+import math
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from rich.table import Table
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fcco_lightning.algorithms import Algorithm
+from fcco_lightning.checks import at_least, non_negative, positive
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data import UniformSampling
+from fcco_lightning.data.datamodules import TensorDataModule
+from fcco_lightning.errors import DataError
+from fcco_lightning.evaluation import ClassEvaluation, Evaluation
+from fcco_lightning.models import TabularMLP
+from fcco_lightning.objectives import CrossEntropy, Objective
+from fcco_lightning.reports.page import report_page
+from fcco_lightning.reports.report import Report
+from fcco_lightning.reports.summary_table import split_tables
+from fcco_lightning.training import FCCOModule, WeightAverage
+
+_EPOCHS, _UPDATES = 12, 1000  # at least so many of both, where nothing is asked for
+_AVERAGED = 0.25  # part of the updates at the end, over which weights are averaged
+_AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
+
+
+class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    r"""A perceptron that minimises an objective under constraints: ``min_w F(w)  subject to  h_j(w) <= 0``.
+
+    Features are standardised. The network is trained with Adam on batches, and its weights are averaged over the last
+    quarter of the updates.  Constraints are enforced by multipliers that follow the rates of decisions
+    (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else (other networks, several processes, checkpoints)
+    there is :class:`~fcco_lightning.FCCOModule`.
+
+    Decisions are those for a positive score, or for the largest one of several classes: the objective has to give the
+    scores a meaning at 0, as cross-entropy does.  An objective of ranking, such as AUC, says nothing of that: use
+    :meth:`decision_function` with it.
+
+    Args:
+        objective: what is minimised; :class:`~fcco_lightning.CrossEntropy` by default.
+        constraints: any number of them; those on groups need ``sensitive_features`` in :meth:`fit`.
+        penalty: how constraints enter; multipliers by default.
+        algorithm: SONEX where something is to be remembered, else SGD, by default.
+        hidden: widths of the hidden layers; empty for a linear model.
+        max_epochs: passes over the data; None for 12, or more where these are fewer than 1,000 updates.
+        batch_size: samples of a batch.
+        learning_rate: of Adam.
+        weight_decay: of the weights in a step, as a factor on the learning rate, as in AdamW.
+        verbose: whether a progress bar is shown.
+        random_state: of the first weights and of the batches.
+
+    Attributes:
+        classes_: the labels, in increasing order.
+        network_: the trained network, for standardised features in float64.
+        report_: figures, tables and pictures of the training, see :class:`TrainingReport`.
+
+    Example:
+        >>> from sklearn.datasets import make_classification
+        >>> from fcco_lightning import ConstrainedClassifier, DemographicParity
+        >>> X, y = make_classification(400, random_state=0)
+        >>> group = np.where(X[:, 0] > 0, "a", "b")
+        >>> model = ConstrainedClassifier(constraints=[DemographicParity(kappa=0.05)], max_epochs=5, random_state=0)
+        >>> bool(model.fit(X, y, sensitive_features=group).score(X, y) > 0.7)
+        True
+    """
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        constraints: Sequence[Constraint] = (),
+        penalty: Enforcement | None = None,
+        algorithm: Algorithm | None = None,
+        hidden: Sequence[int] = (64, 64),
+        max_epochs: int | None = None,
+        batch_size: int = 128,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 1e-2,
+        verbose: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        self.objective, self.constraints, self.penalty, self.algorithm = objective, constraints, penalty, algorithm
+        self.hidden, self.max_epochs, self.batch_size = hidden, max_epochs, batch_size
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.verbose, self.random_state = verbose, random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sensitive_features: Any = None) -> Self:
+        """Train the network.
+
+        Args:
+            X: features, shape (n, d): an array, a table of numbers, or a sparse matrix.
+            y: labels of two or more classes, shape (n,).
+            sensitive_features: the group of every sample, shape (n,), of numbers or texts, which constraints know as
+                ``group``; or a table of several such columns, which constraints name by ``by`` or ``where``.
+
+        Raises:
+            DataError: if there is one class only, or a column of groups has one group, or missing cells.
+            ConfigError: if an argument is out of range, or no weights can meet a constraint.
+        """
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, order="C")
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise DataError(
+                f"y holds the class {str(self.classes_[0])!r} only: this classifier can't train when only one class is "
+                "present. Give samples of two classes or more."
+            )
+        groups = _groups(sensitive_features, len(y))
+        self._require_groups(groups)
+        self._scaler = StandardScaler(with_mean=not sparse.issparse(X)).fit(X)
+        columns = {"x": self._scaled(X).float(), "y": torch.from_numpy(labels)}
+        data = _Sample(columns, groups, self._batches(len(y)), self._seed())
+        with _quiet(), torch.random.fork_rng():
+            torch.manual_seed(data.seed)
+            self._train(data)
+        return self
+
+    def decision_function(self, X: Any) -> Any:
+        """The scores: (n,) of two classes, of which the later one is decided where they are positive; else (n, C)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, order="C", reset=False)
+        return self._scores(self._scaled(X)).numpy()
+
+    @torch.no_grad()
+    def _scores(self, x: Tensor) -> Tensor:
+        return torch.cat([self.network_(part) for part in torch.split(x, _AT_ONCE)])
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes, shape (n, C), of which the objective's scores are the log-odds."""
+        scores = torch.from_numpy(self.decision_function(X))
+        if scores.dim() == 1:
+            return torch.stack([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=1).numpy()
+        return torch.softmax(scores, dim=1).numpy()
+
+    def predict(self, X: Any) -> Any:
+        """The classes that are decided, shape (n,)."""
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
+
+    def _train(self, data: "_Sample") -> None:
+        epochs = at_least("max_epochs", self.max_epochs or self._epochs(data), 1)
+        updates = epochs * data.updates
+        rate, decay = positive("learning_rate", self.learning_rate), non_negative("weight_decay", self.weight_decay)
+        module = FCCOModule(
+            TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
+            copy.deepcopy(self.objective) or CrossEntropy(),
+            copy.deepcopy(list(self.constraints)),
+            copy.deepcopy(self.penalty),
+            copy.deepcopy(self.algorithm),
+            optimizer=lambda params: torch.optim.AdamW(params, lr=rate, weight_decay=decay),
+            evaluation=ClassEvaluation() if len(self.classes_) > 2 else None,
+            average=WeightAverage(decay=None, start=int((1 - _AVERAGED) * updates)),
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            report = Report(pictures=False, table=False, folder=folder)
+            Trainer(
+                max_epochs=epochs,
+                devices=1,
+                logger=False,
+                enable_checkpointing=False,
+                enable_model_summary=False,
+                enable_progress_bar=self.verbose,
+                check_val_every_n_epoch=-(-epochs // 10),
+                default_root_dir=folder,
+                callbacks=[report, *([TQDMProgressBar()] if self.verbose else [])],
+            ).fit(module, data)
+        self.network_ = module.network.cpu().double().eval()  # in float32 a score depends on what is scored with it
+        table = data.tables["train"].columns
+        final = {
+            "train": (
+                self._scores(table["x"].double()).float(),
+                {name: column for name, column in table.items() if name != "x"},
+            )
+        }
+        self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)
+
+    def _epochs(self, data: "_Sample") -> int:
+        return max(_EPOCHS, math.ceil(_UPDATES / data.updates))
+
+    def _batches(self, n: int) -> UniformSampling:
+        return UniformSampling(min(at_least("batch_size", self.batch_size, 1), n))
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _scaled(self, X: Any) -> Tensor:
+        scaled = self._scaler.transform(X)
+        dense = scaled.toarray() if sparse.issparse(scaled) else scaled
+        return torch.from_numpy(np.asarray(dense, dtype=np.float64))
+
+    def _require_groups(self, groups: Mapping[str, pd.Categorical]) -> None:
+        """Refuse constraints on groups that are not there."""
+        for constraint in self.constraints:
+            by = getattr(getattr(constraint, "comparisons", None), "by", None)
+            if by is not None and by not in groups:
+                raise DataError(
+                    f"{type(constraint).__name__} compares the groups of {by!r}, and sensitive_features has "
+                    f"{sorted(groups) or 'not been given'}. Call fit(X, y, sensitive_features=...) with one group for "
+                    "every sample, or with a table that has this column."
+                )
+
+
+class TrainingReport:
+    """What a training has achieved, for a notebook or a program.
+
+    Attributes:
+        figures: of the training split, as ``report.json`` of a run has them under ``train``.
+        headline: a sentence or more.
+    """
+
+    def __init__(
+        self,
+        report: Mapping[str, Any],
+        history: Sequence[dict[str, Any]],
+        evaluation: Evaluation,
+        final: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]],
+    ) -> None:
+        self.figures: Mapping[str, Any] = report["train"]
+        self.headline = str(report.get("verdict") or report.get("headline") or "")
+        self._report, self._history, self._evaluation, self._final = report, history, evaluation, final
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables of a run, to be printed by ``rich``."""
+        return split_tables(self._report)
+
+    def draw(self, folder: str | Path) -> list[Path]:
+        """Draw the pictures of the run as PNG files in a folder."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return self._evaluation.draw(list(self._history), self._final, Path(folder))
+
+    def __repr__(self) -> str:
+        return self.headline
+
+    def _repr_html_(self) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            return report_page("Training", self.headline, self.tables, self.draw(folder), whole=False)
+
+
+class _Sample(TensorDataModule):
+    """The training split alone, with its groups."""
+
+    def __init__(
+        self, columns: dict[str, Tensor], groups: Mapping[str, pd.Categorical], batches: UniformSampling, seed: int
+    ) -> None:
+        coded = {name: torch.from_numpy(column.codes.astype(np.int64)) for name, column in groups.items()}
+        columns = columns | coded
+        super().__init__({"train": columns, "test": columns}, batches=batches, seed=seed)
+        self._names = {name: [str(value) for value in column.categories] for name, column in groups.items()}
+        self.group_names = self._names.get("group", [])
+        self.updates = max(1, len(columns["y"]) // batches.batch_size)
+
+    def groups_of(self, name: str) -> tuple[str, list[str]]:
+        """The column of a sensitive feature, and the names of its groups."""
+        return name, self._names[name]
+
+    def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
+        """Of the training split."""
+        return {"train": super().evaluation_loaders()["train"]}
+
+
+def _groups(sensitive: Any, n: int) -> dict[str, pd.Categorical]:
+    """The groups of every sensitive feature by its name; the first one is called "group", too.
+
+    Raises:
+        DataError: if there are missing cells, or one group only.
+        ValueError: if there are not n of them.
+    """
+    if sensitive is None:
+        return {}
+    table = (
+        sensitive if isinstance(sensitive, pd.DataFrame) else pd.DataFrame({"group": pd.Series(np.ravel(sensitive))})
+    )
+    check_consistent_length(np.empty(n), table)
+    found = {str(name): _coded(str(name), table[name]) for name in table}
+    return found | {"group": next(iter(found.values()))}
+
+
+def _coded(name: str, column: Any) -> pd.Categorical:
+    missing = int(column.isna().sum())
+    if missing:
+        raise DataError(
+            f"{missing} of {len(column)} cells of the sensitive feature {name!r} are missing, first in row "
+            f"{int(np.flatnonzero(column.isna())[0])}. Leave these samples out, or give them a group of their own."
+        )
+    coded = pd.Categorical(column)
+    if len(coded.categories) < 2:
+        raise DataError(
+            f"the sensitive feature {name!r} has one group only, {str(coded.categories[0])!r}, so there is nothing to "
+            "compare. Give another column, or leave the constraints out."
+        )
+    return coded
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Lightning says of itself."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,159 @@
+"""What is read of a checkpoint file: whole, of a known format, and nothing in it is run."""
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.structure import STRUCTURE, difference
+
+CHECKPOINT_VERSION = 4
+_CONTENT: dict[str, type] = {"state_dict": Mapping, "epoch": int, "global_step": int}
+_CONTINUED: dict[str, type] = {
+    "pytorch-lightning_version": str, "loops": Mapping, "callbacks": Mapping, "optimizer_states": list,
+    "lr_schedulers": list,
+}  # fmt: skip
+_HEADER: dict[str, type] = {
+    "algorithm": str, "world_size": int, "num_samples": int, "skipped_batches": int, "optimizer": Mapping,
+    "tables": Mapping,
+}  # fmt: skip
+_CONTINUED_HEADER: dict[str, type] = {"engine": Mapping, "random": Mapping}
+_TABLE: dict[str, type] = {"num_rows": int, "width": int, "dtype": str, "checksum": str}
+WEIGHTS_ALONE = (
+    "has no optimizer_states: saved with save_weights_only=True, it can be evaluated, but not continued. Continue one "
+    "that was saved whole, or start without --ckpt_path."
+)
+
+
+def rows_folder(path: str | Path) -> Path:
+    """The folder ``X.ckpt.rows`` that belongs to ``X.ckpt``; it holds one folder per save."""
+    return Path(f"{os.path.realpath(path)}.rows")
+
+
+def check_file(path: str | Path) -> None:
+    """Refuse a missing or damaged checkpoint file.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong.
+    """
+    path = Path(path)
+    try:
+        exists, regular = path.exists(), path.is_file()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {str(path)[:200]!r}: no name of a file ({type(error).__name__}).") from error
+    if not exists:
+        raise CheckpointError(f"checkpoint {path}: there is no such file (looked in {Path.cwd()}).")
+    if not regular:
+        raise CheckpointError(f"checkpoint {path}: this is not a regular file. Give one that `fcco fit` wrote.")
+    try:
+        damaged = _damage(path)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: cannot be read: {error.strerror or error}.") from error
+    if damaged is not None:
+        raise CheckpointError(f"checkpoint {path}: the file is {damaged}. Use an earlier one.")
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with an archive; None if every byte that counts is what was written."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return "truncated or no checkpoint"
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds, depending on which byte is wrong
+        return f"damaged ({error or type(error).__name__})"
+    return None if member is None else f"damaged at {member}"
+
+
+def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
+    """What a checkpoint file holds, its tensors mapped from the file; nothing in it is run.
+
+    Args:
+        path: of the file.
+        to_continue: whether a training is to be continued, which needs more than weights and rows.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong, if it is missing, damaged, not written by
+            :class:`~fcco_lightning.FCCOModule` under a Trainer, or in another format.
+    """
+    path = Path(path)
+    content: dict[str, Any] = opened(path)
+    header = content.get("fcco") if isinstance(content, dict) else None
+    if not isinstance(header, dict):
+        raise _foreign(path, "it has no state of an algorithm")
+    if header.get("version") != CHECKPOINT_VERSION:
+        raise CheckpointError(f"checkpoint {path}: {another_format(header)}")
+    if to_continue and "optimizer_states" not in content:
+        raise CheckpointError(f"checkpoint {path} {WEIGHTS_ALONE}")
+    _require_entries(path, content, _CONTENT | (_CONTINUED if to_continue else {}))
+    _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
+    for described in header["tables"].values():
+        _require_entries(path, described, _TABLE)
+    return content
+
+
+def another_format(header: Mapping[str, Any]) -> str:
+    """What is said of a checkpoint of an earlier or later format, whose rows would be misread."""
+    return (
+        f"it has format {header.get('version')!r}, this installation reads format {CHECKPOINT_VERSION}. Load it with "
+        "the version of fcco_lightning that wrote it, or start without --ckpt_path."
+    )
+
+
+def opened(path: Path) -> Any:
+    """What the file holds, its tensors mapped from it, whoever wrote it.
+
+    Raises:
+        CheckpointError: if it is missing or damaged, would run code, or differs from what it says it is made of.
+    """
+    check_file(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever a foreign file leads to
+        raise _foreign(path, type(error).__name__) from error
+    changed = difference(content) if isinstance(content, Mapping) else None
+    if changed is not None:
+        raise CheckpointError(
+            f"checkpoint {path}: {changed}. Use an earlier one; if it was changed on purpose, take its entry "
+            f"`fcco.{STRUCTURE}` out."
+        )
+    return content
+
+
+def _require_entries(path: Path, record: Any, entries: Mapping[str, type]) -> None:
+    for name, kind in entries.items():
+        if not isinstance(record, Mapping) or not isinstance(record.get(name), kind):
+            raise _foreign(path, f"its entry `{name}` is missing, or of another type")
+
+
+def _foreign(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {why}. "
+        "Give one that was."
+    )
+
+
+def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_out: str = "") -> None:
+    """Give a network its weights in a checkpoint.
+
+    Args:
+        network: of the architecture that was trained.
+        content: of the checkpoint.
+        file: how a message names the checkpoint.
+        way_out: what a message says at its end.
+
+    Raises:
+        CheckpointError: if the weights are those of another network.
+    """
+    stored = content["state_dict"]
+    try:
+        network.load_state_dict({k.removeprefix("network."): v for k, v in stored.items() if k.startswith("network.")})
+    except RuntimeError as error:
+        raise CheckpointError(f"{file} holds the weights of another network: {error}{way_out}") from error

@@ -1,0 +1,126 @@
+"""What a fit takes over from a checkpoint: what the user changed wins, what a schedule has done stays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import BaseFinetuning
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fcco_lightning.engine import Engine
+from fcco_lightning.errors import CheckpointError
+from fcco_lightning.training.optimizers import Hyperparameters, Stepping
+from fcco_lightning.training.random_streams import (
+    loader_streams,
+    random_streams,
+    set_loader_streams,
+    set_random_streams,
+)
+from fcco_lightning.training.schedules import catch_up, require_same_kind
+
+
+class Continuation:
+    """The state of a checkpoint from its loading until training goes on, which a checkpoint written before holds again.
+
+    Attributes:
+        stored: header of the checkpoint with its ``lr_schedulers``; None where nothing is to be continued.
+    """
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] | None = None
+        self._schedule: dict[str, Any] | None = None  # state of one whose arguments were changed since
+
+    def take(self, checkpoint: Mapping[str, Any]) -> None:
+        """Keep what a checkpoint holds for the continuation."""
+        self.stored = {**checkpoint["fcco"], "lr_schedulers": checkpoint["lr_schedulers"]}
+        self._schedule = None
+
+    def get(self, name: str) -> Any:
+        """An entry of the header; None where it is missing, or nothing is continued."""
+        return None if self.stored is None else self.stored.get(name)
+
+    def freeze_as_then(self, trainer: Trainer, network: nn.Module) -> None:
+        """Train the parameters that were trained: a callback of finetuning has frozen them as at the beginning."""
+        finetuned = any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        trained: Any = self.get("trained") if finetuned else None
+        for name, parameter in () if trained is None else network.named_parameters():
+            parameter.requires_grad_(name in trained)
+
+    def restore(self, engine: Engine, stepping: Stepping) -> None:
+        """Give the engine its state, and keep that of a schedule whose arguments were changed from Lightning.
+
+        Raises:
+            CheckpointError: if it was written with another optimizer, or another kind of schedule.
+        """
+        if self.stored is None:
+            return
+        stored, own = self.stored["optimizer"]["class"], type(stepping.optimizer).__name__
+        if stored != own:
+            raise CheckpointError(
+                f"the checkpoint holds the state of {stored}, this run uses {own}. Use --model.optimizer {stored}, "
+                "or start without --ckpt_path."
+            )
+        engine.load_state_dict(self.stored["engine"])
+        then, states = self.stored.get("schedule", stepping.kind), self.stored["lr_schedulers"]
+        require_same_kind(stepping.kind, then)
+        if stepping.kind != then and states:  # Lightning would restore the old arguments, too
+            self._schedule = states.pop()
+
+    def go_on(self, trainer: Trainer, stepping: Stepping, again: Callable[[], Stepping]) -> None:
+        """Continue hyperparameters, schedule and random streams; nothing is to be continued any more.
+
+        ``stepping`` has the optimizer that Lightning has restored; ``again`` makes another one like it.
+        """
+        if self.stored is None:
+            return
+        apply_changes(stepping.optimizer, stepping.typed, self.stored["optimizer"]["typed"])
+        if self._schedule is not None:
+            _continue_schedule(trainer.lr_scheduler_configs[0].scheduler, self._schedule, stepping.optimizer, again)
+        set_random_streams(self.stored["random"])
+        set_loader_streams(_loaders(trainer), self.stored["random"].get("loaders", ()))
+        self.stored = None
+
+    def save(self, checkpoint: dict[str, Any], trainer: Trainer, stepping: Stepping) -> dict[str, Any]:
+        """What the header of a checkpoint needs for its continuation."""
+        typed, schedule = stepping.typed, stepping.kind
+        streams = random_streams() | {"loaders": loader_streams(_loaders(trainer))}
+        if self.stored is not None:  # nothing was trained since it was loaded
+            typed, streams = self.stored["optimizer"]["typed"], self.stored["random"]
+            schedule = self.stored.get("schedule", schedule)
+            if self._schedule is not None and "lr_schedulers" in checkpoint:
+                checkpoint["lr_schedulers"] = [self._schedule]
+        kind = type(trainer.optimizers[0]).__name__
+        return {"optimizer": {"class": kind, "typed": typed}, "schedule": schedule, "random": streams}
+
+
+def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparameters) -> None:
+    """Give a restored optimizer the values that differ between this run's arguments and the checkpoint's.
+
+    Of a changed learning rate what was made of the old one is kept in proportion.
+    """
+    for group, new, old in zip(optimizer.param_groups, now, then, strict=False):
+        changed = {k: v for k, v in new.items() if k in old and old[k] != v}
+        if "lr" in changed:
+            group["lr"] *= changed["lr"] / old["lr"]
+        group.update({k: v for k, v in changed.items() if k != "lr"})
+
+
+def _continue_schedule(
+    scheduler: Any, state: Mapping[str, Any], optimizer: Optimizer, again: Callable[[], Stepping]
+) -> None:
+    """Let a schedule whose arguments were changed go on from where a checkpoint left it."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        catch_up(scheduler, state)
+        return
+    other = again()
+    catch_up(other.scheduler, state)  # type: ignore[arg-type]  # there is one of the same kind
+    scheduler.load_state_dict(other.scheduler.state_dict())  # type: ignore[union-attr]
+    for group, values in zip(optimizer.param_groups, other.optimizer.param_groups, strict=False):
+        group.update({name: value for name, value in values.items() if name != "params"})
+
+
+def _loaders(trainer: Trainer) -> Sequence[Any]:
+    combined = trainer.fit_loop._combined_loader
+    return () if combined is None else combined.flattened

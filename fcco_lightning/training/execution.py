@@ -1,0 +1,116 @@
+"""How a run is carried out on its machine, and the answer to options under names of earlier versions."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec
+
+from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.state import Layout
+
+P = ParamSpec("P")
+
+REPLACED = {
+    "scheduler": "schedule.scheduler",
+    "scheduler_interval": "schedule.interval",
+    "scheduler_monitor": "schedule.monitor",
+    "objective_lr": "schedule.objective_lr",
+    "gradient_clip_val": "clipping.value",
+    "gradient_clip_algorithm": "clipping.algorithm",
+    "micro_batch": "execution.micro_batch",
+    "compiled": "execution.compiled",
+    "kept_outputs": "execution.kept_outputs",
+    "state_layout": "execution.state_layout",
+    "skip_nonfinite": "execution.skip_nonfinite",
+    "num_samples": "execution.num_samples",
+}
+"""Arguments that FCCOModule had, and where each is now."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is carried out: in which parts, where its rows lie, what becomes of batches that cannot be used.
+
+    What is optimised is the same whatever is chosen here, and so is the job that ``--ckpt_path auto`` looks for.
+
+    Args:
+        micro_batch: largest number of samples that pass through the network at once; None for whole batches.  With it a
+            batch of any size takes the memory of a micro-batch, costs one more forward pass, and has the same
+            gradient: the rows, pairs and constraints are those of the whole batch.
+        compiled: whether the network is compiled by torch.compile, and with it, for most algorithms, what
+            follows from its outputs (inner functions, estimators, surrogate; on a CPU mostly the gradient, too) as one
+            graph.  That takes some seconds or minutes at first.  Dropout draws the same masks as without.  CPUs need a
+            C++ compiler for it, GPUs Triton.
+        kept_outputs: largest number of samples of a split of which the outputs are kept for its evaluation; None for
+            all.  Of a larger split the figures are those of so many random samples, but for what the evaluation can
+            count batch by batch (see :meth:`Evaluation.tally`), so that the memory does not grow with the split.
+        state_layout: "replicated", "sharded" or "auto" (sharded from 1,000,000 values on): where the rows of the
+            dual state lie when several processes train, see :class:`DualState`.
+        skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
+        num_samples: size of the training split; None takes it from the datamodule, or the training loader's data set.
+
+    Raises:
+        ConfigError: if a number is no whole number >= 1.
+    """
+
+    micro_batch: int | None = None
+    compiled: bool = False
+    kept_outputs: int | None = None
+    state_layout: Layout = "auto"
+    skip_nonfinite: bool = False
+    num_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "kept_outputs", "num_samples"):
+            value = getattr(self, name)
+            if value is not None:
+                at_least(f"execution.{name}", value, 1)
+
+
+def in_place_of(name: str) -> str | None:
+    """What an argument that FCCOModule had is now, as the end of a message; None for another name.
+
+    Args:
+        name: of the argument.
+
+    Example:
+        >>> in_place_of("gradient_clip_val")
+        'is clipping.value now: --model.clipping.value, clipping: {value: ...} in a configuration,
+        clipping=Clipping(value=...) in Python.'
+    """
+    if name not in REPLACED:
+        return None
+    group, _, field = REPLACED[name].partition(".")
+    return (
+        f"is {group}.{field} now: --model.{group}.{field}, {group}: {{{field}: ...}} in a configuration, "
+        f"{group}={group.capitalize()}({field}=...) in Python."
+    )
+
+
+def require_settings(**given: object) -> None:
+    """Refuse another thing where a record of settings is asked for; its name is that of the class.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    for name, value in given.items():
+        if type(value).__name__ != name.capitalize():
+            raise ConfigError(f"{name} must be {name.capitalize()}(...), got {value!r}. Give it as its argument.")
+
+
+def refusing_old_names(init: Callable[P, None]) -> Callable[P, None]:
+    """Let a constructor answer arguments of :data:`REPLACED` with what they are now.
+
+    Raises:
+        ConfigError: naming the new one.
+    """
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            if (now := in_place_of(name)) is not None:
+                raise ConfigError(f"FCCOModule's argument {name} {now}")
+        init(*args, **kwargs)
+
+    return checked

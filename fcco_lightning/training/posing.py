@@ -1,0 +1,118 @@
+"""What a fit knows of its data before it begins: the network's width, the number of samples, the problem's rows."""
+
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
+
+from fcco_lightning.constraints import Constraint, require_columns, require_compatible
+from fcco_lightning.data.indexed import drawn_by
+from fcco_lightning.engine import Drawn, Problem
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models import BatchNetwork
+
+
+def datamodule_of(trainer: Trainer | None) -> Any:
+    """The data of a run; None with loaders of the user's own."""
+    return getattr(trainer, "datamodule", None)
+
+
+def fit_to_data(network: nn.Module, constraints: Sequence[Constraint], datamodule: Any, *, predict: bool) -> None:
+    """Size the network from the data and let constraints know them.
+
+    Refuses, before anything is trained, constraints that no weights meet or that a split cannot be judged by.
+
+    Where samples are only to be predicted, constraints do not look at the data, which may lack labels.
+
+    Raises:
+        ConfigError: if the input width is not known.
+        DataError: if a split lacks a column that a constraint needs.
+    """
+    if isinstance(network, BatchNetwork):
+        network.adapt(datamodule)
+    if any(is_lazy(p) for p in network.parameters()):
+        _size(network, getattr(datamodule, "num_features", None))
+    for constraint in () if predict else constraints:
+        constraint.adapt(datamodule)
+    require_compatible(constraints)
+    tables = getattr(datamodule, "tables", {})
+    splits = {name: table.columns for name, table in tables.items() if name in ("val", "test")}
+    if "train" in tables:
+        require_columns(constraints, tables["train"].columns, splits)
+
+
+def _size(network: nn.Module, num_features: int | None) -> None:
+    if num_features is None:
+        raise ConfigError("the network's input width is not known: set in_features, or use a datamodule.")
+    training = network.training
+    with torch.no_grad():
+        network.eval()(torch.zeros(1, num_features))
+    network.train(training)
+
+
+def training_split(trainer: Trainer, known: int | None) -> tuple[int, Mapping[str, Drawn] | None]:
+    """Number of training samples of a fit, and what is known of how batches are drawn.
+
+    ``known`` is the number where no datamodule says it; without, it is the size of the loader's data set.
+
+    Raises:
+        ConfigError: if the number is not known.
+        DataError: if the loader has no batch.
+    """
+    datamodule = datamodule_of(trainer)
+    loader = None if hasattr(datamodule, "num_train") else _training_loader(trainer)
+    n = getattr(datamodule, "num_train", None) or known or _length(loader)
+    if n is None:
+        raise ConfigError(
+            "num_samples is not known: pass execution=Execution(num_samples=len(train_split)), or use a datamodule."
+        )
+    if hasattr(datamodule, "sampling"):
+        return int(n), datamodule.sampling()
+    return int(n), None if loader is None else drawn_by(loader, trainer.world_size)
+
+
+def _training_loader(trainer: Trainer) -> DataLoader[Any] | None:
+    """The loader that a fit is going to draw from, where it is a single one; None otherwise.
+
+    Raises:
+        DataError: if it has no batch, with which Lightning would train nothing.
+    """
+    source = trainer.fit_loop._data_source
+    loader = source.dataloader() if source.is_defined() else None
+    if not isinstance(loader, DataLoader):
+        return None
+    if sized_len(loader) == 0:
+        raise DataError(
+            f"the training loader gives no batch: its data set holds {sized_len(loader.dataset)} samples, batch_size "
+            f"is {loader.batch_size} and drop_last={loader.drop_last}. Use more samples, smaller batches or "
+            "drop_last=False."
+        )
+    return loader
+
+
+def _length(loader: DataLoader[Any] | None) -> int | None:
+    return len(loader.dataset) if loader is not None and isinstance(loader.dataset, Sized) else None
+
+
+def description(
+    problem: Problem, num_samples: int | None, network: nn.Module, constraints: Sequence[Constraint], datamodule: Any
+) -> dict[str, str]:
+    """What must be the same on all processes, by name."""
+    penalty, identity = problem.penalty, getattr(datamodule, "identity", None)
+    said = {
+        "num_samples": str(num_samples),
+        "penalty": f"{type(penalty).__name__} {plain_values(penalty)}",
+        "constraints": str([(type(c).__name__, c.names, c.kappa) for c in constraints]),
+        "network": str([(name, tuple(p.shape)) for name, p in network.named_parameters()]),
+    }
+    return said | ({} if identity is None else {"data": str(identity())})
+
+
+def plain_values(part: object) -> dict[str, Any]:
+    """The attributes of a part that are numbers or words: they look the same on every process."""
+    return {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}

@@ -1,0 +1,158 @@
+"""Rates of decisions beside the smooth ones, and multipliers that follow them."""
+
+import numpy as np
+import pytest
+import torch
+
+from fcco_lightning import (
+    SONEX,
+    SOX,
+    AdaptivePenalty,
+    AugmentedLagrangian,
+    ConfigError,
+    CrossEntropy,
+    DemographicParity,
+    Engine,
+    EqualizedOdds,
+    ErrorProbability,
+    FourFifthsRule,
+    GroupAUCAtLeast,
+    Lagrangian,
+    LogisticLoss,
+    MeanAtMost,
+    MeanDifferenceAtMost,
+    MeanNear,
+    NuPI,
+    PredictiveParity,
+    QuantileScores,
+    ROCFairness,
+    SoftRate,
+    TopShare,
+)
+
+TINY = 1e-6  # a temperature at which a smooth rate of the scores below is the rate of decisions
+SMOOTH = {
+    "parity": lambda t: DemographicParity(rate=SoftRate(0.3, t)),
+    "odds": lambda t: EqualizedOdds(rate=SoftRate(temperature=t)),
+    "four fifths": lambda t: FourFifthsRule(rate=SoftRate(temperature=t)),
+    "precision": lambda t: PredictiveParity(rate=SoftRate(temperature=t)),
+    "budget": lambda t: DemographicParity(rate=TopShare(0.25, t, QuantileScores(7))),
+    "cap": lambda t: MeanAtMost(SoftRate(temperature=t), 0.2, {"y": 0}),
+    "difference": lambda t: MeanDifferenceAtMost(SoftRate(temperature=t), 0.1, {"group": 0}, {"group": 1}),
+    "near": lambda t: MeanNear(ErrorProbability(t), 0.2),
+    "curves": lambda t: ROCFairness(thresholds=[-0.5, 0.1, 0.7], temperature=t),
+    "quantiles": lambda t: ROCFairness(thresholds=[0.2, 0.8], temperature=t, scale=QuantileScores(9)),
+}
+
+
+def batch(seed=0, size=48):
+    g = torch.Generator().manual_seed(seed)
+    columns = {"y": torch.arange(size) % 2, "group": torch.arange(size) // 2 % 2, "index": torch.arange(size)}
+    return torch.randn(size, generator=g, dtype=torch.float64), columns
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_decisions_are_what_is_smoothed(name):
+    scores, columns = batch()
+    constraint = SMOOTH[name](TINY)
+    assert constraint.smooths
+    decided = constraint.decided(scores.requires_grad_(), columns)
+    assert not decided.requires_grad
+    torch.testing.assert_close(decided, constraint.measure(scores, columns)[1].values.detach(), rtol=0, atol=1e-9)
+    # at a usual temperature the smooth rates are others, and the decisions the same
+    usual = SMOOTH[name](0.5)
+    torch.testing.assert_close(usual.decided(scores, columns), decided, rtol=0, atol=0)
+    assert (usual.measure(scores, columns)[1].values - decided).abs().max() > 0.01
+
+
+def test_decisions_by_counting():
+    scores, columns = batch(3)
+    s, y, a = scores.numpy(), columns["y"].numpy(), columns["group"].numpy()
+    rates = [np.mean(s[(y == label) & (a == side)] > 0) for label in (1, 0) for side in (0, 1)]
+    found = EqualizedOdds().decided(scores, columns).numpy()
+    np.testing.assert_allclose(np.abs(np.diff(found)).flatten(), np.abs(np.diff(np.reshape(rates, (2, 2)))).flatten())
+    np.testing.assert_allclose(np.sort(found.flatten()), np.sort(rates))
+
+
+def test_what_smooths_nothing():
+    for constraint in (MeanAtMost(LogisticLoss(), 0.5), GroupAUCAtLeast(0.6)):
+        assert not constraint.smooths
+
+
+def trained(rule, algorithm, steps=6):
+    """Weights, batches, and an engine after some steps on a linear model."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0)).double()
+    constraint = DemographicParity(kappa=0.05)
+    engine = Engine(
+        network, algorithm.pose(CrossEntropy(), [constraint], rule, num_samples=48, dtype=torch.float64), algorithm
+    )
+    optimizer, g, seen = torch.optim.SGD(network.parameters(), lr=0.5), torch.Generator().manual_seed(1), []
+    for step in range(steps):
+        x = torch.randn(48, 3, generator=g, dtype=torch.float64)
+        given = batch(step)[1] | {"x": x}
+        with torch.no_grad():
+            seen.append((network(x).numpy(), network[0].weight.clone(), given))
+        engine.train_batch(given, optimizer)
+    return engine, seen
+
+
+def test_the_multiplier_follows_the_mean_of_decisions():
+    """By hand: ``u <- (1 - gamma) u + gamma (rate of group a, of group b)`` of decisions, nu by projected ascent."""
+    gamma, rate = 0.3, 0.2
+    engine, seen = trained(Lagrangian(rate, decisions=True), SOX(gamma))
+    u, nu, unit = None, np.zeros(2), None
+    for scores, _, given in seen:
+        a, y = given["group"].numpy(), given["y"].numpy()
+        fresh = np.array([np.mean(scores[a == side] > 0) for side in (0, 1)])
+        unit = np.mean(np.log1p(np.exp(-(2 * y - 1) * scores))) if unit is None else unit
+        u = fresh if u is None else (1 - gamma) * u + gamma * fresh
+        s = u[0] - u[1]
+        nu = np.maximum(nu + rate * np.array([s - 0.05, -s - 0.05]), 0)
+    (term,) = engine.problem.all_terms
+    held = term.multipliers.state.rows.flatten().numpy()
+    np.testing.assert_allclose(np.sort(held), np.sort(nu), rtol=1e-12)
+    assert nu.max() > 0
+    np.testing.assert_allclose(np.sort(term.multipliers.decisions.rows.flatten().numpy()), np.sort(u), rtol=1e-12)
+
+
+def test_the_gradient_is_that_of_the_smooth_rate():
+    """While no multiplier has moved the weights, following decisions or smooth rates gives the same weights."""
+    hard, soft = (trained(Lagrangian(0.2, decisions=which), SOX(0.3))[1] for which in (True, False))
+    same = [torch.equal(a[1], b[1]) for a, b in zip(hard, soft, strict=True)]
+    assert same[:2] == [
+        True,
+        True,
+    ]  # the first batch moves the multipliers, and the weights without them
+    assert not all(same)
+
+
+@pytest.mark.parametrize("rule", [AdaptivePenalty, AugmentedLagrangian, Lagrangian, NuPI])
+def test_it_is_an_option_of_every_rule(rule):
+    for decisions in (True, False):
+        engine, _ = trained(rule(decisions=decisions), SONEX(), steps=3)
+        (term,) = engine.problem.all_terms
+        assert (term.multipliers.decisions is not None) is decisions
+        assert bool(torch.isfinite(term.multipliers.state.rows).all())
+
+
+def test_decisions_of_several_classes_are_those_of_the_largest_output():
+    """Also where no class has half of the probability."""
+    columns = batch()[1] | {"y": torch.arange(48) // 4 % 4}
+    outputs = torch.randn(48, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert outputs.softmax(1).max(1).values.min() < 0.5
+    wrong = (outputs.argmax(1) != columns["y"]).double()
+    expected = torch.stack([wrong[columns["group"] == side].mean() for side in (1, 0)])
+    for constraint in (
+        DemographicParity(rate=ErrorProbability()),
+        MeanDifferenceAtMost(ErrorProbability(), 0.1, {"group": 1}, {"group": 0}),
+    ):
+        torch.testing.assert_close(constraint.decided(outputs, columns)[0], expected)
+
+
+def test_decisions_of_what_smooths_none_are_refused():
+    scores, columns = batch()
+    for constraint in (DemographicParity(rate=LogisticLoss()), GroupAUCAtLeast(0.6)):
+        with pytest.raises(ConfigError, match="smooths no decisions"):
+            constraint.decided(scores, columns)
+    assert DemographicParity(rate=LogisticLoss()).vacuous(scores + 9, columns) is None  # a loss decides nothing

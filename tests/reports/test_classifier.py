@@ -1,0 +1,138 @@
+"""The classifier behind scikit-learn's interface."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn import config_context
+from sklearn.datasets import make_classification
+from sklearn.model_selection import GridSearchCV, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fcco_lightning import AUC, ConstrainedClassifier, DataError, DemographicParity, MeanAtMost, SoftRate
+from fcco_lightning.errors import FCCOError
+
+QUICK = {"hidden": (16,), "max_epochs": 12, "learning_rate": 0.03, "batch_size": 32, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def problem():
+    X, y = make_classification(400, n_informative=4, random_state=0)
+    sex = np.where(X[:, 0] + np.random.default_rng(0).standard_normal(400) > 0, "m", "f")
+    return X, np.where(y == 1, "yes", "no"), sex
+
+
+@pytest.mark.slow
+@parametrize_with_checks([ConstrainedClassifier(**QUICK)])
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+def rates(model, X, sex):
+    positive = model.predict(X) == model.classes_[1]
+    return [float(positive[sex == s].mean()) for s in ("f", "m")]
+
+
+def test_a_constraint_changes_decisions(problem, capfd, caplog):
+    X, y, sex = problem
+    free = ConstrainedClassifier(**QUICK).fit(X, y)
+    with warnings.catch_warnings(record=True) as caught:
+        model = ConstrainedClassifier(constraints=[DemographicParity(kappa=0.02)], **QUICK)
+        model.fit(X, y, sensitive_features=pd.Series(sex))
+    assert capfd.readouterr() == ("", "")
+    assert not [w for w in caught if "ightning" in str(w.message)]
+    assert not [r for r in caplog.records if r.name.startswith("lightning")]
+    gaps = [abs(a - b) for a, b in (rates(m, X, sex) for m in (free, model))]
+    assert gaps[1] < gaps[0] / 2
+    assert "constraint" in repr(model.report_)
+    assert set(model.classes_) == {"yes", "no"}
+    np.testing.assert_allclose(model.predict_proba(X)[:, 1], 1 / (1 + np.exp(-model.decision_function(X))))
+
+
+def test_what_a_training_leaves(problem, tmp_path):
+    X, y, sex = problem
+    model = ConstrainedClassifier(constraints=[DemographicParity()], **QUICK).fit(X, y, sensitive_features=sex)
+    figures = model.report_.figures
+    assert list(figures["constraints"]) == ["selection rate: f - m"] or len(figures["constraints"]) == 1
+    assert {path.suffix for path in model.report_.draw(tmp_path)} == {".png"}
+    assert "data:image/png" in model.report_._repr_html_()
+    again = pickle.loads(pickle.dumps(model))  # noqa: S301 - of this test
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_inputs_of_many_kinds_give_one_model(problem):
+    X, y, sex = problem
+    made = ConstrainedClassifier(constraints=[DemographicParity()], **QUICK)
+    first = made.fit(X, y, sensitive_features=sex).decision_function(X)
+    table = pd.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])])
+    np.testing.assert_array_equal(made.fit(table, y, sensitive_features=list(sex)).decision_function(table), first)
+    by = ConstrainedClassifier(constraints=[DemographicParity(by="sex")], **QUICK)
+    groups = pd.DataFrame({"age": np.arange(len(y)) % 3, "sex": sex})
+    np.testing.assert_array_equal(by.fit(X, y, sensitive_features=groups).decision_function(X), first)
+    thin = sparse.csr_matrix(np.where(np.abs(X) > 0.5, X, 0))
+    assert made.fit(thin, y, sensitive_features=sex).score(thin, y) > 0.6
+
+
+def test_several_classes_and_other_objectives(problem):
+    X, _, _ = problem
+    y = np.digitize(X[:, 1], [-0.5, 0.5])
+    model = ConstrainedClassifier(**QUICK).fit(X, y)
+    assert model.score(X, y) > 0.7
+    np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
+    ranking = ConstrainedClassifier(AUC(), **QUICK).fit(X, y > 0)
+    assert ranking.report_.figures["auc"] > 0.8
+
+
+def test_searches_and_folds_pass_on_the_groups(problem):
+    X, y, sex = problem
+    with config_context(enable_metadata_routing=True):
+        made = ConstrainedClassifier(constraints=[DemographicParity()], **QUICK).set_fit_request(
+            sensitive_features=True
+        )
+        pipeline = make_pipeline(StandardScaler(), made)
+        predicted = cross_val_predict(pipeline, X, y, cv=2, params={"sensitive_features": sex})
+        assert (predicted == y).mean() > 0.6
+        search = GridSearchCV(made, {"hidden": [(), (8,)]}, cv=2).fit(X, y, sensitive_features=sex)
+        assert search.best_params_["hidden"] in [(), (8,)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "sensitive", "constraints", "text"),
+    [
+        (lambda y: np.full_like(y, "no"), None, [], "y holds the class 'no' only"),
+        (None, lambda s: np.full_like(s, "m"), [DemographicParity()], "'group' has one group only, 'm'"),
+        (None, lambda s: np.where(np.arange(400) == 7, None, s), [DemographicParity()], "1 of 400 cells.*row 7"),
+        (None, lambda s: s[:-1], [DemographicParity()], "inconsistent numbers of samples"),
+        (None, None, [DemographicParity()], r"DemographicParity compares the groups of 'group'.*sensitive_features="),
+        (None, lambda s: pd.DataFrame({"sex": s}), [DemographicParity(by="race")], r"'race'.*\['group', 'sex'\]"),
+        (None, None, [MeanAtMost(SoftRate(), 0.2, {"race": 1})], "race"),
+    ],
+)
+def test_bad_input_is_named(problem, labels, sensitive, constraints, text):
+    X, y, sex = problem
+    model = ConstrainedClassifier(constraints=constraints, **QUICK)
+    with pytest.raises((FCCOError, ValueError), match=text):
+        model.fit(X, y if labels is None else labels(y), sensitive_features=sensitive and sensitive(sex))
+    assert not hasattr(model, "network_")
+
+
+def test_three_groups_are_compared_by_pairs(problem):
+    X, y, _ = problem
+    race = np.array(["a", "b", "c"])[np.arange(len(y)) % 3]
+    model = ConstrainedClassifier(constraints=[DemographicParity()], **QUICK).fit(X, y, sensitive_features=race)
+    assert len(model.report_.figures["constraints"]) == 3
+
+
+def test_arguments_are_not_changed(problem):
+    X, y, sex = problem
+    constraint = DemographicParity()
+    names = list(constraint.names)
+    ConstrainedClassifier(constraints=[constraint], **QUICK).fit(X, y, sensitive_features=sex)
+    assert constraint.names == names
+    with pytest.raises(DataError, match="one class"):
+        ConstrainedClassifier(**QUICK).fit(X, np.zeros(len(y)))
