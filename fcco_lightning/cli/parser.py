@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -60,16 +60,16 @@ class ArgumentParser(LightningArgumentParser):
         sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option, fcco list every class)\n")
         sys.exit(2)
 
-    def parse_string(self, *args: Any, **kwargs: Any) -> Any:
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse the text of a configuration, of which no key may be lost for being empty."""
         with suppress(yaml.YAMLError):  # the parser says what is wrong with it
-            self._require_known(yaml.safe_load(_first(args, kwargs)))
-        return super().parse_string(*args, **kwargs)
+            self._require_known(yaml.safe_load(content))
+        return super().parse_string(content, *args, **kwargs)
 
-    def parse_object(self, *args: Any, **kwargs: Any) -> Any:
+    def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of a class, likewise."""
-        self._require_known(_first(args, kwargs))
-        return super().parse_object(*args, **kwargs)
+        self._require_known(obj)
+        return super().parse_object(obj, *args, **kwargs)
 
     def _require_known(self, config: Any, parent: str = "") -> None:
         """Refuse unknown keys without a value below them, which jsonargparse would pass over in silence."""
@@ -99,11 +99,6 @@ class ArgumentParser(LightningArgumentParser):
 def _is_empty(value: Any) -> bool:
     """Whether it is a mapping of nothing, or of such mappings only."""
     return isinstance(value, dict) and all(map(_is_empty, value.values()))
-
-
-def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The first argument, whose name depends on the version of jsonargparse."""
-    return next(iter([*args, *kwargs.values()]))
 
 
 def _whole(option: str) -> str:
