@@ -52,6 +52,8 @@ class OverSides(Constraint, ABC):
 
     def as_rows(self, measured: Tensor, known: Tensor) -> Rows:
         """What is measured on all sides, (c, s) or (c, s, t), and on which, (c, s), as rows (m, k) by class and row."""
+        if self._picked is None and self.width == 1:  # every side is a row
+            return Rows(measured.view(-1, 1), known.view(-1))
         return Rows(self.by_rows(measured).reshape(-1, self.width), self.by_rows(known).all(-1).flatten())
 
 
@@ -142,8 +144,8 @@ def only_of(shares: Tensor, values: Tensor) -> Tensor:
         shares: what the samples count, shape (..., B).
         values: theirs, shape (B, ...).
     """
-    nowhere = shares.flatten(0, -2).sum(0) == 0
-    return values.masked_fill(nowhere.view(-1, *[1] * (values.dim() - 1)), 0.0)
+    nowhere = shares.sum(list(range(shares.dim() - 1))) == 0
+    return values.masked_fill(nowhere if values.dim() == 1 else nowhere.unsqueeze(1), 0.0)
 
 
 def means_over(member: Tensor, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:

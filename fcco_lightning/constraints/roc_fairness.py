@@ -153,7 +153,8 @@ class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
 
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         """Whether the score is above every threshold, smoothed, shape (B, t)."""
-        return torch.sigmoid(self._above(outputs) / self.temperature)
+        above = self._above(outputs)
+        return torch.sigmoid(above if self.temperature == 1 else above / self.temperature)
 
     def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         return (self._above(outputs) > 0).to(outputs.dtype)

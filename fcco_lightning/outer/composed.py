@@ -39,7 +39,8 @@ class OfArgument(Composed):
         return sloped(self.inside.value, self.inside.subgradient, self.argument(u))
 
     def subgradient(self, u: Tensor) -> Tensor:
-        return self.back(u, self.inside.subgradient(self.argument(u).detach()))
+        z = self.argument(u)
+        return self.back(u, self.inside.subgradient(z.detach() if z.requires_grad else z))
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         z = self.argument(u).detach()
@@ -50,8 +51,8 @@ class OfArgument(Composed):
         return sloped(lambda z: psi.envelope(z, inner), lambda z: psi.envelope_gradient(z, inner), self.argument(u))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        inner = self.square * positive("lam", lam)
-        return self.back(u, self.inside.envelope_gradient(self.argument(u).detach(), inner))
+        inner, z = self.square * positive("lam", lam), self.argument(u)
+        return self.back(u, self.inside.envelope_gradient(z.detach() if z.requires_grad else z, inner))
 
 
 @dataclass(frozen=True)
@@ -262,10 +263,11 @@ class Shifted(OfArgument):
         return 1 / self.scale**2
 
     def argument(self, u: Tensor) -> Tensor:
-        return (u - known_at(self.shift, u)) / self.scale
+        away = u - known_at(self.shift, u)
+        return away if self.scale == 1 else away / self.scale
 
     def back(self, u: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG002
-        return slope / self.scale
+        return slope if self.scale == 1 else slope / self.scale
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         r"""``s + c prox_{lam h / c^2}((u - s) / c)``."""
