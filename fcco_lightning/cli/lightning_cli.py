@@ -4,6 +4,7 @@ import copy
 import importlib
 import importlib.util
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -25,8 +26,8 @@ import fcco_lightning
 import fcco_lightning.data.datamodules
 from fcco_lightning import FAMILIES, Report, public_names
 from fcco_lightning.cli.catalogue import SECTIONS
-from fcco_lightning.cli.named_configs import with_files
 from fcco_lightning.cli.parser import ArgumentParser
+from fcco_lightning.cli.shorthands import written_out
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.state.checkpoint_files import read_file
 from fcco_lightning.training import FCCOModule
@@ -44,6 +45,15 @@ _NOISE = (  # of libraries, about nothing a user can do
     r"\s*By default only one JsonargparseDeprecationWarning",
     r"\s*skip_(none|check) parameter was deprecated",  # by Lightning
 )
+_SAID = (
+    "Tip: For seamless cloud logging",
+    "callbacks returned in `LightningModule.configure_callbacks`",
+)  # by Lightning
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line of the log is of use to who reads it."""
+    return not any(text in record.getMessage() for text in _SAID)
 
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
@@ -220,11 +230,6 @@ def _modules_of_families() -> list[str]:
     return sorted({home for home in public_names().values() if home.split(".")[1] in FAMILIES})
 
 
-def written_out(args: Sequence[str]) -> list[str]:
-    """Arguments as the parser knows them, for those that a person types: here every shorthand is written out."""
-    return with_files(args)
-
-
 def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) -> None:
     """Carry out a command line of ``fcco fit`` and the others.
 
@@ -232,6 +237,8 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
         args: as typed, without the program's name; None for the command line.
         callbacks: of the trainer, beside those that the configuration names.
     """
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addFilter(_is_ours)
     with warnings.catch_warnings():
         for message in _NOISE:
             warnings.filterwarnings("ignore", message)

@@ -1,0 +1,141 @@
+"""What a person may leave out or write shortly on the command line, written out for the parser."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import yaml
+
+from fcco_lightning.cli.catalogue import members
+from fcco_lightning.cli.named_configs import with_files
+
+_CONSTRAINTS = "--model.constraints"
+_MOST_CLASSES = 20  # different labels, of which more are taken for numbers
+_TEST_FRACTION = "0.2"
+
+
+def written_out(args: Sequence[str]) -> list[str]:
+    """Arguments as the parser knows them, for those that a person types.
+
+    - Names of configurations become their files.
+    - Constraints by name, ``--model.constraints A,B`` and ``--model.constraints+=C``, become a list of classes, and
+      ``--model.constraints.ARGUMENT VALUE`` an argument of those that were named last.
+    - ``fit`` on a table without a configuration: what else is needed follows from the label, and is said.
+
+    Example:
+        >>> written_out(["fit", "--model.constraints", "EqualizedOdds", "--model.constraints.kappa", "0.02"])
+        ['fit', '--model.constraints=[{"class_path": "EqualizedOdds", "init_args": {"kappa": 0.02}}]']
+    """
+    given = list(_with_constraints(list(_pairs(with_files(args)))))
+    return [*_of_a_table(given)] if given[:1] == ["fit"] else given
+
+
+def _pairs(args: Iterable[str]) -> Iterator[list[str]]:
+    """Options with their values: ``[NAME, VALUE]``, ``[NAME]``, or the word itself where it is no option."""
+    waiting: str | None = None
+    for word in args:
+        if waiting is not None:
+            yield [waiting] if word.startswith("--") else [waiting, word]
+            used, waiting = not word.startswith("--"), None
+            if used:
+                continue
+        if word.startswith(_CONSTRAINTS) and "=" not in word:
+            waiting = word
+        elif word.startswith(_CONSTRAINTS):
+            yield list(word.split("=", 1))
+        else:
+            yield [word]
+    if waiting is not None:
+        yield [waiting]
+
+
+def _with_constraints(given: Sequence[list[str]]) -> Iterator[str]:
+    """The arguments, with constraints that are named as lists of classes."""
+    named: list[dict[str, Any]] = []
+    option = ""
+    for name, *value in [*given, [""]]:
+        if named and value and name.startswith(f"{_CONSTRAINTS}."):
+            argument = name.removeprefix(f"{_CONSTRAINTS}.").removeprefix("init_args.")
+            for one in named:
+                one.setdefault("init_args", {})[argument] = yaml.safe_load(value[0])
+            continue
+        if named:
+            yield f"{option}={json.dumps(named[0] if option.endswith('+') else named)}"
+            named = []
+        if name in (_CONSTRAINTS, f"{_CONSTRAINTS}+") and value and (found := _classes(value[0])):
+            option, named = name, found
+        elif name:
+            yield from [f"{name}={value[0]}"] if value and name.startswith(_CONSTRAINTS) else [name, *value]
+
+
+def _classes(words: str) -> list[dict[str, Any]]:
+    """The constraints that are named with commas between them; none where one of the words is no such name."""
+    known = {entry.name for entry in members("constraints")}
+    named = [word.strip() for word in words.split(",")]
+    return [{"class_path": word} for word in named] if set(named) <= known else []
+
+
+def _of_a_table(args: Sequence[str]) -> Iterator[str]:
+    """The arguments of ``fit``, with what they leave out of a table without a configuration."""
+    options = _options(args)
+    if {"--config", "-c", "--data"} & options.keys() or not {"--data.train", "--data.columns.label"} <= options.keys():
+        yield from args
+        return
+    assumed = dict(_assumed(options))
+    said = [f"{name} {value}" for name, value in assumed.items()]
+    print(f"Assumed, as nothing else is said: {' '.join(said)}", file=sys.stderr)  # noqa: T201 - the program's output
+    if "--data.columns.sensitive" in options and not any(name.startswith(_CONSTRAINTS) for name in options):
+        advice = (
+            f"To treat the groups of {options['--data.columns.sensitive']!r} alike, add {_CONSTRAINTS} EqualizedOdds"
+        )
+        print(f"{advice} or DemographicParity.", file=sys.stderr)  # noqa: T201
+    yield args[0]
+    for name, value in assumed.items():
+        yield f"{name}={value}"
+    yield from args[1:]
+
+
+def _options(args: Sequence[str]) -> dict[str, str]:
+    """The options by name, with their values as typed; empty where they have none of their own."""
+    found = {}
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            found[name] = value if equals else "" if following.startswith("--") else following
+    return found
+
+
+def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
+    yield "--data", "TabularDataModule"
+    if "--data.test" not in options and not any(name.startswith("--data.splits") for name in options):
+        yield "--data.splits.test_fraction", _TEST_FRACTION
+    network = "--model.network" not in options
+    if network:
+        yield "--model.network", "TabularMLP"
+    labels, sensitive = _columns(options)
+    if labels is not None and 2 < len(labels) <= _MOST_CLASSES and "--model.objective" not in options:
+        yield "--model.objective", "CrossEntropy"
+        yield "--model.evaluation", "ClassEvaluation"
+        if network:
+            yield "--model.network.out_features", str(len(labels))
+    elif "--model.objective" not in options:  # constraints are on decisions, of which the AUC says nothing
+        yield "--model.objective", "CrossEntropy" if any(name.startswith(_CONSTRAINTS) for name in options) else "AUC"
+    if sensitive is not None and "--data.columns.favoured" not in options:
+        yield "--data.columns.favoured", sensitive
+
+
+def _columns(options: dict[str, str]) -> tuple[list[Any] | None, str | None]:
+    """The different labels, and the most frequent value of the sensitive column; None of what cannot be read.
+
+    The datamodule says what is wrong with a table.
+    """
+    from fcco_lightning.data.sources import read_table  # noqa: PLC0415 - loads pandas
+
+    label, sensitive = options["--data.columns.label"], options.get("--data.columns.sensitive")
+    with suppress(Exception):
+        frame = read_table(options["--data.train"])
+        favoured = None if sensitive is None else str(frame[sensitive].mode().iloc[0])
+        return list(frame[label].unique()), favoured
+    return None, None

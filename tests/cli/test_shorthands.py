@@ -1,0 +1,121 @@
+"""What a person may leave out or write shortly on the command line."""
+
+import json
+
+import pytest
+
+from fcco_lightning.cli.shorthands import written_out
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(labels, name="t.csv"):
+        rows = [f"{i % 7},{'mf'[i % 3 == 0]},{label}" for i, label in enumerate(labels)]
+        (tmp_path / name).write_text("\n".join(["age,sex,y", *rows]))
+        return str(tmp_path / name)
+
+    return write
+
+
+def listed(words):
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+@pytest.mark.parametrize(
+    ("typed", "option", "classes"),
+    [
+        (["--model.constraints", "EqualizedOdds"], "--model.constraints", [("EqualizedOdds", {})]),
+        (
+            ["--model.constraints=EqualizedOdds,ROCFairness"],
+            "--model.constraints",
+            [("EqualizedOdds", {}), ("ROCFairness", {})],
+        ),
+        (["--model.constraints+=ROCFairness"], "--model.constraints+", [("ROCFairness", {})]),
+        (
+            [
+                "--model.constraints",
+                "EqualizedOdds,DemographicParity",
+                "--model.constraints.kappa",
+                "0.02",
+                "--trainer.max_epochs",
+                "3",
+            ],
+            "--model.constraints",
+            [("EqualizedOdds", {"kappa": 0.02}), ("DemographicParity", {"kappa": 0.02})],
+        ),
+        (
+            ["--model.constraints+=DemographicParity", "--model.constraints.by=race"],
+            "--model.constraints+",
+            [("DemographicParity", {"by": "race"})],
+        ),
+    ],
+)
+def test_constraints_by_name(typed, option, classes):
+    found = listed(written_out(["fit", *typed]))
+    given = json.loads(found[option])
+    given = given if isinstance(given, list) else [given]
+    assert [(one["class_path"], one.get("init_args", {})) for one in given] == classes
+    assert "--model.constraints.kappa" not in found
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["--model.constraints", "[{class_path: EqualizedOdds}]"],
+        ["--model.constraints=constraints.yaml"],
+        ["--model.constraints", "EqualizedOds"],
+    ],
+)
+def test_what_is_no_name_stays_as_it_is(typed):
+    assert listed(written_out(["fit", *typed]))["--model.constraints"] == typed[-1].removeprefix("--model.constraints=")
+
+
+def test_other_options_stay_as_they_are():
+    words = [
+        "fit",
+        "--data=TabularDataModule",
+        "--trainer.max_epochs",
+        "3",
+        "--data.train=x.csv",
+        "--model.compiled",
+        "true",
+    ]
+    assert written_out(words) == words
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "expected"),
+    [
+        (["yes", "no"] * 4, [], {"--model.objective": "AUC", "--data.splits.test_fraction": "0.2"}),
+        (["yes", "no"] * 4, ["--model.constraints", "EqualizedOdds"], {"--model.objective": "CrossEntropy"}),
+        (list("abc") * 4, [], {"--model.objective": "CrossEntropy", "--model.network.out_features": "3"}),
+        (["yes", "no"] * 4, ["--data.columns.sensitive", "sex"], {"--data.columns.favoured": "m"}),
+        (["yes", "no"] * 4, ["--data.test", "u.csv"], {"--data.splits.test_fraction": None}),
+        (["yes", "no"] * 4, ["--model.network", "TabularMLP"], {"--model.network": None}),
+        (["yes", "no"] * 4, ["--model.objective", "AveragePrecision"], {"--model.objective": None}),
+    ],
+)
+def test_a_table_without_a_configuration(table, capsys, labels, more, expected):
+    typed = ["--data.train", table(labels), "--data.columns.label", "y", *more]
+    words = written_out(["fit", *typed])
+    found = listed(words)
+    assert found["--data"] == "TabularDataModule"
+    assert {name: found.get(name) or None for name in expected if name not in more} == {
+        name: value for name, value in expected.items() if name not in more
+    }
+    said = capsys.readouterr().err
+    assert "Assumed, as nothing else is said: --data TabularDataModule" in said
+    assert ("add --model.constraints EqualizedOdds" in said) == ("--data.columns.sensitive" in more)
+
+
+@pytest.mark.parametrize("more", [["--config", "{}"], ["--data", "TensorDataModule"]])
+def test_nothing_is_assumed_where_it_is_said(table, capsys, more, tmp_path):
+    (tmp_path / "c.yaml").write_text("{}")
+    more = [str(tmp_path / "c.yaml") if word == "{}" else word for word in more]
+    words = ["fit", *more, "--data.train", table(["a", "b"]), "--data.columns.label", "y"]
+    assert written_out(words) == words
+    assert capsys.readouterr().err == ""
+
+
+def test_a_table_that_cannot_be_read_is_left_to_the_datamodule():
+    assert "--data=TabularDataModule" in written_out(["fit", "--data.train", "none.csv", "--data.columns.label", "y"])
