@@ -80,8 +80,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         >>> from sklearn.datasets import make_classification
         >>> from fcco_lightning import ConstrainedClassifier, DemographicParity
         >>> X, y = make_classification(400, random_state=0)
-        >>> group = np.where(X[:, 0] > 0, "a", "b")
-        >>> model = ConstrainedClassifier(constraints=[DemographicParity(kappa=0.05)], max_epochs=5, random_state=0)
+        >>> group = np.where(np.arange(400) % 3 > 0, "a", "b")
+        >>> model = ConstrainedClassifier(constraints=[DemographicParity(kappa=0.05)], max_epochs=60, random_state=0)
         >>> bool(model.fit(X, y, sensitive_features=group).score(X, y) > 0.7)
         True
     """
