@@ -40,6 +40,12 @@ class OneLine(Callback):
         elif isinstance(bar, TQDMProgressBar):
             _replace(bar, TQDMProgressBar, get_metrics=metrics, BAR_FORMAT=TQDM_FORMAT)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """End the bar, before the run's report is printed below it."""
+        bar = trainer.progress_bar_callback
+        if isinstance(bar, RichProgressBar):
+            bar._stop_progress()
+
 
 def _visible(trainer: Trainer) -> ProgressBar | None:
     """The Trainer's bar; that of ``tqdm`` in a notebook where Rich's would not be seen, because it needs ipywidgets."""
