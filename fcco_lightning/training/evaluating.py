@@ -14,6 +14,7 @@ from fcco_lightning.engine import columns_of, named_samples, narrow_weights, oth
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.evaluation import Collector, Evaluation, Split, summarise
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.execution import Execution
 
@@ -23,6 +24,7 @@ class EvaluatingModule(LightningModule):
 
     Attributes:
         network: what is evaluated.
+        objective: that the network is trained on.
         constraints: that are reported on.
         evaluation: what is reported of a split.
         processes: of the job, which share a split.
@@ -31,6 +33,7 @@ class EvaluatingModule(LightningModule):
     """
 
     network: nn.Module
+    objective: Objective
     constraints: list[Constraint]
     evaluation: Evaluation
     processes: Processes
@@ -69,9 +72,17 @@ class EvaluatingModule(LightningModule):
         self._report(["test"])
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Outputs with the samples' index."""
+        """Give the outputs with the samples' ``index``.
+
+        Returns: ``scores``, the network's outputs (also as ``output``); and where the objective is cross-entropy
+            ``probabilities`` and ``decisions`` (0 or 1, or the class of the largest score).
+        """
         columns = columns_of(batch)
-        return {"index": columns["index"], "output": outputs_of_columns(self.network, columns)}
+        outputs = outputs_of_columns(self.network, columns)
+        found = {"index": columns["index"], "output": outputs}
+        if not isinstance(outputs, Tensor):
+            return found
+        return found | {"scores": outputs} | (_decided(outputs) if isinstance(self.objective, CrossEntropy) else {})
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
         if loader not in self._collected:
@@ -182,3 +193,10 @@ class EvaluatingModule(LightningModule):
                 f"kept_outputs={kept}: figures of the {name} split are those of as many random samples"
                 + (f", but {', '.join(names)}, which are counted over all of it." if names else ".")
             )
+
+
+def _decided(scores: Tensor) -> dict[str, Tensor]:
+    """Probabilities and decisions of a classifier that was trained with cross-entropy."""
+    if scores.dim() == 2 and scores.shape[1] > 1:
+        return {"probabilities": scores.softmax(1), "decisions": scores.argmax(1)}
+    return {"probabilities": scores.sigmoid(), "decisions": (scores > 0).long()}

@@ -27,6 +27,7 @@ from fcco_lightning import (
     BalancedSampling,
     Clipping,
     ConfigError,
+    CrossEntropy,
     CVaRPartialAUC,
     Execution,
     FCCOModule,
@@ -440,6 +441,15 @@ def test_predict_gives_outputs_with_indices(make_module, make_trainer, small_dat
     parts = trainer.predict(module, small_data)
     assert torch.equal(torch.cat([p["index"] for p in parts]), torch.arange(80))
     assert torch.cat([p["output"] for p in parts]).shape == (80,)
+    assert all(p["scores"] is p["output"] and "decisions" not in p for p in parts)  # the AUC decides nothing
+
+
+def test_predict_gives_decisions_where_there_are_some(make_trainer, small_data):
+    module, trainer = FCCOModule(TabularMLP([4]), CrossEntropy()), make_trainer(max_epochs=1)
+    trainer.fit(module, small_data)
+    (part,) = trainer.predict(module, small_data)
+    assert torch.equal(part["decisions"], (part["scores"] > 0).long())
+    torch.testing.assert_close(part["probabilities"], 1 / (1 + (-part["scores"]).exp()))
 
 
 def test_several_constraints_share_the_penalty(make_module, make_trainer, small_data):
