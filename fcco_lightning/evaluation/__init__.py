@@ -8,7 +8,7 @@ from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
-from fcco_lightning.evaluation.split import Collector, Split, concatenate, constraint_values, summarise
+from fcco_lightning.evaluation.split import Collector, Split, concatenate, constraint_values, decided_values, summarise
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
 
@@ -30,6 +30,7 @@ __all__ = [
     "ValueEvaluation",
     "concatenate",
     "constraint_values",
+    "decided_values",
     "default_evaluation",
     "direction",
     "shown_split",

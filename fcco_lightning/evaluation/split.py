@@ -161,6 +161,19 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
     return values
 
 
+def decided_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Columns) -> dict[str, float]:
+    """Compute h_i on decisions, by the constraint's name, for constraints that smooth them; arguments as above."""
+    values: dict[str, float] = {}
+    names = unique_names([name for c in constraints for name in c.names])
+    for c in constraints:
+        own, names = names[: c.num_rows], names[c.num_rows :]
+        if c.smooths:
+            index, _ = inner_values(c, outputs.double(), batch)
+            decided = c.violation(c.decided(outputs.double(), batch))
+            values |= {own[i]: float(decided[i]) for i in index.tolist()}
+    return values
+
+
 def inner_values(constraint: Constraint, outputs: Any, batch: Columns) -> tuple[Tensor, Tensor]:
     """Measure the rows of a constraint of which a split has samples; outputs and batch as of :func:`summarise`.
 

@@ -14,7 +14,7 @@ from fcco_lightning.analysis import intervals
 from fcco_lightning.constraints import unique_names
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation import Evaluation, Split
+from fcco_lightning.evaluation import Evaluation, Split, decided_values
 from fcco_lightning.evaluation.pictures import plot_multipliers
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
@@ -196,7 +196,11 @@ def _figures(module: FCCOModule, name: str, split: Split, choice: BestFeasible) 
     """What the report says of a split: figures, details, multipliers and intervals."""
     summary = _as_reported(module.summarise(name, split))
     bounds = intervals(module.constraints, split.outputs, split.columns, clusters=choice.clusters_in(split.columns))
-    parts = {"multipliers": module.multipliers(), "intervals": {name: one._asdict() for name, one in bounds.items()}}
+    parts = {
+        "decided": decided_values(module.constraints, split.outputs, split.columns),
+        "multipliers": module.multipliers(),
+        "intervals": {name: one._asdict() for name, one in bounds.items()},
+    }
     details = module.evaluation.details(split.outputs, split.columns)
     return summary | details | {name: part for name, part in parts.items() if part}
 

@@ -111,12 +111,14 @@ def render_records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
 def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tuple[str, list[dict[str, Any]]]:
     """The constraints that matter most, those with the largest multipliers, then those violated most.
 
-    A record holds the value h on every split, and of the last split (of "test" if it is there) the confidence interval
-    and the noise floor: the |difference| that groups which do not differ stay below in 95 of 100 such splits.
+    A record holds the value h on every split, and of the last split (of "test" if it is there) h on decisions, where
+    these are smoothed, the confidence interval and the noise floor: the |difference| that groups which do not differ
+    stay below in 95 of 100 such splits.
 
     Args:
-        report: splits with ``constraints`` (name to h), maybe ``intervals`` (name to low, high, noise and method) and
-            ``multipliers`` by name; maybe ``clusters``, the column whose values the intervals take as independent.
+        report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``intervals`` (name
+            to low, high, noise and method) and ``multipliers`` by name; maybe ``clusters``, the column whose values the
+            intervals take as independent.
         most: number of records at most; None for all.
 
     Returns:
@@ -128,12 +130,15 @@ def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tupl
     last = shown_split(splits)
     values, known = splits[last]["constraints"], splits[last].get("intervals", {})
     multipliers: Mapping[str, float] = splits[last].get("multipliers", {})
+    decided: Mapping[str, float] = splits[last].get("decided", {})
     every = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
     order = sorted(every, key=lambda name: (-_number(multipliers.get(name), 0.0), -_number(values.get(name))))[:most]
     records = []
     for name in order:
         record: dict[str, Any] = {"constraint": name}
         record |= {f"h {split}": part["constraints"].get(name) for split, part in splits.items()}
+        if decided:
+            record["h of decisions"] = decided.get(name)
         if known:
             record |= {"95% interval": _ends(known.get(name)), "noise floor": known.get(name, {}).get("noise")}
         records.append(record | ({"multiplier": multipliers.get(name)} if multipliers else {}))

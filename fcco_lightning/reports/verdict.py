@@ -11,8 +11,8 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     """Say whether the constraints hold on the training split and what they cost on the test split.
 
     Args:
-        report: splits with ``constraints`` (name to h), ``vacuous`` and figures; and maybe ``unconstrained``, the same
-            splits of a model trained without constraints.
+        report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``vacuous`` and
+            figures; and maybe ``unconstrained``, the same splits of a model trained without constraints.
         figures: names of the figures to compare, those that the split has not are left out.
 
     Returns:
@@ -49,16 +49,19 @@ def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
 def _held(results: Mapping[str, Any], split: str) -> str:
     values: Mapping[str, float] = results["constraints"]
     broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
+    decided: Mapping[str, float] = results.get("decided", {})
+    decisions = f"; of decisions {max(decided.values()):+.3f}" if decided else ""
     count = f"{len(values)} constraint" + ("s" if len(values) > 1 else "")
     if broken:
         worst = max(broken, key=lambda name: broken[name])
         verb = "does" if len(broken) == 1 else "do"
         return (
-            f"{len(broken)} of {count} {verb} not hold on the {split} split (largest h {broken[worst]:+.3f}, {worst})"
+            f"{len(broken)} of {count} {verb} not hold on the {split} split "
+            f"(largest h {broken[worst]:+.3f}, {worst}{decisions})"
         )
     subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
     emptily = f", but {'it says' if len(values) == 1 else 'they say'} nothing there" if results.get("vacuous") else ""
-    return f"{subject} on the {split} split (largest h {max(values.values()):+.3f}){emptily}"
+    return f"{subject} on the {split} split (largest h {max(values.values()):+.3f}{decisions}){emptily}"
 
 
 def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: Sequence[str]) -> str:

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fcco_lightning import DataError, Evaluation, MeanAtMost, NonForgetting
-from fcco_lightning.evaluation import concatenate, constraint_values, summarise
+from fcco_lightning import DataError, DemographicParity, Evaluation, GroupAUCAtLeast, MeanAtMost, NonForgetting
+from fcco_lightning.evaluation import concatenate, constraint_values, decided_values, summarise
 from fcco_lightning.evaluation.split import first_occurrences
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.state.processes import Processes
@@ -87,3 +87,11 @@ def test_columns_that_a_constraint_would_misread_are_named():
     columns = {"y": torch.tensor([0, 1]), "task": torch.tensor([0, 2]), "protected_loss": torch.zeros(2)}
     with pytest.raises(DataError, match=r"task must be < 2 .*, got 2"):
         constraint_values([NonForgetting(names=["a", "b"])], torch.zeros(2, 3), columns)
+
+
+def test_constraints_on_decisions_are_counted():
+    scores = torch.tensor([0.3, -0.1, 2.0, -3.0, 0.2, 0.1])
+    columns = {"y": torch.tensor([1, 0, 1, 0, 1, 0]), "group": torch.tensor([0, 0, 0, 1, 1, 1])}
+    found = decided_values([DemographicParity(kappa=0.1), GroupAUCAtLeast(0.6)], scores, columns)
+    assert list(found) == ["selection rate"]  # the AUC smooths no decision
+    assert found["selection rate"] == pytest.approx(abs(2 / 3 - 2 / 3) - 0.1)

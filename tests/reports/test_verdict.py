@@ -35,6 +35,17 @@ def test_whether_they_hold(values, expected):
 def test_vacuous_constraints_are_not_praised():
     line = verdict(report(-1, -1, -1, vacuous=True), [])
     assert line == "All 3 constraints hold on the training split (largest h -1.000), but they say nothing there."
+
+
+def test_what_is_decided_stands_beside_what_is_smoothed():
+    held = {"constraints": {"a": -0.01, "b": -0.2}, "decided": {"a": 0.03, "b": -0.1}}
+    assert (
+        verdict({"train": held}, [])
+        == "Both constraints hold on the training split (largest h -0.010; of decisions +0.030)."
+    )
+    broken = {"constraints": {"a": 0.01}, "decided": {"a": -0.03}}
+    line = "1 of 1 constraint does not hold on the training split (largest h +0.010, a; of decisions -0.030)."
+    assert verdict({"train": broken}, []) == line
     assert verdict(report(-1, vacuous=True), []).endswith(", but it says nothing there.")
 
 
