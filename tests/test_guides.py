@@ -17,6 +17,7 @@ from PIL import Image
 from fcco_lightning.cli import commands, lightning_cli, run
 from fcco_lightning.cli.catalogue import members
 from fcco_lightning.cli.named_configs import with_files
+from fcco_lightning.cli.shorthands import written_out
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -121,6 +122,7 @@ def test_commands_are_understood(page, parser_of, tmp_path, monkeypatch):
     own = re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S)
     for name in ("my_clip.yaml", "my_changes.yaml"):
         Path(name).write_text(own[0] if own else "{}")
+    Path("t.csv").write_text("y,sex\n1,m\n0,f\n1,f\n")
     for command in commands_of(page):
         program, _, arguments = command.replace("-m fcco_lightning", "fcco").rpartition("fcco ")
         given = shlex.split(re.sub(r"\bCONFIG\b", "roc_fairness/adult_sonex", arguments))
@@ -129,7 +131,7 @@ def test_commands_are_understood(page, parser_of, tmp_path, monkeypatch):
         elif given[0] in ("fit", "test"):
             asks = given[-1] == "--print_config" or ".help" in given[-2]
             with pytest.raises(SystemExit, match="0") if asks else contextlib.nullcontext():
-                parser_of(given[0]).parse_args(with_files(given))
+                parser_of(given[0]).parse_args(written_out(given))
         else:
             assert run(given) == 0, command
 
