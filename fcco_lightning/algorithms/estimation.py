@@ -92,35 +92,32 @@ class Estimation(Algorithm, ABC):
         Returns: the outer gradients, and f as the algorithm smooths it.
         """
         estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
-        tracked, inner = self._estimated(reading, outer)
+        rows, inner, sampling = self.held(reading, estimator)
+        earlier = None if reading.earlier is None else reading.earlier.to(rows.dtype)
+        tracked = estimator.update(rows, inner, earlier, outer, sampling)
         if estimator.remembers:
             surrogate.remember(reading, tracked.rows, estimator.decay())
         multipliers = reading.term.multipliers
         if multipliers is not None:
-            decided = self._decided(surrogate, reading, outer)
-            u = estimator.values((decided or tracked).rows, inner)
+            u = estimator.values(tracked.rows, inner)
+            if (apart := self._decided(surrogate, reading, estimator, inner)) is not None:
+                u, at = u + apart, tracked.at + apart
+                tracked = tracked._replace(weights=outer.subgradient(at), at=at)
             surrogate.propose(reading, multipliers.state, multipliers.state.gather(None), multipliers.moved(u))
-            if decided is not None:
-                tracked = tracked._replace(weights=decided.weights, at=decided.at)
         return tracked, outer
 
-    def _decided(self, surrogate: Surrogate, reading: Reading, outer: OuterFunction) -> Tracked | None:
-        """The running means of a constraint's values on decisions, moved as those of its smooth values are."""
+    def _decided(self, surrogate: Surrogate, reading: Reading, estimator: Estimator, inner: Tensor) -> Tensor | None:
+        """How far a constraint's values on decisions are from the smooth ones, as a running mean, (r, k).
+
+        Both are measured on the same samples, so that the difference has less noise than either.
+        """
         multipliers = reading.term.multipliers
         if reading.decided is None or multipliers is None or multipliers.decisions is None:
             return None
-        now, earlier = reading.decided
-        before = multipliers.decisions.gather(None)
-        tracked, _ = self._estimated(reading._replace(values=now, earlier=earlier, held=before), outer)
-        surrogate.propose(reading, multipliers.decisions, before, tracked.rows)
-        return tracked
-
-    def _estimated(self, reading: Reading, outer: OuterFunction) -> tuple[Tracked, Tensor]:
-        """What the estimator makes of a reading, and the fresh inner values."""
-        estimator = self.estimator_of(reading.term)
-        rows, inner, sampling = self.held(reading, estimator)
-        earlier = None if reading.earlier is None else reading.earlier.to(rows.dtype)
-        return estimator.update(rows, inner, earlier, outer, sampling), inner
+        held, apart = multipliers.decisions.gather(None), reading.decided.to(inner.dtype) - inner
+        mean = torch.lerp(torch.where(held.isnan(), apart, held), apart, estimator.gamma)
+        surrogate.propose(reading, multipliers.decisions, held, mean)
+        return mean
 
     def recall(self, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""

@@ -35,10 +35,11 @@ class Multipliers(ABC):
     What the rule remembers of a side of a constraint are a few numbers, the first of which is enough to say how much
     the side matters.  A row has one side, or two where it is ``|s| <= kappa``.
 
-    Where a constraint smooths a rate of decisions, the multipliers can follow the rate of decisions itself, whose
-    running mean is remembered beside that of the smooth one.  The outer gradient is then taken at the mean of decisions
-    and multiplies the gradient of the smooth rate, so that what is enforced is what is decided (proxy constraints:
-    Cotter, Jiang and Sridharan, Two-player games for efficient non-convex constrained optimization, 2019, section 3).
+    Where a constraint smooths a rate of decisions, the multipliers can follow the rate of decisions itself: a running
+    mean of how far it is from the smooth rate, on the same samples, is remembered and added to the u_i.  The outer
+    gradient is then taken at the sum and multiplies the gradient of the smooth rate, so that what is enforced is what
+    is decided (proxy constraints: Cotter, Jiang and Sridharan, Two-player games for efficient non-convex constrained
+    optimization, 2019, section 3).
 
     Attributes:
         acts: whether constraints enter what is minimised, which they do.

@@ -395,16 +395,12 @@ class Engine:
             return term.part.measure(outputs, columns)[1]
 
     @torch.no_grad()
-    def _decided(self, seen: Evaluated, term: Term) -> tuple[Tensor, Tensor | None] | None:
-        """The values of a constraint on decisions, at both weights, where its multipliers follow them."""
+    def _decided(self, seen: Evaluated, term: Term) -> Tensor | None:
+        """The values of a constraint on decisions, where its multipliers follow them."""
         multipliers = term.multipliers
         if multipliers is None or multipliers.decisions is None:
             return None
-        constraint = multipliers.constraint
-        now = constraint.decided(*read(seen.outputs, seen.batch, constraint))
-        if seen.earlier is None:
-            return now, None
-        return now, constraint.decided(*read(seen.earlier, seen.batch, constraint))
+        return multipliers.constraint.decided(*read(seen.outputs, seen.batch, multipliers.constraint))
 
     def _only_network(self) -> bool:
         """Whether all that is trained is the network's, so that the other parts are the same at other weights."""

@@ -24,8 +24,8 @@ class MultiplierRows(nn.Module):
         processes: that share the rows.
 
     Attributes:
-        decisions: running means of the constraint's values on decisions, which the multipliers follow; None where they
-            follow the smooth values.
+        decisions: running means of how far the constraint's values on decisions are from the smooth ones; None where
+            the multipliers follow the smooth values.
         pace: learning rate of the weights as a share of its first value, on which the dual step depends.
     """
 

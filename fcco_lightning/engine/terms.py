@@ -32,8 +32,7 @@ class Reading(NamedTuple):
             all rows; shape (r,), 0 where nothing is said.
         chance: 1/(n p_i), with p_i the probability that a batch says something of row i; shape (r,), or one number.
         relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
-        decided: the values on decisions, shape (r, k), and the same at other weights or None, without graph; None where
-            multipliers do not follow them.
+        decided: the values on decisions, shape (r, k), without graph; None where multipliers do not follow them.
         held: the remembered rows, shape (r, k), NaN where never written; None where the term keeps none.
     """
 
@@ -48,7 +47,7 @@ class Reading(NamedTuple):
     chance: Tensor | float
     relevance: Tensor | None
     held: Tensor | None
-    decided: tuple[Tensor, Tensor | None] | None = None
+    decided: Tensor | None = None
 
     @property
     def inverse(self) -> Tensor | float:

@@ -60,12 +60,14 @@ class Estimator(ABC):
         convex_only: whether it takes dual steps, for which f must be convex.
         follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
         by_chance: whether the update depends on how likely the rows were drawn.
+        gamma: weight of a new value in a running mean.
     """
 
     remembers: ClassVar[bool] = True
     convex_only: ClassVar[bool] = False
     follows_values: ClassVar[bool] = True
     by_chance: bool = False
+    gamma: float = 1.0
 
     @property
     def needs_previous(self) -> bool:
