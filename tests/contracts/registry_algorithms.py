@@ -131,6 +131,12 @@ ALGORITHMS: dict[str, Member] = {
         lambda: SONEX(1.0, 0.0, lam=0.1),
         penalty=lambda: AugmentedLagrangian(5.0, 0.3),
     ),
+    "SONEX, decisions": Member(
+        lambda: SONEX(0.4, 0.2, lam=0.1),
+        lambda: SONEX(1.0, 0.0, lam=0.1, fresh=True),
+        exact_rows=False,
+        penalty=lambda: AugmentedLagrangian(5.0, 0.3, decisions=True),
+    ),
     "ALEXR2, multipliers": Member(
         lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2),
         lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=1.0, gamma_prime=0.0),
