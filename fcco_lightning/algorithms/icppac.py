@@ -35,8 +35,9 @@ class ICPPAC(Algorithm):
     whenever anyone else looks, and stages go on from one epoch to the next.
 
     Nothing is remembered of the inner values, so constraints that are not linear in them are measured with the bias of
-    a batch.  ``|s_i| <= kappa`` counts as two constraints.  Of rows that a batch says nothing of, y and l stay.  A step
-    differentiates twice, which every operation of the network must allow.  Gradient clipping acts on the outer step.
+    a batch.  ``|s_i| <= kappa`` counts as two constraints.  A row of which a batch says nothing keeps its l, by which
+    its y goes on.  A step differentiates twice, which every operation of the network must allow.  Gradient clipping
+    acts on the outer step.
 
     Args:
         mu: proximal parameter, > 0; theory takes more than the weak convexity of the objective and the constraints

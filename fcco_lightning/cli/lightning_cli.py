@@ -10,7 +10,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +55,16 @@ _SAID = (
 def _is_ours(record: logging.LogRecord) -> bool:
     """Whether a line of the log is of use to who reads it."""
     return not any(text in record.getMessage() for text in _SAID)
+
+
+@contextmanager
+def _without_advertisements() -> Iterator[None]:
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addFilter(_is_ours)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_ours)
 
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
@@ -237,9 +248,7 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
         args: as typed, without the program's name; None for the command line.
         callbacks: of the trainer, beside those that the configuration names.
     """
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    logger.addFilter(_is_ours)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_advertisements():
         for message in _NOISE:
             warnings.filterwarnings("ignore", message)
         for module in _modules_of_families():  # what is imported can be named without its module

@@ -1,6 +1,7 @@
 """What a person may leave out or write shortly on the command line, written out for the parser."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -8,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from fcco_lightning.cli.catalogue import members
 from fcco_lightning.cli.named_configs import with_files
 
 _CONSTRAINTS = "--model.constraints"
 _MOST_CLASSES = 20  # different labels, of which more are taken for numbers
-_TEST_FRACTION = "0.2"
+_TEST_FRACTION, _EPOCHS = "0.2", "20"
+_CLASS = re.compile(r"[A-Z]\w*")
 
 
 def written_out(args: Sequence[str]) -> list[str]:
@@ -71,16 +72,15 @@ def _with_constraints(given: Sequence[list[str]]) -> Iterator[str]:
 
 
 def _classes(words: str) -> list[dict[str, Any]]:
-    """The constraints that are named with commas between them; none where one of the words is no such name."""
-    known = {entry.name for entry in members("constraints")}
+    """The classes that are named with commas between them, which the parser looks for; none of a file or a list."""
     named = [word.strip() for word in words.split(",")]
-    return [{"class_path": word} for word in named] if set(named) <= known else []
+    return [{"class_path": word} for word in named] if all(map(_CLASS.fullmatch, named)) else []
 
 
 def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     """The arguments of ``fit``, with what they leave out of a table without a configuration."""
     options = _options(args)
-    if {"--config", "-c", "--data"} & options.keys() or not {"--data.train", "--data.columns.label"} <= options.keys():
+    if {"--config", "-c", "--data"} & options.keys() or "--data.train" not in options:
         yield from args
         return
     assumed = dict(_assumed(options))
@@ -122,6 +122,8 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
             yield "--model.network.out_features", str(len(labels))
     elif "--model.objective" not in options:  # constraints are on decisions, of which the AUC says nothing
         yield "--model.objective", "CrossEntropy" if any(name.startswith(_CONSTRAINTS) for name in options) else "AUC"
+    if not {"--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"} & options.keys():
+        yield "--trainer.max_epochs", _EPOCHS
     if sensitive is not None and "--data.columns.favoured" not in options:
         yield "--data.columns.favoured", sensitive
 
@@ -133,7 +135,7 @@ def _columns(options: dict[str, str]) -> tuple[list[Any] | None, str | None]:
     """
     from fcco_lightning.data.sources import read_table  # noqa: PLC0415 - loads pandas
 
-    label, sensitive = options["--data.columns.label"], options.get("--data.columns.sensitive")
+    label, sensitive = options.get("--data.columns.label"), options.get("--data.columns.sensitive")
     with suppress(Exception):
         frame = read_table(options["--data.train"])
         favoured = None if sensitive is None else str(frame[sensitive].mode().iloc[0])

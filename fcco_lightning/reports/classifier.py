@@ -164,7 +164,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
 
     def _train(self, data: "_Sample") -> None:
-        epochs = at_least("max_epochs", self.max_epochs or self._epochs(data), 1)
+        epochs = self._epochs(data) if self.max_epochs is None else at_least("max_epochs", self.max_epochs, 1)
         updates = epochs * data.updates
         rate, decay = positive("learning_rate", self.learning_rate), non_negative("weight_decay", self.weight_decay)
         module = FCCOModule(

@@ -63,7 +63,6 @@ def test_constraints_by_name(typed, option, classes):
     [
         ["--model.constraints", "[{class_path: EqualizedOdds}]"],
         ["--model.constraints=constraints.yaml"],
-        ["--model.constraints", "EqualizedOds"],
     ],
 )
 def test_what_is_no_name_stays_as_it_is(typed):
@@ -87,6 +86,8 @@ def test_other_options_stay_as_they_are():
     ("labels", "more", "expected"),
     [
         (["yes", "no"] * 4, [], {"--model.objective": "AUC", "--data.splits.test_fraction": "0.2"}),
+        (["yes", "no"] * 4, [], {"--trainer.max_epochs": "20"}),
+        (["yes", "no"] * 4, ["--trainer.max_steps", "5"], {"--trainer.max_epochs": None}),
         (["yes", "no"] * 4, ["--model.constraints", "EqualizedOdds"], {"--model.objective": "CrossEntropy"}),
         (list("abc") * 4, [], {"--model.objective": "CrossEntropy", "--model.network.out_features": "3"}),
         (["yes", "no"] * 4, ["--data.columns.sensitive", "sex"], {"--data.columns.favoured": "m"}),

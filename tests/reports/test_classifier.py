@@ -136,3 +136,5 @@ def test_arguments_are_not_changed(problem):
     assert constraint.names == names
     with pytest.raises(DataError, match="one class"):
         ConstrainedClassifier(**QUICK).fit(X, np.zeros(len(y)))
+    with pytest.raises(FCCOError, match="max_epochs must be"):
+        ConstrainedClassifier(**QUICK | {"max_epochs": 0}).fit(X, y)
