@@ -12,7 +12,17 @@ from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
 
 DUAL_ROUNDING = 16 * 1.2e-7  # relative: a dual row on the boundary of dom f* may have been rounded to float32
-_MAPS = ("value", "subgradient", "prox", "envelope", "envelope_gradient", "conjugate", "conjugate_prox")
+_MAPS = (
+    "value",
+    "subgradient",
+    "prox",
+    "envelope",
+    "envelope_gradient",
+    "average",
+    "average_gradient",
+    "conjugate",
+    "conjugate_prox",
+)
 
 
 def in_float64(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -137,6 +147,21 @@ class OuterFunction(ABC):
         """
         v = self.prox(u, positive("lam", lam))
         return self.subgradient(v) if self.smooth else (u - v) / lam
+
+    def average(self, u: Tensor, sigma: float) -> Tensor:  # noqa: ARG002 - overridden where f has one
+        r"""``E f(u + sigma z)`` over z of independent standard normal numbers: (B, k) -> (B,).
+
+        Raises:
+            ConfigError: if f has no closed form of it.
+        """
+        raise ConfigError(
+            f"{self!r} has no closed form of its average under Gaussian noise. Use MoreauSmoothing for it, or "
+            "NoSmoothing where it is smooth."
+        )
+
+    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
+        """Gradient of :meth:`average` in u: (B, k) -> (B, k).  Raises as it does."""
+        return self.average(u, sigma)
 
     def conjugate(self, y: Tensor) -> Tensor:  # noqa: ARG002 - overridden where f has one
         r"""``f*(y) = sup_u <y, u> - f(u)``, ``inf`` outside its domain: (B, k) -> (B,).
