@@ -35,6 +35,9 @@ QUICK = (  # of every folder some of each kind; the others are slow
     "adult_average_precision",
     "adult_partial_auc_tpr",
     "celeba_attributes_map",
+    "celeba_noise_alexr",
+    "chest_partial_auc_tpr",
+    "covtype_partial_auc_tpr",
     "digits_nca_sox",
     "synthetic_cox_sox",
     "synthetic_list_net_sox",
@@ -54,6 +57,7 @@ PRINTED = (  # one of each data module; the others are slow
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The id_val split has no rows"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:Found .* in eval mode"),  # a frozen network
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
 ]
 
@@ -105,11 +109,11 @@ def picture(path, i):
 
 def celeba(folder):
     """CelebA's layout: 20 images of each of the 16 groups."""
-    names = ["Attractive", "Blond_Hair", "Male", "Mouth_Slightly_Open"]
+    names = ["Attractive", "Blond_Hair", "Male", "Mouth_Slightly_Open", "Smiling"]
     lines = []
     for i in range(320):
         picture(folder / f"img_align_celeba/{i:06}.jpg", i)
-        lines.append(f"{i:06}.jpg " + " ".join(str(2 * (i >> k & 1) - 1) for k in range(4)))
+        lines.append(f"{i:06}.jpg " + " ".join(str(2 * (i >> k & 1) - 1) for k in (0, 1, 2, 3, 0)))
     (folder / "list_attr_celeba.txt").write_text("\n".join(["320", " ".join(names), *lines]) + "\n")
 
 
@@ -190,7 +194,8 @@ def group_dro_arguments(config, folder):
         return [f"--data.train={folder / 'a.parquet'}"]
     if not name.startswith("adult"):
         {"celeba": celeba, "camelyon17": camelyon17}[name.split("_")[0]](folder)
-        return [f"--data.images.root={folder}", *SMALL_IMAGES]
+        noise = ["--data.noise.means=[0.0,0.1]", "--data.batches.samples_per_group=2"] if "noise" in name else []
+        return [f"--data.images.root={folder}", *SMALL_IMAGES, *noise]
     adult(600).to_csv(folder / "train.csv", index=False)
     adult(400).to_csv(folder / "test.csv", index=False)
     arguments = [f"--data.train={folder / 'train.csv'}", f"--data.pool=[{folder / 'test.csv'}]"]
@@ -233,7 +238,26 @@ def xrisk_arguments(config, folder):
         lines = [f"{i % 3} qid:{i // 40} 1:{rng.normal():.3f} 2:{rng.normal():.3f}" for i in range(1200)]
         (folder / "train.txt").write_text("\n".join(lines))
         return [f"--data.train={folder / 'train.txt'}"]
-    return []  # scikit-learn's own tables
+    return binary_arguments(name, folder)
+
+
+def binary_arguments(name, folder):
+    """Files of LIBSVM and of MedMNIST with the labels that they have."""
+    rng = np.random.default_rng(0)
+    if name.startswith("chest"):
+        parts = {"train": 60, "val": 30, "test": 30}
+        arrays = {f"{part}_images": rng.integers(0, 256, (n, 28, 28), dtype=np.uint8) for part, n in parts.items()}
+        arrays |= {f"{part}_labels": rng.integers(0, 2, (n, 14), dtype=np.uint8) for part, n in parts.items()}
+        np.savez(folder / "chestmnist.npz", **arrays)
+        return [f"--data.images.root={folder / 'chestmnist.npz'}"]
+    labels = {"covtype": (2, 1), "higgs": (1, 0), "ijcnn1": (1, -1)}.get(name.split("_")[0])
+    if labels is None:
+        return []  # scikit-learn's own tables
+    rows = 400 if name.startswith("ijcnn1") else 20_000
+    lines = [f"{labels[i % 2]} 1:{rng.normal():.3f} 2:{rng.normal():.3f}" for i in range(rows)]
+    (folder / "train.svm").write_text("\n".join(lines))
+    few = ["--data.splits.remove_positives=0.99"] if name.startswith("higgs") else []
+    return [f"--data.train={folder / 'train.svm'}", *few]
 
 
 def data_arguments(config, folder, request):

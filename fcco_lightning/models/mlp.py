@@ -23,6 +23,7 @@ class TabularMLP(nn.Module):
         batch_norm: normalise every hidden layer.
         activation: "relu", "sigmoid" or "tanh".
         bias: whether layers have a constant.
+        flatten: whether all numbers of a sample, such as those of an image, are one row of features.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class TabularMLP(nn.Module):
         batch_norm: bool = False,
         activation: Activation = "relu",
         bias: bool = True,
+        flatten: bool = False,
     ) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
@@ -44,7 +46,7 @@ class TabularMLP(nn.Module):
                 f"hidden must hold the number of units of every hidden layer, got {hidden}. Use [{hidden}]."
             )
         widths = [*(at_least("hidden", h, 1) for h in hidden), at_least("out_features", out_features, 1)]
-        layers: list[nn.Module] = []
+        layers: list[nn.Module] = [nn.Flatten()] if flatten else []
         for i, width in enumerate(widths):
             before = widths[i - 1] if i else in_features
             layers.append(nn.LazyLinear(width, bias) if before is None else nn.Linear(before, width, bias))
@@ -56,7 +58,7 @@ class TabularMLP(nn.Module):
         self.single = out_features == 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the rows of x, shape (B, in_features) -> (B,) or (B, out_features)."""
+        """Scores of the rows of x, shape (B, in_features), or (B, ...) to flatten -> (B,) or (B, out_features)."""
         scores: Tensor = self.layers(x)
         return scores.squeeze(1) if self.single else scores
 

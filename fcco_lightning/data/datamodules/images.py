@@ -13,7 +13,7 @@ from fcco_lightning.data.datamodules.grouped import refuse_other_roles, require_
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, imbalanced, parts_of
 from fcco_lightning.data.fingerprint import contents_of, contents_of_images, fingerprint
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.images import ImageTable, ImageTransform
+from fcco_lightning.data.images import ImageNoise, ImageTable, ImageTransform
 from fcco_lightning.data.plans import BatchPlan
 from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
 from fcco_lightning.data.sampling import GroupSampling, RepeatedSampling, Sampling
@@ -46,6 +46,7 @@ class GroupedImageDataModule(SplitDataModule):
         seed: seed of the training batches and of the augmentation.
         num_workers: number of worker processes of every loader.
         allow_changed: whether a checkpoint is continued although images or table were changed, with a warning.
+        noise: Gaussian noise on the pixels, whose mean groups can name as a column; None for none.
 
     Attributes:
         grouping: how rows become groups.
@@ -72,6 +73,7 @@ class GroupedImageDataModule(SplitDataModule):
         seed: int = 0,
         num_workers: int = 0,
         allow_changed: bool = False,
+        noise: ImageNoise | None = None,
     ) -> None:
         super().__init__(
             batches=batches,
@@ -92,7 +94,7 @@ class GroupedImageDataModule(SplitDataModule):
                 "of an image would be the same. Let the network perturb its input (GaussianPerturbation)."
             )
         self.eval_workers, self.eval_train = num_workers, eval_train
-        self.origin, self.splits, self.transform = images, splits, transform
+        self.origin, self.splits, self.transform, self.noise = images, splits, transform, noise
         self.labels, self.groups, self.grouping = Labels(columns), groups, groups.grouping()
         self._plain, self._random = transform.plain(), transform.random()
         self.dropped: dict[str, int] = {}
@@ -174,6 +176,7 @@ class GroupedImageDataModule(SplitDataModule):
     def _read_splits(self) -> dict[str, LabelledFrame]:
         """Return the rows of every split with their labels and groups."""
         frame, self._images = self.origin.read()
+        frame = self._with_noise(frame)
         splits = self._by_fractions(frame) if self.splits.by == "fractions" else self._by_column(frame)
         if self.splits.imbalance is not None:
             train = splits["train"]
@@ -182,6 +185,15 @@ class GroupedImageDataModule(SplitDataModule):
         for name, split in splits.items():  # a split with none of the groups is one of other groups on purpose
             warn_of_absent_groups(name, split.columns["group"], self.grouping.names, all_absent=False)
         return splits
+
+    def _with_noise(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Add the column of every image's mean of the noise, if there is any."""
+        if self.noise is None:
+            return frame
+        if self.noise.column in frame:
+            raise DataError(f"The images have a column noise.column={self.noise.column!r} already. Name another one.")
+        means = [f"{self.noise.levels[kind]:g}" for kind in self.noise.kinds(len(frame))]
+        return frame.assign(**{self.noise.column: means})
 
     def _by_fractions(self, frame: pd.DataFrame) -> dict[str, LabelledFrame]:
         """Split every group at random."""
@@ -238,8 +250,9 @@ class GroupedImageDataModule(SplitDataModule):
         return split.take(rest), split.take(held)
 
     def _image_table(self, split: LabelledFrame, *, random: bool) -> ImageTable:
+        rows, count, std = split.features[ROW].to_numpy(), len(self._images), self.transform.std
         return ImageTable(
-            Subset(self._images, split.features[ROW].tolist()),
+            Subset(self._images, rows.tolist()),
             split.columns,
             self._random if random else self._plain,
             seed=self.seed if random else None,
@@ -247,6 +260,7 @@ class GroupedImageDataModule(SplitDataModule):
             most_pixels=self.origin.most_pixels,
             root=self.origin.root or "",
             views=self.transform.views if random else 1,
+            after=None if self.noise is None else self.noise.added(rows, count, std),
         )
 
     def _evaluation_table(self, name: str) -> ImageTable:
@@ -258,7 +272,7 @@ class GroupedImageDataModule(SplitDataModule):
         return self._drawn("target", "train", self.batches, plan)
 
     def _batch_settings(self) -> tuple[Any, ...]:
-        return (*super()._batch_settings(), self.transform, self.origin.corrupt)
+        return (*super()._batch_settings(), self.transform, self.origin.corrupt, self.noise)
 
     def _fingerprint(self) -> dict[str, Any]:
         """Sizes, and digests of all names, of the files, and of the order of labels and groups."""
