@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 MOST_PIXELS = 1 << 26
 """Largest number of pixels of an image that is decoded, unless another is asked for, 67 million: 200 MB in RGB."""
 _ACCEPTED = (
-    "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, or a hub id 'owner/name' or "
-    "'owner/name:split'"
+    "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, its .parquet file, or a hub id "
+    "'owner/name' or 'owner/name:split'"
 )
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -247,8 +247,8 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Im
     """Read a ``datasets`` data set with an image column, without decoding anything.
 
     Args:
-        source: a ``datasets.Dataset``, a ``DatasetDict``, a folder written by ``save_to_disk``, or a hub id
-            "owner/name" or "owner/name:split".
+        source: a ``datasets.Dataset``, a ``DatasetDict``, a folder written by ``save_to_disk``, a .parquet file, or a
+            hub id "owner/name" or "owner/name:split".
         image_column: name of the column of images.
 
     Returns:
@@ -260,7 +260,7 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Im
     """
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
-    loaded = open_dataset(str(source), "source", _ACCEPTED, None) if isinstance(source, (str, PathLike)) else source
+    loaded = _opened(str(source)) if isinstance(source, (str, PathLike)) else source
     splits = list(loaded.items()) if isinstance(loaded, datasets.DatasetDict) else [("", loaded)]
     if not all(isinstance(part, datasets.Dataset) for _, part in splits):
         raise DataError(f"source is a {type(loaded).__name__}. Accepted are {_ACCEPTED}.")
@@ -270,6 +270,19 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Im
     if splits[0][0]:
         frame["split"] = ["val" if name == "validation" else name for name, part in splits for _ in range(len(part))]
     return frame, ImageColumn(whole, image_column)
+
+
+def _opened(source: str) -> Any:
+    """What ``datasets`` makes of a .parquet file, a folder or a hub id."""
+    if not source.endswith(".parquet"):
+        return open_dataset(source, "source", _ACCEPTED, None)
+    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+    import pyarrow.parquet  # noqa: PLC0415
+
+    try:  # not Dataset.from_parquet, which copies the file to a cache outside the project
+        return datasets.Dataset(pyarrow.parquet.read_table(source))
+    except (OSError, ValueError) as error:
+        raise DataError(f"source={source!r} is not a readable .parquet file: {error}.") from error
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ class LabelledImages:
             :mod:`fcco_lightning.data.layouts`), "cifar" (the binary version, see :mod:`fcco_lightning.data.cifar`),
             "medmnist" (an .npz file, see :mod:`fcco_lightning.data.medmnist`) or "datasets".
         root: folder of the images (the file of "medmnist"); for every layout but "datasets".
-        source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, or
-            a hub id "owner/name" or "owner/name:split".
+        source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``,
+            a .parquet file, or a hub id "owner/name" or "owner/name:split".
         metadata: for "folder": name of its table, .csv or .parquet.
         file_column: for "folder": column of the files.
         image_column: for "datasets": column of the images.
