@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.divided import put_back
 from fcco_lightning.state.structure import STRUCTURE, difference
 
 CHECKPOINT_VERSION = 4
@@ -72,12 +73,13 @@ def _damage(path: Path) -> str | None:
     return None if member is None else f"damaged at {member}"
 
 
-def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
+def read_file(path: str | Path, *, to_continue: bool = False, whole: bool = False) -> dict[str, Any]:
     """What a checkpoint file holds, its tensors mapped from the file; nothing in it is run.
 
     Args:
         path: of the file.
         to_continue: whether a training is to be continued, which needs more than weights and rows.
+        whole: whether weights that lie in files beside it are read, too.
 
     Raises:
         CheckpointError: naming the file and what is wrong, if it is missing, damaged, not written by
@@ -96,6 +98,8 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
     _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
     for described in header["tables"].values():
         _require_entries(path, described, _TABLE)
+    if whole:
+        put_back(content, rows_folder(path))
     return content
 
 

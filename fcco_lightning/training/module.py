@@ -40,7 +40,8 @@ from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
-from fcco_lightning.training.trainers import Announce, OwnSettings, require_rows, require_whole_weights
+from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
+from fcco_lightning.training.trainers import Announce, OwnSettings, require_rows
 
 T = TypeVar("T")
 _CONSTANT, _UNCLIPPED, _PLAIN = Schedule(), Clipping(), Execution()
@@ -123,7 +124,8 @@ class FCCOModule(EvaluatingModule):
     def configure_callbacks(self) -> list[Any]:
         """Take over Trainer flags that manual optimization would refuse; runs before Lightning's own checks."""
         trainer = self.trainer
-        require_whole_weights(trainer)
+        take_strategy(trainer)
+        require_divisible(trainer, self)
         if self.average is not None:
             require_wide(trainer.precision)
         own = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
@@ -154,6 +156,17 @@ class FCCOModule(EvaluatingModule):
             require_same_everywhere(self.processes, said | self.phases.description())
         else:
             self._old_model.know()
+
+    def configure_model(self) -> None:
+        """Divide the network's weights over the processes, where the strategy is ``ModelParallelStrategy``.
+
+        See :func:`~fcco_lightning.training.sharding.divide`; a subclass may do so in its own way.
+        """
+        strategy = None if self._trainer is None else self.trainer.strategy
+        if isinstance(strategy, ShardedWeights):
+            if strategy._layer_sync is not None:
+                self.network = strategy._layer_sync.apply(self.network)
+            divide(self.network, strategy.device_mesh["data_parallel"], self.processes)
 
     def _main_phase(self) -> Phase:
         return Phase(MAIN, self.objective, self.constraints, self.algorithm, self.optimizer, self.schedule.scheduler)
@@ -216,6 +229,7 @@ class FCCOModule(EvaluatingModule):
             self.execution.micro_batch,
             compiled=self.execution.compiled,
         )
+        self._engine.functions.by_all = self.processes.largest if self.backend.divided else None
         self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
         self.backend.idle = self.phases.idle
 
@@ -349,7 +363,8 @@ class FCCOModule(EvaluatingModule):
         Raises:
             NonFiniteError: if the weights are not finite; nothing is written then.
         """
-        require_finite_weights(self, self.network)
+        with self.processes.together():
+            require_finite_weights(self, self.network)
         if self._engine is None:
             require_rows(self._trainer)
             return
