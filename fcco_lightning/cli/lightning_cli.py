@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import torch.distributed as dist
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
@@ -31,6 +32,7 @@ from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.cli.shorthands import written_out
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.state.checkpoint_files import read_file
+from fcco_lightning.state.processes import end_processes
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import find_own, job_identity
 
@@ -268,12 +270,15 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
 
 
 def explained(work: Callable[[], object]) -> int:
-    """Do the work and turn expected errors into one message.
+    """Do the work and turn expected errors into one message; a process group that it has made ends with it.
 
     Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
     """
+    standing = dist.is_available() and dist.is_initialized()
     try:
         work()
+        if not standing:
+            end_processes()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         status, explanation = _explain(error)
         if explanation is None:

@@ -1,5 +1,6 @@
 """What is read of a checkpoint file: whole, of a known format, and nothing in it is run."""
 
+import io
 import os
 import zipfile
 from collections.abc import Mapping
@@ -101,6 +102,18 @@ def read_file(path: str | Path, *, to_continue: bool = False, whole: bool = Fals
     if whole:
         put_back(content, rows_folder(path))
     return content
+
+
+def in_memory(path: str | Path) -> io.BytesIO:
+    """A checkpoint with the weights that lie in files beside it, as a file in memory.
+
+    Raises:
+        CheckpointError: see :func:`read_file`, or naming a file beside it that is missing or damaged.
+    """
+    file = io.BytesIO()
+    torch.save(read_file(path, whole=True), file)
+    file.seek(0)
+    return file
 
 
 def another_format(header: Mapping[str, Any]) -> str:

@@ -52,11 +52,12 @@ def hold(tensor: Tensor, value: Tensor) -> Tensor:
     return held
 
 
-def divided_as(whole: Tensor, other: Tensor) -> Tensor:
+def divided_as(whole: Tensor, other: Tensor | None) -> Tensor:
     """This process's part of a whole tensor, divided as ``other`` of the same shape is; unchanged where none is."""
-    if not is_divided(other) or is_divided(whole):
+    like: Any = other
+    if not is_divided(like) or is_divided(whole):
         return whole
-    mesh: Any = other.device_mesh  # type: ignore[attr-defined]
+    mesh = like.device_mesh
     first, stop = _share(whole.shape, mesh.size(), mesh.get_local_rank())
     return _assembled(whole.reshape(-1)[first:stop], whole.shape, mesh)
 
@@ -72,7 +73,7 @@ def _assembled(part: Tensor, shape: torch.Size, mesh: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415 - a third of the time that torch takes to load
 
     strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-    return DTensor.from_local(  # type: ignore[no-any-return]
+    return DTensor.from_local(
         part.reshape(-1, *shape[1:]), mesh, [Shard(0)], run_check=False, shape=shape, stride=strides
     )
 
@@ -197,4 +198,3 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if type(value) in (list, tuple) and any(isinstance(m, Tensor | Mapping | list | tuple) for m in value):
         return type(value)(_mapped(member, change) for member in value)
     return value
-

@@ -1,5 +1,6 @@
 """All processes of a job as seen from one of them: the only collectives that a training step needs."""
 
+import gc
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -268,6 +269,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def end_processes() -> None:
+    """Take down the process group, at the end of a job that all processes have done.
+
+    The threads of gloo's groups would otherwise run while the process is taken apart, which can end it by SIGABRT
+    ("terminate called without an active exception").  What else holds a group of its own must be gone by then.
+    """
+    if dist.is_available() and dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
 
 
 def require_same_everywhere(processes: Processes, description: Mapping[str, str]) -> None:

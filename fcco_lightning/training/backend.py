@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fcco_lightning.checks import one_of, positive
 from fcco_lightning.engine.backend import Backend, hooked
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, clip, gradients_by_backward
 
@@ -71,13 +72,19 @@ class LightningBackend(Backend):
         return self._scaler is not None
 
     @property
+    def _processes(self) -> Processes:
+        module: Any = self.module
+        processes: Processes = module.processes
+        return processes
+
+    @property
     def divided(self) -> bool:
         """Whether the weights lie in parts on the processes."""
         return isinstance(self.module.trainer.strategy, ShardedWeights)
 
     def everywhere(self, usable: bool) -> bool:
         """Ask all processes, where each sees its part of the gradient."""
-        return usable if not self.divided else not self.module.processes.largest(not usable)
+        return usable if not self.divided else not self._processes.largest(not usable)
 
     def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
@@ -108,7 +115,7 @@ class LightningBackend(Backend):
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Average what is not divided, where anything is; else DistributedDataParallel has, during backward."""
         if self.divided:
-            self.module.processes.average_([p.grad for p in params if p.grad is not None])
+            self._processes.average_([p.grad for p in params if p.grad is not None])
 
     def gradients(
         self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
@@ -229,7 +236,7 @@ class LightningBackend(Backend):
     def _clip(self, optimizer: Optimizer) -> None:
         if self.clipping.value and self.divided:
             params = (p for group in optimizer.param_groups for p in group["params"])
-            clip(params, self.clipping.value, self.module.processes, by_value=self.clipping.algorithm == "value")
+            clip(params, self.clipping.value, self._processes, by_value=self.clipping.algorithm == "value")
         elif self.clipping.value:
             self.module.clip_gradients(optimizer, self.clipping.value, self.clipping.algorithm)
 

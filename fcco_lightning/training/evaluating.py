@@ -147,7 +147,7 @@ class EvaluatingModule(LightningModule):
         was_training, network = self.training, self.network if network is None else network.eval()
         collector = Collector(self.evaluation, None if whole else self.execution.kept_outputs)
         self.eval()
-        done, moved = 0, Columns()
+        done, moved = 0, dict[str, Tensor]()
         with self.trainer.precision_plugin.val_step_context():
             for done, batch in enumerate(loader, 1):  # noqa: B007
                 columns = columns_of(batch)

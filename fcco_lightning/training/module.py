@@ -22,7 +22,14 @@ from fcco_lightning.evaluation import Evaluation, default_evaluation
 from fcco_lightning.models import head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState
-from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, WEIGHTS_ALONE, another_format, read_file
+from fcco_lightning.state.checkpoint_files import (
+    CHECKPOINT_VERSION,
+    WEIGHTS_ALONE,
+    another_format,
+    in_memory,
+    read_file,
+)
+from fcco_lightning.state.divided import without_values
 from fcco_lightning.state.processes import Processes, require_same_everywhere
 from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import Clipping, LightningBackend
@@ -353,7 +360,9 @@ class FCCOModule(EvaluatingModule):
             CheckpointError: naming the file and what is wrong with it.
         """
         if isinstance(checkpoint_path, str | Path) and "://" not in str(checkpoint_path):
-            read_file(checkpoint_path)
+            content = read_file(checkpoint_path)
+            if without_values(content):
+                checkpoint_path = in_memory(checkpoint_path)
         module: FCCOModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
         return module
 
