@@ -175,10 +175,8 @@ def weights_held(rank: int, size: int, batch: int, rounds: int, folder: str) -> 
     algorithm = SONEX()
     engine = Engine(network, problem, algorithm)
     optimizer = torch.optim.Adam(engine.params)
-    x, text = (
-        torch.randn(batch, 3, *[network.config.image_size] * 2),
-        torch.ones(batch, network.config.context_length).long(),
-    )
+    side, length = network.config.image_size, network.config.context_length
+    x, text = torch.randn(batch, 3, side, side), torch.ones(batch, length, dtype=torch.int64)
     for _ in range(max(2, rounds // 10)):
         engine.train_batch({"x": x, "text": text, "index": torch.arange(batch) + rank * batch}, optimizer)
     if rank == 0:
@@ -232,16 +230,15 @@ def memory(sizes: Sequence[int], batch: int, rounds: int) -> dict[str, Table]:
     """What a process holds, measured in small and by shapes."""
     columns = ("weights", "gradients", "Adam", "previous", "rows")
     small = {f"P = {p}": started(weights_held, p, batch, rounds) for p in sizes}
-    tables = {
-        "small CLIP, MiB": {p: dict(zip((*columns, "sum"), [*row, sum(row)], strict=True)) for p, row in small.items()}
-    }
+    tables = {"CLIP of 280,000 weights, MiB": {p: _summed(columns, row) for p, row in small.items()}}
     for name in ("ViT-B-16", "ViT-H-14"):
         of_sizes = {p: simulated(name, p) for p in (1, 2, 4, 8, 16, 32, 64)}
-        tables[f"{name}, GiB"] = {
-            f"P = {p}": dict(zip((*columns, "gathered", "sum"), [*row, sum(row)], strict=True))
-            for p, row in of_sizes.items()
-        }
+        tables[f"{name}, GiB"] = {f"P = {p}": _summed((*columns, "gathered"), row) for p, row in of_sizes.items()}
     return tables
+
+
+def _summed(columns: Sequence[str], row: Sequence[float]) -> dict[str, float]:
+    return dict(zip((*columns, "sum"), [*row, sum(row)], strict=True))
 
 
 def main() -> None:

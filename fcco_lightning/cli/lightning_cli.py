@@ -46,6 +46,7 @@ _NOISE = (  # of libraries, about nothing a user can do
     ".*LeafSpec.*",
     "Using ModelCheckpoint with manual optimization",
     r"\s*By default only one JsonargparseDeprecationWarning",
+    "FSDP2-wrapped module .* returned a view tensor",  # in which nothing is changed in place
     r"\s*skip_(none|check) parameter was deprecated",  # by Lightning
 )
 _SAID = (
