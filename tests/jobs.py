@@ -402,6 +402,35 @@ def sabotage_network(bad_rank, call, how, module, data):
     module.network = Sabotage(module.network, bad_rank, call, how)
 
 
+def spoil_a_gradient(module, data):
+    """In the part of a weight that the last process holds."""
+
+    def spoil(parameter):
+        part = parameter.grad.to_local()
+        if rank() and len(part):
+            part[-1] = float("nan")
+
+    start = module.on_train_start
+
+    def on_train_start():
+        start()
+        for parameter in module.network.parameters():
+            if is_divided(parameter):
+                parameter.register_post_accumulate_grad_hook(spoil)
+
+    module.on_train_start = on_train_start
+
+
+def die_while_writing(which, module, data):
+    """A process is killed when it has written its part of a checkpoint but not yet closed it."""
+    if rank() == which:
+
+        def fsync(descriptor):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.fsync = fsync
+
+
 class BadTable:
     def __init__(self, table, bad_rank):
         self.table, self.bad_rank, self.asked = table, bad_rank, 0

@@ -1,9 +1,15 @@
 """Weights divided over the processes (FSDP2): the same as one process, through passes, saves and failures."""
 
+import shutil
+from functools import partial
+
 import pytest
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 
-from fcco_lightning import Clipping, Execution
+from fcco_lightning import PDSCA, Execution, Splits, WeightAverage
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.training.backend import Clipping
 from tests import jobs
 from tests.launch import launch, values
 from tests.training.test_ddp import CLOSE, assert_same
@@ -73,3 +79,90 @@ def test_another_number_of_processes_continues(wrote, reads, algorithm, tmp_path
     (size, divided), (other, there) = wrote, reads
     whole = run({**job, "divided": divided, "save": (0, 5, path)}, size)
     assert_same(run({**job, "divided": there, "resume": path}, other), whole, **CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "SOX"])
+def test_two_processes_of_clip_are_one(algorithm):
+    """Every block of both towers is a unit; the class prompts are embedded beside the texts, logit_scale is one number."""
+    job = {"epochs": 1, "module": {"algorithm": algorithm}}
+    several, one = (values(launch(jobs.fit_pairs, size, {**job, "divided": size > 1})) for size in (2, 1))
+    assert_same(several, one, **CLOSE)
+
+
+def test_a_figure_that_is_not_finite_stops_all():
+    """A value that is NaN in one process's part of the gradient only."""
+    job = {**DIVIDED, "before": jobs.spoil_a_gradient}
+    results = launch(jobs.fit, 2, job, limit=60)
+    assert [r.error for r in results] == ["NonFiniteError"] * 2, results
+
+
+def test_a_failing_network_ends_the_job():
+    job = {**DIVIDED, "before": partial(jobs.sabotage_network, 1, 3, "raise")}
+    results = launch(jobs.fit, 2, job, limit=90)
+    assert results[1].error == "ValueError", results
+    assert results[0].error in ("PeerError", "RuntimeError"), results
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "at.ckpt"
+    run({**DIVIDED, "save": (0, 3, str(path))}, 2)
+    return path
+
+
+def copied(saved, folder):
+    path = folder / "at.ckpt"
+    shutil.copy(saved, path)
+    shutil.copytree(f"{saved}.rows", f"{path}.rows")
+    return path
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_missing_part_is_named_by_all(which, size, saved, tmp_path):
+    path = copied(saved, tmp_path)
+    jobs.rows_files(str(path))[which].unlink()
+    for result in launch(jobs.fit, size, {**WIDE, "divided": size > 1, "resume": str(path)}, limit=60):
+        assert result.error in ("CheckpointError", "PeerError"), result.trace
+        assert "at.ckpt" in result.message
+        assert "\n" not in result.message
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_killed_while_it_saves_leaves_the_last_whole_checkpoint(rank, saved, tmp_path):
+    path = copied(saved, tmp_path)
+    kept = {file: file.read_bytes() for file in [path, *jobs.rows_files(str(path))]}
+    job = {**DIVIDED, "save": (0, 5, str(path)), "before": partial(jobs.die_while_writing, rank)}
+    results = launch(jobs.fit, 2, job, limit=90)
+    assert results[rank].error == "-9", results
+    assert results[1 - rank].error in ("PeerError", "RuntimeError"), results
+    assert {file: file.read_bytes() for file in kept} == kept
+    run({**DIVIDED, "resume": str(path)}, 2)
+
+
+def test_evaluation_goes_in_step():
+    """Of 41 samples one process has 20, in 2 batches of at most 10, the other 21, in 3."""
+    job = {**WIDE, "dropout": 0.0, "data": {"eval_batch_size": 10, "splits": Splits(41 / 200)}}
+    several, one = run({**job, "divided": True}, 2), run(job, 1)
+    assert several[0]["logged"] == pytest.approx(one[0]["logged"], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ({"average": WeightAverage()}, "average needs whole weights"),
+        ({"execution": Execution(compiled=True)}, "execution.compiled needs whole weights"),
+        ({"algorithm": PDSCA()}, "algorithm PDSCA needs whole weights"),
+    ],
+    ids=["average", "compiled", "PDSCA"],
+)
+def test_what_needs_whole_weights_is_refused(module, message, make_module, make_trainer, small_data):
+    trainer = make_trainer(strategy=ModelParallelStrategy(), devices=1)
+    with pytest.raises(ConfigError, match=message):
+        trainer.fit(make_module(**module), small_data)
+
+
+def test_layers_in_parts_are_refused(make_module, make_trainer, small_data):
+    trainer = make_trainer(strategy=ModelParallelStrategy(1, 2), devices=2)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2"):
+        trainer.fit(make_module(), small_data)
