@@ -10,10 +10,12 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from fcco_lightning import PDSCA, Execution, Splits, WeightAverage
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.training.backend import Clipping
+from fcco_lightning.training.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import launch, values
 from tests.training.test_ddp import CLOSE, assert_same
 
+SLOW = pytest.mark.slow
 WIDE = {"transformer": True, "epochs": 1}
 DIVIDED = {**WIDE, "divided": True}
 
@@ -22,18 +24,22 @@ def run(job, size):
     return values(launch(jobs.fit, size, job))
 
 
-@pytest.mark.parametrize("algorithm", ["SONEX", "SOX", "MSVR", "ALEXR2", "SOXBoost"])
+@pytest.mark.parametrize(
+    "algorithm", ["SONEX", *(pytest.param(a, marks=SLOW) for a in ("SOX", "MSVR", "ALEXR2", "SOXBoost"))]
+)
 def test_two_processes_are_one(algorithm):
     job = {**WIDE, "algorithm": algorithm, "dropout": 0.0}
     assert_same(run({**job, "divided": True}, 2), run(job, 1), **CLOSE)
 
 
+@SLOW
 @pytest.mark.parametrize("which", ["norm", "value"])
 def test_clipped_gradients_are_those_of_one_process(which):
     job = {**WIDE, "dropout": 0.0, "module": {"clipping": Clipping(0.05, which)}}
     assert_same(run({**job, "divided": True}, 2), run(job, 1), **CLOSE)
 
 
+@SLOW
 @pytest.mark.parametrize("algorithm", ["SONEX", "MSVR"])
 def test_parts_of_batches_are_whole_batches(algorithm):
     """Processes with 11 and 12 of 23 samples take 3 passes of at most 5 each; of the last batch with 3 samples, 1."""
@@ -43,12 +49,14 @@ def test_parts_of_batches_are_whole_batches(algorithm):
     assert_same(run({**job, "divided": True, "module": parts}, 2), run(job, 1), **CLOSE)
 
 
+@SLOW
 def test_rows_lie_in_parts_too():
     job = {**WIDE, "dropout": 0.0, "objective": "rank", "rows": 203}
     divided = {**job, "divided": True, "module": {"execution": Execution(state_layout="sharded")}}
     assert_same(run(divided, 3), run(job, 1), **CLOSE)
 
 
+@SLOW
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_reduced_precision(precision):
     job = {**WIDE, "dropout": 0.0, "trainer": {"precision": precision}}
@@ -58,8 +66,14 @@ def test_reduced_precision(precision):
         torch.testing.assert_close(several[0]["weights"][name], value, rtol=0.05, atol=0.02)
 
 
-@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "MSVR"])
-@pytest.mark.parametrize("rows", ["replicated", "sharded"])
+@pytest.mark.parametrize(
+    ("algorithm", "rows"),
+    [
+        ("ALEXR2", "replicated"),
+        *(pytest.param(name, "sharded", marks=SLOW) for name in ("SONEX", "ALEXR2", "MSVR")),
+        *(pytest.param(name, "replicated", marks=SLOW) for name in ("SONEX", "MSVR")),
+    ],
+)
 def test_resume_is_bit_for_bit(algorithm, rows, tmp_path):
     path = str(tmp_path / "at.ckpt")
     job = {**DIVIDED, "algorithm": algorithm, "epochs": 2, "module": {"execution": Execution(state_layout=rows)}}
@@ -67,6 +81,7 @@ def test_resume_is_bit_for_bit(algorithm, rows, tmp_path):
     assert_same(run({**job, "resume": path, "seed": 7}, 2), whole)
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("wrote", "reads"),
     [((2, True), (3, True)), ((2, True), (1, False)), ((1, False), (2, True)), ((2, True), (2, False))],
@@ -81,14 +96,16 @@ def test_another_number_of_processes_continues(wrote, reads, algorithm, tmp_path
     assert_same(run({**job, "divided": there, "resume": path}, other), whole, **CLOSE)
 
 
+@SLOW
 @pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "SOX"])
 def test_two_processes_of_clip_are_one(algorithm):
-    """Every block of both towers is a unit; the class prompts are embedded beside the texts, logit_scale is one number."""
+    """Every block of both towers is a unit; class prompts are embedded beside texts, and logit_scale is one number."""
     job = {"epochs": 1, "module": {"algorithm": algorithm}}
     several, one = (values(launch(jobs.fit_pairs, size, {**job, "divided": size > 1})) for size in (2, 1))
     assert_same(several, one, **CLOSE)
 
 
+@SLOW
 def test_a_figure_that_is_not_finite_stops_all():
     """A value that is NaN in one process's part of the gradient only."""
     job = {**DIVIDED, "before": jobs.spoil_a_gradient}
@@ -96,6 +113,7 @@ def test_a_figure_that_is_not_finite_stops_all():
     assert [r.error for r in results] == ["NonFiniteError"] * 2, results
 
 
+@SLOW
 def test_a_failing_network_ends_the_job():
     job = {**DIVIDED, "before": partial(jobs.sabotage_network, 1, 3, "raise")}
     results = launch(jobs.fit, 2, job, limit=90)
@@ -117,8 +135,9 @@ def copied(saved, folder):
     return path
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("which", "size"), [(1, 2), *(pytest.param(*both, marks=SLOW) for both in ((0, 1), (1, 1), (0, 2)))]
+)
 def test_a_missing_part_is_named_by_all(which, size, saved, tmp_path):
     path = copied(saved, tmp_path)
     jobs.rows_files(str(path))[which].unlink()
@@ -128,6 +147,7 @@ def test_a_missing_part_is_named_by_all(which, size, saved, tmp_path):
         assert "\n" not in result.message
 
 
+@SLOW
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_killed_while_it_saves_leaves_the_last_whole_checkpoint(rank, saved, tmp_path):
     path = copied(saved, tmp_path)
@@ -140,9 +160,18 @@ def test_a_process_killed_while_it_saves_leaves_the_last_whole_checkpoint(rank, 
     run({**DIVIDED, "resume": str(path)}, 2)
 
 
+@SLOW
+def test_told_to_end_it_saves_and_continues(tmp_path):
+    job = {**DIVIDED, "epochs": 2, "folder": str(tmp_path)}
+    results = launch(jobs.fit_and_be_told_to_end, 2, job, 1, 0, 4, limit=90)
+    assert [r.error for r in results] == ["SIGTERMException"] * 2, results
+    assert_same(run({**job, "resume": str(tmp_path / INTERRUPTED)}, 2), run(job, 2))
+
+
+@SLOW
 def test_evaluation_goes_in_step():
     """Of 41 samples one process has 20, in 2 batches of at most 10, the other 21, in 3."""
-    job = {**WIDE, "dropout": 0.0, "data": {"eval_batch_size": 10, "splits": Splits(41 / 200)}}
+    job = {**WIDE, "dropout": 0.0, "data": {"eval_batch_size": 10, "splits": Splits(val_fraction=41 / 200)}}
     several, one = run({**job, "divided": True}, 2), run(job, 1)
     assert several[0]["logged"] == pytest.approx(one[0]["logged"], rel=1e-4, abs=1e-5)
 
