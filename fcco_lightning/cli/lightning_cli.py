@@ -22,6 +22,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning
@@ -165,8 +166,11 @@ class FCCOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Log to a CSV file below the run's root, unless the user has said otherwise.
 
-        The checkpoint section is left out where checkpoints are switched off.
+        The checkpoint section is left out where checkpoints are switched off.  ``ModelParallelStrategy`` may be named as
+        other strategies are, for which Lightning has no name.
         """
+        if self._get(self.config_init, "trainer.strategy") == ModelParallelStrategy.__name__:
+            kwargs.setdefault("strategy", ModelParallelStrategy())
         if self._get(self.config_init, "trainer.enable_checkpointing") is False:
             self._parser(self.subcommand).callback_keys.remove("checkpoint")
         further = self._get(self.config_init, "logger")
