@@ -166,8 +166,8 @@ class FCCOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Log to a CSV file below the run's root, unless the user has said otherwise.
 
-        The checkpoint section is left out where checkpoints are switched off.  ``ModelParallelStrategy`` may be named as
-        other strategies are, for which Lightning has no name.
+        The checkpoint section is left out where checkpoints are switched off.  ``ModelParallelStrategy``, for which
+        Lightning has no short name, may be named as other strategies are.
         """
         if self._get(self.config_init, "trainer.strategy") == ModelParallelStrategy.__name__:
             kwargs.setdefault("strategy", ModelParallelStrategy())

@@ -16,7 +16,7 @@ from tests.launch import launch, values
 CONFIG = str(Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml")
 SMALL = [
     "--data.num_train=400", "--data.num_test=200", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu",
-    "--report.pictures=false", "--monitor.picture=false",
+    "--report.pictures=false", "--monitor.picture=false", "--baseline.enabled=false",
 ]  # fmt: skip
 DIVIDED = ["--trainer.devices=2", "--trainer.strategy=ModelParallelStrategy", "--data.batches.batch_size=20"]
 
