@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,13 @@ from fcco_lightning.cli import run
 from tests.jobs import rows_files
 from tests.launch import launch, values
 
-CONFIG = str(Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
+ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "configs/roc_fairness/synthetic_alexr2.yaml")
 SMALL = [
     "--data.num_train=400", "--data.num_test=200", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu",
     "--report.pictures=false", "--monitor.picture=false", "--baseline.enabled=false",
@@ -50,3 +58,31 @@ def test_a_divided_job_is_read_by_every_command(tmp_path, capfd):
     rows_files(str(last))[1].unlink()
     assert run(["inspect", str(last)]) == 1
     assert "last.ckpt.rows" in capfd.readouterr().err
+
+
+SRUN = """#!/bin/bash
+shift
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & jobs+=($!); done
+for job in "${jobs[@]}"; do wait "$job" || status=1; done
+exit ${status:-0}
+"""
+
+
+@pytest.mark.slow
+def test_the_cluster_job_runs_and_goes_on(tmp_path):
+    """As SLURM would start it on one node, twice; the second start continues the first."""
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    slurm = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "JOB_NUM_NODES": 1, "JOB_ID": 4321, "JOB_NAME": "clip", "NODEID": 0}
+    environment = {f"SLURM_{name}": str(value) for name, value in slurm.items()} | {"SLURM_NODELIST": "127.0.0.1"}
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **environment, "PATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    job = [str(ROOT / "examples/cluster_job.sh"), CONFIG, *SMALL, "--data.batches.batch_size=20"]
+    for epochs in (1, 2):
+        command = [*job, f"--trainer.max_epochs={epochs}"]
+        ended = subprocess.run(command, check=False, cwd=tmp_path, env=environment, text=True, capture_output=True)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "continuing" in ended.stderr
+    newest = max(tmp_path.rglob("last.ckpt"), key=lambda p: p.stat().st_mtime)
+    assert torch.load(newest, weights_only=True)["epoch"] == 1
