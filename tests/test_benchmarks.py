@@ -487,6 +487,14 @@ class InThisProcess:
         return function(*arguments)
 
 
+def test_divided_weights_are_counted_by_their_shapes():
+    """The measured MiB of the small model on 1 and 2 processes (`--weights`) are 1.073 and .537."""
+    s = script("scaling")
+    (alone, *_, none), (half, *_, gathered) = s.simulated("tiny", 1), s.simulated("tiny", 2)
+    assert [round(1024 * part, 3) for part in (alone, half)] == [1.073, 0.537]
+    assert none == 0 < gathered < 2 * alone
+
+
 @pytest.mark.slow
 def test_scaling_measures_processes(tmp_path, monkeypatch, capsys):
     s = script("scaling")

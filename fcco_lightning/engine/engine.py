@@ -22,6 +22,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import TARGET, Batch, Columns
 from fcco_lightning.numerics import all_finite, look
 from fcco_lightning.objectives.measurable import Measurable, Rows
+from fcco_lightning.state.divided import parts_of
 
 _Found = tuple[Tensor | None, Rows | None]  # g_0, and the rows
 
@@ -326,7 +327,8 @@ class Engine:
         for p in self.params:
             if p.grad is not None:
                 gradients.append(p.grad)
-        usable, answers = look([*values, *gradients], questions)
+        usable, answers = look([*values, *parts_of(gradients)], questions)
+        usable = self.backend.everywhere(usable)
         self.answer = asked is not None and answers[0]
         if not usable and not (self.backend.drops_overflows and all_finite(values)):
             refuse(self, values)
