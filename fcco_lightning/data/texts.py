@@ -27,6 +27,7 @@ _SPECIAL = {
 _LEARNT_LENGTH = 512  # of a learnt tokenizer, which belongs to no model
 _UNLIMITED = 1_000_000  # transformers says 1e30 where a tokenizer has no limit
 _AT_ONCE = 4096
+_FEWEST_CHARACTERS = 40  # that are learnt, each as the start of a word and within one
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> 
 def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
     """Learn lower-case WordPieces, and return their tokenizer as the JSON text of ``tokenizers``.
 
-    Rare characters, all but the ``size // 10`` most frequent ones, become unknown.
+    Rare characters become unknown: all but the ``size // 10`` most frequent ones, or 40 if that is more.
 
     Args:
         texts: to learn from.
@@ -219,7 +220,7 @@ def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
     tokenizers = package("tokenizers", "text", f"tokens.vocabulary={size}")
     learner = _of_words(tokenizers, {"[UNK]": 0})
     counts = Counter(c for text in texts for c in learner.normalizer.normalize_str(text) if not c.isspace())
-    known = sorted(sorted(counts, key=lambda c: (-counts[c], c))[: size // 10])
+    known = sorted(sorted(counts, key=lambda c: (-counts[c], c))[: max(size // 10, _FEWEST_CHARACTERS)])
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=size,
         # The package numbers characters within words as it meets them, in an order that differs from run to run, and
@@ -257,9 +258,7 @@ def _pretrained(name: str) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(name)
     except Exception as error:  # whatever the hub's client, or the reader of a format, raises: it is of no common kind
-        fault = (
-            "its folder holds no tokenizer" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
-        )
+        fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(
             f"tokens.tokenizer={name!r} could not be had: {fault} (working directory: {Path.cwd()}; "
             f"{type(error).__name__}). Without a connection save it elsewhere (AutoTokenizer.from_pretrained(NAME)"

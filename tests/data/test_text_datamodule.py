@@ -67,7 +67,7 @@ def folder(tmp_path):
 def test_tokens_are_those_of_the_tokenizer(folder, longest):
     import transformers
 
-    frame = make_texts(160).assign(split=["train", "test"] * 80)
+    frame = make_texts(160).assign(split=["train", "train", "test", "test"] * 40)
     module = make(frame, tokens=TextTokens(folder, max_length=longest), splits=ImageSplits())
     called = transformers.AutoTokenizer.from_pretrained(folder)
     for name in ("train", "test"):
@@ -112,7 +112,7 @@ def test_groups_and_labels_are_those_of_the_text():
 
 
 def test_pieces_are_learnt_from_the_training_texts_alone():
-    frame = make_texts(160).assign(split=["train", "test"] * 80)
+    frame = make_texts(160).assign(split=["train", "train", "test", "test"] * 40)
     frame.loc[frame["split"] == "test", "text"] += " zebra"
     module = make(frame, splits=ImageSplits())
     assert module.vocab_size <= 120
@@ -161,7 +161,8 @@ def test_files_of_all_kinds_give_the_same(tmp_path):
 
 
 def test_groups_of_other_splits_are_numbered_behind_those_of_training():
-    frame = make_texts(160).assign(split=["train", "test"] * 80, user=lambda f: [f"u{i // 40}" for i in range(len(f))])
+    users = [f"u{i // 40}" for i in range(160)]
+    frame = make_texts(160).assign(split=["train", "train", "test", "test"] * 40, user=users)
     frame.loc[frame["split"] == "test", "user"] += "x"
     module = make(frame, groups=Groups(["user"]), splits=ImageSplits(), batches=GroupSampling(2, 2))
     assert module.num_groups == 4
@@ -184,7 +185,9 @@ def test_what_is_cut_off_is_said_once(caplog):
 def test_empty_texts_are_kept_on_demand():
     frame = make_texts(160)
     frame.loc[[0, 5], "text"] = ["", None]
-    assert min(map(len, tokens_of(make(frame, texts={"empty": "keep"}), "train"))) == 2  # [CLS] [SEP]
+    module = make(frame, texts={"empty": "keep"})
+    lengths = [len(row) for name in ("train", "val", "test") for row in tokens_of(module, name)]
+    assert lengths.count(2) == 2  # [CLS] [SEP]
 
 
 def with_cell(value):
@@ -223,7 +226,7 @@ def test_bad_texts_are_refused_in_a_line(arguments, message):
     ],
 )
 def test_tokens_that_cannot_be_had_are_refused_in_a_line(arguments, message, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=message) as error:
         make(tokens=TextTokens(**arguments))
     assert "\n" not in str(error.value)
@@ -262,14 +265,14 @@ ARGUMENTS = [
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_the_command_line_trains_predicts_and_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     make_texts(160).to_csv("t.csv", index=False)
     given = ["fit", *ARGUMENTS, "--data.texts.source=t.csv"]
-    assert run([*given, "--data.tokens.tokenizer=nowhere"]) != 0
+    (tmp_path / "empty").mkdir()
+    assert run([*given, "--data.tokens.tokenizer=empty"]) != 0
     told = capsys.readouterr().err
-    assert "tokens.tokenizer='nowhere' could not be had" in told
+    assert "tokens.tokenizer='empty' could not be had: its folder holds none" in told
     assert "Traceback" not in told
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["t.csv"]
     assert run([*given, "--data.tokens.vocabulary=120"]) == 0
     assert list(tmp_path.rglob("report.json"))
     assert list(tmp_path.rglob("last.ckpt"))

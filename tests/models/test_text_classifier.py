@@ -132,7 +132,7 @@ def test_what_a_datamodule_has_must_fit():
     ],
 )
 def test_mistakes_are_named_in_a_line(arguments, message, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=message) as error:
         TextClassifier(**arguments)
     assert "\n" not in str(error.value)
