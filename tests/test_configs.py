@@ -219,8 +219,8 @@ SMALL_IMAGES = [
 
 
 SMALL_TEXTS = [
-    "--model.network.name=null", f"--model.network.config={TINY}", "--data.tokens={vocabulary: 120, max_length: 12}",
-    "--trainer.accelerator=cpu",
+    "--model.network.name=null", f"--model.network.config={TINY}", "--trainer.accelerator=cpu",
+    "--data.tokens={tokenizer: null, vocabulary: 120, max_length: 12}",
 ]  # fmt: skip
 
 
