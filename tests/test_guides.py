@@ -77,6 +77,7 @@ def test_group_dro_example(tmp_path, monkeypatch):
     assert 0 <= report["test"]["worst_group_accuracy"] <= report["test"]["tail_accuracy"] <= 1
 
 
+@pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_texts_example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (text,) = [b for b in blocks("yaml") if "GroupedTextDataModule" in b]

@@ -178,7 +178,7 @@ def test_what_is_cut_off_is_said_once(caplog):
     (said,) = [record.message for record in caplog.records if "max_length" in record.message]
     lengths = [len(module.tokenizer(text)["input_ids"]) for text in make_texts(160)["text"]]
     assert sum(module.cut.values()) == sum(length > 10 for length in lengths) > 40
-    assert f"Longer than max_length=10, and cut off there: {module.cut['train']} of 80 texts in train" in said
+    assert f"Longer than max_length=10 tokens, and cut off there: {module.cut['train']} of 80 texts in train" in said
     assert "4 groups with 80 training rows" in said
 
 

@@ -180,8 +180,8 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         sizes = torch.bincount(table.columns["group"], minlength=self.num_groups)
         return (
             f"{told_of_groups(sizes, self.group_names)}; {sum(self.dropped.values())} rows of no group dropped.\n"
-            f"A training text has {int(table.tokens.lengths.median())} tokens in the median, of {self.vocab_size} that "
-            f"there are. Longer than max_length={self.max_length}, and cut off there: {cut}."
+            f"Longer than max_length={self.max_length} tokens, and cut off there: {cut}. A training text keeps "
+            f"{int(table.tokens.lengths.median())} tokens in the median; there are {self.vocab_size}."
         )
 
     def state_dict(self) -> dict[str, Any]:
