@@ -20,10 +20,6 @@ from fcco_lightning.errors import DataError
 class GroupedSamplesDataModule(SplitDataModule):
     """Samples whose rows form groups by the joint values of some columns, and how they are divided.
 
-    With ``splits.by="fractions"`` groups are decided on all rows, and every split holds every group.  With "column"
-    they are decided on the training rows, as 0..G-1; combinations that only other splits hold (another hospital) are
-    numbered from G on, and rows of combinations too small for a group are left out.
-
     Args:
         origin: where the samples and the table of their labels are.
         columns: what the columns of that table mean; the label may define groups.

@@ -35,7 +35,7 @@ class LabelledTexts:
         layout: "table", or "amazon" or "civilcomments" as WILDS distributes them, see
             :mod:`fcco_lightning.data.layouts`.
         root: folder of the files; for every layout but "table".
-        column: of the texts.
+        column: column of the texts.
         empty: "error" refuses empty and missing texts, "keep" trains on them as empty texts.
 
     Raises:
