@@ -3,11 +3,12 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import finite, positive
+from fcco_lightning.checks import finite
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import DUAL_ROUNDING, Composed, OuterFunction, infinite_outside, known_at, sloped
 
@@ -47,11 +48,11 @@ class OfArgument(Composed):
         return u + self.back(u, self.inside.prox(z, self.square * lam) - z) / self.square
 
     def envelope(self, u: Tensor, lam: float) -> Tensor:
-        inner, psi = self.square * positive("lam", lam), self.inside
+        inner, psi = self.square * lam, self.inside
         return sloped(lambda z: psi.envelope(z, inner), lambda z: psi.envelope_gradient(z, inner), self.argument(u))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        inner, z = self.square * positive("lam", lam), self.argument(u)
+        inner, z = self.square * lam, self.argument(u)
         return self.back(u, self.inside.envelope_gradient(z.detach() if z.requires_grad else z, inner))
 
 
@@ -87,7 +88,7 @@ class Linear(OfArgument):
         """C_f = |c| C_phi."""
         return math.sqrt(self.square) * self.phi.lipschitz
 
-    @property
+    @cached_property
     def square(self) -> float:
         return sum(weight * weight for weight in self.weights)
 

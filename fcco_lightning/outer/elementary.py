@@ -75,13 +75,13 @@ class Hinge(_AboveKappa):
         return u - torch.clamp(z, min=0.0, max=lam * self.rho)
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return ((u - self.kappa) / positive("lam", lam)).clamp(min=0.0, max=self.rho)
+        return ((u - self.kappa) / lam).clamp(min=0.0, max=self.rho)
 
     def conjugate(self, y: Tensor) -> Tensor:
         return infinite_outside(self.kappa * y, (y >= 0) & (y <= self.rho * (1 + DUAL_ROUNDING))).sum(-1)
 
     def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
-        return (y - positive("tau", tau) * self.kappa).clamp(min=0.0, max=self.rho)
+        return (y - tau * self.kappa).clamp(min=0.0, max=self.rho)
 
 
 def cvar(r: float) -> Hinge:
@@ -117,7 +117,7 @@ class SquaredHinge(_AboveKappa):
         return u - z * (lam * self.rho / (1 + lam * self.rho))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.rho / (1 + positive("lam", lam) * self.rho) * (u - self.kappa).clamp(min=0)
+        return self.rho / (1 + lam * self.rho) * (u - self.kappa).clamp(min=0)
 
     def conjugate(self, y: Tensor) -> Tensor:
         return infinite_outside(self.kappa * y + y.square() / (2 * self.rho), y >= 0).sum(-1)

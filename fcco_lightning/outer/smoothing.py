@@ -43,10 +43,10 @@ class MoreauEnvelope(Composed):
 
     def envelope(self, u: Tensor, lam: float) -> Tensor:
         """``f_{lam + self.lam}(u)``: two smoothings are one of their sum."""
-        return self.outer.envelope(u, positive("lam", lam) + self.lam)
+        return self.outer.envelope(u, lam + self.lam)
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.outer.envelope_gradient(u, positive("lam", lam) + self.lam)
+        return self.outer.envelope_gradient(u, lam + self.lam)
 
     def conjugate(self, y: Tensor) -> Tensor:
         return self.outer.conjugate(y) + self.lam / 2 * y.square().sum(-1)
