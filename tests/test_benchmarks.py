@@ -216,6 +216,7 @@ def test_text_groups_tunes_and_writes_its_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "ADAPTIVE_RATES", [0.01, 0.02])
     runs = sys.modules["runs"]
     monkeypatch.setattr(runs, "LONGEST", 0)
+    monkeypatch.setattr(runs, "SEEDS", (100,))
     for where in (module, runs):
         monkeypatch.setattr(where, "run_all", in_this_process)
     arguments = ["--data", tmp_path / "m.parquet", "--epochs", 1, "--length", 12, "--seeds", 1, "--out", out]
