@@ -9,8 +9,8 @@ A transformer of two layers of width 128 starts from random weights; its WordPie
 
 A row reports mean +- standard deviation over seeds 0, 1, ...  All methods have the same optimizer (Adam type, linear
 warm-up and decay), and ``--tune`` gives each the same grid of learning rates, which grows until the pick does not lie
-on its edge; it has seeds of its own and picks by the mean CVaR of the validation losses.  The momentum type of ``--ablation
-adam`` is tuned in the same way.  Picks are kept in the output folder and used later.
+on its edge; it has seeds of its own and picks by the mean CVaR of the validation losses.  The momentum type of
+``--ablation adam`` is tuned in the same way.  Picks are kept in the output folder and used later.
 """
 
 import argparse
