@@ -39,11 +39,14 @@ from fcco_lightning import (
     FCCOModule,
     GlobalContrastive,
     GroupedTabularDataModule,
+    GroupedTextDataModule,
     Groups,
     GroupSampling,
     HeavyBall,
     HingePenalty,
+    ImageSplits,
     InfoNCE,
+    LabelledTexts,
     NonForgetting,
     ROCFairness,
     Schedule,
@@ -51,6 +54,8 @@ from fcco_lightning import (
     Splits,
     SquaredHingePenalty,
     TabularMLP,
+    TextClassifier,
+    TextTokens,
     UniformSampling,
 )
 from fcco_lightning.data import TensorTable
@@ -60,6 +65,7 @@ from fcco_lightning.outer import Log
 from fcco_lightning.state.divided import is_divided
 from fcco_lightning.training import Preemption
 from tests.conftest import make_data, make_frame
+from tests.texts import TINY, make_texts
 
 
 class SoftRank(Objective):
@@ -227,11 +233,23 @@ def fit_own_loader(job: Mapping[str, Any]) -> int:
     return trainer.global_step
 
 
-def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Group DRO on a small table, 8 groups; every key of ``job`` has a default."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    seed_everything(job.get("seed", 0), verbose=False)
-    name = job.get("algorithm", "SONEX")
+def group_texts(size: int, dropout: float) -> tuple[Any, nn.Module, float]:
+    """Texts in 4 groups with a transformer, and the share of the groups that counts."""
+    data = GroupedTextDataModule(
+        LabelledTexts(make_texts(96)),
+        columns=Columns("spam", positive="spam"),
+        groups=Groups(["spam", "list"]),
+        tokens=TextTokens(vocabulary=120),
+        splits=ImageSplits("fractions", [0.8, 0, 0.2]),
+        batches=GroupSampling(2, 6 // size),
+        eval_train=True,
+        seed=1,
+    )
+    return data, TextClassifier(config=TINY | {"hidden_dropout_prob": dropout}), 0.5
+
+
+def group_table(size: int, dropout: float, name: str) -> tuple[Any, nn.Module, float]:
+    """A table in 8 groups with a perceptron, and the share of the groups that counts."""
     data = GroupedTabularDataModule(
         make_frame(400, 0).assign(far=lambda f: (f["b"] > 0).map({True: "far", False: "near"})),
         columns=Columns("label", positive="yes"),
@@ -241,9 +259,19 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
         seed=1,
     )
     data.setup()
+    layers = [nn.Linear(data.num_features, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)]
+    return data, nn.Sequential(*layers), 0.3
+
+
+def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Group DRO on a small table or on texts; every key of ``job`` has a default."""
+    size, dropout = int(os.environ.get("WORLD_SIZE", "1")), job.get("dropout", 0.0)
+    seed_everything(job.get("seed", 0), verbose=False)
+    name = job.get("algorithm", "SONEX")
+    data, network, alpha = group_texts(size, dropout) if job.get("texts") else group_table(size, dropout, name)
     module = FCCOModule(
-        nn.Sequential(nn.Linear(data.num_features, 8), nn.Tanh(), nn.Dropout(job.get("dropout", 0.0)), nn.Linear(8, 1)),
-        CVaRGroupDRO(0.3),
+        network,
+        CVaRGroupDRO(alpha),
         algorithm=GROUP_ALGORITHMS[name](),
         optimizer=lambda p: HeavyBall(p, lr=0.05, beta=0.5, weight_decay=0.1),
         schedule=Schedule(objective_lr=0.01),

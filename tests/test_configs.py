@@ -1,5 +1,6 @@
 """Every config of the project parses and trains two batches, on a small file of the layout it was written for."""
 
+import csv
 import io
 import json
 import os
@@ -13,6 +14,8 @@ import pytest
 from PIL import Image
 
 from fcco_lightning.cli import run
+from fcco_lightning.data.layouts import IDENTITIES
+from tests.texts import TINY, make_texts
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALL_CONFIGS = sorted(CONFIGS.rglob("*.yaml"))
@@ -22,10 +25,12 @@ QUICK = (  # of every folder some of each kind; the others are slow
     "adult_smd",
     "adult_sonex",
     "adult_ungameable",
+    "amazon_sonex",
     "bdd100k_foggy_sonex",
     "camelyon17_sonex",
     "celeba_attributes_sonex",
     "celeba_sonex",
+    "civilcomments_sonex",
     "compas_sgd",
     "synthetic_multipliers",
     "digits_alexr2",
@@ -48,6 +53,7 @@ PRINTED = (  # one of each data module; the others are slow
     "adult_alexr2",
     "synthetic_alexr2",
     "camelyon17_sonex",
+    "amazon_sonex",
     "digits_sonex",
     "bdd100k_foggy_sonex",
     "celeba_attributes_map",
@@ -127,6 +133,35 @@ def camelyon17(folder):
     (folder / "metadata.csv").write_text("\n".join(lines))
 
 
+def amazon(folder):
+    """The layout of WILDS: 10 users of 8 reviews each for training and 2 in distribution, and 2 users more."""
+    table = pd.DataFrame(
+        {
+            "reviewerID": np.repeat([f"u{i}" for i in range(12)], 10),
+            "asin": "p",
+            "overall": np.tile([1.0, 5.0, 4.0, 2.0, 3.0], 24),
+            "reviewText": make_texts(120)["text"],
+            "category": "Books",
+            "reviewYear": 2014,
+        }
+    )
+    table.to_csv(folder / "reviews.csv", index=False, quoting=csv.QUOTE_NONNUMERIC)
+    (folder / "splits").mkdir()
+    split = [0] * 8 + [2, 4]
+    pd.DataFrame({"split": split * 10 + [1] * 10 + [3] * 10}).to_csv(folder / "splits/user.csv", index=False)
+
+
+def civilcomments(folder):
+    """The layout of WILDS: every comment mentions one identity, and some mention two or none."""
+    rows = 600
+    table = pd.DataFrame(np.eye(9)[np.arange(rows) % 9][:, :8], columns=list(IDENTITIES))
+    table.loc[::7, "male"] = 1.0
+    table["comment_text"] = make_texts(rows)["text"]
+    table["toxicity"] = (np.arange(rows) // 9 % 2).astype(float)
+    table["split"] = np.tile(["train", "val", "test", "train", "train"], rows // 5)
+    table.to_csv(folder / "all_data_with_identities.csv")
+
+
 def bdd100k(folder):
     """BDD100K's layout: 4 images of every weather for training, 2 for validation; and two shards of pairs."""
     for part, count in (("train", 24), ("val", 12)):
@@ -187,8 +222,21 @@ SMALL_IMAGES = [
 ]  # fmt: skip
 
 
+SMALL_TEXTS = [
+    "--model.network.name=null", f"--model.network.config={TINY}", "--trainer.accelerator=cpu",
+    "--data.tokens={tokenizer: null, vocabulary: 120, max_length: 12}",
+]  # fmt: skip
+
+
 def group_dro_arguments(config, folder):
     name = config.stem
+    if name.startswith("mails"):
+        mails = make_texts(200).rename(columns={"list": "mailing_list"})
+        mails.assign(spam=(mails["spam"] == "spam").astype(int)).to_csv(folder / "mails.csv", index=False)
+        return [f"--data.texts.source={folder / 'mails.csv'}", "--data.tokens.vocabulary=120"]
+    if name.startswith(("amazon", "civilcomments")):
+        {"amazon": amazon, "civilcomments": civilcomments}[name.split("_")[0]](folder)
+        return [f"--data.texts.root={folder}", *SMALL_TEXTS]
     if name.startswith("celeba_attributes"):
         celeba_attributes(2000).to_parquet(folder / "a.parquet")
         return [f"--data.train={folder / 'a.parquet'}"]
@@ -303,7 +351,8 @@ def test_there_are_configs_for_every_method_and_data_set():
         "alexr2",
         "sonex",
     )
-    assert {f"adult_{m}" for m in methods} | {"celeba_sonex", "camelyon17_sonex"} <= names
+    others = {"celeba_sonex", "camelyon17_sonex", "amazon_sonex", "amazon_ooa", "civilcomments_sonex", "mails_sonex"}
+    assert {f"adult_{m}" for m in methods} | others <= names
     methods = ("pretrain", "finetune", "sox", "sonx", "sonex", "alexr2")
     assert {f"digits_{m}" for m in methods} <= names
     assert {f"bdd100k_{w}_{m}" for w in ("foggy", "overcast") for m in ("sox", "sonex")} <= names

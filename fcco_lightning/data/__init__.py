@@ -32,6 +32,7 @@ from fcco_lightning.data.sampling import (
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
 from fcco_lightning.data.table import LabelTable, TensorTable
+from fcco_lightning.data.texts import TextTokens
 
 __all__ = [
     "BagSampling",
@@ -65,6 +66,7 @@ __all__ = [
     "Sampling",
     "Splits",
     "TensorTable",
+    "TextTokens",
     "TwoDraws",
     "UniformBatches",
     "UniformSampling",

@@ -1,8 +1,8 @@
-"""Where labelled images come from, and how their rows become splits: what the datamodules of images share."""
+"""Where labelled images come from, and how rows of labelled samples become splits."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,25 @@ ROW = "position among the images"
 """A column of every frame read here."""
 
 PARTS = ("train", "val", "id_val", "id_test", "test")
+
+
+class LabelledSamples(Protocol):
+    """Samples with a table of their labels."""
+
+    @property
+    def layout(self) -> str:
+        """What the data set is known as, for messages."""
+        ...
+
+    def prepare(self) -> None:
+        """Download hub data."""
+        ...
+
+    def read(self) -> tuple[pd.DataFrame, Any]:
+        """Return the columns of all samples with :data:`ROW`, and the samples."""
+        ...
+
+
 Layout = Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "medmnist", "datasets"]
 
 
@@ -96,7 +115,7 @@ class LabelledImages:
 
 @dataclass(frozen=True)
 class ImageSplits:
-    """How labelled images are divided.
+    """How labelled images or texts are divided.
 
     Args:
         by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have "val",
