@@ -120,7 +120,7 @@ class GroupedSamplesDataModule(SplitDataModule):
 
     def _read_splits(self) -> dict[str, LabelledFrame]:
         """Return the rows of every split with their labels and groups."""
-        frame, self._samples = self.origin.read()
+        frame = self._frame()
         splits = self._by_fractions(frame) if self.splits.by == "fractions" else self._by_column(frame)
         if self.splits.imbalance is not None:
             train = splits["train"]
@@ -129,6 +129,11 @@ class GroupedSamplesDataModule(SplitDataModule):
         for name, split in splits.items():  # a split with none of the groups is one of other groups on purpose
             warn_of_absent_groups(name, split.columns["group"], self.grouping.names, all_absent=False)
         return splits
+
+    def _frame(self) -> pd.DataFrame:
+        """Return the columns of all samples, which are read."""
+        frame, self._samples = self.origin.read()
+        return frame
 
     def _by_fractions(self, frame: pd.DataFrame) -> dict[str, LabelledFrame]:
         """Split every group at random."""

@@ -110,9 +110,9 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
             self.tables[name] = self._image_table(split, random=True) if random else self._evaluated[name]
         self._require_expected_split()
 
-    def _rows(self) -> pd.DataFrame:
+    def _frame(self) -> pd.DataFrame:
         """The rows with the column of every image's mean of the noise, if there is any."""
-        frame = super()._rows()
+        frame = super()._frame()
         if self.noise is None:
             return frame
         if self.noise.column in frame:
