@@ -27,9 +27,11 @@ def is_divided(value: object) -> bool:
 
 
 def part_of(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, without graph and in the same memory; a whole one is its part."""
+    """The part of a tensor that this process holds, in the same memory and without graph; a whole tensor as it is."""
+    if not is_divided(tensor):
+        return tensor
     found: Any = tensor.detach()
-    part: Tensor = found.to_local() if is_divided(found) else found
+    part: Tensor = found.to_local()
     return part
 
 

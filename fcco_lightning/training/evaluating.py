@@ -93,7 +93,7 @@ class EvaluatingModule(LightningModule):
 
         Only where weights are divided: nobody could gather them for the others' batches otherwise.
         """
-        if self._divided and done + 1 == batches[loader]:
+        if done + 1 == batches[loader] and self._divided:
             self._evaluate_again(self.network, columns_of(batch), done + 1)
 
     @torch.no_grad()

@@ -85,4 +85,4 @@ def test_the_cluster_job_runs_and_goes_on(tmp_path):
         assert ended.returncode == 0, ended.stderr[-3000:]
     assert "continuing" in ended.stderr
     newest = max(tmp_path.rglob("last.ckpt"), key=lambda p: p.stat().st_mtime)
-    assert torch.load(newest, weights_only=True)["epoch"] == 1
+    assert torch.load(newest, weights_only=True)["epoch"] == 2

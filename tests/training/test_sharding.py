@@ -5,12 +5,20 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Shard
 
 from fcco_lightning import PDSCA, Execution, Splits, WeightAverage
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.divided import is_divided
+from fcco_lightning.state.processes import Processes, end_processes
 from fcco_lightning.training.backend import Clipping
 from fcco_lightning.training.preemption import INTERRUPTED
+from fcco_lightning.training.sharding import divide
 from tests import jobs
 from tests.launch import launch, values
 from tests.training.test_ddp import CLOSE, assert_same
@@ -195,3 +203,42 @@ def test_layers_in_parts_are_refused(make_module, make_trainer, small_data):
     trainer = make_trainer(strategy=ModelParallelStrategy(1, 2), devices=2)
     with pytest.raises(ConfigError, match="tensor_parallel_size=2"):
         trainer.fit(make_module(), small_data)
+
+
+@pytest.fixture
+def mesh():
+    """Of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    end_processes()
+
+
+def units(network):
+    return [name for name, module in network.named_modules() if isinstance(module, FSDPModule)]
+
+
+class Own(jobs.Transformer):
+    """Divides itself, as one unit, along a dimension of its matrices."""
+
+    dim = 0
+
+    def shard(self, mesh):
+        fully_shard(self, mesh=mesh, ignored_params={self.scale}, shard_placement_fn=lambda p: Shard(self.dim))
+
+
+def test_blocks_and_the_rest_are_units(mesh):
+    network, own = jobs.Transformer(3), Own(3)
+    for one in (network, own):
+        divide(one, mesh, Processes())
+    assert units(network) == ["", "blocks.layers.0", "blocks.layers.1"]
+    assert units(own) == [""]
+    assert [name for name, p in network.named_parameters() if not is_divided(p)] == ["scale"]
+    divide(network, mesh, Processes())  # the next stage of a Trainer
+    assert torch.isfinite(network(torch.randn(4, 3))).all()
+
+
+def test_other_dimensions_are_refused(mesh):
+    network = nn.Sequential(nn.Linear(4, 4, bias=False))
+    network.shard = lambda mesh: fully_shard(network, mesh=mesh, shard_placement_fn=lambda p: Shard(1))
+    with pytest.raises(ConfigError, match=r"0.weight of \w*Sequential is divided as .*Shard\(dim=1\)"):
+        divide(network, mesh, Processes())
