@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=[*METHODS, *MOMENTUM], help="all by default")
     parser.add_argument("--ablation", choices=["beta", "adam"])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--length", type=int, default=32, help="largest number of tokens of a mail")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--tune", action="store_true", help="the grids of learning rates, with seeds of their own")
