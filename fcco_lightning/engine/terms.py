@@ -191,7 +191,11 @@ class Term(nn.Module):
         again = copies(names) if self.repeats and names is not None else None
         relevance = None if now.weight.dtype == torch.bool else now.weight
         present = now.weight if relevance is None else now.weight != 0
-        values, each, before = now.values, present.to(now.values.dtype), None if earlier is None else earlier.values
+        values, each, before = (
+            now.values,
+            present.to(now.values.dtype),
+            None if earlier is None else earlier.values.detach(),
+        )
         if again is not None:
             each = _of_copies(each, again)
             values, before = _mean(values, each, again), None if before is None else _mean(before, each, again)
