@@ -342,7 +342,8 @@ def report(done: list[Job], official: set[str], seeds: int) -> None:
     ]
     cells = sorted(cells_of(whole), key=lambda cell: cell.name)
     print("\n" + table(cells) + "\n")
-    print("\n".join(count(cells)))
+    if all(OURS in cell.runs for cell in cells):
+        print("\n".join(count(cells)))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ _TRAINER_DEFAULTS = {
 _NOISE = (  # of libraries, about nothing a user can do
     ".*LeafSpec.*",
     "Using ModelCheckpoint with manual optimization",
+    "The number of training batches .* is smaller than the logging interval",
     r"\s*By default only one JsonargparseDeprecationWarning",
     r"\s*skip_(none|check) parameter was deprecated",  # by Lightning
 )
