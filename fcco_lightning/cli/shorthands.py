@@ -157,9 +157,14 @@ def _favoured(column: str, groups: "pd.Series") -> str:
     """The larger of two groups.
 
     Raises:
-        ConfigError: if there are more.
+        ConfigError: if there are more, or one alone.
     """
     counts = groups.value_counts()
+    if len(counts) == 1:
+        raise ConfigError(
+            f"--data.columns.sensitive {column} has one group only, {str(counts.index[0])!r}, so there is nothing to "
+            "compare. Name another column, or leave it out."
+        )
     if len(counts) > 2:
         raise ConfigError(
             f"--data.columns.sensitive {column} has {len(counts)} groups ({', '.join(map(str, counts.index[:4]))}"

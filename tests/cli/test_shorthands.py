@@ -143,5 +143,14 @@ def test_three_groups_are_named_with_both_ways_out(table):
     assert "--data.columns.favoured" in written_out([*words, "--data.columns.favoured", "3"])
 
 
+def test_one_group_is_named_with_the_way_out(tmp_path):
+    from fcco_lightning import ConfigError
+
+    (tmp_path / "t.csv").write_text("age,sex,y\n1,m,a\n2,m,b\n3,m,a\n")
+    words = ["fit", "--data.train", str(tmp_path / "t.csv"), "--data.columns.label", "y"]
+    with pytest.raises(ConfigError, match="sensitive sex has one group only, 'm'.* Name another column"):
+        written_out([*words, "--data.columns.sensitive", "sex"])
+
+
 def test_a_table_that_cannot_be_read_is_left_to_the_datamodule():
     assert "--data=TabularDataModule" in written_out(["fit", "--data.train", "none.csv", "--data.columns.label", "y"])
