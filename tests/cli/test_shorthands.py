@@ -148,7 +148,7 @@ def test_one_group_is_named_with_the_way_out(tmp_path):
 
     (tmp_path / "t.csv").write_text("age,sex,y\n1,m,a\n2,m,b\n3,m,a\n")
     words = ["fit", "--data.train", str(tmp_path / "t.csv"), "--data.columns.label", "y"]
-    with pytest.raises(ConfigError, match="sensitive sex has one group only, 'm'.* Name another column"):
+    with pytest.raises(ConfigError, match=r"sensitive sex has one group only, 'm'.* Name another column"):
         written_out([*words, "--data.columns.sensitive", "sex"])
 
 
