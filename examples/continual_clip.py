@@ -1,6 +1,7 @@
 """Continual learning in small, from one command: teach a CLIP model a digit without losing the nine others.
 
     uv run python examples/continual_clip.py
+    uv run python examples/continual_clip.py --digits digits.parquet --out runs/digits28   # 28 x 28 pixels of your own
 
 1. pretrains a model of some 300,000 parameters on captioned digits, of which it hardly sees the "eight";
 2. finetunes it on eights: plainly; with SOX and a squared hinge on nine non-forgetting constraints; with SONEX and a
@@ -43,17 +44,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/digits_clip"))
+    parser.add_argument(
+        "--digits", help="a data set of digits with 28 x 28 pixels, such as MNIST: a .parquet file or a hub id"
+    )
     given = parser.parse_args()
+    real = [f"--data.digits.source={given.digits}", "--data.model=tiny-28", "--model.network.name=tiny-28"]
+    data = real if given.digits else []
     weights = given.out / f"pretrained_{given.seed}" / "last.ckpt"
     if weights.exists():
         print(f"pretrained already: {weights}")
     else:
         part = weights.parent.with_suffix(".part")  # renamed once it is complete
-        fit("digits_pretrain", part, given.seed, "--checkpoint.dirpath", str(part))
+        fit("digits_pretrain", part, given.seed, "--checkpoint.dirpath", str(part), *data)
         part.rename(weights.parent)
     for method in METHODS:
         start = ["--model.network.pretrained", str(weights), "--checkpoint.dirpath", str(given.out / method)]
-        fit(f"digits_{method}", given.out / method, given.seed, *start)
+        fit(f"digits_{method}", given.out / method, given.seed, *start, *data)
     print(f"\n{'points of accuracy':26}{'constrained images':>24}{'test images':>24}")
     print(f"{'':26}" + 2 * f"{'eight':>10}{'worst other':>14}")
     for method, name in METHODS.items():

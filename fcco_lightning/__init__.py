@@ -30,7 +30,7 @@ _SELECTED = {
     "inference": "Predictor export load",
     "state": "DualState",
     "training.criterion": "Criterion",
-    "training": "Checkpoints Clipping Execution FCCOModule FabricBackend Preemption Pretraining Schedule "
+    "training": "Checkpoints Clipping Execution FCCOModule FabricBackend LinearWarmUp Preemption Pretraining Schedule "
     "StepAtFractions WarmStart WeightAverage",
 }
 

@@ -1,9 +1,10 @@
 """Checks of scalar arguments, made once where an argument enters."""
 
+import importlib
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fcco_lightning.errors import ConfigError
 
@@ -58,3 +59,14 @@ def one_of(name: str, value: T, options: Sequence[T]) -> T:
         known = ", ".join(repr(option) for option in options)
         raise ConfigError(f"{name} must be one of {known}, got {value!r}.")
     return value
+
+
+def package(name: str, extra: str, asked_by: str) -> Any:
+    """Return a package that an extra brings along, else raise :class:`ConfigError` naming what asked for it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{asked_by} needs the package {name}, which is not installed. Install it (pip install "
+            f"'fcco-lightning[{extra}]')."
+        ) from error

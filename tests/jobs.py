@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -38,11 +39,14 @@ from fcco_lightning import (
     FCCOModule,
     GlobalContrastive,
     GroupedTabularDataModule,
+    GroupedTextDataModule,
     Groups,
     GroupSampling,
     HeavyBall,
     HingePenalty,
+    ImageSplits,
     InfoNCE,
+    LabelledTexts,
     NonForgetting,
     ROCFairness,
     Schedule,
@@ -50,14 +54,18 @@ from fcco_lightning import (
     Splits,
     SquaredHingePenalty,
     TabularMLP,
+    TextClassifier,
+    TextTokens,
     UniformSampling,
 )
 from fcco_lightning.data import TensorTable
 from fcco_lightning.objectives import Objective, binary_scores
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log
+from fcco_lightning.state.divided import is_divided
 from fcco_lightning.training import Preemption
 from tests.conftest import make_data, make_frame
+from tests.texts import TINY, make_texts
 
 
 class SoftRank(Objective):
@@ -104,6 +112,21 @@ PAIR_ALGORITHMS: dict[str, Callable[[], Any]] = {
 }
 
 
+class Transformer(nn.Module):
+    """Two layers over the columns of a table, each of which is a token; one parameter is a single number."""
+
+    def __init__(self, columns: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(0.3 * torch.randn(columns, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head, self.scale = nn.Linear(8, 1), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.blocks(x.unsqueeze(2) * self.embedding)
+        return self.scale * self.head(tokens.mean(1)).squeeze(1)
+
+
 class At(Callback):
     """Calls a function after a batch."""
 
@@ -113,6 +136,13 @@ class At(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
             self.act(trainer)
+
+
+def strategy_of(job: Mapping[str, Any], size: int) -> Any:
+    """FSDP2 where weights are to be divided, or data parallelism."""
+    if job.get("divided"):
+        return ModelParallelStrategy()
+    return "ddp" if size > 1 else "auto"
 
 
 def rank() -> int:
@@ -134,8 +164,9 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     )
     data.setup()
     smooth = job.get("algorithm", "SONEX") in ("SOX", "MSVR", "SOXBoost")
+    network: nn.Module = TabularMLP([8], in_features=data.num_features, batch_norm=job.get("batch_norm", False))
     module = FCCOModule(
-        TabularMLP(hidden=[8], in_features=data.num_features, batch_norm=job.get("batch_norm", False)),
+        Transformer(data.num_features, job.get("dropout", 0.1)) if job.get("transformer") else network,
         objective,
         constraints=[ROCFairness(thresholds=[-1, 0, 1])],
         penalty=SquaredHingePenalty(4.0) if smooth else HingePenalty(4.0),
@@ -154,7 +185,7 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
         accelerator="cpu",
         devices=size // job.get("nodes", 1),
         num_nodes=job.get("nodes", 1),
-        strategy="ddp" if size > 1 else "auto",
+        strategy=strategy_of(job, size),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -202,11 +233,23 @@ def fit_own_loader(job: Mapping[str, Any]) -> int:
     return trainer.global_step
 
 
-def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Group DRO on a small table, 8 groups; every key of ``job`` has a default."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    seed_everything(job.get("seed", 0), verbose=False)
-    name = job.get("algorithm", "SONEX")
+def group_texts(size: int, dropout: float) -> tuple[Any, nn.Module, float]:
+    """Texts in 4 groups with a transformer, and the share of the groups that counts."""
+    data = GroupedTextDataModule(
+        LabelledTexts(make_texts(96)),
+        columns=Columns("spam", positive="spam"),
+        groups=Groups(["spam", "list"]),
+        tokens=TextTokens(vocabulary=120),
+        splits=ImageSplits("fractions", [0.8, 0, 0.2]),
+        batches=GroupSampling(2, 6 // size),
+        eval_train=True,
+        seed=1,
+    )
+    return data, TextClassifier(config=TINY | {"hidden_dropout_prob": dropout}), 0.5
+
+
+def group_table(size: int, dropout: float, name: str) -> tuple[Any, nn.Module, float]:
+    """A table in 8 groups with a perceptron, and the share of the groups that counts."""
     data = GroupedTabularDataModule(
         make_frame(400, 0).assign(far=lambda f: (f["b"] > 0).map({True: "far", False: "near"})),
         columns=Columns("label", positive="yes"),
@@ -216,9 +259,19 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
         seed=1,
     )
     data.setup()
+    layers = [nn.Linear(data.num_features, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)]
+    return data, nn.Sequential(*layers), 0.3
+
+
+def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Group DRO on a small table or on texts; every key of ``job`` has a default."""
+    size, dropout = int(os.environ.get("WORLD_SIZE", "1")), job.get("dropout", 0.0)
+    seed_everything(job.get("seed", 0), verbose=False)
+    name = job.get("algorithm", "SONEX")
+    data, network, alpha = group_texts(size, dropout) if job.get("texts") else group_table(size, dropout, name)
     module = FCCOModule(
-        nn.Sequential(nn.Linear(data.num_features, 8), nn.Tanh(), nn.Dropout(job.get("dropout", 0.0)), nn.Linear(8, 1)),
-        CVaRGroupDRO(0.3),
+        network,
+        CVaRGroupDRO(alpha),
         algorithm=GROUP_ALGORITHMS[name](),
         optimizer=lambda p: HeavyBall(p, lr=0.05, beta=0.5, weight_decay=0.1),
         schedule=Schedule(objective_lr=0.01),
@@ -232,7 +285,7 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
         max_epochs=job.get("epochs", 2),
         accelerator="cpu",
         devices=size,
-        strategy="ddp" if size > 1 else "auto",
+        strategy=strategy_of(job, size),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -296,7 +349,7 @@ def fit_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
         max_epochs=job.get("epochs", 2),
         accelerator="cpu",
         devices=size,
-        strategy="ddp" if size > 1 else "auto",
+        strategy=strategy_of(job, size),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -327,9 +380,14 @@ def fit_all_pairs(several: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
     return found
 
 
+def whole(tensor: Any) -> Tensor:
+    """A tensor with the parts of all processes, which call this together."""
+    return tensor.full_tensor() if is_divided(tensor) else tensor  # type: ignore[no-any-return]
+
+
 def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
     """Weights, rows held here, and what was counted."""
-    weights = {name: p.detach().clone() for name, p in module.network.state_dict().items()}
+    weights = {name: whole(p.detach()).clone() for name, p in module.network.state_dict().items()}
     rows = {name: (s.first, s.num_rows, s.rows.clone()) for name, s in module.dual_states().items()}
     logged = {name: float(v) for name, v in trainer.callback_metrics.items()}
     return {"weights": weights, "rows": rows, "global_step": trainer.global_step, "logged": logged}
@@ -370,6 +428,35 @@ class Sabotage(nn.Module):
 
 def sabotage_network(bad_rank, call, how, module, data):
     module.network = Sabotage(module.network, bad_rank, call, how)
+
+
+def spoil_a_gradient(module, data):
+    """In the part of a weight that the last process holds."""
+
+    def spoil(parameter):
+        part = parameter.grad.to_local()
+        if rank() and len(part):
+            part[-1] = float("nan")
+
+    start = module.on_train_start
+
+    def on_train_start():
+        start()
+        for parameter in module.network.parameters():
+            if is_divided(parameter):
+                parameter.register_post_accumulate_grad_hook(spoil)
+
+    module.on_train_start = on_train_start
+
+
+def die_while_writing(which, module, data):
+    """A process is killed when it has written its part of a checkpoint but not yet closed it."""
+    if rank() == which:
+
+        def fsync(descriptor):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.fsync = fsync
 
 
 class BadTable:

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from tests.test_configs import adult, compas
+from tests.texts import TINY, make_texts
 
 FOLDER = Path(__file__).parents[1] / "examples/benchmarks"
 
@@ -205,6 +206,30 @@ def test_group_dro_tunes_and_writes_table_json_and_picture(tmp_path, monkeypatch
     assert len(results[0]["curves"]["train_cvar_loss"]) == 2
     assert "| alexr | 1 |" in capsys.readouterr().out
     assert (out / "group_dro_adult_0.25.png").stat().st_size > 5000
+
+
+def test_text_groups_tunes_and_writes_its_tables(tmp_path, monkeypatch, capsys):
+    module, out = script("text_groups"), tmp_path / "out"
+    mails = make_texts(160).rename(columns={"list": "mailing_list"})
+    mails.assign(spam=(mails["spam"] == "spam").astype(int)).to_parquet(tmp_path / "m.parquet")
+    monkeypatch.setattr(module, "NETWORK", TINY)
+    monkeypatch.setattr(module, "ADAPTIVE_RATES", [0.01, 0.02])
+    runs = sys.modules["runs"]
+    monkeypatch.setattr(runs, "LONGEST", 0)
+    monkeypatch.setattr(runs, "SEEDS", (100,))
+    for where in (module, runs):
+        monkeypatch.setattr(where, "run_all", in_this_process)
+    arguments = ["--data", tmp_path / "m.parquet", "--epochs", 1, "--length", 12, "--seeds", 1, "--out", out]
+    for more in (["--methods", "sonex", "--tune"], ["--methods", "sonex", "sgd"], ["--ablation", "beta"]):
+        monkeypatch.setattr(sys, "argv", ["text_groups.py", *map(str, [*arguments, *more])])
+        module.main()
+    picked = json.loads((out / "text_groups_picks.json").read_text())["sonex"]["picked"]
+    assert picked["lr"] in (0.01, 0.02)
+    results = json.loads((out / "text_groups.json").read_text())
+    assert [(r["label"], r["overrides"]) for r in results] == [("sonex", picked), ("sgd", {})]
+    assert all(0 <= r["test"]["worst_group_accuracy"] <= r["test"]["accuracy"] <= 1 for r in results)
+    assert len(json.loads((out / "text_groups_beta.json").read_text())) == 8
+    assert "| alexr2, beta 0.3 | 1 |" in capsys.readouterr().out
 
 
 def test_dual_state_measures_memory_steps_files_and_training(tmp_path, monkeypatch, capsys):
@@ -485,6 +510,14 @@ class InThisProcess:
 
     def apply(self, function, arguments):
         return function(*arguments)
+
+
+def test_divided_weights_are_counted_by_their_shapes():
+    """The measured MiB of the small model on 1 and 2 processes (`--weights`) are 1.073 and .537."""
+    s = script("scaling")
+    (alone, *_, none), (half, *_, gathered) = s.simulated("tiny", 1), s.simulated("tiny", 2)
+    assert [round(1024 * part, 3) for part in (alone, half)] == [1.073, 0.537]
+    assert none == 0 < gathered < 2 * alone
 
 
 @pytest.mark.slow

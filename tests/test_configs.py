@@ -1,5 +1,6 @@
 """Every config of the project parses and trains two batches, on a small file of the layout it was written for."""
 
+import csv
 import io
 import json
 import os
@@ -13,6 +14,8 @@ import pytest
 from PIL import Image
 
 from fcco_lightning.cli import run
+from fcco_lightning.data.layouts import IDENTITIES
+from tests.texts import TINY, make_texts
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALL_CONFIGS = sorted(CONFIGS.rglob("*.yaml"))
@@ -22,10 +25,12 @@ QUICK = (  # of every folder some of each kind; the others are slow
     "adult_smd",
     "adult_sonex",
     "adult_ungameable",
+    "amazon_sonex",
     "bdd100k_foggy_sonex",
     "camelyon17_sonex",
     "celeba_attributes_sonex",
     "celeba_sonex",
+    "civilcomments_sonex",
     "compas_sgd",
     "synthetic_multipliers",
     "digits_alexr2",
@@ -35,6 +40,9 @@ QUICK = (  # of every folder some of each kind; the others are slow
     "adult_average_precision",
     "adult_partial_auc_tpr",
     "celeba_attributes_map",
+    "celeba_noise_alexr",
+    "chest_partial_auc_tpr",
+    "covtype_partial_auc_tpr",
     "digits_nca_sox",
     "synthetic_cox_sox",
     "synthetic_list_net_sox",
@@ -45,6 +53,7 @@ PRINTED = (  # one of each data module; the others are slow
     "adult_alexr2",
     "synthetic_alexr2",
     "camelyon17_sonex",
+    "amazon_sonex",
     "digits_sonex",
     "bdd100k_foggy_sonex",
     "celeba_attributes_map",
@@ -54,6 +63,7 @@ PRINTED = (  # one of each data module; the others are slow
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The id_val split has no rows"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:Found .* in eval mode"),  # a frozen network
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
 ]
 
@@ -105,11 +115,11 @@ def picture(path, i):
 
 def celeba(folder):
     """CelebA's layout: 20 images of each of the 16 groups."""
-    names = ["Attractive", "Blond_Hair", "Male", "Mouth_Slightly_Open"]
+    names = ["Attractive", "Blond_Hair", "Male", "Mouth_Slightly_Open", "Smiling"]
     lines = []
     for i in range(320):
         picture(folder / f"img_align_celeba/{i:06}.jpg", i)
-        lines.append(f"{i:06}.jpg " + " ".join(str(2 * (i >> k & 1) - 1) for k in range(4)))
+        lines.append(f"{i:06}.jpg " + " ".join(str(2 * (i >> k & 1) - 1) for k in (0, 1, 2, 3, 0)))
     (folder / "list_attr_celeba.txt").write_text("\n".join(["320", " ".join(names), *lines]) + "\n")
 
 
@@ -121,6 +131,35 @@ def camelyon17(folder):
         lines.append(f"{i},004,4,{i},7,{i // 2 % 2},{slide},{center},{part}")
         picture(folder / f"patches/patient_004_node_4/patch_patient_004_node_4_x_{i}_y_7.png", i)
     (folder / "metadata.csv").write_text("\n".join(lines))
+
+
+def amazon(folder):
+    """The layout of WILDS: 10 users of 8 reviews each for training and 2 in distribution, and 2 users more."""
+    table = pd.DataFrame(
+        {
+            "reviewerID": np.repeat([f"u{i}" for i in range(12)], 10),
+            "asin": "p",
+            "overall": np.tile([1.0, 5.0, 4.0, 2.0, 3.0], 24),
+            "reviewText": make_texts(120)["text"],
+            "category": "Books",
+            "reviewYear": 2014,
+        }
+    )
+    table.to_csv(folder / "reviews.csv", index=False, quoting=csv.QUOTE_NONNUMERIC)
+    (folder / "splits").mkdir()
+    split = [0] * 8 + [2, 4]
+    pd.DataFrame({"split": split * 10 + [1] * 10 + [3] * 10}).to_csv(folder / "splits/user.csv", index=False)
+
+
+def civilcomments(folder):
+    """The layout of WILDS: every comment mentions one identity, and some mention two or none."""
+    rows = 600
+    table = pd.DataFrame(np.eye(9)[np.arange(rows) % 9][:, :8], columns=list(IDENTITIES))
+    table.loc[::7, "male"] = 1.0
+    table["comment_text"] = make_texts(rows)["text"]
+    table["toxicity"] = (np.arange(rows) // 9 % 2).astype(float)
+    table["split"] = np.tile(["train", "val", "test", "train", "train"], rows // 5)
+    table.to_csv(folder / "all_data_with_identities.csv")
 
 
 def bdd100k(folder):
@@ -183,14 +222,28 @@ SMALL_IMAGES = [
 ]  # fmt: skip
 
 
+SMALL_TEXTS = [
+    "--model.network.name=null", f"--model.network.config={TINY}", "--trainer.accelerator=cpu",
+    "--data.tokens={tokenizer: null, vocabulary: 120, max_length: 12}",
+]  # fmt: skip
+
+
 def group_dro_arguments(config, folder):
     name = config.stem
+    if name.startswith("mails"):
+        mails = make_texts(200).rename(columns={"list": "mailing_list"})
+        mails.assign(spam=(mails["spam"] == "spam").astype(int)).to_csv(folder / "mails.csv", index=False)
+        return [f"--data.texts.source={folder / 'mails.csv'}", "--data.tokens.vocabulary=120"]
+    if name.startswith(("amazon", "civilcomments")):
+        {"amazon": amazon, "civilcomments": civilcomments}[name.split("_")[0]](folder)
+        return [f"--data.texts.root={folder}", *SMALL_TEXTS]
     if name.startswith("celeba_attributes"):
         celeba_attributes(2000).to_parquet(folder / "a.parquet")
         return [f"--data.train={folder / 'a.parquet'}"]
     if not name.startswith("adult"):
         {"celeba": celeba, "camelyon17": camelyon17}[name.split("_")[0]](folder)
-        return [f"--data.images.root={folder}", *SMALL_IMAGES]
+        noise = ["--data.noise.means=[0.0,0.1]", "--data.batches.samples_per_group=2"] if "noise" in name else []
+        return [f"--data.images.root={folder}", *SMALL_IMAGES, *noise]
     adult(600).to_csv(folder / "train.csv", index=False)
     adult(400).to_csv(folder / "test.csv", index=False)
     arguments = [f"--data.train={folder / 'train.csv'}", f"--data.pool=[{folder / 'test.csv'}]"]
@@ -233,7 +286,26 @@ def xrisk_arguments(config, folder):
         lines = [f"{i % 3} qid:{i // 40} 1:{rng.normal():.3f} 2:{rng.normal():.3f}" for i in range(1200)]
         (folder / "train.txt").write_text("\n".join(lines))
         return [f"--data.train={folder / 'train.txt'}"]
-    return []  # scikit-learn's own tables
+    return binary_arguments(name, folder)
+
+
+def binary_arguments(name, folder):
+    """Files of LIBSVM and of MedMNIST with the labels that they have."""
+    rng = np.random.default_rng(0)
+    if name.startswith("chest"):
+        parts = {"train": 60, "val": 30, "test": 30}
+        arrays = {f"{part}_images": rng.integers(0, 256, (n, 28, 28), dtype=np.uint8) for part, n in parts.items()}
+        arrays |= {f"{part}_labels": rng.integers(0, 2, (n, 14), dtype=np.uint8) for part, n in parts.items()}
+        np.savez(folder / "chestmnist.npz", **arrays)
+        return [f"--data.images.root={folder / 'chestmnist.npz'}"]
+    labels = {"covtype": (2, 1), "higgs": (1, 0), "ijcnn1": (1, -1)}.get(name.split("_")[0])
+    if labels is None:
+        return []  # scikit-learn's own tables
+    rows = 400 if name.startswith("ijcnn1") else 20_000
+    lines = [f"{labels[i % 2]} 1:{rng.normal():.3f} 2:{rng.normal():.3f}" for i in range(rows)]
+    (folder / "train.svm").write_text("\n".join(lines))
+    few = ["--data.splits.remove_positives=0.99"] if name.startswith("higgs") else []
+    return [f"--data.train={folder / 'train.svm'}", *few]
 
 
 def data_arguments(config, folder, request):
@@ -279,7 +351,8 @@ def test_there_are_configs_for_every_method_and_data_set():
         "alexr2",
         "sonex",
     )
-    assert {f"adult_{m}" for m in methods} | {"celeba_sonex", "camelyon17_sonex"} <= names
+    others = {"celeba_sonex", "camelyon17_sonex", "amazon_sonex", "amazon_ooa", "civilcomments_sonex", "mails_sonex"}
+    assert {f"adult_{m}" for m in methods} | others <= names
     methods = ("pretrain", "finetune", "sox", "sonx", "sonex", "alexr2")
     assert {f"digits_{m}" for m in methods} <= names
     assert {f"bdd100k_{w}_{m}" for w in ("foggy", "overcast") for m in ("sox", "sonex")} <= names

@@ -18,6 +18,7 @@ from fcco_lightning.cli import commands, lightning_cli, run
 from fcco_lightning.cli.catalogue import members
 from fcco_lightning.cli.named_configs import with_files
 from fcco_lightning.cli.shorthands import written_out
+from tests.texts import TINY, make_texts
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -74,6 +75,23 @@ def test_group_dro_example(tmp_path, monkeypatch):
     report = yaml.safe_load(Path("out/report.json").read_text())
     assert len(report["test"]["groups"]) == 12
     assert 0 <= report["test"]["worst_group_accuracy"] <= report["test"]["tail_accuracy"] <= 1
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_texts_example(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (text,) = [b for b in blocks("yaml") if "GroupedTextDataModule" in b]
+    tokens, network = "{vocabulary: 120}", f"config: {TINY}"
+    text = text.replace("{tokenizer: distilbert-base-uncased}", tokens).replace(
+        "name: distilbert-base-uncased", network
+    )
+    Path("own.yaml").write_text(text)
+    mails = make_texts(120).rename(columns={"list": "mailing_list"})
+    mails.assign(spam=(mails["spam"] == "spam").astype(int)).to_parquet("mails.parquet")
+    batches = "{class_path: GroupSampling, init_args: {groups_per_batch: 4, samples_per_group: 2}}"
+    arguments = ["--model.objective=WorstGroupDRO", f"--data.batches={batches}", "--trainer.max_epochs=1"]
+    assert run(["fit", "--config", "own.yaml", *arguments, "--report.folder=out"]) == 0
+    assert len(yaml.safe_load(Path("out/report.json").read_text())["test"]["groups"]) == 4
 
 
 def test_robust_linear_model_example(capsys):

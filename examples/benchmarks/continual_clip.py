@@ -4,6 +4,7 @@ Every run goes through ``fcco fit`` and a config of ``configs/continual_clip``::
 
     uv run python examples/benchmarks/continual_clip.py --tune     # the grids of rho, on two other seeds
     uv run python examples/benchmarks/continual_clip.py            # 5 seeds with the picks
+    uv run python examples/benchmarks/continual_clip.py --digits digits28.parquet --val 1000 --out runs/digits28
 
 Each seed has a pretrained model of its own, from which all methods start.  ``--tune`` gives every method that has
 constraints the same number of runs and picks rho by the training split alone: the largest gain on the target among the
@@ -43,6 +44,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # config and overrides
     "sonex_interpolation": ("digits_sonex", {}),
     "lwf": ("digits_lwf", {}),
 }
+REAL = {"model.network.name": "tiny-28", "data.model": "tiny-28"}  # of images of 28 x 28 pixels
 # around the least values of the grids of F.3 of the SONEX paper, above which little is learnt; as many for each
 GRIDS = {
     "sox": [1.0, 2.0, 5.0, 20.0],
@@ -59,9 +61,9 @@ KNOWN = 0.5  # least accuracy of a protected digit with which a pretrained model
 FIGURES = ("train.delta_target", "train.worst_change", "test.delta_target", "test.worst_change", "test.satisfied")
 
 
-def pretrain(given: tuple[int, Path, int]) -> Path:
+def pretrain(given: tuple[int, Path, int, str | None]) -> Path:
     """The weights from which the runs of a seed start, with so many validation images held out; made once."""
-    seed, folder, val = given
+    seed, folder, val, source = given
     weights = folder / f"pretrained_{seed}" / "last.ckpt"
     if not weights.exists():
         import torch
@@ -73,10 +75,13 @@ def pretrain(given: tuple[int, Path, int]) -> Path:
         arguments += ["--seed_everything", str(seed), "--data.seed", str(seed), "--report.enabled", "false"]
         arguments += ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
         arguments += ["--data.digits.num_val", str(val)]
+        if source:
+            real = REAL | {"data.digits.source": source}
+            arguments += [word for key, name in real.items() for word in (f"--{key}", name)]
         part = weights.parent.with_suffix(".part")  # renamed once it is complete
         if run([*arguments, "--checkpoint.dirpath", str(part), "--trainer.limit_val_batches", "0"]):
             raise SystemExit(f"pretraining of seed {seed} failed")
-        least = min(known(part / weights.name, seed, val))
+        least = min(known(part / weights.name, seed, val, source))
         if least < KNOWN:
             raise SystemExit(
                 f"pretraining of seed {seed} failed: of a protected digit the model knows {least:.0%} of the training "
@@ -86,14 +91,20 @@ def pretrain(given: tuple[int, Path, int]) -> Path:
     return weights
 
 
-def digits(seed: int, val: int) -> Any:
-    """The embedded data, with so many validation images held out."""
+def digits(seed: int, val: int, source: str | None) -> Any:
+    """The embedded data, or those of a table, with so many validation images held out."""
     from fcco_lightning import DigitsCLIPDataModule
     from fcco_lightning.data.datamodules.digits_clip import DigitImages
 
-    data = DigitsCLIPDataModule(target=[8], digits=DigitImages(num_val=val), seed=seed)
+    chosen = DigitImages(num_val=val, source=source)
+    data = DigitsCLIPDataModule(target=[8], digits=chosen, model=model_of(source), seed=seed)
     data.setup()
     return data
+
+
+def model_of(source: str | None) -> str:
+    """The architecture for the images."""
+    return REAL["data.model"] if source else "tiny"
 
 
 def outputs_of(network: Any, data: Any, split: str) -> tuple[Any, dict[str, Any]]:
@@ -106,11 +117,11 @@ def outputs_of(network: Any, data: Any, split: str) -> tuple[Any, dict[str, Any]
         return torch.cat([network({"x": batch["x"]}) for batch in batches]), columns
 
 
-def known(weights: Path, seed: int, val: int) -> list[float]:
+def known(weights: Path, seed: int, val: int, source: str | None) -> list[float]:
     """Accuracy of every protected digit on the training images."""
     from fcco_lightning import CLIPModel
 
-    data, network = digits(seed, val), CLIPModel("tiny", str(weights))
+    data, network = digits(seed, val, source), CLIPModel(model_of(source), str(weights))
     network.adapt(data)
     logits, columns = outputs_of(network.eval(), data, "train")
     right, y = logits.argmax(1) == columns["y"], columns["y"]
@@ -133,9 +144,10 @@ def between(job: Job, finetuned: Path) -> dict[str, Any]:
 
     from fcco_lightning import CLIPModel, ContinualEvaluation
 
-    data = digits(job["seed"], int(job["overrides"]["data.digits.num_val"]))
-    old, new = (CLIPModel("tiny", str(path)) for path in (job["overrides"]["model.network.pretrained"], finetuned))
-    mixed, evaluation = CLIPModel("tiny"), ContinualEvaluation()
+    source = job["overrides"].get("data.digits.source")
+    data, name = digits(job["seed"], int(job["overrides"]["data.digits.num_val"]), source), model_of(source)
+    old, new = (CLIPModel(name, str(path)) for path in (job["overrides"]["model.network.pretrained"], finetuned))
+    mixed, evaluation = CLIPModel(name), ContinualEvaluation()
     evaluation.group_names = data.task_names
     for network in (old, mixed):
         network.adapt(data)
@@ -205,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--val", type=int, default=3000, help="validation images that are held out; 0 for none")
+    parser.add_argument("--digits", help="a data set of digits with 28 x 28 pixels instead of scikit-learn's")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--tune", action="store_true", help=f"the grids, seeds {TUNING_SEEDS}")
@@ -217,12 +230,14 @@ def main() -> None:
     seeds = TUNING_SEEDS if given.tune else tuple(range(given.seeds))
     with ProcessPoolExecutor(given.jobs) as pool:
         folder = given.out / ("digits_clip" if given.val == 0 else f"digits_clip_{given.val}")
-        weights = dict(zip(seeds, pool.map(pretrain, [(s, folder, given.val) for s in seeds]), strict=True))
+        starts = [(seed, folder, given.val, given.digits) for seed in seeds]
+        weights = dict(zip(seeds, pool.map(pretrain, starts), strict=True))
 
     def job(method: str, seed: int, overrides: dict[str, Any]) -> Job:
         config, own = METHODS[method]
         chosen: dict[str, Any] = {"model.network.pretrained": str(weights[seed]), **own, **overrides}
         chosen |= {"data.digits.num_val": given.val}
+        chosen |= REAL | {"data.digits.source": given.digits} if given.digits else {}
         chosen |= {} if method == "margin" else {"trainer.limit_val_batches": 0}  # the report evaluates the end
         chosen |= dict(pair.split("=", 1) for pair in given.set)
         return {"label": method, "config": f"continual_clip/{config}", "seed": seed, "overrides": chosen}

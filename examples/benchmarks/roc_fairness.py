@@ -23,20 +23,27 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from runs import CHEAP, SEEDS, Job, Tuning, run_all, run_searches, seconds, table, value
+from runs import CHEAP, SEEDS, Axes, Job, Tuning, run_all, run_searches, seconds, table, value
 
 METHODS = {
     "alexr2": "ALEXR2",
     "sonex": "SONEX",
     "sox_squared_hinge": "SOX, squared hinge",
     "sonx": "SONX",
+    "icppac": "ICPPAC",
     "sgd": "no constraints",
 }
 OPTIMIZERS = {  # settings, learning rates that the grid starts with
     "Adam": ({"model.optimizer": "AdamType", "model.optimizer.beta": 0.1}, [1e-3, 3e-3, 1e-2]),
     "momentum": ({"model.optimizer": "HeavyBall", "model.optimizer.beta": 0.1}, [0.3, 0.9, 2.7]),
 }
-RHO = {"alexr2": [4, 12, 36], "sonex": [4, 12, 36], "sonx": [4, 12, 36], "sox_squared_hinge": [30, 100, 300]}
+ICPPAC = {  # the paper's grid; ICPPAC has no penalty and an outer step of its own
+    "model.algorithm.eta": [0.01, 0.1],
+    "model.algorithm.tau": [1.0, 10.0, 100.0],
+    "model.algorithm.mu": [1e-4, 1e-3, 1e-2],
+}
+RHO = {m: {"model.penalty.rho": [4, 12, 36]} for m in ("alexr2", "sonex", "sonx")}
+RHO["sox_squared_hinge"] = {"model.penalty.rho": [30, 100, 300]}
 TOLERANCE = 0.005
 COLUMNS = ("train.auc", "train.worst_violation", "train.roc_gap", "test.auc", "test.worst_violation", "test.roc_gap")
 HELD_OUT = {"data.splits.val_fraction": 0.2}
@@ -152,9 +159,15 @@ class Benchmark:
         self.common = CHEAP | {"data.train": given.train} | ({"data.test": given.test} if given.test else {})
         self.kept = given.out / f"roc_fairness_{given.data}_picks.json"
         self.picks = json.loads(self.kept.read_text()) if self.kept.exists() else {}
-        self.methods = {
-            f"{METHODS[m]} ({name})": (m, *OPTIMIZERS[name]) for m in given.methods for name in given.optimizers
+        penalised = [m for m in given.methods if m != "icppac"]
+        self.methods: dict[str, tuple[str, dict[str, Any], Axes]] = {
+            f"{METHODS[m]} ({name})": (m, settings, {"model.optimizer.lr": rates} | RHO.get(m, {}))
+            for m in penalised
+            for name, (settings, rates) in OPTIMIZERS.items()
+            if name in given.optimizers
         }
+        if "icppac" in given.methods:
+            self.methods[METHODS["icppac"]] = ("icppac", {}, ICPPAC)
         self.fronts = [m for m in given.methods if m in FRONT_RHO]
 
     def job(self, label: str, method: str, seed: int, overrides: dict[str, Any]) -> Job:
@@ -167,8 +180,7 @@ class Benchmark:
     def tune(self) -> None:
         """Search for learning rates and rho."""
         tunings = {}
-        for label, (method, settings, rates) in self.methods.items():
-            axes = {"model.optimizer.lr": rates} | ({"model.penalty.rho": RHO[method]} if method in RHO else {})
+        for label, (method, settings, axes) in self.methods.items():
             make = functools.partial(self.tuning_job, label, method, settings)
             tunings[label] = Tuning(axes, make, score)
         run_searches(tunings, self.given.jobs, ["train.auc", "train.worst_violation", "val.auc"])

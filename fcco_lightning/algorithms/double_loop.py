@@ -11,6 +11,7 @@ from fcco_lightning.engine import Engine
 from fcco_lightning.estimators import Estimator, InnerPoint, ProximalDescent
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import Smoothing
+from fcco_lightning.state.divided import parts_of
 
 Clipped = Literal["inner", "outer", "both"]
 
@@ -87,7 +88,7 @@ class DoubleLoop(TwoDraws):
             engine.optimizer.zero_grad(set_to_none=True)
             self._inner_iteration(engine, next(batches))
         with torch.no_grad():
-            torch._foreach_copy_([p.data for p in self._params], self._point.tensors)
+            torch._foreach_copy_(parts_of(self._params), parts_of(self._point.tensors))
         self._count = 0
         return True
 

@@ -43,6 +43,11 @@ class Estimation(Algorithm, ABC):
         """The estimator of a term."""
         return self.objective_estimator if term.name == "objective" else self.estimator
 
+    def smoothed(self, reading: Reading) -> OuterFunction:
+        """F of a reading, as the algorithm smooths it."""
+        fixed = reading.term.smoothed if reading.outer is reading.term.outer else None
+        return fixed or self.smoothing(reading.outer)
+
     def prepare(self, problem: Problem) -> None:
         for term in problem.all_terms:
             estimator = self.estimator_of(term)
@@ -60,6 +65,7 @@ class Estimation(Algorithm, ABC):
                 self.smoothing(term.outer).require_convex(self.name)
             if estimator.remembers:
                 term.remember()
+            term.smooth(self.smoothing)
 
     def start(self, engine: Engine) -> None:
         self._params = engine.params
@@ -78,7 +84,8 @@ class Estimation(Algorithm, ABC):
 
     def add(self, surrogate: Surrogate, reading: Reading, tracked: Tracked, outer: OuterFunction) -> None:
         """Add a term to the surrogate: ``<y_i, g_i>``, and what carries the gradient of known parameters of f."""
-        learnt = any(parameter.requires_grad for parameter in outer.parameters())
+        fixed = outer is reading.term.smoothed
+        learnt = not fixed and any(parameter.requires_grad for parameter in outer.parameters())
         known = self.estimator_of(reading.term).known_part(tracked, outer) if learnt else None
         surrogate.add(reading, tracked.weights, outer, tracked.at, known)
 
@@ -91,7 +98,7 @@ class Estimation(Algorithm, ABC):
 
         Returns: the outer gradients, and f as the algorithm smooths it.
         """
-        estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
+        estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, sampling = self.held(reading, estimator)
         earlier = None if reading.earlier is None else reading.earlier.to(rows.dtype)
         tracked = estimator.update(rows, inner, earlier, outer, sampling)
@@ -121,7 +128,7 @@ class Estimation(Algorithm, ABC):
 
     def recall(self, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
-        estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
+        estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, _ = self.held(reading, estimator)
         return estimator.recalled(rows, inner, outer), outer
 

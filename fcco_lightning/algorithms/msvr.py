@@ -84,7 +84,7 @@ class MSVR(Estimation):
 
     def _recalled(self, reading: Reading, number: int) -> tuple[Tracked, OuterFunction]:
         """The outer gradients at the rows from before the previous step."""
-        estimator, outer = self.estimator_of(reading.term), self.smoothing(reading.outer)
+        estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, sampling = self.held(reading, estimator)
         rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
         return Tracked(rows, estimator.weights(rows, outer), rows), outer

@@ -99,7 +99,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         CheckpointError: if it is missing, damaged, of another format, or not written by ``fcco fit``.
     """
     path = Path(path)
-    content = read_file(path)
+    content = read_file(path, whole=True)
     header = content["fcco"]
     names = sorted(header["tables"], key=lambda name: (len(name), name))  # terms.2 before terms.10
     states = [_rows(path, name, header["tables"][name], content) for name in names]

@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import torch.distributed as dist
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning
@@ -31,6 +33,7 @@ from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.cli.shorthands import written_out
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.state.checkpoint_files import read_file
+from fcco_lightning.state.processes import end_processes
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.resuming import find_own, job_identity
 
@@ -45,6 +48,7 @@ _NOISE = (  # of libraries, about nothing a user can do
     "Using ModelCheckpoint with manual optimization",
     "The number of training batches .* is smaller than the logging interval",
     r"\s*By default only one JsonargparseDeprecationWarning",
+    "FSDP2-wrapped module .* returned a view tensor",  # in which nothing is changed in place
     r"\s*skip_(none|check) parameter was deprecated",  # by Lightning
 )
 
@@ -159,8 +163,11 @@ class FCCOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Log to a CSV file below the run's root, unless the user has said otherwise.
 
-        The checkpoint section is left out where checkpoints are switched off.
+        The checkpoint section is left out where checkpoints are switched off.  ``ModelParallelStrategy``, for which
+        Lightning has no short name, may be named as other strategies are.
         """
+        if self._get(self.config_init, "trainer.strategy") == ModelParallelStrategy.__name__:
+            kwargs.setdefault("strategy", ModelParallelStrategy())
         if self._get(self.config_init, "trainer.enable_checkpointing") is False:
             self._parser(self.subcommand).callback_keys.remove("checkpoint")
         further = self._get(self.config_init, "logger")
@@ -265,12 +272,15 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
 
 
 def explained(work: Callable[[], object]) -> int:
-    """Do the work and turn expected errors into one message.
+    """Do the work and turn expected errors into one message; a process group that it has made ends with it.
 
     Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
     """
+    standing = dist.is_available() and dist.is_initialized()
     try:
         work()
+        if not standing:
+            end_processes()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         status, explanation = _explain(error)
         if explanation is None:

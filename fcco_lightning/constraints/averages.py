@@ -74,17 +74,25 @@ class OfMeans(OverSides, ABC):
     def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
         """What is averaged in the place of :meth:`of_samples` where decisions are: 0 or 1, of the same shape."""
 
-    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-        """The means of values of samples in every class and side, (c, s) or (c, s, t); which have samples, (c, s)."""
-        return means_over(self.members(batch), values, batch)
+    def mean(self, shares: Tensor, values: Tensor) -> Tensor:
+        """The means of values of samples in every class and side, (c, s) or (c, s, t), by their shares, (c, s, B)."""
+        return shares @ only_of(shares, values)
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        return None, self.as_rows(*self.means(self.of_samples(outputs, batch), batch))
+        return self.measure_at([outputs], batch)[0]
+
+    def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
+        """Of which sides the samples are is found out once."""
+        return [(None, rows) for rows in self._rows_of_means([self.of_samples(at, batch) for at in points], batch)]
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
         if not self.smooths:
             return super().decided(outputs, batch)
-        return self.as_rows(*self.means(self.of_decisions(outputs.detach(), batch), batch)).values
+        return self._rows_of_means([self.of_decisions(outputs.detach(), batch)], batch)[0].values
+
+    def _rows_of_means(self, values: Sequence[Tensor], batch: Columns) -> list[Rows]:
+        shares, known = shares_of(self.members(batch), batch, values[0].dtype)
+        return [self.as_rows(self.mean(shares, of_samples), known) for of_samples in values]
 
 
 class OfQuantity(OfMeans, ABC):

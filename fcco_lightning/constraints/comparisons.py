@@ -95,6 +95,7 @@ class GroupComparisons:
             self.pairs = [Comparison(b, a, f"{names[b]} - {names[a]}") for a, b in combinations(range(size), 2)]
         else:
             self.pairs = [Comparison(g, size + g, f"{name} - rest") for g, name in enumerate(names)]
+        self._groups_only = max(pair.second for pair in self.pairs) < size  # groups are compared with groups
 
     def members(self, batch: Columns, needed_by: object) -> Tensor:
         """Mark the samples of every side, shape (number of sides, B), bool: the groups, then everyone or the rests.
@@ -104,7 +105,7 @@ class GroupComparisons:
         """
         groups = required_column(batch, self.column, needed_by)
         single = groups == self._numbers.like(groups)
-        if len(self.names) > max(pair.second for pair in self.pairs):  # groups are compared with groups
+        if self._groups_only:
             return single
         everyone = single.any(0, keepdim=True)
         return torch.cat([single, everyone if self.against == "whole" else everyone & ~single])

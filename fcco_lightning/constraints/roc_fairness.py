@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, non_negative, positive
-from fcco_lightning.constraints.averages import OfMeans, shares_of
+from fcco_lightning.constraints.averages import OfMeans
 from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against
 from fcco_lightning.constraints.parity import GroupConstraint
@@ -163,10 +163,8 @@ class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
         scores = self.scale(binary_scores(outputs)).unsqueeze(1)
         return scores - self._levels.like(scores, scores.dtype)
 
-    def means(self, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-        """The rates, (c, s, t); those of samples that count nowhere are finite, so nothing is put in their place."""
-        shares, known = shares_of(self.members(batch), batch, values.dtype)
-        return shares @ values, known
+    def mean(self, shares: Tensor, values: Tensor) -> Tensor:
+        return shares @ values  # those of samples that count nowhere are finite, so nothing is put in their place
 
     def as_rows(self, measured: Tensor, known: Tensor) -> Rows:
         rates = self.by_rows(measured).transpose(2, 3)  # (class, pair, threshold, side)

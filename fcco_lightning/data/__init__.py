@@ -4,7 +4,7 @@ from fcco_lightning.data.block_distributions import BlockDistributions
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.garnet import Garnet
 from fcco_lightning.data.grouping import GroupBy, Groups
-from fcco_lightning.data.images import ImageTransform
+from fcco_lightning.data.images import ImageNoise, ImageTransform
 from fcco_lightning.data.indexed import IndexedDataset
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.mixtures import LatentChoice, ManyClasses
@@ -32,6 +32,7 @@ from fcco_lightning.data.sampling import (
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
 from fcco_lightning.data.table import LabelTable, TensorTable
+from fcco_lightning.data.texts import TextTokens
 
 __all__ = [
     "BagSampling",
@@ -48,6 +49,7 @@ __all__ = [
     "GroupBy",
     "GroupSampling",
     "Groups",
+    "ImageNoise",
     "ImageTransform",
     "IndexedDataset",
     "LabelSampling",
@@ -64,6 +66,7 @@ __all__ = [
     "Sampling",
     "Splits",
     "TensorTable",
+    "TextTokens",
     "TwoDraws",
     "UniformBatches",
     "UniformSampling",

@@ -1,6 +1,7 @@
 """Images that are decoded when a batch asks for them."""
 
 import io
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.checks import at_least, finite, non_negative, one_of
 from fcco_lightning.data.columns import require_columns
 from fcco_lightning.data.sources import open_dataset
 from fcco_lightning.data.table import TensorTable
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 MOST_PIXELS = 1 << 26
 """Largest number of pixels of an image that is decoded, unless another is asked for, 67 million: 200 MB in RGB."""
 _ACCEPTED = (
-    "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, or a hub id 'owner/name' or "
-    "'owner/name:split'"
+    "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, its .parquet file, or a hub id "
+    "'owner/name' or 'owner/name:split'"
 )
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -60,6 +61,8 @@ class ImageTable(TensorTable):
         root: folder that relative paths start from.
         views: 2 gives a second random view of every image, as the column ``x2``.
         most_pixels: images of more pixels are not decoded; PIL itself refuses those of more than 179 million.
+        after: what is done to every view of an image after the transform: position, (3, H, W) -> (3, H, W); None for
+            nothing.
 
     Raises:
         ConfigError: if ``corrupt`` is none of these.
@@ -84,6 +87,7 @@ class ImageTable(TensorTable):
         root: str | PathLike[str] = "",
         views: Literal[1, 2] = 1,
         most_pixels: int = MOST_PIXELS,
+        after: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
         self.corrupt = one_of("corrupt", corrupt, ("error", "blank", "skip"))
         super().__init__(columns, size=len(images))
@@ -95,7 +99,7 @@ class ImageTable(TensorTable):
         self.images: Any = images
         self.transform, self.root = transform, Path(root)
         self.seed = None if seed is None else at_least("seed", seed, 0)
-        self.views, self.most_pixels = views, at_least("most_pixels", most_pixels, 1)
+        self.views, self.most_pixels, self.after = views, at_least("most_pixels", most_pixels, 1), after
         # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
         self._epoch = _shared(torch.zeros((), dtype=torch.int64))
         self._corrupt = _shared(torch.zeros(len(images), dtype=torch.bool))
@@ -165,7 +169,8 @@ class ImageTable(TensorTable):
             return None
         if self.seed is not None:
             _seed_from(self.seed, self.epoch, i)
-        return [self.transform(image) for _ in range(self.views)]
+        views = [self.transform(image) for _ in range(self.views)]
+        return views if self.after is None else [self.after(i, view) for view in views]
 
     def _image(self, i: int) -> "Image | None":
         stored = self.images[i]
@@ -242,8 +247,8 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Im
     """Read a ``datasets`` data set with an image column, without decoding anything.
 
     Args:
-        source: a ``datasets.Dataset``, a ``DatasetDict``, a folder written by ``save_to_disk``, or a hub id
-            "owner/name" or "owner/name:split".
+        source: a ``datasets.Dataset``, a ``DatasetDict``, a folder written by ``save_to_disk``, a .parquet file, or a
+            hub id "owner/name" or "owner/name:split".
         image_column: name of the column of images.
 
     Returns:
@@ -255,7 +260,7 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Im
     """
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
-    loaded = open_dataset(str(source), "source", _ACCEPTED, None) if isinstance(source, (str, PathLike)) else source
+    loaded = _opened(str(source)) if isinstance(source, (str, PathLike)) else source
     splits = list(loaded.items()) if isinstance(loaded, datasets.DatasetDict) else [("", loaded)]
     if not all(isinstance(part, datasets.Dataset) for _, part in splits):
         raise DataError(f"source is a {type(loaded).__name__}. Accepted are {_ACCEPTED}.")
@@ -265,6 +270,19 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Im
     if splits[0][0]:
         frame["split"] = ["val" if name == "validation" else name for name, part in splits for _ in range(len(part))]
     return frame, ImageColumn(whole, image_column)
+
+
+def _opened(source: str) -> Any:
+    """What ``datasets`` makes of a .parquet file, a folder or a hub id."""
+    if not source.endswith(".parquet"):
+        return open_dataset(source, "source", _ACCEPTED, None)
+    import datasets  # noqa: PLC0415  (slow to import, and only needed here)
+    import pyarrow.parquet  # noqa: PLC0415
+
+    try:  # not Dataset.from_parquet, which copies the file to a cache outside the project
+        return datasets.Dataset(pyarrow.parquet.read_table(source))
+    except (OSError, ValueError) as error:
+        raise DataError(f"source={source!r} is not a readable .parquet file: {error}.") from error
 
 
 @dataclass(frozen=True)
@@ -307,6 +325,78 @@ class ImageTransform:
     def _make(self, *, augment: bool | dict[str, Any]) -> Callable[[Any], Tensor]:
         mean, std = self.mean or IMAGENET_MEAN, self.std or IMAGENET_STD
         return image_transform(self.size, mean, std, crop_pct=self.crop_pct, augment=augment)
+
+
+@dataclass(frozen=True)
+class ImageNoise:
+    """Gaussian noise on the pixels whose mean differs from image to image, and is a column that groups can name.
+
+    Every image has one of the means, by chance and as evenly as can be, and noise of its own that is the same whenever
+    the image is read, for training or evaluation.  To every number ``mean + sqrt(variance) z`` is added, z standard
+    normal, after resizing and before standardising, where values lie in [0, 1]; they are not cut off there.
+
+    Args:
+        means: the means; None for -0.08, -0.06, ..., 0.1.
+        variance: >= 0.
+        column: name of the column with every image's mean.
+        seed: equal seeds give equal noise, a whole number >= 0.
+
+    Raises:
+        ConfigError: if a number is out of range, or there are no means or equal ones.
+    Source: ALEXR paper, G.1.1, where 10 means times 16 cells make the 160 groups of CelebA; the paper does not say
+        where in the preparation of the images noise is added, and how it is dealt out.
+    """
+
+    means: list[float] | None = None
+    variance: float = 0.08
+    column: str = "noise"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        non_negative("noise.variance", self.variance)
+        at_least("noise.seed", self.seed, 0)
+        for mean in self.levels:
+            finite("noise.means", mean)
+        if not self.levels or len(set(self.levels)) < len(self.levels):
+            raise ConfigError(f"noise.means must be different numbers, at least one, got {self.means}.")
+
+    @property
+    def levels(self) -> list[float]:
+        """The means."""
+        return [(2 * k - 8) / 100 for k in range(10)] if self.means is None else self.means
+
+    def kinds(self, count: int) -> NDArray[np.int64]:
+        """Which of the means each of ``count`` images has, (count,)."""
+        return np.random.default_rng(self.seed).permutation(np.arange(count) % len(self.levels))
+
+    def added(self, rows: NDArray[np.int64], count: int, std: Sequence[float] | None) -> "AddedNoise":
+        """What adds it to some of ``count`` images.
+
+        Args:
+            rows: which images a table has, (n,).
+            count: number of all images.
+            std: what the three channels were divided by; None for ImageNet's.
+        """
+        means = np.array(self.levels)[self.kinds(count)[rows]]
+        return AddedNoise(self, rows, means, torch.tensor(std or IMAGENET_STD)[:, None, None])
+
+
+@dataclass(frozen=True)
+class AddedNoise:
+    """The noise of the images of a table; see :class:`ImageNoise`."""
+
+    noise: ImageNoise
+    rows: NDArray[np.int64]
+    means: NDArray[np.float64]
+    std: Tensor
+
+    def __call__(self, i: int, view: Tensor) -> Tensor:
+        """Add image ``i``'s noise to it, (3, H, W)."""
+        key = np.random.SeedSequence([self.noise.seed, int(self.rows[i])])
+        generator = torch.Generator().manual_seed(int(key.generate_state(1, np.uint64)[0]))
+        z = torch.randn(view.shape, generator=generator)
+        noise = float(self.means[i]) + math.sqrt(self.noise.variance) * z
+        return view + noise / self.std
 
 
 def image_transform(

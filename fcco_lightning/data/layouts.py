@@ -1,9 +1,10 @@
 """Readers of well-known data sets as they lie on disk after unpacking.
 
-Each returns one row per sample with its ``file`` (relative to the root), labels, what groups are made of, and usually
-``split``.  Nothing is decoded, and of the files only the first is looked up.
+Each returns one row per sample with its ``file`` (relative to the root) or ``text``, labels, what groups are made of,
+and usually ``split``.  Nothing is decoded, and of the images only the first is looked up.
 """
 
+import csv
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,11 @@ _CELEBA = (
     "list_eval_partition.txt (or .csv)"
 )
 _CAMELYON = "the layout of WILDS' camelyon17_v1.0: metadata.csv and a folder patches of .png files"
+_AMAZON = "the layout of WILDS' amazon_v2.1: reviews.csv and splits/user.csv"
+_CIVIL_COMMENTS = "the layout of WILDS' civilcomments_v1.0: all_data_with_identities.csv"
+IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
+"""The identities by which WILDS groups CivilComments."""
+NO_IDENTITY = "none"
 _BDD = (
     "the layout of BDD100K: images/100k/{train,val} with .jpg files, and labels/det_20/det_{train,val}.json, "
     "labels/bdd100k_labels_images_{train,val}.json or labels/100k/{train,val}/*.json"
@@ -98,6 +104,79 @@ def camelyon17(root: Root) -> pd.DataFrame:
     frame.insert(0, "file", "patches/" + place + "/patch_" + place + spot + ".png")
     _first([root / frame["file"].iloc[0]])
     return frame.reset_index(drop=True)
+
+
+@_expecting(_AMAZON)
+def amazon(root: Root) -> pd.DataFrame:
+    """Read the Amazon reviews as WILDS distributes them, without the rows that belong to no split.
+
+    Returns:
+        Columns ``text``, ``stars`` (1..5), ``user``, ``product``, ``category``, ``year`` and ``split`` of the split by
+        users: "train", "val" and "test" (new users), "id_val" and "id_test" (users of the training split).
+
+    Raises:
+        DataError: if files are missing or hold something else.
+    """
+    root = _folder_at(root)
+    path, splits = _first([root / "reviews.csv"]), _first([root / "splits" / "user.csv"])
+    names = {
+        "reviewText": "text",
+        "overall": "stars",
+        "reviewerID": "user",
+        "asin": "product",
+        "category": "category",
+        "reviewYear": "year",
+    }
+    # An empty review is "" and a review that says "NA" is one: nothing is to be read as missing.
+    text = dict.fromkeys(("reviewText", "reviewerID", "asin", "category"), str)
+    read = _csv(path, dtype=text, keep_default_na=False, na_values=[], quoting=csv.QUOTE_NONNUMERIC)
+    _require_header(read, list(names), path)
+    split = _csv(splits)
+    _require_header(split, ["split"], splits)
+    if len(read) != len(split):
+        raise DataError(
+            f"'{path}' has {len(read)} reviews but '{splits}' has {len(split)} rows: they must lie side by side. "
+            "Unpack the archive again."
+        )
+    frame = read[list(names)].rename(columns=names)
+    codes = {-1: "", 0: "train", 1: "val", 2: "id_val", 3: "test", 4: "id_test"}
+    frame["split"] = _named(split["split"], codes, splits)
+    frame = frame[frame["split"] != ""].reset_index(drop=True)
+    return frame.astype({"stars": np.int64, "year": np.int64})
+
+
+@_expecting(_CIVIL_COMMENTS)
+def civilcomments(root: Root) -> pd.DataFrame:
+    """Read CivilComments as WILDS distributes it, with a row for every identity that a comment mentions.
+
+    WILDS judges a network by the accuracy on each of :data:`IDENTITIES` x toxic or not, groups that overlap: a comment
+    that mentions two identities belongs to both.  With a row for each, the groups by ``identity`` and ``toxic`` are
+    these 16, and two of the comments that mention none.
+
+    Returns:
+        Columns ``text``, ``toxic`` (0 or 1: at least half of the annotators said so), ``identity`` (as annotated by at
+        least half of them; "none" if none is), ``comment`` (number of the comment in the file) and ``split`` ("train",
+        "val" or "test"), in the order of the comments.
+
+    Raises:
+        DataError: if files are missing or hold something else.
+    """
+    path = _first([_folder_at(root) / "all_data_with_identities.csv"])
+    read = _csv(path, index_col=0, low_memory=False)
+    _require_header(read, ["comment_text", "split", "toxicity", *IDENTITIES], path)
+    mentioned = read[list(IDENTITIES)].to_numpy(dtype=np.float64) >= 0.5
+    marked = np.column_stack([mentioned, ~mentioned.any(axis=1)])
+    comment, identity = marked.nonzero()
+    rows = read.iloc[comment]
+    return pd.DataFrame(
+        {
+            "text": rows["comment_text"].to_numpy(),
+            "toxic": (rows["toxicity"].to_numpy() >= 0.5).astype(np.int64),
+            "identity": np.array([*IDENTITIES, NO_IDENTITY])[identity],
+            "comment": comment,
+            "split": rows["split"].to_numpy(),
+        }
+    )
 
 
 @_expecting(_BDD)

@@ -16,11 +16,11 @@ from fcco_lightning.errors import DataError
 
 ACCEPTED = (
     "a path to a .csv or .parquet file or to one of LIBSVM's or LETOR's format (.svm, .svmlight, .libsvm, .letor, "
-    ".txt), a folder written by datasets.save_to_disk, 'sklearn:NAME' for a table that comes with scikit-learn, a hub "
-    "id 'owner/name' or 'owner/name:split', a pandas DataFrame, a datasets.Dataset, or a dict of columns"
+    ".txt, .bz2), a folder written by datasets.save_to_disk, 'sklearn:NAME' for a table that comes with scikit-learn, "
+    "a hub id 'owner/name' or 'owner/name:split', a pandas DataFrame, a datasets.Dataset, or a dict of columns"
 )
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys(
-    (".svm", ".svmlight", ".libsvm", ".letor", ".txt"), "svmlight"
+    (".svm", ".svmlight", ".libsvm", ".letor", ".txt", ".bz2"), "svmlight"
 )
 _BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 _SEVERAL = (Mapping, np.ndarray, list, tuple, set)
@@ -39,9 +39,9 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
             ``datasets.Dataset``, or a dict of columns.  Files and folders win over hub ids.
         argument: what the caller calls it, for messages.
 
-    A file of LIBSVM's format has lines ``label qid:7 1:0.5 8:2 # comment``.  Its columns become ``label``, ``qid`` (if
-    a line names one) and ``f1``, ``f8``, ..., dense, with 0 where nothing is written.  A table that comes with
-    scikit-learn has its label in the column ``target``.
+    A file of LIBSVM's format has lines ``label qid:7 1:0.5 8:2 # comment``, and may be packed as .bz2.  Its columns
+    become ``label``, ``qid`` (if a line names one) and ``f1``, ``f8``, ..., dense, with 0 where nothing is written.  A
+    table that comes with scikit-learn has its label in the column ``target``.
 
     Returns:
         A new frame with one row per sample; text cells stripped of surrounding blanks.

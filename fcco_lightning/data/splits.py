@@ -20,6 +20,8 @@ class Splits:
         seed: seed of the splits, a whole number >= 0.
         whole: a further column of a batch (``columns.extra``), of which no value is divided among splits, such as a
             query or a patient; the shares are then those of its values.  None divides rows by class and group.
+        remove_positives: share of the positives (y = 1) of the training table that is taken out at random (by ``seed``)
+            before anything is split off, in [0, 1); a test table of its own stays as it is.
 
     Raises:
         ConfigError: if a share or the seed is out of range.
@@ -29,6 +31,7 @@ class Splits:
     val_fraction: float = 0.0
     seed: int = 0
     whole: str | None = None
+    remove_positives: float = 0.0
 
     def __post_init__(self) -> None:
         at_least("splits.seed", self.seed, 0)
@@ -36,6 +39,23 @@ class Splits:
             raise ConfigError(f"splits.test_fraction must lie in (0, 1), got {self.test_fraction!r}.")
         if not 0 <= self.val_fraction < 1:
             raise ConfigError(f"splits.val_fraction must lie in [0, 1), got {self.val_fraction!r}.")
+        if not 0 <= self.remove_positives < 1:
+            raise ConfigError(
+                f"splits.remove_positives must lie in [0, 1), got {self.remove_positives!r}; 0.995 leaves one of 200."
+            )
+
+
+def keep_positives(y: Tensor, kept: int, seed: int) -> Tensor:
+    """Return the rows, in order, that are left when positives are taken out until there are so many.
+
+    Args:
+        y: labels, 0 or 1, shape (n,).
+        kept: number of positives that stay.
+        seed: equal seeds give equal choices.
+    """
+    positives = (y == 1).nonzero().flatten()
+    order = torch.randperm(len(positives), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([(y == 0).nonzero().flatten(), positives[order[:kept]]]).sort().values
 
 
 def stratified_split(

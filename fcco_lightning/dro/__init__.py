@@ -6,5 +6,17 @@ from fcco_lightning.dro.lbfgs import LBFGS
 from fcco_lightning.dro.lsvrg import LSVRG
 from fcco_lightning.dro.sgd import MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.subgradient import Subgradient
+from fcco_lightning.dro.wasserstein import ProximalGradient, WassersteinBall
 
-__all__ = ["DRAGO", "LBFGS", "LSVRG", "DROClassifier", "DRORegressor", "MinibatchSGD", "MultilevelSGD", "Subgradient"]
+__all__ = [
+    "DRAGO",
+    "LBFGS",
+    "LSVRG",
+    "DROClassifier",
+    "DRORegressor",
+    "MinibatchSGD",
+    "MultilevelSGD",
+    "ProximalGradient",
+    "Subgradient",
+    "WassersteinBall",
+]

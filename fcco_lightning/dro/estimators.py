@@ -30,6 +30,7 @@ from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
 from fcco_lightning.dro.sgd import MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.solvers import Solver
 from fcco_lightning.dro.subgradient import Subgradient
+from fcco_lightning.dro.wasserstein import ProximalGradient, WassersteinBall
 from fcco_lightning.errors import ConfigError, DataError
 
 Divergence = Literal["chi_square", "euclidean", "kl"]
@@ -41,6 +42,7 @@ SOLVERS: dict[str, type[Any]] = {
     "multilevel": MultilevelSGD,
     "lbfgs": LBFGS,
     "subgradient": Subgradient,
+    "proximal": ProximalGradient,
 }
 _AUTO = ["lbfgs", "drago", "subgradient"]  # the first that can is taken
 _HALF = CappedSimplex(0.5)
@@ -76,9 +78,10 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def _solve(self, x: Any, y: Array, loss: Loss) -> Array:
+    def _solve(self, x: Any, y: Array, loss: Loss, ball: WassersteinBall | None = None) -> Array:
         """Weights of the features, (d,) or (d, k), and of the constant if there is one; sets what is reported."""
         problem = self._problem(x, y, loss)
+        problem.norm, problem.features = ball, x.shape[1]
         solver = self._solver(problem)
         random = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
         at_zero = problem.point(problem.zeros()).value
@@ -119,17 +122,23 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         has["nu > 0"] = problem.penalty.nu > 0
         if isinstance(self.solver, str):
             name = one_of("solver", self.solver, ["auto", *SOLVERS])
-            fitting = (other for other in _AUTO if all(has[need] for need in SOLVERS[other].needs))
-            made = SOLVERS[next(fitting) if name == "auto" else name]()
+            able = _AUTO if problem.norm is None else ["proximal"]
+            fitting = (other for other in able if all(has[need] for need in SOLVERS[other].needs))
+            made = SOLVERS[next(fitting, able[0]) if name == "auto" else name]()
         else:
             made = self.solver
         if not hasattr(made, "solve"):
             raise ConfigError(f"solver must be one of {['auto', *SOLVERS]} or a solver, got {made!r}.")
         missing = sorted(need for need in made.needs if not has[need])
         if missing:
+            way_out = "Use solver='auto'." if problem.norm is None else "A Wasserstein ball has no other solver."
             raise ConfigError(
                 f"solver={self.solver!r} needs {' and '.join(missing)}, got {type(problem.loss).__name__}, "
-                f"mu={self.mu!r} and nu={self.nu!r}. Use solver='auto'."
+                f"mu={self.mu!r} and nu={self.nu!r}. {way_out}"
+            )
+        if problem.norm is not None and not isinstance(made, ProximalGradient):
+            raise ConfigError(
+                f"solver={self.solver!r} knows no norm of w, which a Wasserstein ball is. Use solver='auto'."
             )
         return made  # type: ignore[no-any-return]
 
@@ -195,6 +204,7 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
 
     ``min_w max_{q in Q} sum_i q_i phi(x_i w + b, y_i) - nu D(q, 1/n) + (mu/2) (|w|^2 + |b|^2)``
 
+    With ``wasserstein`` the samples' features are moved to where the loss is largest, too, which adds a norm of w.
     Everything else is as in :class:`DRORegressor`.
 
     Args:
@@ -210,6 +220,9 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.
         max_passes: stop after so many passes over the data, with a warning.
         random_state: seed of the solvers that draw samples.
+        wasserstein: how far samples may move, a :class:`WassersteinBall`; for the logistic loss of two classes and
+            the solver "proximal", which "auto" then is.  With ``ambiguity=CappedSimplex(1.0)`` the weights are 1/n, as
+            its source has them.  None for no moves.
 
     Attributes:
         classes_: the labels, sorted.
@@ -239,9 +252,11 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         tol: float = 1e-6,
         max_passes: int = 1000,
         random_state: Any = None,
+        wasserstein: WassersteinBall | None = None,
     ) -> None:
         super().__init__(ambiguity, divergence, nu, mu, solver, fit_intercept, tol, max_passes, random_state)
         self.loss = loss
+        self.wasserstein = wasserstein
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to features (n, d) and labels (n,)."""
@@ -249,11 +264,24 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, code = np.unique(y, return_inverse=True)
         targets, loss = self._encoded(code)
-        w = self._solve(X, targets, loss).T.reshape(-1, X.shape[1] + bool(self.fit_intercept))
+        self._require_a_norm(loss)
+        w = self._solve(X, targets, loss, self.wasserstein).T.reshape(-1, X.shape[1] + bool(self.fit_intercept))
         d = X.shape[1]
         self.coef_ = w[:, :d]
         self.intercept_ = w[:, d] if self.fit_intercept else np.zeros(len(w))
         return self
+
+    def _require_a_norm(self, loss: Loss) -> None:
+        """Refuse a Wasserstein ball where it is no norm of w."""
+        if self.wasserstein is None:
+            return
+        if not isinstance(self.wasserstein, WassersteinBall):
+            raise ConfigError(f"wasserstein must be a WassersteinBall or None, got {self.wasserstein!r}.")
+        if not isinstance(loss, Logistic):
+            raise ConfigError(
+                "wasserstein needs the logistic loss of two classes, for which it is a norm of w, got "
+                f"{type(loss).__name__}. Leave it out, or predict one class against the others."
+            )
 
     def _encoded(self, code: np.ndarray) -> tuple[Array, Loss]:
         """Targets (n,) of -1 and 1, or (n, k) of zeros and ones, and their loss."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,16 @@ class Point(NamedTuple):
     lower: float
 
 
+class Norm(Protocol):
+    """A multiple of a norm."""
+
+    def value(self, w: Array) -> float:
+        """Of weights (d,)."""
+
+    def prox(self, v: Array, step: float) -> Array:
+        """``argmin_w step value(w) + |w - v|^2 / 2``: (d,) -> (d,)."""
+
+
 @dataclass
 class LinearProblem:
     r"""``min_w F(w) = max_{q in Q} sum_i q_i l_i(w) - nu D(q, 1/n) + (mu/2) |w|^2`` with ``l_i(w) = phi(x_i w, y_i)``.
@@ -48,6 +58,8 @@ class LinearProblem:
         ambiguity: Q.
         penalty: nu D.
         mu: >= 0; 0 needs a loss with a conjugate, which the hinge has not.
+        norm: a further penalty on w, of the first ``features`` of its numbers; None for none.
+        features: how many these are.
 
     Raises:
         ConfigError: if mu is 0 and the loss has none.
@@ -60,6 +72,8 @@ class LinearProblem:
     ambiguity: AmbiguitySet
     penalty: Penalty
     mu: float
+    norm: Norm | None = None
+    features: int = 0
 
     def __post_init__(self) -> None:
         if self.mu == 0 and not isinstance(self.loss, ConjugateLoss):
@@ -98,7 +112,7 @@ class LinearProblem:
             else:
                 level = float(proof @ losses) - float(self.penalty.value(torch.from_numpy(proof)))
                 lower = self.lower(w, proof, level, slopes, self.x.T @ weigh(proof, slopes))
-            return Point(worst + self.mu / 2 * square(w), gradient, q, lower)
+            return Point(worst + self.ridge(w), gradient, q, lower)
 
     def lower(self, w: Array, q: Array, level: float, slopes: Array, gradient: Array) -> float:
         r"""A number that F is nowhere below: Fenchel's dual at q and the slopes of the losses.
@@ -140,8 +154,21 @@ class LinearProblem:
         return np.block([[block(q * h[:, a, b]) for b in classes] for a in classes])
 
     def bound(self, level: float, slope: Array) -> float:
-        """``min_w level + <slope, w> + (mu/2)|w|^2``."""
-        return level - square(slope) / (2 * self.mu)
+        """``min_w level + <slope, w> + (mu/2)|w|^2``, plus the norm if there is one; mu > 0."""
+        return level - self.mu / 2 * square(self.least(-slope))
+
+    def ridge(self, w: Array) -> float:
+        """``(mu/2) |w|^2``, plus the norm if there is one."""
+        norm = 0.0 if self.norm is None else self.norm.value(w[: self.features])
+        return self.mu / 2 * square(w) + norm
+
+    def least(self, v: Array, curvature: float = 0.0) -> Array:
+        """``argmin_w ridge(w) + (curvature/2) |w|^2 - <v, w>``; mu + curvature > 0."""
+        total = self.mu + curvature
+        w = v / total
+        if self.norm is not None:
+            w[: self.features] = self.norm.prox(w[: self.features], 1 / total)
+        return w
 
     def spread(self) -> float:
         """Largest eigenvalue of the mean of ``x_i x_i^T`` over up to 1000 samples.

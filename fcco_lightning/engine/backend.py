@@ -75,6 +75,10 @@ class Backend:
             surrogate, list(weights), retain_graph=keep or graph, create_graph=graph, allow_unused=True
         )
 
+    def everywhere(self, usable: bool) -> bool:
+        """Whether a step is usable on every process, where they do not all see the same gradient."""
+        return usable
+
     def prepare(self, optimizer: Optimizer) -> None:
         """Bring ``.grad`` into its true unit, where losses are scaled."""
 

@@ -1,7 +1,6 @@
 """The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,9 +19,12 @@ from fcco_lightning.engine.running import Method
 from fcco_lightning.engine.terms import Reading, Term
 from fcco_lightning.engine.union import unite
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import TARGET, Batch
+from fcco_lightning.models.batch import TARGET, Batch, Columns
 from fcco_lightning.numerics import all_finite, look
-from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.objectives.measurable import Measurable, Rows
+from fcco_lightning.state.divided import parts_of
+
+_Found = tuple[Tensor | None, Rows | None]  # g_0, and the rows
 
 
 class Engine:
@@ -251,11 +253,9 @@ class Engine:
                 own, wanted = direct and term.part is objective, terms is None or term in terms
                 if not own and not wanted:
                     continue
-                outputs, columns = read(seen.outputs, seen.batch, term.part)
-                found, rows = term.part.measure(outputs, columns)
+                (found, rows), (_, earlier), columns = self._measured(seen if wanted else seen.at_present(), term.part)
                 g0 = found if own else g0
                 if wanted and rows is not None:
-                    earlier = None if seen.earlier is None else self._earlier(seen, term)
                     reading = term.reading(rows, earlier, columns)
                     readings.append(reading._replace(decided=self._decided(seen, term)))
         weight = self.problem.direct_weight
@@ -327,7 +327,8 @@ class Engine:
         for p in self.params:
             if p.grad is not None:
                 gradients.append(p.grad)
-        usable, answers = look([*values, *gradients], questions)
+        usable, answers = look([*values, *parts_of(gradients)], questions)
+        usable = self.backend.everywhere(usable)
         self.answer = asked is not None and answers[0]
         if not usable and not (self.backend.drops_overflows and all_finite(values)):
             refuse(self, values)
@@ -385,14 +386,18 @@ class Engine:
         moved = None if parameters is None else parameters.step(gradient)
         self._proposals += [] if moved is None else [moved]
 
-    def _earlier(self, seen: Evaluated, term: Term) -> Rows | None:
-        """The inner functions of a term at the other weights, without graph."""
-        outputs, columns = read(seen.earlier or {}, seen.batch, term.part)
-        there: AbstractContextManager[None] = nullcontext()
-        if not self.network_alone and seen.before is not None:
-            there = self.functions.at(seen.before)
-        with torch.no_grad(), there:
-            return term.part.measure(outputs, columns)[1]
+    def _measured(self, seen: Evaluated, part: Measurable) -> tuple[_Found, _Found, Columns]:
+        """A part at the present weights and, without graph, at the other ones, if there are any; its columns."""
+        outputs, columns = read(seen.outputs, seen.batch, part)
+        if seen.earlier is None or seen.before is None:
+            return part.measure(outputs, columns), (None, None), columns
+        before, _ = read(seen.earlier, seen.batch, part)
+        if self.network_alone:  # the part is the same there, and has no graph on outputs without one
+            now, there = part.measure_at([outputs, before], columns)
+            return now, there, columns
+        with torch.no_grad(), self.functions.at(seen.before):
+            there = part.measure(before, columns)
+        return part.measure(outputs, columns), there, columns
 
     @torch.no_grad()
     def _decided(self, seen: Evaluated, term: Term) -> Tensor | None:

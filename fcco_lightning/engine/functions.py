@@ -1,6 +1,6 @@
 """The network, the objective and the constraints: what is evaluated on a batch, at the present and at other weights."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from fcco_lightning.engine.batches import outputs_of, part_name
 from fcco_lightning.engine.micro_batches import recomputed
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.objectives import Measurable, Objective
+from fcco_lightning.state.divided import hold
 
 _HALF = (torch.bfloat16, torch.float16)
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
@@ -29,6 +30,9 @@ class InnerFunctions(nn.Module):
         objective: the objective.
         constraints: the constraints to measure; empty where the algorithm does not use them.
         micro_batch: largest number of samples that pass through the network at once; None for all.
+
+    Attributes:
+        by_all: the largest number of passes that a process needs, of each one's, where all must take as many; or None.
     """
 
     def __init__(
@@ -41,12 +45,13 @@ class InnerFunctions(nn.Module):
         super().__init__()
         self.network, self.objective, self.constraints = network, objective, list(constraints)
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
+        self.by_all: Callable[[int], int] | None = None
 
     def outputs(self, batch: Batch) -> dict[str, Any]:
         """The network's outputs by part of the batch."""
         if self.micro_batch is None:
             return outputs_of(self.network, batch)
-        return recomputed(partial(outputs_of, self.network), batch, self.micro_batch, self.network)
+        return recomputed(partial(outputs_of, self.network), batch, self.micro_batch, self.network, self.by_all)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that are trained, by name."""
@@ -63,14 +68,12 @@ class InnerFunctions(nn.Module):
         """
         held = [p for p in self.parameters() if p.requires_grad] + list(self.buffers())
         inside = [*weights, *(buffer.clone() for buffer in self.buffers())]
-        outside = [tensor.data for tensor in held]
+        outside = [hold(tensor, value) for tensor, value in zip(held, inside, strict=True)]
         try:
-            for tensor, value in zip(held, inside, strict=True):
-                tensor.data = value
             yield
         finally:
             for tensor, value in zip(held, outside, strict=True):
-                tensor.data = value
+                hold(tensor, value)
 
     @contextmanager
     def elsewhere(self, weights: Sequence[Tensor]) -> Iterator[None]:

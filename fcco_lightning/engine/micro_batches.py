@@ -13,16 +13,18 @@ from torch.utils.checkpoint import checkpoint
 from fcco_lightning.models.batch import Batch, Columns
 
 
-def micro_batches(batch: Batch, size: int) -> list[Batch]:
+def micro_batches(batch: Batch, size: int, by_all: Callable[[int], int] | None = None) -> list[Batch]:
     """Cut every part of a batch into the same number of pieces of consecutive samples, as few as ``size`` allows.
 
     Args:
         batch: parts by name.
         size: largest number of samples of a part in a micro-batch, >= 1.  It is exceeded only where another part has
             fewer samples than micro-batches would be needed.
+        by_all: gives the largest number of pieces of all processes, which this one then makes, some without samples.
     """
     lengths = {name: len(next(iter(columns.values()))) for name, columns in batch.items()}
     count = max(1, min(-(-max(lengths.values()) // size), *lengths.values()))
+    count = count if by_all is None else by_all(count)
     return [
         {
             name: _cut(columns, lengths[name] * i // count, lengths[name] * (i + 1) // count)
@@ -37,7 +39,11 @@ def _cut(columns: Columns, start: int, stop: int) -> Columns:
 
 
 def recomputed(
-    run: Callable[[Batch], Mapping[str, Any]], batch: Batch, size: int, network: nn.Module
+    run: Callable[[Batch], Mapping[str, Any]],
+    batch: Batch,
+    size: int,
+    network: nn.Module,
+    by_all: Callable[[int], int] | None = None,
 ) -> dict[str, Any]:
     """Outputs of a whole batch, of which the activations of one micro-batch at a time are in memory.
 
@@ -51,8 +57,9 @@ def recomputed(
         batch: parts by name.
         size: largest number of samples of a part in one pass.
         network: whose statistics stay.
+        by_all: see :func:`micro_batches`.
     """
-    pieces = micro_batches(batch, size)
+    pieces = micro_batches(batch, size, by_all)
     if len(pieces) == 1:
         return dict(run(batch))
     if torch.is_grad_enabled():

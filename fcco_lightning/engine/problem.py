@@ -167,7 +167,7 @@ class Problem(nn.Module):
         rho = self.penalty.weight(epoch)
         compositional = len(self.all_terms) - len(self.constraints)
         for constraint, term in zip(self.constraints, self.all_terms[compositional:], strict=True):
-            term.outer = constraint.outer(self.penalty.outer(rho, constraint.kappa))
+            term.take(constraint.outer(self.penalty.outer(rho, constraint.kappa)))
 
     def _objective_term(self, num_samples: int, layout: Layout, of_batch: float) -> Term:
         objective, drawn = self.objective, self._drawn(self.objective.part)

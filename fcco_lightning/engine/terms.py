@@ -1,5 +1,6 @@
 """One compositional term: its rows, its outer function, and what a batch says of it."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import OuterFunction, Range
+from fcco_lightning.outer import NoSmoothing, OuterFunction, Range
 from fcco_lightning.state import Copies, DualState, Layout, copies
 from fcco_lightning.state.processes import Processes
 
@@ -102,6 +103,7 @@ class Term(nn.Module):
 
     Attributes:
         state: the rows; None until :meth:`remember`, for algorithms that keep none.
+        smoothed: f as the algorithm smooths it, where it stays the same from step to step; None otherwise.
     """
 
     part: Measurable
@@ -129,12 +131,24 @@ class Term(nn.Module):
         super().__init__()
         self.multipliers = multipliers
         self.__dict__["part"] = part  # no module of this one: its parameters belong to whoever owns the network
-        self.name, self.outer, self.num_rows, self.width = name, outer, num_rows, part.width
+        self.name, self.num_rows, self.width = name, num_rows, part.width
         self.share, self.dtype, self.weights, self.range, self.growth = share, dtype, weights, range, growth
         self.per_sample, self.repeats, self.num_names = per_sample, repeats, num_names or num_rows
         self._row_of = None if row_of is None else Known(row_of)
         self._processes, self._layout = processes, layout
         self.state: DualState | None = None
+        self._smoothing: Callable[[OuterFunction], OuterFunction] = NoSmoothing()
+        self.take(outer)
+
+    def take(self, outer: OuterFunction) -> None:
+        """Let f be another function from now on."""
+        same = self.multipliers is None and not outer.parameters()
+        self.outer, self.smoothed = outer, self._smoothing(outer) if same else None
+
+    def smooth(self, smoothing: Callable[[OuterFunction], OuterFunction]) -> None:
+        """Let :attr:`smoothed` be what an algorithm makes of f."""
+        self._smoothing = smoothing
+        self.take(self.outer)
 
     def remember(self) -> None:
         """Allocate the rows, unless they are there."""

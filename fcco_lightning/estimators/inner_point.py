@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.estimators.previous import like_parameters
+from fcco_lightning.state.divided import hold, parts_of
 
 
 class InnerPoint:
@@ -27,7 +28,7 @@ class InnerPoint:
     def restart(self) -> None:
         """Let z start at w."""
         if self.tensors:
-            torch._foreach_copy_(self.tensors, [p.data for p in self._params])
+            torch._foreach_copy_(parts_of(self.tensors), parts_of(self._params))
         else:
             self.tensors = [p.detach().clone() for p in self._params]
 
@@ -46,4 +47,4 @@ class InnerPoint:
 
     def _swap(self) -> None:
         for i, p in enumerate(self._params):
-            p.data, self.tensors[i] = self.tensors[i], p.data
+            self.tensors[i] = hold(p, self.tensors[i])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.divided import divided_as, parts_of
 
 
 class PreviousWeights:
@@ -24,7 +25,7 @@ class PreviousWeights:
     def remember(self, params: Sequence[nn.Parameter]) -> None:
         """Copy the present values of ``params``."""
         if self._copy:
-            torch._foreach_copy_(self._copy, [p.data for p in params])
+            torch._foreach_copy_(parts_of(self._copy), parts_of(params))
         else:
             self._copy = [p.detach().clone() for p in params]
         self._valid = True
@@ -49,7 +50,7 @@ class PreviousWeights:
 
 
 def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Stored tensors as copies on the devices of ``params``.
+    """Stored tensors as copies on the devices of ``params``, divided over the processes where these are.
 
     Raises:
         CheckpointError: if the shapes are not those of the parameters.
@@ -62,4 +63,5 @@ def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) ->
             f"the checkpoint's algorithm holds tensors of shapes {shapes}, the trainable parameters have {expected}. "
             "The network, or the set of frozen layers, has changed since: use the same one."
         )
-    return [t.to(device=p.device, dtype=p.dtype, copy=True) for t, p in zip(stored, params, strict=True)]
+    placed = [divided_as(t, p) for t, p in zip(stored, params, strict=True)]
+    return [t.to(device=p.device, dtype=p.dtype, copy=True) for t, p in zip(placed, params, strict=True)]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.checks import positive
+from fcco_lightning.state.divided import part_of, parts_of
 
 
 class ProximalDescent(Optimizer):
@@ -40,13 +41,13 @@ class ProximalDescent(Optimizer):
         loss = None if closure is None else closure()
         group = self.param_groups[0]
         eta, nu = group["eta"], group["nu"]
-        z = [p.data for p in group["params"]]
-        moving = [(p.data, p.grad) for p in group["params"] if p.grad is not None]
+        z = parts_of(group["params"])
+        moving = [(part_of(p), part_of(p.grad)) for p in group["params"] if p.grad is not None]
         if moving:
             points, grads = zip(*moving, strict=True)
             torch._foreach_add_(points, grads, alpha=-eta)
         # (nu (z - eta G) + eta w) / (eta + nu), as one interpolation
-        torch._foreach_lerp_(z, self.centre, eta / (eta + nu))
+        torch._foreach_lerp_(z, parts_of(self.centre), eta / (eta + nu))
         if self.radius is not None:
             for point in z:
                 point.mul_((self.radius / torch.linalg.vector_norm(point)).clamp(max=1.0))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction
+from fcco_lightning.state.divided import parts_of
 
 
 class Storm:
@@ -26,7 +27,7 @@ class Storm:
         """The new v, from the gradients at w_t and at w_{t-1} (None at the first step)."""
         new = [g.clone() for g in gradients]
         if previous is not None and self.v:
-            torch._foreach_sub_(self.v, list(previous))
-            torch._foreach_add_(new, self.v, alpha=1 - self.b)
+            torch._foreach_sub_(parts_of(self.v), parts_of(previous))
+            torch._foreach_add_(parts_of(new), parts_of(self.v), alpha=1 - self.b)
         self.v = new
         return new

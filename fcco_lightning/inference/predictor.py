@@ -113,7 +113,7 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     Example:
         >>> load("last.ckpt").predict("new.csv")  # doctest: +SKIP
     """
-    content = read_file(path)
+    content = read_file(path, whole=True)
     header = content["fcco"]
     config = header.get("config") or {}
     network = network if network is not None else _made(config, [*_KNOWN, *trusted], path)

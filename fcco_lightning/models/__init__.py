@@ -1,4 +1,4 @@
-"""Networks that the papers train: a perceptron for tables, timm's for images, CLIP."""
+"""Networks that the papers train: a perceptron for tables, timm's for images, transformers for texts, CLIP."""
 
 from fcco_lightning.models.base import BatchNetwork, ParameterGroup
 from fcco_lightning.models.class_vectors import ClassVectorNetwork
@@ -8,6 +8,7 @@ from fcco_lightning.models.latent_mixture import LatentMixture
 from fcco_lightning.models.mlp import TabularMLP
 from fcco_lightning.models.outputs import ClassVectors, Embeddings, LatentVectors
 from fcco_lightning.models.perturbed import GaussianPerturbation
+from fcco_lightning.models.text_classifier import TextClassifier
 from fcco_lightning.models.timm_model import TimmModel
 from fcco_lightning.models.two_views import TwoViews
 
@@ -23,6 +24,7 @@ __all__ = [
     "LatentVectors",
     "ParameterGroup",
     "TabularMLP",
+    "TextClassifier",
     "TimmModel",
     "TwoViews",
     "head_of",

@@ -16,11 +16,12 @@ _TINY: dict[str, Any] = {
     "tokenizer": "bytes",
     "model_cfg": {
         "embed_dim": 64,
-        "vision_cfg": {"image_size": 16, "patch_size": 4, "width": 64, "layers": 3, "head_width": 16},
+        "vision_cfg": {"patch_size": 4, "width": 64, "layers": 3, "head_width": 16},
         "text_cfg": {"context_length": 32, "vocab_size": 258, "width": 64, "heads": 4, "layers": 2},
     },
     "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
 }
+_OWN = {"tiny": 16, "tiny-28": 28}  # pixels of a side
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,17 @@ def clip_config(name: str, pretrained: str | None = None) -> CLIPConfig:
 
     Args:
         name: a name of ``open_clip.list_models()`` ("ViT-B-16", "ViT-B-32-quickgelu"), "tiny" (280 thousand
-            parameters, images of 16 x 16 pixels, texts as bytes: for tests and demonstrations), or the path of a
-            .json file in open_clip's form: the architecture alone, or as the hub stores it with ``model_cfg`` and
-            ``preprocess_cfg``.  ``"tokenizer": "bytes"`` at the top of a file asks for :class:`ByteTokenizer`.
+            parameters, images of 16 x 16 pixels, texts as bytes: for tests and demonstrations), "tiny-28" (the same for
+            images of 28 x 28), or the path of a .json file in open_clip's form: the architecture alone, or as the hub
+            stores it with ``model_cfg`` and ``preprocess_cfg``.  ``"tokenizer": "bytes"`` at the top of a file asks for
+            :class:`ByteTokenizer`.
         pretrained: a tag of open_clip ("openai"); the images are then normalised as for these weights.  Anything else
             is taken for the path of a file and says nothing about images.
 
     Raises:
         ConfigError: if there is no such architecture, or the file is not one.
     """
-    content = _TINY if name == "tiny" else _from_file(name) if name.endswith(".json") else _from_open_clip(name)
+    content = _tiny(name) if name in _OWN else _from_file(name) if name.endswith(".json") else _from_open_clip(name)
     model: dict[str, Any] = dict(content.get("model_cfg", content))
     kind = str(content.get("tokenizer", model.pop("tokenizer", "open_clip")))
     preprocess = {**_preprocess(name, pretrained), **content.get("preprocess_cfg", {})}
@@ -171,13 +173,19 @@ def tokenizer(config: CLIPConfig) -> Callable[[list[str]], Tensor]:
     return made  # type: ignore[no-any-return]
 
 
+def _tiny(name: str) -> Mapping[str, Any]:
+    """One of the small architectures."""
+    model = _TINY["model_cfg"]
+    return {**_TINY, "model_cfg": {**model, "vision_cfg": {**model["vision_cfg"], "image_size": _OWN[name]}}}
+
+
 def _from_open_clip(name: str) -> Mapping[str, Any]:
     import open_clip  # noqa: PLC0415  (slow to import)
 
     names = open_clip.list_models()
     if name in names:
         return open_clip.get_model_config(name)  # type: ignore[no-any-return]
-    close = difflib.get_close_matches(name, [*names, "tiny"], n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, [*names, *_OWN], n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ConfigError(
         f"name={name!r} is neither a model of open_clip, nor 'tiny', nor the path of a .json file.{hint} "
@@ -205,7 +213,7 @@ def _preprocess(name: str, pretrained: str | None) -> dict[str, Any]:
         "mean": (0.48145466, 0.4578275, 0.40821073),
         "std": (0.26862954, 0.26130258, 0.27577711),
     }
-    if name == "tiny" or name.endswith(".json"):
+    if name in _OWN or name.endswith(".json"):
         return default
     from open_clip import get_pretrained_cfg, list_pretrained_tags_by_model  # noqa: PLC0415  (slow to import)
 

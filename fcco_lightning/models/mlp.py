@@ -23,6 +23,7 @@ class TabularMLP(nn.Module):
         batch_norm: normalise every hidden layer.
         activation: "relu", "sigmoid" or "tanh".
         bias: whether layers have a constant.
+        flatten: whether all numbers of a sample, such as those of an image, are one row of features.
         offset: added to the outputs; about the mean of a label that is a number.
         scale: > 0, with which the last layer is multiplied before; about the deviation of such a label, so that steps
             are of its size.
@@ -37,6 +38,7 @@ class TabularMLP(nn.Module):
         batch_norm: bool = False,
         activation: Activation = "relu",
         bias: bool = True,
+        flatten: bool = False,
         offset: float = 0.0,
         scale: float = 1.0,
     ) -> None:
@@ -49,7 +51,7 @@ class TabularMLP(nn.Module):
                 f"hidden must hold the number of units of every hidden layer, got {hidden}. Use [{hidden}]."
             )
         widths = [*(at_least("hidden", h, 1) for h in hidden), at_least("out_features", out_features, 1)]
-        layers: list[nn.Module] = []
+        layers: list[nn.Module] = [nn.Flatten()] if flatten else []
         for i, width in enumerate(widths):
             before = widths[i - 1] if i else in_features
             layers.append(nn.LazyLinear(width, bias) if before is None else nn.Linear(before, width, bias))
@@ -61,7 +63,7 @@ class TabularMLP(nn.Module):
         self.single, self.offset, self.scale = out_features == 1, offset, positive("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the rows of x, shape (B, in_features) -> (B,) or (B, out_features)."""
+        """Scores of the rows of x, shape (B, in_features), or (B, ...) to flatten -> (B,) or (B, out_features)."""
         scores: Tensor = self.layers(x)
         if (self.offset, self.scale) != (0.0, 1.0):
             scores = self.offset + self.scale * scores

@@ -96,6 +96,15 @@ class Measurable(ABC):
             DataError: if a column is missing, or a shape is wrong.
         """
 
+    def measure_at(self, points: Sequence[Any], batch: Any) -> Sequence[tuple[Tensor | None, Rows | None]]:
+        """The same samples at several weights, as :meth:`measure` one by one; a subclass may share what is common.
+
+        Args:
+            points: outputs of the network at each of the weights, as of :meth:`measure`.
+            batch: columns, as of :meth:`measure`.
+        """
+        return [self.measure(outputs, batch) for outputs in points]
+
 
 def nan_where(wrong: Tensor, values: Tensor) -> Tensor:
     """``values``, or NaN where something is wrong with the data.

@@ -24,13 +24,21 @@ from fcco_lightning.outer.log_exp import (
 )
 from fcco_lightning.outer.multiplied import Multiplied, excess
 from fcco_lightning.outer.pooled_pairs import PooledPairs
-from fcco_lightning.outer.smoothing import MoreauEnvelope, MoreauSmoothing, NoSmoothing, Smoothing
+from fcco_lightning.outer.smoothing import (
+    GaussianAverage,
+    MoreauEnvelope,
+    MoreauSmoothing,
+    NoSmoothing,
+    RandomizedSmoothing,
+    Smoothing,
+)
 
 __all__ = [
     "AbsoluteDifference",
     "AbsoluteDistance",
     "ChiSquare",
     "DiscountedGain",
+    "GaussianAverage",
     "Hinge",
     "KullbackLeibler",
     "KullbackLeiblerOfLog",
@@ -48,6 +56,7 @@ __all__ = [
     "OuterFunction",
     "PooledPairs",
     "Power",
+    "RandomizedSmoothing",
     "Range",
     "Ratio",
     "RatioDifference",

@@ -1,5 +1,6 @@
 """What every outer function f offers: value, subgradient, prox, Moreau envelope, conjugate and its prox."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
@@ -12,14 +13,30 @@ from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
 
 DUAL_ROUNDING = 16 * 1.2e-7  # relative: a dual row on the boundary of dom f* may have been rounded to float32
-_MAPS = ("value", "subgradient", "prox", "envelope", "envelope_gradient", "conjugate", "conjugate_prox")
+_MAPS = (
+    "value",
+    "subgradient",
+    "prox",
+    "envelope",
+    "envelope_gradient",
+    "average",
+    "average_gradient",
+    "conjugate",
+    "conjugate_prox",
+)
 
 
 def in_float64(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The method with its rows taken to float64 and its result back to the dtype of the rows."""
+    """The method with its rows taken to float64 and its result back to the dtype of the rows.
+
+    What follows the rows is the size of a step or of a smoothing, which must be a finite number > 0.
+    """
+    name = "tau" if method.__name__ == "conjugate_prox" else "lam"
 
     @wraps(method)
     def computed(self: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args and not 0 < args[0] < math.inf:
+            positive(name, args[0])
         if rows.dtype == torch.float64 or rows.device.type == "mps":  # Apple's GPUs have no float64
             return method(self, rows, *args, **kwargs)
         return method(self, rows.double(), *args, **kwargs).to(rows.dtype)
@@ -126,7 +143,7 @@ class OuterFunction(ABC):
     def envelope(self, u: Tensor, lam: float) -> Tensor:
         r"""Moreau envelope ``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``: (B, k) -> (B,)."""
         fixed = u.detach()
-        v, y = self.prox(fixed, positive("lam", lam)), self.envelope_gradient(fixed, lam)
+        v, y = self.prox(fixed, lam), self.envelope_gradient(fixed, lam)
         return with_slope(self.value(v) + lam / 2 * y.square().sum(-1), y, u)
 
     @in_float64
@@ -135,8 +152,23 @@ class OuterFunction(ABC):
 
         For smooth f it is the gradient of f at the prox, which is the same number without the cancellation.
         """
-        v = self.prox(u, positive("lam", lam))
+        v = self.prox(u, lam)
         return self.subgradient(v) if self.smooth else (u - v) / lam
+
+    def average(self, u: Tensor, sigma: float) -> Tensor:  # noqa: ARG002 - overridden where f has one
+        r"""``E f(u + sigma z)`` over z of independent standard normal numbers: (B, k) -> (B,).
+
+        Raises:
+            ConfigError: if f has no closed form of it.
+        """
+        raise ConfigError(
+            f"{self!r} has no closed form of its average under Gaussian noise. Use MoreauSmoothing for it, or "
+            "NoSmoothing where it is smooth."
+        )
+
+    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
+        """Gradient of :meth:`average` in u: (B, k) -> (B, k).  Raises as it does."""
+        return self.average(u, sigma)
 
     def conjugate(self, y: Tensor) -> Tensor:  # noqa: ARG002 - overridden where f has one
         r"""``f*(y) = sup_u <y, u> - f(u)``, ``inf`` outside its domain: (B, k) -> (B,).
@@ -161,7 +193,7 @@ class OuterFunction(ABC):
         Source: Parikh and Boyd, Proximal Algorithms (2014), section 2.5.
         """
         self.require_convex("a dual step")
-        return self.envelope_gradient(y / positive("tau", tau), 1 / tau)
+        return self.envelope_gradient(y / tau, 1 / tau)
 
     def require_convex(self, needed_by: str) -> None:
         """Raise :class:`ConfigError` naming ``needed_by`` if f is not convex."""

@@ -3,11 +3,12 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import finite, positive
+from fcco_lightning.checks import finite
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import DUAL_ROUNDING, Composed, OuterFunction, infinite_outside, known_at, sloped
 
@@ -16,10 +17,12 @@ class OfArgument(Composed):
     r"""``f(u) = psi(z(u))``: values and slopes are those of psi at z, carried back to u.
 
     For a z with ``dz/du (dz/du)^T = c`` times the identity, ``f_lam(u) = psi_{c lam}(z)`` and
-    ``prox_{lam f}(u) = u + (dz/du)^T (prox_{c lam psi}(z) - z) / c``.
+    ``prox_{lam f}(u) = u + (dz/du)^T (prox_{c lam psi}(z) - z) / c``; and if z is affine, noise in u of deviation sigma
+    is noise in z of deviation ``sqrt(c) sigma``.
 
-    :meth:`value` and :meth:`envelope` have the slope in u, and in the known parameters of z, that :meth:`subgradient`
-    (:meth:`envelope_gradient`) returns, also at a kink.  The maps that return rows are constants.
+    :meth:`value`, :meth:`envelope` and :meth:`average` have the slope in u, and in the known parameters of z, that
+    :meth:`subgradient`, :meth:`envelope_gradient` and :meth:`average_gradient` return, also at a kink.  The maps that
+    return rows are constants.
     """
 
     @property
@@ -47,12 +50,20 @@ class OfArgument(Composed):
         return u + self.back(u, self.inside.prox(z, self.square * lam) - z) / self.square
 
     def envelope(self, u: Tensor, lam: float) -> Tensor:
-        inner, psi = self.square * positive("lam", lam), self.inside
+        inner, psi = self.square * lam, self.inside
         return sloped(lambda z: psi.envelope(z, inner), lambda z: psi.envelope_gradient(z, inner), self.argument(u))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        inner, z = self.square * positive("lam", lam), self.argument(u)
+        inner, z = self.square * lam, self.argument(u)
         return self.back(u, self.inside.envelope_gradient(z.detach() if z.requires_grad else z, inner))
+
+    def average(self, u: Tensor, sigma: float) -> Tensor:
+        inner, psi = math.sqrt(self.square) * sigma, self.inside
+        return sloped(lambda z: psi.average(z, inner), lambda z: psi.average_gradient(z, inner), self.argument(u))
+
+    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
+        z = self.argument(u).detach()
+        return self.back(u, self.inside.average_gradient(z, math.sqrt(self.square) * sigma))
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,7 @@ class Linear(OfArgument):
         """C_f = |c| C_phi."""
         return math.sqrt(self.square) * self.phi.lipschitz
 
-    @property
+    @cached_property
     def square(self) -> float:
         return sum(weight * weight for weight in self.weights)
 
@@ -147,11 +158,29 @@ class AbsoluteDistance(OfArgument):
         d = self._away(u)
         return self.centre + d.sign() * self.phi.prox(d.abs(), lam)
 
+    def average(self, u: Tensor, sigma: float) -> Tensor:
+        """The sum of ``phi(d)`` and ``phi(-d)``, averaged, but for ``phi(0)``: phi does not change below 0."""
+        self._require_flat()
+        d = self._away(u)
+        return self.phi.average(d, sigma) + self.phi.average(-d, sigma) - self.phi.value(torch.zeros_like(d))
+
+    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
+        self._require_flat()
+        d = self._away(u)
+        return self.phi.average_gradient(d, sigma) - self.phi.average_gradient(-d, sigma)
+
     def conjugate(self, y: Tensor) -> Tensor:
         return self.phi.conjugate(y.abs()) + self.centre * y.sum(-1)
 
     def _away(self, u: Tensor) -> Tensor:
         return u - self.centre if self.centre else u
+
+    def _require_flat(self) -> None:
+        if not self.phi.monotone:  # convex, monotone and flat at 0 is constant below it
+            raise ConfigError(
+                f"{self!r} has no closed form of its average under Gaussian noise, as {self.phi!r} falls somewhere. "
+                "Use MoreauSmoothing, or a hinge."
+            )
 
 
 class AbsoluteDifference(Linear):

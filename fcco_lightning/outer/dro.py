@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.ambiguity import AmbiguitySet
-from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root, project_to_simplex
 from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside
@@ -54,7 +53,7 @@ class ChiSquare(_Divergence):
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
         weight = self.lam0 / self._shift
-        return weight / (1 + positive("lam", lam) * weight) * (u + self._shift).clamp(min=0)
+        return weight / (1 + lam * weight) * (u + self._shift).clamp(min=0)
 
     def conjugate(self, y: Tensor) -> Tensor:
         value = self.lam0 * self._shift / 2 * (y / self.lam0 - 1).square()
@@ -109,7 +108,7 @@ class Maximum(OuterFunction):
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
         # the projection does not change with a shift of the row, and u / lam alone would lose the differences
-        return project_to_simplex((u - u.amax(dim=-1, keepdim=True)) / positive("lam", lam))
+        return project_to_simplex((u - u.amax(dim=-1, keepdim=True)) / lam)
 
     def conjugate(self, y: Tensor) -> Tensor:
         tolerance = DUAL_ROUNDING * y.shape[-1]

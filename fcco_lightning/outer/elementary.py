@@ -1,5 +1,6 @@
 """Outer functions of one variable made of pieces of degree one and two, summed over the k coordinates."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -75,13 +76,27 @@ class Hinge(_AboveKappa):
         return u - torch.clamp(z, min=0.0, max=lam * self.rho)
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return ((u - self.kappa) / positive("lam", lam)).clamp(min=0.0, max=self.rho)
+        return ((u - self.kappa) / lam).clamp(min=0.0, max=self.rho)
+
+    def average(self, u: Tensor, sigma: float) -> Tensor:
+        r"""``rho sigma sum_j (z_j Phi(z_j) + phi(z_j))`` with ``z = (u - kappa) / sigma``, phi the normal density."""
+        z = (u - self.kappa) / sigma
+        density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+        return self.rho * sigma * (z * _below(z) + density).sum(-1)
+
+    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
+        return self.rho * _below((u - self.kappa) / sigma)
 
     def conjugate(self, y: Tensor) -> Tensor:
         return infinite_outside(self.kappa * y, (y >= 0) & (y <= self.rho * (1 + DUAL_ROUNDING))).sum(-1)
 
     def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
-        return (y - positive("tau", tau) * self.kappa).clamp(min=0.0, max=self.rho)
+        return (y - tau * self.kappa).clamp(min=0.0, max=self.rho)
+
+
+def _below(z: Tensor) -> Tensor:
+    """Phi(z), the probability that a standard normal number is below z."""
+    return torch.erfc(z * -math.sqrt(0.5)) / 2
 
 
 def cvar(r: float) -> Hinge:
@@ -117,7 +132,7 @@ class SquaredHinge(_AboveKappa):
         return u - z * (lam * self.rho / (1 + lam * self.rho))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.rho / (1 + positive("lam", lam) * self.rho) * (u - self.kappa).clamp(min=0)
+        return self.rho / (1 + lam * self.rho) * (u - self.kappa).clamp(min=0)
 
     def conjugate(self, y: Tensor) -> Tensor:
         return infinite_outside(self.kappa * y + y.square() / (2 * self.rho), y >= 0).sum(-1)

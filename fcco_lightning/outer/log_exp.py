@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import finite, positive
+from fcco_lightning.checks import finite
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
 from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside, known_at
@@ -170,7 +170,7 @@ class NegativeLog(_OfLog):
         return torch.where(u >= 0, (u + root) / 2, 2 * lam * self.tau / (root - u.clamp(max=0)))
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return -self.tau / self.prox(u, positive("lam", lam))  # also below the floor
+        return -self.tau / self.prox(u, lam)  # also below the floor
 
     def conjugate(self, y: Tensor) -> Tensor:
         inside = y < 0
@@ -245,7 +245,7 @@ class Power(OuterFunction):
         return torch.where(u > 0, increasing_root(residual, torch.zeros_like(u), high), u)
 
     def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.subgradient(self.prox(u, positive("lam", lam)))  # f has a gradient also where p < 2
+        return self.subgradient(self.prox(u, lam))  # f has a gradient also where p < 2
 
     def conjugate(self, y: Tensor) -> Tensor:
         inside = y >= 0

@@ -1,5 +1,6 @@
 """What is read of a checkpoint file: whole, of a known format, and nothing in it is run."""
 
+import io
 import os
 import zipfile
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.divided import put_back
 from fcco_lightning.state.structure import STRUCTURE, difference
 
 CHECKPOINT_VERSION = 4
@@ -72,12 +74,13 @@ def _damage(path: Path) -> str | None:
     return None if member is None else f"damaged at {member}"
 
 
-def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
+def read_file(path: str | Path, *, to_continue: bool = False, whole: bool = False) -> dict[str, Any]:
     """What a checkpoint file holds, its tensors mapped from the file; nothing in it is run.
 
     Args:
         path: of the file.
         to_continue: whether a training is to be continued, which needs more than weights and rows.
+        whole: whether weights that lie in files beside it are read, too.
 
     Raises:
         CheckpointError: naming the file and what is wrong, if it is missing, damaged, not written by
@@ -96,7 +99,21 @@ def read_file(path: str | Path, *, to_continue: bool = False) -> dict[str, Any]:
     _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
     for described in header["tables"].values():
         _require_entries(path, described, _TABLE)
+    if whole:
+        put_back(content, rows_folder(path))
     return content
+
+
+def in_memory(path: str | Path) -> io.BytesIO:
+    """A checkpoint with the weights that lie in files beside it, as a file in memory.
+
+    Raises:
+        CheckpointError: see :func:`read_file`, or naming a file beside it that is missing or damaged.
+    """
+    file = io.BytesIO()
+    torch.save(read_file(path, whole=True), file)
+    file.seek(0)
+    return file
 
 
 def another_format(header: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """All processes of a job as seen from one of them: the only collectives that a training step needs."""
 
+import gc
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, PeerError
+from fcco_lightning.state.divided import is_divided
 from fcco_lightning.state.packing import pack, packed_size, unpack
 
 _HEADER = 6  # int64: failed, bytes needed, rows, layout of the tensors, marks, unused
@@ -51,6 +53,8 @@ class Processes:
         rank: of this one, in 0..P-1.
         seconds: spent in exchanges so far, by the wall clock of this process.
         bytes: sent by this process so far.
+        patience: seconds that a failing process waits for the others to hear of it; None for as long as the group
+            waits.  Where a network divided over the processes is evaluated, they may wait for this one instead.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
@@ -59,6 +63,7 @@ class Processes:
         self.size = dist.get_world_size(group) if running else 1
         self.rank = dist.get_rank(group) if running else 0
         self.seconds, self.bytes, self._capacity = 0.0, 0, 0
+        self.patience: float | None = None
         # where the backend needs all tensors; None for where they are
         self._device = torch.device("cuda") if running and "gloo" not in dist.get_backend(group) else None
         self._announced: BaseException | None = None  # the failure here that the others know of
@@ -113,8 +118,9 @@ class Processes:
     def fail(self, error: BaseException, timeout: float | None = None) -> None:
         """Tell the others, which are in :meth:`gather` or :meth:`agree` or on their way, why this process is not.
 
-        They are waited for ``timeout`` seconds, or if it is None as long as the group waits.
+        They are waited for ``timeout`` seconds; :attr:`patience` if it is None.
         """
+        timeout = self.patience if timeout is None else timeout
         if self.size == 1 or any(e is self._announced or isinstance(e, PeerError) for e in _causes(error)):
             return
         self._announced = error
@@ -160,11 +166,31 @@ class Processes:
             self._count(started, tensor.nbytes)
         return tensor
 
+    def largest(self, number: int) -> int:
+        """The largest number of all processes: one collective."""
+        if self.size == 1:
+            return number
+        found = torch.tensor(number, device=self._device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return int(found)
+
+    @torch.no_grad()
+    def copy_first_(self, tensors: Sequence[Tensor]) -> None:
+        """Give every tensor the values that it has on the first process: one collective for each."""
+        for tensor in tensors if self.size > 1 else ():
+            sent = tensor.to(self._device or tensor.device).contiguous()
+            dist.broadcast(sent, group_src=0, group=self.group)
+            tensor.copy_(sent)
+
     @torch.no_grad()
     def average_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace every tensor by its mean over all processes: one collective per dtype."""
+        """Replace every tensor by its mean over all processes: one collective per dtype.
+
+        A tensor that lies in parts on the processes is one for all of them, and stays.
+        """
         if self.size == 1:
             return
+        tensors = [t for t in tensors if not is_divided(t)]
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             chosen = [t for t in tensors if t.dtype == dtype]
             flat = self.sum_(torch.cat([t.reshape(-1) for t in chosen])).div_(self.size)
@@ -243,6 +269,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def end_processes() -> None:
+    """Take down the process group, at the end of a job that all processes have done.
+
+    The threads of gloo's groups would otherwise run while the process is taken apart, which can end it by SIGABRT
+    ("terminate called without an active exception").  What else holds a group of its own must be gone by then.
+    """
+    if dist.is_available() and dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
 
 
 def require_same_everywhere(processes: Processes, description: Mapping[str, str]) -> None:

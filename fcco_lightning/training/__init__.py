@@ -8,7 +8,7 @@ from fcco_lightning.training.fabric_backend import FabricBackend
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.preemption import Preemption
 from fcco_lightning.training.pretraining import Pretraining
-from fcco_lightning.training.schedules import Schedule, StepAtFractions
+from fcco_lightning.training.schedules import LinearWarmUp, Schedule, StepAtFractions
 from fcco_lightning.training.warm_start import WarmStart
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "FCCOModule",
     "FabricBackend",
     "LightningBackend",
+    "LinearWarmUp",
     "Preemption",
     "Pretraining",
     "Schedule",

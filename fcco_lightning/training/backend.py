@@ -15,7 +15,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fcco_lightning.checks import one_of, positive
 from fcco_lightning.engine.backend import Backend, hooked
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.schedules import Schedule
+from fcco_lightning.training.sharding import ShardedWeights, clip, gradients_by_backward
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -69,6 +71,21 @@ class LightningBackend(Backend):
         """With 16-bit loss scaling an overflow is expected, and the scaler drops the step."""
         return self._scaler is not None
 
+    @property
+    def _processes(self) -> Processes:
+        module: Any = self.module
+        processes: Processes = module.processes
+        return processes
+
+    @property
+    def divided(self) -> bool:
+        """Whether the weights lie in parts on the processes."""
+        return isinstance(self.module.trainer.strategy, ShardedWeights)
+
+    def everywhere(self, usable: bool) -> bool:
+        """Ask all processes, where each sees its part of the gradient."""
+        return usable if not self.divided else not self._processes.largest(not usable)
+
     def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
         for parameter in self.idle:
@@ -96,12 +113,20 @@ class LightningBackend(Backend):
         strategy.post_backward(value)
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
-        """Nothing: DistributedDataParallel averages during backward."""
+        """Average what is not divided, where anything is; else DistributedDataParallel has, during backward."""
+        if self.divided:
+            self._processes.average_([p.grad for p in params if p.grad is not None])
 
     def gradients(
         self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
     ) -> Sequence[Tensor | None]:
-        """Gradients beside the backward pass, in true units (the loss is scaled against underflow, then unscaled)."""
+        """Gradients beside the backward pass, in true units (the loss is scaled against underflow, then unscaled).
+
+        FSDP2 knows a gradient with respect to its weights by a backward pass only, and averages it there.
+        """
+        if self.divided:
+            self.backward(surrogate)
+            return gradients_by_backward(weights)
         scaler = self._scaler
         value = surrogate if scaler is None else scaler.scale(surrogate)
         scaled = torch.autograd.grad(
@@ -209,7 +234,10 @@ class LightningBackend(Backend):
         return logged[self.schedule.monitor]
 
     def _clip(self, optimizer: Optimizer) -> None:
-        if self.clipping.value:
+        if self.clipping.value and self.divided:
+            params = (p for group in optimizer.param_groups for p in group["params"])
+            clip(params, self.clipping.value, self._processes, by_value=self.clipping.algorithm == "value")
+        elif self.clipping.value:
             self.module.clip_gradients(optimizer, self.clipping.value, self.clipping.algorithm)
 
     def _step(self, optimizer: Optimizer, *, from_backward: bool) -> None:

@@ -15,6 +15,7 @@ from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.evaluation import Collector, Evaluation, Split, summarise
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import CrossEntropy, Objective
+from fcco_lightning.state.divided import is_divided
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.execution import Execution
 
@@ -46,9 +47,10 @@ class EvaluatingModule(LightningModule):
         self._was_vacuous: dict[str, bool] = {}
         self._said = False
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Collect outputs; the dual state is not touched."""
         self._collect(batch, dataloader_idx)
+        self._keep_pace(batch, batch_idx, self.trainer.num_val_batches, dataloader_idx)
 
     def on_validation_start(self) -> None:
         """All processes evaluate the same network."""
@@ -63,15 +65,16 @@ class EvaluatingModule(LightningModule):
         names = getattr(getattr(self.trainer, "datamodule", None), "val_names", ["val"])
         self._report(names)
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Collect outputs."""
         self._collect(batch, dataloader_idx)
+        self._keep_pace(batch, batch_idx, self.trainer.num_test_batches, dataloader_idx)
 
     def on_test_epoch_end(self) -> None:
         """Report the test split."""
         self._report(["test"])
 
-    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Give the outputs with the samples' ``index``.
 
         Returns: ``scores``, the network's outputs (also as ``output``); and where the objective is cross-entropy
@@ -79,10 +82,29 @@ class EvaluatingModule(LightningModule):
         """
         columns = columns_of(batch)
         outputs = outputs_of_columns(self.network, columns)
+        self._keep_pace(batch, batch_idx, self.trainer.num_predict_batches)
         found = {"index": columns["index"], "output": outputs}
         if not isinstance(outputs, Tensor):
             return found
         return found | {"scores": outputs} | (_decided(outputs) if isinstance(self.objective, CrossEntropy) else {})
+
+    def _keep_pace(self, batch: Any, done: int, batches: Sequence[float], loader: int = 0) -> None:
+        """Behind the last batch, evaluate it again until all processes have had as many as the one with most.
+
+        Only where weights are divided: nobody could gather them for the others' batches otherwise.
+        """
+        if done + 1 == batches[loader] and self._divided:
+            self._evaluate_again(self.network, columns_of(batch), done + 1)
+
+    @torch.no_grad()
+    def _evaluate_again(self, network: nn.Module, columns: Columns, done: int) -> None:
+        for _ in range(self.processes.largest(done) - done):
+            outputs_of_columns(network, columns)
+
+    @property
+    def _divided(self) -> bool:
+        """Whether the weights lie in parts on the processes."""
+        return any(is_divided(p) for p in self.network.parameters())
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
         if loader not in self._collected:
@@ -125,12 +147,15 @@ class EvaluatingModule(LightningModule):
         was_training, network = self.training, self.network if network is None else network.eval()
         collector = Collector(self.evaluation, None if whole else self.execution.kept_outputs)
         self.eval()
+        done, moved = 0, dict[str, Tensor]()
         with self.trainer.precision_plugin.val_step_context():
-            for batch in loader:
+            for done, batch in enumerate(loader, 1):  # noqa: B007
                 columns = columns_of(batch)
                 moved = self.transfer_batch_to_device(columns, self.device, 0)
                 outputs = pytree.tree_map(Tensor.cpu, outputs_of_columns(network, moved))
                 self._add(collector, outputs, other_columns(network, columns))
+            if self._divided:
+                self._evaluate_again(network, moved, done)
         self.train(was_training)
         return collector.split(self.processes)
 

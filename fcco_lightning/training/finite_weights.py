@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from fcco_lightning.engine import narrow_weights
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.numerics import all_finite
+from fcco_lightning.state.divided import part_of, parts_of
 
 
 def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
@@ -26,10 +27,10 @@ def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
         NonFiniteError: naming the tensor.
     """
     weights = [p for p in module.parameters() if not is_lazy(p)]
-    if not weights or all_finite(weights):
+    if not weights or all_finite(parts_of(weights)):
         bad = [name for name, b in network.named_buffers() if bool(torch.isnan(b).any())]
     else:
-        bad = [name for name, p in module.named_parameters() if not bool(torch.isfinite(p).all())]
+        bad = [name for name, p in module.named_parameters() if not bool(torch.isfinite(part_of(p)).all())]
     if bad:
         raise NonFiniteError(
             f"`{bad[0]}` holds NaN or infinity: the weights have diverged in a step whose gradient was finite. No "

@@ -22,7 +22,14 @@ from fcco_lightning.evaluation import Evaluation, default_evaluation
 from fcco_lightning.models import head_of, renew
 from fcco_lightning.objectives import AUC, Objective
 from fcco_lightning.state import DualState
-from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, WEIGHTS_ALONE, another_format, read_file
+from fcco_lightning.state.checkpoint_files import (
+    CHECKPOINT_VERSION,
+    WEIGHTS_ALONE,
+    another_format,
+    in_memory,
+    read_file,
+)
+from fcco_lightning.state.divided import without_values
 from fcco_lightning.state.processes import Processes, require_same_everywhere
 from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import Clipping, LightningBackend
@@ -40,7 +47,8 @@ from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
-from fcco_lightning.training.trainers import Announce, OwnSettings, require_rows, require_whole_weights
+from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
+from fcco_lightning.training.trainers import Announce, OwnSettings, require_rows
 
 T = TypeVar("T")
 _CONSTANT, _UNCLIPPED, _PLAIN = Schedule(), Clipping(), Execution()
@@ -123,7 +131,8 @@ class FCCOModule(EvaluatingModule):
     def configure_callbacks(self) -> list[Any]:
         """Take over Trainer flags that manual optimization would refuse; runs before Lightning's own checks."""
         trainer = self.trainer
-        require_whole_weights(trainer)
+        take_strategy(trainer)
+        require_divisible(trainer, self)
         if self.average is not None:
             require_wide(trainer.precision)
         own = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
@@ -157,6 +166,17 @@ class FCCOModule(EvaluatingModule):
             require_same_everywhere(self.processes, said | self.phases.description())
         else:
             self._old_model.know()
+
+    def configure_model(self) -> None:
+        """Divide the network's weights over the processes, where the strategy is ``ModelParallelStrategy``.
+
+        See :func:`~fcco_lightning.training.sharding.divide`; a subclass may do so in its own way.
+        """
+        strategy = None if self._trainer is None else self.trainer.strategy
+        if isinstance(strategy, ShardedWeights):
+            if strategy._layer_sync is not None:
+                self.network = strategy._layer_sync.apply(self.network)
+            divide(self.network, strategy.device_mesh["data_parallel"], self.processes)
 
     def _main_phase(self) -> Phase:
         return Phase(MAIN, self.objective, self.constraints, self.algorithm, self.optimizer, self.schedule.scheduler)
@@ -219,6 +239,7 @@ class FCCOModule(EvaluatingModule):
             self.execution.micro_batch,
             compiled=self.execution.compiled,
         )
+        self._engine.functions.by_all = self.processes.largest if self.backend.divided else None
         self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
         self.backend.idle = self.phases.idle
 
@@ -342,7 +363,9 @@ class FCCOModule(EvaluatingModule):
             CheckpointError: naming the file and what is wrong with it.
         """
         if isinstance(checkpoint_path, str | Path) and "://" not in str(checkpoint_path):
-            read_file(checkpoint_path)
+            content = read_file(checkpoint_path)
+            if without_values(content):
+                checkpoint_path = in_memory(checkpoint_path)
         module: FCCOModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
         return module
 
@@ -352,7 +375,8 @@ class FCCOModule(EvaluatingModule):
         Raises:
             NonFiniteError: if the weights are not finite; nothing is written then.
         """
-        require_finite_weights(self, self.network)
+        with self.processes.together():
+            require_finite_weights(self, self.network)
         if self._engine is None:
             require_rows(self._trainer)
             return

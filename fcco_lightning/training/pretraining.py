@@ -162,14 +162,14 @@ class Phases:
     def _length(self, trainer: Trainer | None, *, by_step: bool) -> int:
         """Length of the present phase, in steps or epochs."""
         if trainer is None:
-            raise ConfigError("StepAtFractions needs to know the end of training: pass the module to Trainer.fit.")
+            raise ConfigError("the schedule needs to know the end of training: pass the module to Trainer.fit.")
         total: float | None = trainer.estimated_stepping_batches if by_step else trainer.max_epochs
         if self.pretraining and self.pretrain is not None:
             total = self.pretrain.epochs
         elif total is not None and self.start > 0:
             total = -1 if trainer.max_epochs is None else trainer.max_epochs - self.start
         if total is None or not 0 <= total < float("inf"):
-            raise ConfigError("StepAtFractions needs to know the end of training: set --trainer.max_epochs.")
+            raise ConfigError("the schedule needs to know the end of training: set --trainer.max_epochs.")
         if by_step and self.pretrain is not None:
             total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         return int(total)

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -16,13 +16,16 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
+from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
 from fcco_lightning.state.checkpoint_files import opened, rows_folder
+from fcco_lightning.state.divided import TABLE, gathered, place_of, put_back, rows_here, take_out
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
 from fcco_lightning.state.structure import STRUCTURE, structure_of
+from fcco_lightning.training.sharding import ShardedWeights
 
 _ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
@@ -34,10 +37,11 @@ class RowsCheckpointIO(CheckpointIO):
     Args:
         inner: what does the work; a plain local file is written here, to a temporary file in the same folder that then
             takes its place, because a temporary file on another file system cannot do so at once.
+        trainer: which reads checkpoints.
     """
 
-    def __init__(self, inner: CheckpointIO) -> None:
-        self.inner = inner
+    def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:
+        self.inner, self.trainer = inner, trainer
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write the file, at once or not at all.
@@ -74,7 +78,16 @@ class RowsCheckpointIO(CheckpointIO):
         checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
         if "fcco" in checkpoint:
             checkpoint["fcco"][FOLDER] = str(rows_folder(path))
+            self._fill(checkpoint)
         return checkpoint
+
+    def _fill(self, checkpoint: dict[str, Any]) -> None:
+        """Read divided tensors, in the parts of this process where weights are divided now."""
+        strategy, module = self.trainer.strategy, self.trainer.lightning_module
+        mesh = strategy.device_mesh["data_parallel"] if isinstance(strategy, ShardedWeights) else None
+        processes = getattr(module, "processes", None) or Processes(alone=True)
+        with processes.together():
+            put_back(checkpoint, Path(checkpoint["fcco"][FOLDER]), mesh)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove the file and its rows."""
@@ -98,7 +111,7 @@ def install(trainer: Trainer) -> None:
     strategy = trainer.strategy
     if isinstance(strategy.checkpoint_io, RowsCheckpointIO):
         return
-    strategy.checkpoint_io = RowsCheckpointIO(strategy.checkpoint_io)
+    strategy.checkpoint_io = RowsCheckpointIO(strategy.checkpoint_io, trainer)
     write = strategy.save_checkpoint
 
     def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
@@ -138,6 +151,9 @@ def save(
     for name in large:
         for key in (f"{name}.rows", f"{name}._extra_state"):
             checkpoint["state_dict"].pop(key, None)
+    if "fcco" not in checkpoint:  # weights alone
+        gathered(checkpoint)
+    divided = take_out(checkpoint)
     header: dict[str, Any] = checkpoint.get("fcco", {})
     header["tables"] = {name: _described(s, checksum(s.rows, 0)) for name, s in states.items() if name not in large}
 
@@ -147,16 +163,17 @@ def save(
             header[STRUCTURE] = structure_of(checkpoint)
         write()
 
-    if not large or "fcco" not in checkpoint:  # small rows are in the state_dict; weights alone need none
+    if not (large or divided) or "fcco" not in checkpoint:  # small rows are in the state_dict; weights alone need none
         with processes.together():
             sealed()
         return
     with _alone(rows_folder(path), processes):
-        _save_with_rows(large, processes, checkpoint, path, sealed)
+        _save_with_rows(large, divided, processes, checkpoint, path, sealed)
 
 
 def _save_with_rows(
     large: Mapping[str, DualState],
+    divided: Sequence[Tensor],
     processes: Processes,
     checkpoint: dict[str, Any],
     path: str | Path,
@@ -166,12 +183,12 @@ def _save_with_rows(
     folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
     header["save_id"], done = folder.name, False
     try:
-        parts = _write_parts(large, folder, processes)
+        parts, total = _write_parts(large, divided, folder, processes)
         for name, s in large.items():
             header["tables"][name] = _described(s, sum(p.checksum for p in parts if p.table == name) % 2**64)
         with processes.together():
             if processes.rank == 0:
-                write_manifest(folder, folder.name, {name: s.num_rows for name, s in large.items()}, parts)
+                write_manifest(folder, folder.name, {name: s.num_rows for name, s in large.items()} | total, parts)
                 write()
                 done = True
     except BaseException:
@@ -182,11 +199,17 @@ def _save_with_rows(
         _remove_others(folder)
 
 
-def _write_parts(states: Mapping[str, DualState], folder: Path, processes: Processes) -> list[Part]:
-    """Every process writes what it holds; the parts of all of them."""
+def _write_parts(
+    states: Mapping[str, DualState], divided: Sequence[Tensor], folder: Path, processes: Processes
+) -> tuple[list[Part], dict[str, int]]:
+    """Every process writes what it holds; the parts of all of them, and the rows of the table of divided tensors."""
+    total: dict[str, int] = {}
     with processes.guard():
         written = [asdict(write_part(folder, n, folder.name, s.first, s.rows, s.num_rows)) for n, s in states.items()]
-    return [Part(**part) for of_one in processes.everyone(written) for part in of_one]
+        if divided:
+            first, total[TABLE] = place_of(divided, processes.size, processes.rank)
+            written.append(asdict(write_part(folder, TABLE, folder.name, first, rows_here(divided), total[TABLE])))
+    return [Part(**part) for of_one in processes.everyone(written) for part in of_one], total
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -14,7 +14,22 @@ from fcco_lightning.checks import one_of, positive
 from fcco_lightning.errors import CheckpointError, ConfigError
 
 
-class StepAtFractions(LRScheduler):
+class OfWholeRun(LRScheduler):
+    """A schedule whose length comes from the Trainer, so that it follows ``--trainer.max_epochs``, on a resume too.
+
+    Attributes:
+        total: epochs (or updates, if it steps with them) in all; None until the Trainer tells.
+    """
+
+    total: int | None
+
+    def set_total(self, total: int) -> None:
+        """Number of steps of this schedule in all, >= 1; keeps a number given at construction."""
+        if self.total is None:
+            self.total = total
+
+
+class StepAtFractions(OfWholeRun):
     r"""Multiply the learning rate by ``factor`` when a fraction of the training has passed.
 
     The papers decay by 10 at 50% and 75% (SOX paper, section 5; SONEX paper, F.2).  The length comes from the Trainer,
@@ -39,15 +54,45 @@ class StepAtFractions(LRScheduler):
         self.fractions, self.factor, self.total = sorted(fractions), positive("factor", factor), total
         super().__init__(optimizer)
 
-    def set_total(self, total: int) -> None:
-        """Number of steps of this schedule in all, >= 1; keeps a number given at construction."""
-        if self.total is None:
-            self.total = total
-
     def get_lr(self) -> list[float | Tensor]:
         """Learning rate per parameter group after ``last_epoch`` epochs."""
         passed = 0 if self.total is None else sum(self.last_epoch >= f * self.total for f in self.fractions)
         return [base * self.factor**passed for base in self.base_lrs]
+
+
+class LinearWarmUp(OfWholeRun):
+    r"""Raise the learning rate in a line from 0 to its value, then lower it in a line to 0 at the end of training.
+
+    As transformers are trained (the SONEX paper, F.1, warms up for the first of four epochs: ``warm_up`` .25 with
+    ``interval`` "step").  Step t of T has the share ``t / (warm_up T)`` of the rate while that is below 1, then
+    ``(T - t) / (T - warm_up T)``.
+
+    Args:
+        optimizer: whose learning rate it is.
+        warm_up: share of the training in which it rises, in [0, 1).
+        total: updates (or epochs, if it steps with them) in all; None until the Trainer tells (:meth:`set_total`).
+    """
+
+    def __init__(self, optimizer: Optimizer, warm_up: float = 0.1, total: int | None = None) -> None:
+        if not 0 <= warm_up < 1:
+            raise ConfigError(f"warm_up must lie in [0, 1), got {warm_up!r}.")
+        self.warm_up, self.total = warm_up, total
+        super().__init__(optimizer)
+
+    def set_total(self, total: int) -> None:
+        """Number of steps of this schedule in all, >= 1; keeps a number given at construction."""
+        super().set_total(total)
+        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):  # of the first step, too
+            group["lr"] = rate
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Learning rate per parameter group after ``last_epoch`` epochs or updates."""
+        done, total = self.last_epoch, self.total
+        if total is None:
+            return list(self.base_lrs)
+        rising = round(self.warm_up * total)
+        share = done / rising if done < rising else max(0.0, (total - done) / max(1, total - rising))
+        return [base * share for base in self.base_lrs]
 
 
 @dataclass(frozen=True)
@@ -94,7 +139,7 @@ class Schedule:
                 "ReduceLROnPlateau needs schedule.interval='epoch' and schedule.monitor=a logged metric, e.g. "
                 "train_auc."
             )
-        if isinstance(schedule, StepAtFractions):
+        if isinstance(schedule, OfWholeRun):
             schedule.set_total(length())
         return schedule
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from fcco_lightning.checks import positive
@@ -13,19 +12,6 @@ from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.training.backend import Clipping
 from fcco_lightning.training.refused_callbacks import require_usable
 from fcco_lightning.training.temporary import Temporary
-
-
-def require_whole_weights(trainer: Trainer) -> None:
-    """Refuse strategies that divide the weights.
-
-    Raises:
-        ConfigError: naming the strategy.
-    """
-    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-        raise ConfigError(
-            f"strategy {type(trainer.strategy).__name__}: the weights must be whole on every process. Use "
-            "--trainer.strategy ddp."
-        )
 
 
 def require_batches(trainer: Trainer) -> None:

@@ -29,7 +29,7 @@ class WarmStart(Callback):
         """Put weights and multipliers in place, before the module looks at them."""
         if self.ckpt is None or trainer.ckpt_path is not None or not isinstance(pl_module, FCCOModule):
             return
-        content = read_file(self.ckpt)
+        content = read_file(self.ckpt, whole=True)
         stored = content["state_dict"]
         instead = " Name a run with the same network, or leave warm_start out."
         load_weights(pl_module.network, content, f"warm_start.ckpt={self.ckpt!r}", instead)

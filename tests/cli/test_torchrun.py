@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fcco_lightning.cli import run
+from fcco_lightning.cli.lightning_cli import explained
+from fcco_lightning.state.processes import Processes, end_processes
 from tests.launch import launch, values
 
 ROOT = Path(__file__).parents[2]
@@ -98,3 +101,21 @@ def test_many_kills(tmp_path):
             job.kill()
             job.wait()
     assert weights(tmp_path / "killed")["global_step"] == 400
+
+
+def test_a_process_group_ends_with_its_command():
+    """What a command has made; one that was there before is its owner's, and an error has its own way out."""
+
+    def begin():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        Processes.apart()
+
+    assert explained(begin) == 0
+    assert not dist.is_initialized()
+    begin()
+    try:
+        assert explained(Processes.apart) == 0
+        assert dist.is_initialized()
+    finally:
+        end_processes()
+    assert not dist.is_initialized()

@@ -17,8 +17,11 @@ from fcco_lightning import (
     Garnet,
     GarnetDataModule,
     GroupedTabularDataModule,
+    GroupedTextDataModule,
     Groups,
     GroupSampling,
+    ImageSplits,
+    LabelledTexts,
     LatentChoiceDataModule,
     ManyClasses,
     ManyClassesDataModule,
@@ -28,8 +31,10 @@ from fcco_lightning import (
     SyntheticSurvivalDataModule,
     TabularDataModule,
     TensorDataModule,
+    TextTokens,
 )
 from fcco_lightning.training.progress import LoopProgress
+from tests.texts import make_texts
 
 FRAME = pd.DataFrame(
     {
@@ -56,10 +61,26 @@ def table(kind, roles, data_seed=0, **arguments):
 
 SENSITIVE = {"columns": Columns("y", positive="yes", sensitive="sex", favoured="M")}
 GROUPED = {"columns": Columns("y", positive="yes"), "groups": Groups(["sex", "y"]), "batches": GroupSampling(2, 8)}
+
+
+def texts(data_seed=0, **arguments):
+    return GroupedTextDataModule(
+        LabelledTexts(make_texts(400)),
+        columns=Columns("spam", positive="spam"),
+        groups=Groups(["spam", "list"]),
+        splits=ImageSplits("fractions", [0.5, 0.25, 0.25], data_seed),
+        tokens=TextTokens(vocabulary=120),
+        batches=GroupSampling(2, 4),
+        eval_train=True,
+        **arguments,
+    )
+
+
 KINDS = {
     "table": partial(table, TabularDataModule, SENSITIVE),
     "groups": partial(table, GroupedTabularDataModule, GROUPED),
     "tensors": tensors,
+    "texts": texts,
     "two groups": partial(SyntheticDataModule, 600, 100, val_fraction=0.2),
     "survival": partial(SyntheticSurvivalDataModule, 600, 100),
     "queries": partial(SyntheticQueriesDataModule, 40, 10, val_fraction=0.25),

@@ -391,7 +391,7 @@ def test_identity_tells_batches_apart(make):
         ({"corrupt": "blank"}, "images.corrupt must be 'error' or 'skip'"),
         ({"pair_corrupt": "blank"}, "pairs.corrupt must be one of 'error', 'skip'"),
         ({"model": "tinny"}, "tinny"),
-        ({"layout": "folders"}, "layout must be one of 'folder', .*'bdd100k', 'cifar', 'datasets'"),
+        ({"layout": "folders"}, "layout must be one of 'folder', .*'bdd100k', 'cifar', 'medmnist', 'datasets'"),
         ({"root": None}, "layout='folder' needs root"),
         ({"batch_size": 0}, "batch_size"),
         ({"samples_per_task": 0}, "samples_per_group"),

@@ -1,5 +1,7 @@
+import csv
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
@@ -271,3 +273,85 @@ def test_a_table_names_files_below_its_root_only(name, tmp_path):
     with pytest.raises(DataError, match=r"row 3: the file '.*outside.png' lies outside of .*allow_outside"):
         layouts.folder(root)
     assert len(layouts.folder(root, allow_outside=True)) == 4
+
+
+# ------------------------------------------------------------------------------------------ Amazon, CivilComments
+
+REVIEWS = [  # text, stars, user, split
+    ('Good, "really" good', 5, "A1", 0),
+    ("NA", 1, "A1", 4),
+    ("", 3, "B2", 1),
+    ("two\nlines", 4, "A1", 2),
+    ("left out", 2, "C3", -1),
+    ("Ümlaut", 2, "A1", 0),
+    ("new", 5, "D4", 3),
+]
+
+
+def amazon(root):
+    columns = ["reviewerID", "asin", "reviewText", "summary", "overall", "category", "reviewYear", "verified"]
+    rows = [(user, f"p{i}", text, "short", float(stars), "Books", 2010 + i, True)
+            for i, (text, stars, user, _) in enumerate(REVIEWS)]  # fmt: skip
+    pd.DataFrame(rows, columns=columns).to_csv(root / "reviews.csv", index=False, quoting=csv.QUOTE_NONNUMERIC)
+    (root / "splits").mkdir()
+    pd.DataFrame({"split": [split for *_, split in REVIEWS]}).to_csv(root / "splits/user.csv", index=False)
+    return root
+
+
+def test_amazon(tmp_path):
+    frame = layouts.amazon(amazon(tmp_path))
+    names = {0: "train", 1: "val", 2: "id_val", 3: "test", 4: "id_test"}
+    kept = [(i, *row) for i, row in enumerate(REVIEWS) if row[3] != -1]
+    assert frame["text"].tolist() == [text for _, text, *_ in kept]
+    assert frame["stars"].tolist() == [stars for _, _, stars, *_ in kept]
+    assert frame["user"].tolist() == [user for *_, user, _ in kept]
+    assert frame["split"].tolist() == [names[split] for *_, split in kept]
+    assert frame["year"].tolist() == [2010 + i for i, *_ in kept]
+    assert frame[["product", "category"]].to_numpy().tolist() == [[f"p{i}", "Books"] for i, *_ in kept]
+
+
+def test_reviews_and_splits_must_lie_side_by_side(tmp_path):
+    pd.DataFrame({"split": [0, 1]}).to_csv(amazon(tmp_path) / "splits/user.csv", index=False)
+    with pytest.raises(DataError, match=r"has 7 reviews but .* has 2 rows.*Expected is the layout of WILDS' amazon"):
+        layouts.amazon(tmp_path)
+    (tmp_path / "reviews.csv").unlink()
+    with pytest.raises(DataError, match=r"There is no .*reviews.csv"):
+        layouts.amazon(tmp_path)
+
+
+def civilcomments(root, rows=60):
+    rng = np.random.default_rng(0)
+    shares = rng.choice([0.0, 0.2, 0.5, 0.9], (rows, len(layouts.IDENTITIES)), p=[0.8, 0.1, 0.05, 0.05])
+    frame = pd.DataFrame(shares, columns=list(layouts.IDENTITIES))
+    frame["comment_text"] = [f"comment {i}" for i in range(rows)]
+    frame["toxicity"] = rng.choice([0.0, 0.4, 0.5, 1.0], rows)
+    frame["split"] = rng.choice(["train", "val", "test"], rows)
+    frame["identity_any"] = 1.0
+    frame.set_index(rng.permutation(rows)).to_csv(root / "all_data_with_identities.csv")
+    return frame
+
+
+def test_civil_comments_have_the_groups_of_wilds(tmp_path):
+    written = civilcomments(tmp_path)
+    frame = layouts.civilcomments(tmp_path)
+    for identity in layouts.IDENTITIES:  # WILDS: CombinatorialGrouper of [identity, y], of which identity = 1 counts
+        for toxic in (0, 1):
+            members = {
+                row.comment_text
+                for row in written.itertuples()
+                if getattr(row, identity) >= 0.5 and (row.toxicity >= 0.5) == bool(toxic)
+            }
+            found = frame[(frame["identity"] == identity) & (frame["toxic"] == toxic)]["text"]
+            assert set(found) == members
+            assert len(found) == len(members)
+    others = written[(written[list(layouts.IDENTITIES)] < 0.5).all(axis=1)]
+    assert frame[frame["identity"] == "none"]["text"].tolist() == others["comment_text"].tolist()
+    assert set(frame["text"]) == set(written["comment_text"])
+    assert frame["split"].tolist() == written["split"].iloc[frame["comment"]].tolist()
+    assert frame["comment"].is_monotonic_increasing
+
+
+def test_civil_comments_without_an_identity_are_refused(tmp_path):
+    civilcomments(tmp_path).drop(columns="muslim").to_csv(tmp_path / "all_data_with_identities.csv")
+    with pytest.raises(DataError, match=r"lacks the columns \['muslim'\].*civilcomments_v1.0"):
+        layouts.civilcomments(tmp_path)

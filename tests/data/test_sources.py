@@ -1,3 +1,4 @@
+import bz2
 import time
 from decimal import Decimal
 
@@ -144,6 +145,8 @@ def test_files_of_libsvms_format(tmp_path):
     frame = read_table(tmp_path / "a.svm")
     assert frame.columns.tolist() == ["label", "f1", "f2"]
     assert frame["label"].tolist() == [-1, 1]
+    (tmp_path / "a.bz2").write_bytes(bz2.compress(b"-1 1:0.5\n+1 2:1\n"))
+    assert read_table(tmp_path / "a.bz2").equals(frame)
     (tmp_path / "bad.svm").write_text("some words\n")
     with pytest.raises(DataError, match="not a readable file of LIBSVM's format"):
         read_table(tmp_path / "bad.svm")

@@ -116,6 +116,17 @@ def test_rho_follows_its_schedule():
     assert {o.kappa for o in seen} == {0.1}
 
 
+def test_a_smoothed_penalty_follows_the_schedule_of_rho():
+    penalty = HingePenalty(10.0, GeometricRho(start=0.01, epochs=2))
+    seen = []
+    for epoch in (0, 2):
+        network, engine = make(SONEX(lam=1e-3), penalty=penalty)
+        engine.problem.begin_epoch(epoch)
+        seen.append(one_step(network, engine)["penalty"])
+    assert seen[0] > 0
+    assert seen[1] == pytest.approx(100 * seen[0], rel=0.5)  # the envelope of the steeper one is a little flatter
+
+
 def test_only_what_is_not_smooth_is_smoothed():
     algorithm = SONEX(lam=0.2)
     outers = [

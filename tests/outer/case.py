@@ -37,6 +37,7 @@ class Case:
     dual: tuple[float, float] = (-np.inf, np.inf)  # dom f* of a function of one variable
     convex: bool = True
     prox: bool = True  # f has a closed form of it
+    conjugate: bool = True  # if f is convex, the same
     proximal: Callable[[Tensor, float], Tensor] = everywhere  # mask of the rows that have a prox of this lam
 
     def rows(self, count: int, seed: int = 0) -> Tensor:

@@ -7,6 +7,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
+    GaussianAverage,
     Hinge,
     Log,
     LogSumExp,
@@ -18,6 +19,7 @@ from fcco_lightning.outer import (
     OuterFunction,
     PooledPairs,
     Power,
+    RandomizedSmoothing,
     Ratio,
     Shifted,
     Softplus,
@@ -135,6 +137,8 @@ def test_smoothing_maps_only_non_smooth_functions():
     assert MoreauSmoothing(0.1)(hinge) == MoreauEnvelope(hinge, 0.1)
     assert MoreauSmoothing(0.1)(square) is square
     assert NoSmoothing()(hinge) is hinge
+    assert RandomizedSmoothing(0.1)(hinge) == GaussianAverage(hinge, 0.1)
+    assert RandomizedSmoothing(0.1)(square) is square
 
 
 def test_cvar_is_a_hinge_of_weight_one_over_r():
@@ -164,6 +168,7 @@ POSITIVE = {  # what must be a finite number > 0
     ],
     "theta": [LogSumExp],
     "lam": [lambda v: MoreauEnvelope(Hinge(), v), MoreauSmoothing],
+    "sigma": [lambda v: GaussianAverage(Hinge(), v), RandomizedSmoothing],
     "scale": [lambda v: Shifted(Hinge(), torch.zeros(()), v)],
 }
 BAD = [

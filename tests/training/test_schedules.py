@@ -12,6 +12,7 @@ from fcco_lightning import (
     CheckpointError,
     ConfigError,
     HeavyBall,
+    LinearWarmUp,
     Schedule,
     StepAtFractions,
     TabularMLP,
@@ -202,3 +203,24 @@ def test_a_plateau_is_looked_at_when_there_is_a_new_value(monitor, flags, steps,
     module = make_module(algorithm=SGD(), constraints=(), schedule=Schedule(Counted, monitor=monitor))
     make_trainer(max_epochs=6, **flags).fit(module, make_data(**DATA))
     assert len(made) == steps
+
+
+@pytest.mark.parametrize(("warm_up", "total"), [(0.25, 8), (0.1, 10), (0.0, 5), (0.5, 3)])
+def test_linear_warm_up_is_that_of_transformers(warm_up, total):
+    from transformers import get_linear_schedule_with_warmup
+
+    ours, theirs = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3) for _ in range(2))
+    schedule = LinearWarmUp(ours, warm_up)
+    schedule.set_total(total)
+    expected = get_linear_schedule_with_warmup(theirs, round(warm_up * total), total)
+    for _ in range(total + 2):
+        assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"], abs=1e-12)
+        for optimizer, made in ((ours, schedule), (theirs, expected)):
+            optimizer.step()
+            made.step()
+
+
+@pytest.mark.parametrize("warm_up", [-0.1, 1.0])
+def test_a_warm_up_is_a_share(warm_up):
+    with pytest.raises(ConfigError, match=rf"warm_up must lie in \[0, 1\), got {warm_up}"):
+        LinearWarmUp(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), warm_up)

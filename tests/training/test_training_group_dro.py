@@ -57,6 +57,21 @@ def test_two_processes_are_one(algorithm):
     assert_same(run({"algorithm": algorithm}, 2), one, **CLOSE)
 
 
+@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "OOA"])
+def test_a_transformer_resumes_bit_for_bit(algorithm, tmp_path):
+    """On texts, whose tokenizer is learnt anew; in the middle of an epoch, with dropout."""
+    path, job = str(tmp_path / "at.ckpt"), {"algorithm": algorithm, "dropout": 0.2, "texts": True}
+    with torch.random.fork_rng():
+        whole = jobs.fit_groups({**job, "save": (0, 4, path)})
+        resumed = jobs.fit_groups({**job, "resume": path, "seed": 9})
+    assert_same([resumed], whole, rtol=0, atol=0)
+
+
+def test_two_processes_with_a_transformer_are_one():
+    (one,) = run({"texts": True}, 1)
+    assert_same(run({"texts": True}, 2), one, rtol=1e-4, atol=1e-5)
+
+
 def make(objective, algorithm, **changes):
     optimizer = changes.pop("optimizer", lambda p: AdamType(p, lr=0.1, weight_decay=0.5))
     return FCCOModule(nn.Linear(5, 1), objective, algorithm=algorithm, optimizer=optimizer, **changes)

@@ -18,6 +18,7 @@ from fcco_lightning.data.datamodules.synthetic import (
 )
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
+from fcco_lightning.data.datamodules.texts import GroupedTextDataModule, LabelledTexts
 
 __all__ = [
     "BlockDistributionsDataModule",
@@ -29,8 +30,10 @@ __all__ = [
     "GarnetDataModule",
     "GroupedImageDataModule",
     "GroupedTabularDataModule",
+    "GroupedTextDataModule",
     "ImageSplits",
     "LabelledImages",
+    "LabelledTexts",
     "LatentChoiceDataModule",
     "ManyClassesDataModule",
     "Pairs",

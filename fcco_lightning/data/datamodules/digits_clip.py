@@ -4,30 +4,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction, one_of
 from fcco_lightning.data import digits as digit_images
+from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
-from fcco_lightning.data.images import PixelImages
+from fcco_lightning.data.images import ImageColumn, PixelImages, read_image_dataset
 from fcco_lightning.data.sampling import GroupSampling, Sampling, UniformSampling
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class DigitImages:
-    """How many images of :func:`fcco_lightning.data.digits.digits` are made.
+    """How many images of :func:`fcco_lightning.data.digits.digits` are made, or of a table of digits are taken.
 
     Args:
         num_train: number of training images, at least 10.
         num_test: number of test images, at least 10.
-        seed: seed of the images.
+        seed: seed of the images, or of which images of a table are in which split.
         num_val: number of validation images, of handwritings that are in no other split, 0 or at least 10.  The
             training images are then of other handwritings than without: pretrain with the same number.
+        source: a data set of ``datasets`` with columns ``image`` and ``label`` (0..9), such as MNIST: a .parquet file,
+            a folder of ``save_to_disk`` or a hub id.  Its images are used as they are; the model "tiny-28" has their
+            28 x 28 pixels.  None for the digits that come with scikit-learn.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -37,12 +42,32 @@ class DigitImages:
     num_test: int = 3000
     seed: int = 0
     num_val: int = 0
+    source: str | None = None
 
     def __post_init__(self) -> None:
         at_least("digits.num_train", self.num_train, 10)
         at_least("digits.num_test", self.num_test, 10)
         at_least("digits.seed", self.seed, 0)
         at_least("digits.num_val", self.num_val, 10 if self.num_val else 0)
+
+    def taken(self) -> tuple[pd.DataFrame, ImageColumn]:
+        """The labels of the images that are taken of ``source``, with their splits and positions; and all its images.
+
+        Raises:
+            DataError: if there are too few images, or other labels than 0..9.
+        """
+        frame, images = read_image_dataset(self.source, "image")
+        require_columns(frame, {"the label": ["label"]}, f"digits.source={self.source!r}")
+        sizes = {"test": self.num_test, "val": self.num_val, "train": self.num_train}
+        wanted = sum(sizes.values())
+        if wanted > len(frame) or not frame["label"].isin(range(10)).all():
+            raise DataError(
+                f"digits.source={self.source!r} has {len(frame)} images with labels {listed(frame['label'].unique())}. "
+                f"Needed are labels 0 to 9, and num_train + num_val + num_test = {wanted} images: ask for fewer."
+            )
+        rows = np.random.default_rng(self.seed).permutation(len(frame))[:wanted]
+        split = np.repeat(list(sizes), list(sizes.values()))
+        return pd.DataFrame({"digit": frame["label"].to_numpy()[rows], "split": split, ROW: rows}), images
 
 
 class DigitsCLIPDataModule(ContinualCLIPDataModule):
@@ -53,7 +78,8 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
     and nothing is protected.  In the stage "continual" all images of the target digits are pairs, with a few of the
     others', and every other digit is a protected task.
 
-    Images that were made from one digit are alike: ``--feasible.clusters handwriting`` knows them by its number.
+    Images that were made from one digit are alike: ``--feasible.clusters handwriting`` knows them by its number.  With
+    ``digits.source`` the images are those of a table, each of a handwriting of its own.
 
     Args:
         stage: "pretrain" or "continual".
@@ -61,7 +87,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         protected: digits to be kept in the stage "continual"; None for all but ``target``.
         rare: share of the target digits' images that are pairs in the stage "pretrain", in [0, 1].
         general: share of the other digits' images that are pairs in the stage "continual", in [0, 1].
-        digits: how many images are made.
+        digits: how many images are made, or which are taken.
         model: architecture that images and texts are prepared for.
         batches: how pairs are drawn.
         task_batches: how protected images are drawn, the tasks being groups.
@@ -116,6 +142,11 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         self.stage, self.rare, self.general, self.digits = stage, rare, general, digits
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
+        if self.digits.source is not None:
+            taken, pictures = self.digits.taken()
+            names = [digit_images.NAMES[digit] for digit in taken.pop("digit")]
+            taken[self.classes.label], taken["handwriting"] = names, taken[ROW]
+            return taken, pictures
         made = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed, self.digits.num_val)
         frames = [
             pd.DataFrame(

@@ -104,16 +104,11 @@ class GroupedTabularDataModule(TabularDataModule):
         return report.to_string()
 
     def _summary(self) -> str:
-        sizes, names = self.group_sizes["train"], self.group_names
-        low, high = int(sizes.argmin()), int(sizes.argmax())
         left_out = f"{sum(self.dropped.values())} rows of no group dropped"
         if self.grouping.left_out:
             fate = "merged into one" if self.groups.small == "merge" else "left out"
             left_out += f", {len(self.grouping.left_out)} combinations below min_size={self.groups.min_size} {fate}"
-        return (
-            f"{self.num_groups} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} ({names[low]})"
-            f", largest {int(sizes[high])} ({names[high]}); {left_out}.\n{super()._summary()}"
-        )
+        return f"{told_of_groups(self.group_sizes['train'], self.group_names)}; {left_out}.\n{super()._summary()}"
 
     def _training_table(self) -> tuple[pd.DataFrame, str]:
         """Return the training table with the pooled ones below it."""
@@ -154,6 +149,15 @@ class GroupedTabularDataModule(TabularDataModule):
         require_all_classes(splits["train"].columns["y"], self.class_names, str(self.columns.label))
         for name, split in splits.items():
             warn_of_absent_groups(name, split.columns["group"], self.grouping.names)
+
+
+def told_of_groups(sizes: Tensor, names: list[str]) -> str:
+    """Return in half a line how many training rows the groups ``names`` have; their sizes have shape (G,)."""
+    low, high = int(sizes.argmin()), int(sizes.argmax())
+    return (
+        f"{len(sizes)} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} ({names[low]}), "
+        f"largest {int(sizes[high])} ({names[high]})"
+    )
 
 
 def refuse_other_roles(columns: Columns) -> None:

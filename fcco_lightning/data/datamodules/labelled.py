@@ -1,12 +1,11 @@
-"""Where labelled images come from, and how their rows become splits: what the datamodules of images share."""
+"""Where labelled images come from, and how rows of labelled samples become splits."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
@@ -14,14 +13,35 @@ from fcco_lightning.data import layouts
 from fcco_lightning.data.cifar import cifar
 from fcco_lightning.data.columns import listed, require_filled, text_of
 from fcco_lightning.data.images import MOST_PIXELS, ImageColumn, PixelImages, read_image_dataset
+from fcco_lightning.data.medmnist import medmnist
 from fcco_lightning.data.sources import is_hub_id
+from fcco_lightning.data.splits import keep_positives
 from fcco_lightning.errors import ConfigError, DataError
 
 ROW = "position among the images"
 """A column of every frame read here."""
 
 PARTS = ("train", "val", "id_val", "id_test", "test")
-Layout = Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "datasets"]
+
+
+class LabelledSamples(Protocol):
+    """Samples with a table of their labels."""
+
+    @property
+    def layout(self) -> str:
+        """What the data set is known as, for messages."""
+        ...
+
+    def prepare(self) -> None:
+        """Download hub data."""
+        ...
+
+    def read(self) -> tuple[pd.DataFrame, Any]:
+        """Return the columns of all samples with :data:`ROW`, and the samples."""
+        ...
+
+
+Layout = Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "medmnist", "datasets"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +50,11 @@ class LabelledImages:
 
     Args:
         layout: "folder" (images and metadata.csv), "celeba", "camelyon17", "bdd100k" (these as distributed, see
-            :mod:`fcco_lightning.data.layouts`), "cifar" (the binary version, see :mod:`fcco_lightning.data.cifar`) or
-            "datasets".
-        root: folder of the images; for every layout but "datasets".
-        source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, or
-            a hub id "owner/name" or "owner/name:split".
+            :mod:`fcco_lightning.data.layouts`), "cifar" (the binary version, see :mod:`fcco_lightning.data.cifar`),
+            "medmnist" (an .npz file, see :mod:`fcco_lightning.data.medmnist`) or "datasets".
+        root: folder of the images (the file of "medmnist"); for every layout but "datasets".
+        source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``,
+            a .parquet file, or a hub id "owner/name" or "owner/name:split".
         metadata: for "folder": name of its table, .csv or .parquet.
         file_column: for "folder": column of the files.
         image_column: for "datasets": column of the images.
@@ -81,8 +101,8 @@ class LabelledImages:
         root = self.root or ""
         if self.layout == "datasets":
             frame, images = read_image_dataset(self.source, self.image_column)
-        elif self.layout == "cifar":
-            frame, images = cifar(root)
+        elif self.layout in ("cifar", "medmnist"):
+            frame, images = {"cifar": cifar, "medmnist": medmnist}[self.layout](root)
         elif self.layout == "folder":
             frame = layouts.folder(root, self.metadata, self.file_column, allow_outside=self.allow_outside)
             images = frame.pop("file").tolist()
@@ -95,7 +115,7 @@ class LabelledImages:
 
 @dataclass(frozen=True)
 class ImageSplits:
-    """How labelled images are divided.
+    """How labelled images or texts are divided.
 
     Args:
         by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have "val",
@@ -160,15 +180,14 @@ def imbalanced(y: Tensor, share: float, seed: int) -> Tensor:
             "splits.imbalance needs two classes, but the labels have more. Say which classes are positive "
             "(columns.positive: [cat, dog])."
         )
-    positives = (y == 1).nonzero().flatten()
-    wanted = round(share / (1 - share) * (len(y) - len(positives)))
-    if not 1 <= wanted <= len(positives):
+    positives = int((y == 1).sum())
+    wanted = round(share / (1 - share) * (len(y) - positives))
+    if not 1 <= wanted <= positives:
         raise DataError(
-            f"splits.imbalance={share!r} asks for {wanted} positives beside {len(y) - len(positives)} negatives; the "
-            f"training split has {len(positives)}. Choose a share between those of 1 and {len(positives)} positives."
+            f"splits.imbalance={share!r} asks for {wanted} positives beside {len(y) - positives} negatives; the "
+            f"training split has {positives}. Choose a share between those of 1 and {positives} positives."
         )
-    order = torch.randperm(len(positives), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([(y == 0).nonzero().flatten(), positives[order[:wanted]]]).sort().values
+    return keep_positives(y, wanted, seed)
 
 
 def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict[str, pd.DataFrame]:

@@ -19,7 +19,7 @@ from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.schema import described as described_columns
 from fcco_lightning.data.schema import require_seen, settle_types
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features_of
-from fcco_lightning.data.splits import Splits, require_all_cells, stratified_split, whole_split
+from fcco_lightning.data.splits import Splits, keep_positives, require_all_cells, stratified_split, whole_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -152,7 +152,7 @@ class TabularDataModule(SplitDataModule):
         """Read the tables and return the splits "train", "val" (if held out) and "test"."""
         table, where = self._training_table()
         self._fit(table, where)
-        train = self._labelled(table, "train", where)
+        train = self._thinned(self._labelled(table, "train", where))
         if self.splits.test_fraction is None:
             test = self._labelled(with_features_of(self._table_of("test"), table), "test", "the test table")
         else:
@@ -161,6 +161,22 @@ class TabularDataModule(SplitDataModule):
             return {"train": train, "test": test}
         train, val = self._held_out(train, self.splits.val_fraction, "val_fraction")
         return {"train": train, "val": val, "test": test}
+
+    def _thinned(self, train: LabelledFrame) -> LabelledFrame:
+        """Take positives out, as ``splits.remove_positives`` says."""
+        removed = self.splits.remove_positives
+        if not removed:
+            return train
+        if len(self.class_names) != 2:
+            raise DataError(
+                f"splits.remove_positives={removed!r} needs one label of two classes. Say which values are positive "
+                "(columns.positive)."
+            )
+        y = train.columns["y"]
+        kept = round((1 - removed) * int(y.sum()))
+        if not kept:
+            raise DataError(f"splits.remove_positives={removed!r} leaves none of {int(y.sum())} positives. Lower it.")
+        return train.take(keep_positives(y, kept, self.splits.seed))
 
     def _training_table(self) -> tuple[pd.DataFrame, str]:
         """Return what is split, and what it is called in messages."""

@@ -159,3 +159,39 @@ def test_what_is_kept_whole_must_come_with_the_batch():
     )
     with pytest.raises(ConfigError, match=r"splits.whole='query' must be one of .* extra: \{query: COLUMN\}"):
         module.setup()
+
+
+def test_positives_are_removed_before_anything_is_split_off():
+    frame = pd.DataFrame({"x": np.arange(1200.0), "label": np.where(np.arange(1200) < 1000, 2, 1)})
+
+    def divided(**splits):
+        splits = Splits(test_fraction=0.25, **splits)
+        module = TabularDataModule(train=frame, columns=Columns("label", positive=2), splits=splits)
+        module.setup()
+        kept = {name: set(rows["x"]) for name, rows in module._rows.items()}
+        return {name: torch.bincount(t.columns["y"]).tolist() for name, t in module.tables.items()}, kept
+
+    assert divided()[0] == {"train": [150, 750], "test": [50, 250]}
+    counts, kept = divided(remove_positives=0.98)
+    assert counts == {"train": [150, 15], "test": [50, 5]}
+    assert not kept["train"] & kept["test"]
+    assert divided(remove_positives=0.98)[1] == kept != divided(remove_positives=0.98, seed=1)[1]
+    assert max(kept["train"] | kept["test"]) == 1199  # by chance, not the first ones
+
+
+def test_a_test_table_keeps_its_positives_and_wrong_shares_are_refused():
+    frame = make_frame()
+    columns = Columns("y", positive=1)
+    module = TabularDataModule(frame, columns=columns, test=frame, splits=Splits(remove_positives=0.5))
+    module.setup()
+    train, test = (int(module.tables[name].columns["y"].sum()) for name in ("train", "test"))
+    assert train == round(test / 2)
+    for share in (-0.1, 1.0):
+        with pytest.raises(ConfigError, match=r"splits.remove_positives must lie in"):
+            Splits(remove_positives=share)
+    for wrong, message in [
+        ({"columns": columns, "splits": Splits(0.2, remove_positives=0.9999)}, "leaves none of"),
+        ({"columns": Columns("y", target="number"), "splits": Splits(0.2, remove_positives=0.5)}, "two classes"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            TabularDataModule(frame, **wrong).setup()

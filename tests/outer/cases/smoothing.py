@@ -1,11 +1,27 @@
-"""Moreau envelopes; the folder adds one of every convex function with a prox."""
+"""Smoothed functions; the folder adds a Moreau envelope of every convex function with a prox."""
 
-from mpmath import mpf
+import torch
+from mpmath import erfc, exp, mpf, pi, sqrt
 
-from fcco_lightning.outer import MoreauEnvelope
+from fcco_lightning.outer import (
+    AbsoluteDifference,
+    AbsoluteDistance,
+    GaussianAverage,
+    Hinge,
+    Linear,
+    MoreauEnvelope,
+    Shifted,
+)
 from tests.outer.case import Case, Reference, Row, reference
 
-CASES: list[Case] = []
+AVERAGED = [
+    Case(Hinge(rho=4.0, kappa=0.3), kinks=((0.3,),)),
+    Case(Linear(Hinge(rho=1.5), (-1.0, 0.5)), 2, kinks=((0.25, 0.5),)),
+    Case(AbsoluteDistance(Hinge(rho=2.0, kappa=0.25), 0.5), kinks=((0.75,), (0.25,), (0.5,))),
+    Case(AbsoluteDifference(Hinge(rho=4.0, kappa=0.1)), 2, kinks=((0.6, 0.5), (0.3, 0.3))),
+    Case(Shifted(Hinge(2.0, 0.1), torch.tensor(0.25, dtype=torch.float64), 0.5), kinks=((0.3,),)),
+]
+CASES = [Case(GaussianAverage(c.outer, 0.4), c.width, kinks=c.kinks, prox=False, conjugate=False) for c in AVERAGED]
 
 
 class EnvelopeReference(Reference):
@@ -23,4 +39,44 @@ class EnvelopeReference(Reference):
         return [a - lam * b for a, b in zip(u, self.inner.envelope_gradient(u, lam + self.lam), strict=True)]
 
 
-REFERENCES = {MoreauEnvelope: EnvelopeReference}
+class AverageReference(Reference):
+    """A sum of hinges ``rho [<a, u> - b]_+`` under noise of deviation ``|a| sigma``."""
+
+    def __init__(self, f: GaussianAverage) -> None:
+        self.sigma = mpf(f.sigma)
+        self.hinges = hinges(f.outer)
+
+    def value(self, u: Row) -> mpf:
+        total = mpf(0)
+        for rho, a, b in self.hinges:
+            z, width = self.standard(u, a, b)
+            total += rho * width * (z * erfc(-z / sqrt(2)) / 2 + exp(-(z**2) / 2) / sqrt(2 * pi))
+        return total
+
+    def subgradient(self, u: Row) -> Row:
+        slope = [mpf(0) for _ in u]
+        for rho, a, b in self.hinges:
+            z, _ = self.standard(u, a, b)
+            slope = [s + rho * c * erfc(-z / sqrt(2)) / 2 for s, c in zip(slope, a, strict=True)]
+        return slope
+
+    def standard(self, u: Row, a: Row, b: mpf) -> tuple[mpf, mpf]:
+        width = sqrt(sum(c**2 for c in a)) * self.sigma
+        return (sum(c * x for c, x in zip(a, u, strict=True)) - b) / width, width
+
+
+def hinges(f: object) -> list[tuple[mpf, Row, mpf]]:
+    """Of every hinge of the sum: rho, a and b."""
+    if isinstance(f, Hinge):
+        return [(mpf(f.rho), [mpf(1)], mpf(f.kappa))]
+    inner = hinges(f.outer if isinstance(f, Shifted) else f.phi)
+    if isinstance(f, Shifted):
+        scale = mpf(f.scale)
+        return [(rho, [c / scale for c in a], b + a[0] * mpf(f.shift.item()) / scale) for rho, a, b in inner]
+    if isinstance(f, AbsoluteDistance):
+        centre = mpf(f.centre)
+        return [(rho, [s * a[0]], b + s * a[0] * centre) for rho, a, b in inner for s in (1, -1)]
+    return [(rho, [a[0] * mpf(c) for c in f.weights], b) for rho, a, b in inner]
+
+
+REFERENCES = {GaussianAverage: AverageReference, MoreauEnvelope: EnvelopeReference}

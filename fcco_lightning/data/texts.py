@@ -1,0 +1,266 @@
+"""Texts as the tokens of a tokenizer: made once, and padded to the longest text of a batch."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import at_least, package
+from fcco_lightning.data.table import TensorTable
+from fcco_lightning.errors import ConfigError, DataError
+
+PADDING = -1
+"""What stands behind the end of a text that is shorter than the longest of its batch."""
+_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+_LEARNT_LENGTH = 512  # of a learnt tokenizer, which belongs to no model
+_UNLIMITED = 1_000_000  # transformers says 1e30 where a tokenizer has no limit
+_AT_ONCE = 4096
+_FEWEST_CHARACTERS = 40  # that are learnt, each as the start of a word and within one
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """How texts become tokens.
+
+    Args:
+        tokenizer: local folder of a tokenizer of ``transformers``, or hub id such as "distilbert-base-uncased".
+        vocabulary: instead of a tokenizer: number of lower-case WordPieces to be learnt from the training split; the
+            same texts give the same pieces.
+        max_length: largest number of tokens of a text, markers included; what is longer is cut off at its end.  None
+            for as many as the tokenizer's model takes, 512 for a learnt one.
+
+    Raises:
+        ConfigError: unless exactly one of ``tokenizer`` and ``vocabulary`` is given, or if a number is out of range.
+    """
+
+    tokenizer: str | None = None
+    vocabulary: int | None = None
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tokenizer is None) == (self.vocabulary is None):
+            raise ConfigError(
+                f"Exactly one of tokens.tokenizer and tokens.vocabulary must be given, got tokenizer="
+                f"{self.tokenizer!r} and vocabulary={self.vocabulary!r}. Pass the folder or hub id of the network's own"
+                " tokenizer, or for a network that starts from random weights a number of WordPieces, such as 4000."
+            )
+        if self.vocabulary is not None:
+            at_least("tokens.vocabulary", self.vocabulary, 100)
+        if self.max_length is not None:
+            at_least("tokens.max_length", self.max_length, 4)
+
+    def made(self, texts: Sequence[str], learnt: str | None = None) -> Any:
+        """Return the tokenizer, of ``transformers``.
+
+        Args:
+            texts: of the training split, to learn from.
+            learnt: a tokenizer learnt before, as :func:`learnt_word_pieces` returns it, to be taken instead.
+
+        Raises:
+            ConfigError: if it cannot be had, or does not say how long a text may be.
+        """
+        if self.vocabulary is not None:
+            return _of_pieces(learnt_word_pieces(texts, self.vocabulary) if learnt is None else learnt)
+        return _pretrained(str(self.tokenizer))
+
+    def longest(self, tokenizer: Any) -> int:
+        """Return the largest number of tokens of a text.
+
+        Raises:
+            ConfigError: if it is not known, or the model of the tokenizer does not take it.
+        """
+        limit = int(min(tokenizer.model_max_length, _UNLIMITED))
+        if self.max_length is None and limit == _UNLIMITED:
+            raise ConfigError(
+                f"tokens.max_length must be given, since the tokenizer {self.tokenizer!r} does not say how many tokens "
+                "its model takes. Set it, for example to 512."
+            )
+        if self.max_length is not None and self.max_length > limit:
+            raise ConfigError(
+                f"tokens.max_length={self.max_length} must be at most {limit}, the most that the model of the "
+                f"tokenizer {self.tokenizer or 'learnt'!r} takes. Lower it, or leave it out."
+            )
+        return limit if self.max_length is None else self.max_length
+
+
+class Tokens(NamedTuple):
+    """The tokens of n texts, one text behind the other.
+
+    Attributes:
+        values: all tokens, shape (N,), int32.
+        starts: where every text starts, and N, shape (n + 1,), int64.
+        cut: number of texts that were longer than allowed.
+    """
+
+    values: Tensor
+    starts: Tensor
+    cut: int
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of tokens of every text, shape (n,), int64."""
+        return self.starts.diff()
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
+    """Return what the tokenizer makes of texts, with its markers.
+
+    Args:
+        tokenizer: of ``transformers``.
+        texts: n texts.
+        longest: number of tokens that a text is cut to.
+
+    Raises:
+        DataError: naming a text of which the tokenizer makes no token.
+    """
+    how = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    rows: list[Any] = []
+    for start in range(0, len(texts), _AT_ONCE):
+        found = tokenizer(list(texts[start : start + _AT_ONCE]), **how)["input_ids"]
+        rows += [np.asarray(row, dtype=np.int32) for row in found]
+    long = [i for i, row in enumerate(rows) if len(row) > longest]
+    for i in long:
+        shorter = tokenizer(texts[i], truncation=True, max_length=longest, **how)["input_ids"]
+        rows[i] = np.asarray(shorter, dtype=np.int32)
+    lengths = np.array([len(row) for row in rows])
+    if not lengths.all():
+        i = int(lengths.argmin())
+        raise DataError(
+            f"The tokenizer makes no token of the text {texts[i][:40]!r}, and a network needs one at least. Remove the "
+            "rows of such texts, or use a tokenizer that marks the start of a text."
+        )
+    starts = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
+    return Tokens(torch.from_numpy(np.concatenate(rows)), starts, len(long))
+
+
+class TextTable(TensorTable):
+    """Tokens with columns of labels and groups, plus ``index``: the position 0..n-1 of every text in this table.
+
+    Args:
+        tokens: of n texts.
+        columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
+
+    Example:
+        >>> tokens = Tokens(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), 0)
+        >>> TextTable(tokens, {"y": torch.tensor([0, 1])}).__getitems__([1, 0])["x"]
+        tensor([[ 8,  9],
+                [ 7, -1]])
+    """
+
+    def __init__(self, tokens: Tokens, columns: Mapping[str, Tensor]) -> None:
+        super().__init__(columns, size=len(tokens.lengths))
+        self.tokens = tokens
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        """Return sample ``i``: ``x`` (L,) int64, its own tokens, and every column without its first dimension."""
+        return {name: column[0] for name, column in self.__getitems__([range(len(self))[i]]).items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Return the batch of the B rows ``indices``: ``x`` (B, L) int64 and every column with first dimension B.
+
+        L is the number of tokens of the longest of these texts; :data:`PADDING` stands behind the end of others.
+        """
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        lengths = self.tokens.lengths[rows].unsqueeze(1)
+        place = torch.arange(int(lengths.max()))
+        where = (self.tokens.starts[rows].unsqueeze(1) + place).clamp(max=len(self.tokens.values) - 1)
+        x = torch.where(place < lengths, self.tokens.values[where].long(), PADDING)
+        return {"x": x} | super().__getitems__(indices)
+
+
+def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> list[str]:
+    """Return the cells of a column of texts.
+
+    Args:
+        column: n cells.
+        empty: "error" refuses empty and missing cells, "keep" makes empty texts of them.
+        where: what the table is, for messages.
+
+    Raises:
+        DataError: naming the first cell that is no text.
+    """
+    cells = column.astype(object).where(column.notna(), "").tolist()
+    name = f"texts.column={str(column.name)!r} of {where}"
+    others = [i for i, cell in enumerate(cells) if not isinstance(cell, str)]
+    if others:
+        raise DataError(
+            f"{name} must hold texts, but {len(others)} of {len(cells)} cells do not (first: row {others[0]}, "
+            f"{cells[others[0]]!r}). Name the column of texts, or write these cells as text."
+        )
+    blank = [i for i, cell in enumerate(cells) if not cell.strip()]
+    if blank and empty == "error":
+        raise DataError(
+            f"{name} has {len(blank)} of {len(cells)} texts that are empty or missing (first: row {blank[0]}). Remove "
+            "those rows, or set texts.empty='keep' to train on them as empty texts."
+        )
+    return cells
+
+
+def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
+    """Learn lower-case WordPieces, and return their tokenizer as the JSON text of ``tokenizers``.
+
+    Rare characters become unknown: all but the ``size // 10`` most frequent ones, or 40 if that is more.
+
+    Args:
+        texts: to learn from.
+        size: number of pieces, five markers included.
+    """
+    tokenizers = package("tokenizers", "text", f"tokens.vocabulary={size}")
+    learner = _of_words(tokenizers, {"[UNK]": 0})
+    counts = Counter(c for text in texts for c in learner.normalizer.normalize_str(text) if not c.isspace())
+    known = sorted(sorted(counts, key=lambda c: (-counts[c], c))[: max(size // 10, _FEWEST_CHARACTERS)])
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=size,
+        # The package numbers characters within words as it meets them, in an order that differs from run to run, and
+        # breaks ties by these numbers: as special tokens they get fixed ones.
+        special_tokens=[*_SPECIAL.values(), *(f"##{c}" for c in known)],
+        initial_alphabet=known,
+        limit_alphabet=len(known),
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    pieces = learner.get_vocab()
+    learnt = _of_words(tokenizers, pieces)
+    markers = [(name, pieces[name]) for name in ("[CLS]", "[SEP]")]
+    learnt.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=markers)
+    learnt.add_special_tokens(list(_SPECIAL.values()))
+    return str(learnt.to_str())
+
+
+def _of_words(tokenizers: Any, pieces: dict[str, int]) -> Any:
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token=_SPECIAL["unk_token"]))
+    made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return made
+
+
+def _of_pieces(learnt: str) -> Any:
+    transformers = package("transformers", "text", "tokens.vocabulary")
+    tokenizers = package("tokenizers", "text", "tokens.vocabulary")
+    made = tokenizers.Tokenizer.from_str(learnt)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=_LEARNT_LENGTH, **_SPECIAL)
+
+
+def _pretrained(name: str) -> Any:
+    transformers = package("transformers", "text", f"tokens.tokenizer={name!r}")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # whatever the hub's client, or the reader of a format, raises: it is of no common kind
+        fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
+        raise ConfigError(
+            f"tokens.tokenizer={name!r} could not be had: {fault} (working directory: {Path.cwd()}; "
+            f"{type(error).__name__}). Without a connection save it elsewhere (AutoTokenizer.from_pretrained(NAME)"
+            ".save_pretrained(FOLDER)) and pass that folder, or learn one (tokens.vocabulary: 4000)."
+        ) from error

@@ -1,0 +1,131 @@
+"""Any text network of the transformers library with a head for classes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fcco_lightning.checks import at_least, package
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.models.base import BatchNetwork, ParameterGroup
+
+
+class TextClassifier(BatchNetwork):
+    """Text network of ``transformers``, its ``AutoModelForSequenceClassification``, with a fresh head.
+
+    Its input is ``x`` (B, L) int64, the tokens of every text with -1 behind its end; a text's scores do not depend on
+    how much stands there.  Weight decay does not apply to biases and normalisations.
+
+    Args:
+        name: local folder of a network, or hub id such as "distilbert-base-uncased".
+        num_outputs: scores per text; with 1 the output has shape (B,), otherwise (B, num_outputs).
+        config: instead of a name: the configuration of a network that starts from random weights, with its
+            ``model_type``, such as {model_type: bert, vocab_size: 4000, hidden_size: 128, num_hidden_layers: 2}.
+        pretrained: take the weights of ``name``, too; without, its configuration only.
+        **kwargs: what the configuration of ``name`` is to be changed in, such as ``dropout``.
+
+    Raises:
+        ConfigError: unless exactly one of ``name`` and ``config`` is given, if transformers has no such network or is
+            not installed, or if the weights cannot be had.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        num_outputs: int = 1,
+        config: dict[str, Any] | None = None,
+        pretrained: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if (name is None) == (config is None):
+            raise ConfigError(
+                f"Exactly one of name and config must be given, got name={name!r} and config={config!r}. Pass a folder "
+                "or hub id such as 'distilbert-base-uncased', or a configuration with its model_type for random "
+                "weights."
+            )
+        settings = {**(config or {}), **kwargs, "num_labels": at_least("num_outputs", num_outputs, 1)}
+        self.model = _random(settings) if name is None else _named(name, settings, pretrained=pretrained)
+        self.model.train()
+        self.single = num_outputs == 1
+        if self.model.config.pad_token_id is None:  # networks that read from left to right score the last token
+            self.model.config.pad_token_id = self.model.config.eos_token_id or 0
+
+    def forward(self, batch: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Scores of the texts of every part: x (B, L) -> (B,) or (B, num_outputs)."""
+        return {name: self._scores(columns["x"]) for name, columns in batch.items()}
+
+    def adapt(self, datamodule: Any) -> None:
+        """Make sure that the network knows the datamodule's tokens, and takes as many.
+
+        Raises:
+            ConfigError: naming what the datamodule has more of.
+        """
+        config = self.model.config
+        pairs = {"vocab_size": config.vocab_size, "max_length": getattr(config, "max_position_embeddings", None)}
+        for what, ours in pairs.items():
+            theirs = getattr(datamodule, what, None)
+            if theirs is not None and ours is not None and theirs > ours:
+                raise ConfigError(
+                    f"The datamodule's {what} is {theirs}, and {type(self.model).__name__} takes {ours} at most. Use "
+                    "the tokenizer that belongs to the network, lower data.tokens.max_length, or raise the network's "
+                    "own number where its weights are random (model.network.config)."
+                )
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Trained parameters with weight decay (matrices) and without (biases, normalisations)."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        groups = [ParameterGroup([p for p in trained if (p.ndim > 1) == decay], decay=decay) for decay in (True, False)]
+        return [group for group in groups if group.params]
+
+    def head(self) -> nn.Module:
+        """All that follows the network's own features."""
+        body = self.model.base_model_prefix
+        return nn.ModuleList(part for name, part in self.model.named_children() if name != body)
+
+    def _scores(self, x: Tensor) -> Tensor:
+        there = x >= 0
+        tokens = torch.where(there, x, self.model.config.pad_token_id)
+        scores: Tensor = self.model(input_ids=tokens, attention_mask=there.long()).logits
+        return scores.squeeze(1) if self.single else scores
+
+
+def _random(settings: dict[str, Any]) -> Any:
+    transformers = package("transformers", "text", "TextClassifier")
+    kind = settings.pop("model_type", None)
+    try:
+        return _of(transformers.AutoConfig.for_model(kind, **settings))
+    except (ValueError, TypeError, KeyError) as error:  # each kind of network checks its configuration in its own way
+        raise ConfigError(
+            f"config={{'model_type': {kind!r}, ...}} makes no network that scores texts ({_short(error)}). Name one of "
+            "transformers.AutoModelForSequenceClassification, such as bert or distilbert, and its own arguments."
+        ) from error
+
+
+def _named(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
+    transformers = package("transformers", "text", f"name={name!r}")
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **settings)
+        if not pretrained:
+            return _of(config)
+        kind = transformers.AutoModelForSequenceClassification
+        return kind.from_pretrained(name, config=config, ignore_mismatched_sizes=True)
+    except Exception as error:  # whatever the hub's client, or the reader of a format, raises: it is of no common kind
+        fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
+        raise ConfigError(
+            f"name={name!r}: the network could not be had, {fault} (working directory: {Path.cwd()}; {_short(error)}). "
+            "Without a connection save it elsewhere (AutoModelForSequenceClassification.from_pretrained(NAME)"
+            ".save_pretrained(FOLDER)) and pass that folder, or pass config=... for random weights."
+        ) from error
+
+
+def _of(config: Any) -> Any:
+    transformers = package("transformers", "text", "TextClassifier")
+    return transformers.AutoModelForSequenceClassification.from_config(config)
+
+
+def _short(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first[:200]}"

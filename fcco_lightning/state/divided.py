@@ -1,0 +1,202 @@
+"""Tensors that lie in parts on all processes, as FSDP2 divides weights: each holds consecutive rows of them.
+
+Process r of P holds the rows ``r c, ..., (r + 1) c - 1`` of the first dimension (n, ...), ``c = ceil(n / P)``, so that
+the last processes may hold fewer, or none.  A checkpoint holds the shapes of such tensors; their values lie in one
+table of row files (:mod:`~fcco_lightning.state.row_files`), where the parts of one process follow those of the other.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.state.row_files import Manifest, read_manifest, read_rows
+
+TABLE = "weights"
+"""Name of the table in row files."""
+_PLACES = ("state_dict", "optimizer_states", "fcco")  # of a checkpoint that may hold divided tensors
+
+
+def is_divided(value: object) -> bool:
+    """Whether a value is a tensor that lies in parts on several processes, a ``DTensor``."""
+    return hasattr(value, "to_local")
+
+
+def part_of(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, in the same memory and without graph; a whole tensor as it is."""
+    if not is_divided(tensor):
+        return tensor
+    found: Any = tensor.detach()
+    part: Tensor = found.to_local()
+    return part
+
+
+def parts_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of several tensors that this process holds."""
+    return [part_of(tensor) for tensor in tensors]
+
+
+@torch.no_grad()
+def hold(tensor: Tensor, value: Tensor) -> Tensor:
+    """Let a tensor hold another value, and return what it held.
+
+    Memory changes hands, but for divided tensors, whose values are copied: FSDP2 reads its own memory only.
+    """
+    if is_divided(tensor):
+        held = tensor.detach().clone()
+        tensor.copy_(value)
+        return held
+    held, tensor.data = tensor.data, value
+    return held
+
+
+def divided_as(whole: Tensor, other: Tensor | None) -> Tensor:
+    """This process's part of a whole tensor, divided as ``other`` of the same shape is; unchanged where none is."""
+    like: Any = other
+    if not is_divided(like) or is_divided(whole):
+        return whole
+    mesh = like.device_mesh
+    first, stop = _share(whole.shape, mesh.size(), mesh.get_local_rank())
+    return _assembled(whole.reshape(-1)[first:stop], whole.shape, mesh)
+
+
+def _share(shape: Sequence[int], size: int, rank: int) -> tuple[int, int]:
+    """The range of values, in the order of memory, that one of ``size`` processes holds of a tensor."""
+    rows, width = shape[0], prod(shape[1:])
+    each = -(-rows // size)
+    return min(rows, rank * each) * width, min(rows, (rank + 1) * each) * width
+
+
+def _assembled(part: Tensor, shape: torch.Size, mesh: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415 - a third of the time that torch takes to load
+
+    strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+    return DTensor.from_local(
+        part.reshape(-1, *shape[1:]), mesh, [Shard(0)], run_check=False, shape=shape, stride=strides
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def take_out(checkpoint: dict[str, Any]) -> list[Tensor]:
+    """Leave the shapes of divided tensors in a checkpoint, as tensors without values, and return the tensors."""
+    taken: list[Tensor] = []
+
+    def shape_of(tensor: Tensor) -> Tensor:
+        if not is_divided(tensor):
+            return tensor
+        taken.append(tensor)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    _change(checkpoint, shape_of)
+    return taken
+
+
+def gathered(checkpoint: dict[str, Any]) -> None:
+    """Make divided tensors in a checkpoint whole; all processes call it together."""
+    _change(checkpoint, lambda tensor: tensor.full_tensor() if is_divided(tensor) else tensor)  # type: ignore[attr-defined]
+
+
+def rows_here(tensors: Sequence[Tensor]) -> Tensor:
+    """What this process holds of divided tensors, one behind the other, as rows (count, 1) on the CPU.
+
+    They are float32, in which 16 bits lose nothing, or float64 where a tensor is.
+    """
+    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    return torch.cat([part.reshape(-1).to("cpu", dtype) for part in parts_of(tensors)]).unsqueeze(1)
+
+
+def place_of(tensors: Sequence[Tensor], size: int, rank: int) -> tuple[int, int]:
+    """The number of the first row of one of ``size`` processes in the table of divided tensors, and of all rows."""
+    ends = [0, *accumulate(_length(tensors, size, other) for other in range(size))]
+    return ends[rank], ends[-1]
+
+
+def _length(tensors: Sequence[Tensor], size: int, rank: int) -> int:
+    return sum(stop - first for first, stop in (_share(t.shape, size, rank) for t in tensors))
+
+
+def without_values(checkpoint: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors of a checkpoint whose values lie in row files."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.extend([tensor] if tensor.is_meta else [])
+        return tensor
+
+    for name in _PLACES:
+        _mapped(checkpoint.get(name), note)
+    return found
+
+
+def put_back(checkpoint: dict[str, Any], folder: Path, mesh: Any = None) -> None:
+    """Give the tensors of a checkpoint their values from row files, in the parts of this process or whole.
+
+    Args:
+        checkpoint: as it was saved; its tensors without values are replaced.
+        folder: that belongs to the checkpoint, with a folder for its save.
+        mesh: of the processes over which the tensors are divided; None for whole ones.
+
+    Raises:
+        CheckpointError: if a file is missing, damaged or of another save.
+    """
+    tensors = without_values(checkpoint)
+    if not tensors:
+        return
+    header = checkpoint["fcco"]
+    manifest = read_manifest(folder / header["save_id"], header["save_id"])
+    size, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank())
+    wanted = [_share(t.shape, size, rank) for t in tensors]
+    values = iter(_read(tensors, wanted, folder / header["save_id"], manifest, header["world_size"]))
+
+    def filled(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        part = next(values).to(tensor.dtype)
+        return part.view(tensor.shape) if mesh is None else _assembled(part, tensor.shape, mesh)
+
+    _change(checkpoint, filled)
+
+
+def _read(
+    tensors: Sequence[Tensor], wanted: Sequence[tuple[int, int]], folder: Path, manifest: Manifest, writers: int
+) -> list[Tensor]:
+    """The wanted ranges of values of tensors that ``writers`` processes have written, those of one at a time."""
+    kinds = [getattr(torch, part.dtype) for part in manifest.parts if part.table == TABLE]
+    dtype = kinds[0] if kinds else torch.float32
+    found = [torch.empty(stop - first, dtype=dtype) for first, stop in wanted]
+    for writer in range(writers):
+        shares = [_share(t.shape, writers, writer) for t in tensors]
+        if all(max(a, c) >= min(b, d) for (a, b), (c, d) in zip(shares, wanted, strict=True)):
+            continue
+        (start, total), rows = place_of(tensors, writers, writer), _length(tensors, writers, writer)
+        block = torch.empty(rows, 1, dtype=dtype)
+        read_rows(folder, manifest, TABLE, start, block, total)
+        pieces = torch.split(block.squeeze(1), [stop - first for first, stop in shares])
+        for into, piece, (first, stop), (low, high) in zip(found, pieces, wanted, shares, strict=True):
+            a, b = max(first, low), min(stop, high)
+            if a < b:
+                into[a - first : b - first] = piece[a - low : b - low]
+    return found
+
+
+def _change(checkpoint: dict[str, Any], change: Callable[[Tensor], Tensor]) -> None:
+    for name in _PLACES:
+        if name in checkpoint:
+            checkpoint[name] = _mapped(checkpoint[name], change)
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The value with changed tensors; what holds none is as it was."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(member, change) for key, member in value.items()}
+    if type(value) in (list, tuple) and any(isinstance(m, Tensor | Mapping | list | tuple) for m in value):
+        return type(value)(_mapped(member, change) for member in value)
+    return value

@@ -1,0 +1,213 @@
+"""Weights that are divided over the processes: FSDP2 through Lightning's ``ModelParallelStrategy``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from torch import Tensor, nn
+
+from fcco_lightning.algorithms import MSVR, OOA, Algorithm, DoubleLoop, SingleLoop
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.divided import divided_as, is_divided, parts_of
+from fcco_lightning.state.processes import Processes
+
+_PATIENCE = 10.0  # seconds in which the others hear of a failure, if they do not wait for a part of the weights
+
+
+class ShardedWeights(ModelParallelStrategy):
+    """Lightning's strategy with the checkpoints of this package, which are whole or not there.
+
+    Every process holds a part of the weights, of their gradients, of the optimizer's state and of what an algorithm
+    remembers of weights.  A block's weights are gathered while it is evaluated, and let go of behind it.
+    """
+
+    restore_checkpoint_after_setup = Strategy.restore_checkpoint_after_setup
+    lightning_restore_optimizer = Strategy.lightning_restore_optimizer
+    lightning_module_state_dict = Strategy.lightning_module_state_dict
+    optimizer_state = Strategy.optimizer_state
+    save_checkpoint = Strategy.save_checkpoint
+    load_checkpoint = Strategy.load_checkpoint
+
+    def setup_environment(self) -> None:
+        """All processes divide the weights.
+
+        Raises:
+            ConfigError: if layers were to be computed in parts, too.
+        """
+        if self._tensor_parallel_size not in ("auto", 1):
+            raise ConfigError(
+                f"tensor_parallel_size={self._tensor_parallel_size} of ModelParallelStrategy is refused: layers are "
+                "computed whole, only their weights are divided. Leave it out, or set it to 1."
+            )
+        everyone = self.num_nodes * self.num_processes
+        if self._data_parallel_size not in ("auto", everyone):
+            raise ConfigError(
+                f"data_parallel_size={self._data_parallel_size} of ModelParallelStrategy is refused: the weights are "
+                f"divided over all {everyone} processes. Leave it out."
+            )
+        self._data_parallel_size, self._tensor_parallel_size = everyone, 1
+        super().setup_environment()
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Take this process's part of every weight."""
+        assert self.lightning_module is not None  # noqa: S101
+        own = self.lightning_module.state_dict()
+        stored = {k: divided_as(v, own.get(k)) for k, v in checkpoint["state_dict"].items()}
+        self.lightning_module.load_state_dict(stored, strict=strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take this process's part of what is remembered of every weight."""
+        for optimizer, stored in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            for number, state in stored["state"].items():
+                stored["state"][number] = {name: _as(value, params[number]) for name, value in state.items()}
+        Strategy.load_optimizer_state_dict(self, checkpoint)
+
+
+def _as(value: Any, parameter: Tensor) -> Any:
+    return divided_as(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value
+
+
+def take_strategy(trainer: Trainer) -> None:
+    """Let ``ModelParallelStrategy`` divide the weights, and refuse other strategies that would.
+
+    Raises:
+        ConfigError: naming the strategy.
+    """
+    strategy = trainer.strategy
+    if type(strategy) is ModelParallelStrategy:
+        strategy.__class__ = ShardedWeights
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ShardedWeights):
+        raise ConfigError(
+            f"strategy {type(strategy).__name__} is refused: gradients, rows and checkpoints would not be those of one "
+            "process. Use --trainer.strategy ddp where the network fits on one device, and --trainer.strategy "
+            "ModelParallelStrategy (FSDP2) to divide its weights over the processes."
+        )
+
+
+def require_divisible(trainer: Trainer, module: Any) -> None:
+    """Refuse what needs whole weights, where they are divided.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if not isinstance(trainer.strategy, ShardedWeights):
+        return
+    refused = {
+        "average": module.average is not None,
+        "pretrain": module.phases.pretrain is not None,
+        "execution.compiled": module.execution.compiled,
+        f"algorithm {module.algorithm.name}": not _shares_gradients(module.algorithm),
+    }
+    for what, given in refused.items():
+        if given:
+            raise ConfigError(
+                f"{what} needs whole weights on every process, which ModelParallelStrategy divides. Leave it out or "
+                "choose another one, or use --trainer.strategy ddp, with --model.execution.micro_batch where memory is "
+                "short."
+            )
+
+
+def _shares_gradients(algorithm: Algorithm) -> bool:
+    """Whether an algorithm takes no gradient of one process alone, nor one of a gradient."""
+    return isinstance(algorithm, SingleLoop | DoubleLoop | MSVR | OOA)
+
+
+def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
+    """Divide a network's weights over the processes; one that is divided already stays as it is.
+
+    They are at first those of the first process.  A network with a method ``shard(mesh)`` divides itself, by
+    ``torch.distributed.fsdp.fully_shard``.  Of any other every block (see :func:`blocks_of`) is a unit, and all that is
+    left another one.  Parameters of a single value (``logit_scale``) are not divided.
+
+    Args:
+        network: on any device.
+        mesh: of the processes, with one dimension.
+        processes: the same.
+
+    Raises:
+        ConfigError: if it is divided otherwise than along first dimensions.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard  # noqa: PLC0415 - slow to import
+
+    if any(isinstance(module, FSDPModule) for module in network.modules()):
+        return
+    processes.patience = _PATIENCE
+    processes.copy_first_([*network.parameters(), *network.buffers()])
+    own = getattr(network, "shard", None)
+    if callable(own):
+        own(mesh)
+    else:
+        single = {p for p in network.parameters() if p.dim() == 0}
+        for unit in [*blocks_of(network), network]:
+            fully_shard(unit, mesh=mesh, ignored_params=single)
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_forward(True)  # the root, too: a second pass is at other weights
+    _require_rows(network, mesh)
+
+
+def _require_rows(network: nn.Module, mesh: Any) -> None:
+    from torch.distributed.tensor import Shard  # noqa: PLC0415 - slow to import
+
+    for name, p in network.named_parameters():
+        if is_divided(p) and (p.device_mesh != mesh or list(p.placements) != [Shard(0)]):  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"the parameter {name} of {type(network).__name__} is divided as {p.placements}, must be along its "  # type: ignore[attr-defined]
+                "first dimension over all processes: fully_shard(module, mesh=mesh) in shard(mesh)."
+            )
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a network: the modules with parameters of lists of two and more of the same type.
+
+    These are the layers of a transformer or the stages' blocks of a ResNet.  Blocks within a block are part of it.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16)
+        >>> len(blocks_of(torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)))
+        3
+    """
+    if isinstance(network, nn.ModuleList | nn.Sequential):
+        inside = [child for child in network if any(True for _ in child.parameters())]
+        if len(inside) > 1 and len(inside) == len(network) and len({type(child) for child in inside}) == 1:
+            return inside
+    return [block for child in network.children() for block in blocks_of(child)]
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+
+def gradients_by_backward(params: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients that a backward pass has left, which are taken away."""
+    found = [p.grad for p in params]
+    for p in params:
+        p.grad = None
+    return found
+
+
+@torch.no_grad()
+def clip(params: Iterator[Tensor], value: float, processes: Processes, *, by_value: bool) -> None:
+    """Clip gradients of which some are divided.
+
+    Args:
+        params: with their gradients.
+        value: largest norm of all gradients together, or largest absolute value in them, > 0.
+        processes: of the job.
+        by_value: which of both.
+    """
+    gradients = [p.grad for p in params if p.grad is not None]
+    parts = parts_of(gradients)
+    if by_value:
+        for part in parts:
+            part.clamp_(-value, value)
+        return
+    squares = [part.float().square().sum() for part in parts]
+    zero = torch.zeros((), device=parts[0].device)
+    divided = sum((s for s, g in zip(squares, gradients, strict=True) if is_divided(g)), zero)
+    whole = sum((s for s, g in zip(squares, gradients, strict=True) if not is_divided(g)), zero)
+    norm = (processes.sum_(divided.clone()) + whole).sqrt()
+    for part in parts:
+        part.mul_((value / (norm + 1e-6)).clamp(max=1.0))

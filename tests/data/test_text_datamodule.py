@@ -1,0 +1,278 @@
+"""Grouped texts: tokens, groups, splits, batches, and what is wrong with a table of texts."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from fcco_lightning import (
+    Columns,
+    ConfigError,
+    DataError,
+    GroupedTextDataModule,
+    Groups,
+    GroupSampling,
+    ImageSplits,
+    LabelledTexts,
+    TextTokens,
+)
+from fcco_lightning.cli import run
+from fcco_lightning.data.texts import PADDING, learnt_word_pieces
+from tests.texts import TINY, make_texts
+
+SPLITS = ImageSplits("fractions", [0.5, 0.25, 0.25])
+
+
+def make(frame=None, *, ready=True, texts=None, **changes):
+    arguments = {
+        "columns": Columns("spam", positive="spam"),
+        "groups": Groups(["spam", "list"]),
+        "tokens": TextTokens(vocabulary=120),
+        "splits": SPLITS,
+        "batches": GroupSampling(2, 3),
+        "eval_batch_size": 32,
+        "eval_train": True,
+    }
+    source = make_texts(160) if frame is None else frame
+    module = GroupedTextDataModule(LabelledTexts(source, **(texts or {})), **(arguments | changes))
+    if ready:
+        module.setup()
+    return module
+
+
+def rows_of(module, name):
+    """The texts and labels of a split, found by the table that clusters are looked up in."""
+    return [batch for loader in [module.evaluation_loaders()[name]] for batch in loader]
+
+
+def tokens_of(module, name):
+    """The tokens of every sample of a split, in order, without what stands behind their ends."""
+    return [row[row != PADDING].tolist() for batch in rows_of(module, name) for row in batch["x"]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tokenizer in a folder, as a network brings it along."""
+    module = make()
+    module.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    return str(tmp_path / "tokenizer")
+
+
+@pytest.mark.parametrize("longest", [None, 12])
+def test_tokens_are_those_of_the_tokenizer(folder, longest):
+    import transformers
+
+    frame = make_texts(160).assign(split=["train", "train", "test", "test"] * 40)
+    module = make(frame, tokens=TextTokens(folder, max_length=longest), splits=ImageSplits())
+    called = transformers.AutoTokenizer.from_pretrained(folder)
+    for name in ("train", "test"):
+        texts = frame[frame["split"] == name]["text"].tolist()
+        expected = called(texts, truncation=True, max_length=longest or 512)["input_ids"]
+        assert tokens_of(module, name) == expected
+        assert module.cut[name] == sum(len(called(text)["input_ids"]) > (longest or 512) for text in texts)
+    assert longest is None or module.cut["train"] > 20
+
+
+def test_a_batch_is_padded_to_its_longest_text():
+    module = make()
+    alone = tokens_of(module, "train")
+    for batch in module.train_dataloader():
+        expected = [alone[i] for i in batch["index"]]
+        assert batch["x"].shape == (6, max(map(len, expected)))
+        assert [row.tolist()[: len(own)] for row, own in zip(batch["x"], expected, strict=True)] == expected
+        assert all((row[len(own) :] == PADDING).all() for row, own in zip(batch["x"], expected, strict=True))
+    table = module.tables["train"]
+    assert table[3]["x"].tolist() == alone[3]
+    assert {name: column.item() for name, column in table[-1].items() if name != "x"} == {
+        name: column[-1].item() for name, column in table.columns.items()
+    }
+
+
+def test_groups_and_labels_are_those_of_the_text():
+    frame = make_texts(160)
+    module = make(frame.assign(row=range(160)), columns=Columns("spam", positive="spam", extra=["row"]))
+    seen = []
+    for name in ("train", "val", "test"):
+        for batch in rows_of(module, name):
+            rows = frame.iloc[batch["row"].numpy()]
+            seen += batch["row"].tolist()
+            assert batch["y"].tolist() == (rows["spam"] == "spam").astype(int).tolist()
+            names = [module.group_names[g] for g in batch["group"]]
+            assert names == [f"spam={s}, list={o}" for s, o in zip(rows["spam"], rows["list"], strict=True)]
+            decoded = module.tokenizer.batch_decode(
+                [row[row != PADDING] for row in batch["x"]], skip_special_tokens=True
+            )
+            assert [text.replace(" ", "") for text in decoded] == [t.replace(" ", "") for t in rows["text"]]
+    assert sorted(seen) == list(range(160))
+
+
+def test_pieces_are_learnt_from_the_training_texts_alone():
+    frame = make_texts(160).assign(split=["train", "train", "test", "test"] * 40)
+    frame.loc[frame["split"] == "test", "text"] += " zebra"
+    module = make(frame, splits=ImageSplits())
+    assert module.vocab_size <= 120
+    assert not any("z" in piece for piece in module.tokenizer.get_vocab())
+    assert "offer" in module.tokenizer.get_vocab()
+
+
+def test_the_same_texts_give_the_same_pieces_in_another_process():
+    program = (
+        "from fcco_lightning.data.texts import learnt_word_pieces; from tests.texts import make_texts; "
+        "print(learnt_word_pieces(make_texts(300)['text'].tolist(), 100), end='')"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert done.stdout == learnt_word_pieces(make_texts(300)["text"].tolist(), 100)
+
+
+def test_a_checkpoint_brings_the_pieces_along(tmp_path):
+    state = make().state_dict()
+    torch.save(state, tmp_path / "state.pt")
+    later = make(ready=False)
+    later.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    later.setup()
+    assert later.state_dict() == state
+
+
+@pytest.mark.parametrize("change", ["text", "length", "order"])
+def test_a_checkpoint_belongs_to_its_tokens(change):
+    state, frame = make().state_dict(), make_texts(160)
+    if change == "text":
+        frame.loc[:, "text"] = frame["text"].str.replace("offer", "gift")
+    if change == "order":
+        frame = frame.iloc[::-1]
+    other = make(frame, tokens=TextTokens(vocabulary=120, max_length=12 if change == "length" else None))
+    with pytest.raises(DataError, match=r"another training split.*the contents or the order of"):
+        other.load_state_dict(state)
+
+
+def test_files_of_all_kinds_give_the_same(tmp_path):
+    frame = make_texts(160)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    datasets.Dataset.from_pandas(frame).save_to_disk(tmp_path / "folder")
+    states = [make(str(tmp_path / name)).state_dict() for name in ("t.csv", "t.parquet", "folder")]
+    assert states[0] == states[1] == states[2] == make(frame).state_dict()
+
+
+def test_groups_of_other_splits_are_numbered_behind_those_of_training():
+    users = [f"u{i // 40}" for i in range(160)]
+    frame = make_texts(160).assign(split=["train", "train", "test", "test"] * 40, user=users)
+    frame.loc[frame["split"] == "test", "user"] += "x"
+    module = make(frame, groups=Groups(["user"]), splits=ImageSplits(), batches=GroupSampling(2, 2))
+    assert module.num_groups == 4
+    assert module.group_names[4:] == [f"user=u{i}x" for i in range(4)]
+    assert module.tables["test"].columns["group"].unique().tolist() == [4, 5, 6, 7]
+
+
+def test_what_is_cut_off_is_said_once(caplog):
+    module = make(tokens=TextTokens(vocabulary=120, max_length=10), ready=False)
+    with caplog.at_level(logging.INFO):
+        module.setup("fit")
+        module.setup("fit")
+    (said,) = [record.message for record in caplog.records if "max_length" in record.message]
+    lengths = [len(module.tokenizer(text)["input_ids"]) for text in make_texts(160)["text"]]
+    assert sum(module.cut.values()) == sum(length > 10 for length in lengths) > 40
+    assert f"Longer than max_length=10 tokens, and cut off there: {module.cut['train']} of 80 texts in train" in said
+    assert "4 groups with 80 training rows" in said
+
+
+def test_empty_texts_are_kept_on_demand():
+    frame = make_texts(160)
+    frame.loc[[0, 5], "text"] = ["", None]
+    module = make(frame, texts={"empty": "keep"})
+    lengths = [len(row) for name in ("train", "val", "test") for row in tokens_of(module, name)]
+    assert lengths.count(2) == 2  # [CLS] [SEP]
+
+
+def with_cell(value):
+    frame = make_texts(160).astype(object)
+    frame.loc[7, "text"] = value
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"frame": with_cell("")}, r"texts.column='text'.* 1 of 160 texts that are empty or missing \(first: row 7\)"),
+        ({"frame": with_cell(" \n")}, "texts.empty='keep'"),
+        ({"frame": with_cell(None)}, "empty or missing.*row 7"),
+        ({"frame": with_cell(3.5)}, r"must hold texts, but 1 of 160 cells do not \(first: row 7, 3.5\)"),
+        ({"frame": make_texts(160).assign(text=np.arange(160))}, "must hold texts, but 160 of 160 cells do not"),
+        ({"texts": {"column": "body"}}, "texts.column='body' is not a column"),
+        ({"splits": ImageSplits()}, "needs a column 'split'"),
+    ],
+)
+def test_bad_texts_are_refused_in_a_line(arguments, message):
+    with pytest.raises(DataError, match=message) as error:
+        make(**arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "Exactly one of tokens.tokenizer and tokens.vocabulary"),
+        ({"tokenizer": "a", "vocabulary": 200}, "got tokenizer='a' and vocabulary=200"),
+        ({"vocabulary": 20}, "tokens.vocabulary must be a whole number >= 100, got 20"),
+        ({"vocabulary": 200, "max_length": 0}, "tokens.max_length must be a whole number >= 4, got 0"),
+        ({"vocabulary": 200, "max_length": 600}, "tokens.max_length=600 must be at most 512"),
+        ({"tokenizer": "no/such-folder"}, r"tokens.tokenizer='no/such-folder' could not be had.*pass that folder"),
+    ],
+)
+def test_tokens_that_cannot_be_had_are_refused_in_a_line(arguments, message, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=message) as error:
+        make(tokens=TextTokens(**arguments))
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_folder_holds_no_tokenizer(tmp_path):
+    with pytest.raises(ConfigError, match="its folder holds none"):
+        make(tokens=TextTokens(str(tmp_path)))
+
+
+@pytest.mark.parametrize("layout", [{"source": None}, {"layout": "amazon"}, {"layout": "letters"}, {"empty": "drop"}])
+def test_texts_without_a_place_are_refused(layout):
+    with pytest.raises(ConfigError, match=r"texts\.(layout|empty)"):
+        LabelledTexts(**({"source": "t.csv"} | layout))
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match=r"needs the package tokenizers.*fcco-lightning\[text\]"):
+        make()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"tokens.tokenizer='here' needs the package transformers.*\[text\]"):
+        make(tokens=TextTokens("here"))
+
+
+ARGUMENTS = [
+    "--model.network=TextClassifier", f"--model.network.config={TINY}", "--model.objective=CVaRGroupDRO",
+    "--model.objective.alpha=0.5", "--data=GroupedTextDataModule", "--data.columns.label=spam",
+    "--data.columns.positive=spam", "--data.groups.by=[spam, list]", "--data.splits.by=fractions",
+    "--data.batches=GroupSampling", "--data.batches.groups_per_batch=2", "--data.batches.samples_per_group=3",
+    "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--report.pictures=false",
+    "--trainer.accelerator=cpu",
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_the_command_line_trains_predicts_and_refuses(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_texts(160).to_csv("t.csv", index=False)
+    given = ["fit", *ARGUMENTS, "--data.texts.source=t.csv"]
+    (tmp_path / "empty").mkdir()
+    assert run([*given, "--data.tokens.tokenizer=empty"]) != 0
+    told = capsys.readouterr().err
+    assert "tokens.tokenizer='empty' could not be had: its folder holds none" in told
+    assert "Traceback" not in told
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["t.csv"]
+    assert run([*given, "--data.tokens.vocabulary=120"]) == 0
+    assert list(tmp_path.rglob("report.json"))
+    assert list(tmp_path.rglob("last.ckpt"))

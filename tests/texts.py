@@ -1,0 +1,34 @@
+"""A small table of generated texts: half a sentence tells the label, the other half the list it was sent to."""
+
+import numpy as np
+import pandas as pd
+
+WORDS = {
+    "spam": ["offer", "money", "free", "winner"],
+    "ham": ["report", "meeting", "kernel", "lunch"],
+    "yes": ["[list]", "wrote", "thread"],
+    "no": ["dear", "you", "we"],
+}
+TINY = {
+    "model_type": "bert",
+    "vocab_size": 120,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+"""A network for 120 WordPieces."""
+
+
+def make_texts(rows: int, seed: int = 0) -> pd.DataFrame:
+    """Texts of 2 to 21 words with the columns ``spam`` (spam or ham) and ``list`` (yes or no), in equal numbers."""
+    rng = np.random.default_rng(seed)
+    spam, on_list = np.tile(["spam", "ham"], rows)[:rows], np.repeat(["yes", "no"], (rows + 1) // 2)[:rows]
+    texts = [
+        " ".join(rng.choice(WORDS[label] + WORDS[place], rng.integers(2, 22)))
+        for label, place in zip(spam, on_list, strict=True)
+    ]
+    return pd.DataFrame({"text": texts, "spam": spam, "list": on_list})
