@@ -640,3 +640,43 @@ def test_a_peer_that_is_installed_treats_groups_more_equally_than_descent_alone(
     with torch.no_grad():
         without, reached = (problem.figures(model(columns), columns)["hard"] for model in models)
     assert reached < without - 0.05
+
+
+def test_rates_of_decisions_are_counted_as_by_hand():
+    s, rng = script("decisions"), np.random.default_rng(0)
+    y, group, decided = rng.integers(0, 2, 80), rng.integers(0, 2, 80), rng.random(80)
+    columns = {"y": y, "group": group}
+
+    def apart(where):
+        return abs(np.mean(decided[where & (group == 1)]) - np.mean(decided[where & (group == 0)]))
+
+    assert s.gap("demographic parity", decided, columns) == pytest.approx(apart(y >= 0))
+    assert s.gap("equalized odds", decided, columns) == pytest.approx(max(apart(y == 1), apart(y == 0)))
+    wrong = [1 - p if label else p for p, label in zip(decided, y, strict=True)]
+    assert s.figures("equalized odds", decided, columns)["error"] == pytest.approx(np.mean(wrong))
+    # two groups of n/2: the mean of |difference of means| is that of a normal distribution, nearly
+    half = {"y": np.ones(4000, dtype=int), "group": np.arange(4000) % 2}
+    expected = math.sqrt(2 / math.pi) * math.sqrt(0.25 * 2 / 2000)
+    assert s.floor("equalized odds", np.arange(4000) % 4 // 2, half | {"y": np.arange(4000) % 8 // 4}, 0) > expected
+    assert s.floor("demographic parity", np.arange(4000) % 4 // 2, half, 0) == pytest.approx(expected, rel=0.2)
+    # a difference of kappa is kappa times the share of the other group away from the mean of all
+    shares = {"y": np.ones(10, dtype=int), "group": np.arange(10) < 3}
+    assert s.larger_share("demographic parity", shares) == pytest.approx(0.7)
+
+
+def test_a_method_is_ahead_beyond_one_standard_error_of_pairs():
+    s = script("decisions")
+
+    def runs(errors, gaps):
+        pairs = enumerate(zip(errors, gaps, strict=True))
+        return [{"seed": i, "test": {"error": e, "gap": g}} for i, (e, g) in pairs]
+
+    ours = runs([0.20, 0.22, 0.21], [0.03, 0.01, 0.02])
+    better = runs([0.19, 0.21, 0.19], [0.03, 0.01, 0.02])
+    assert s.ahead(better, ours, "test.error") == 1
+    assert s.ahead(ours, better, "test.error") == -1
+    assert s.ahead(better, ours, "test.gap") == 0
+    assert s.dominates(better, ours)
+    assert not s.dominates(ours, better)
+    traded = runs([0.19, 0.21, 0.19], [0.06, 0.04, 0.05])
+    assert not s.dominates(traded, ours)

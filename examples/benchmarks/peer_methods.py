@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from timing import Step
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
 
 from fcco_lightning import (
     AUC,
@@ -195,7 +195,9 @@ def ours(network: nn.Module, problem: Fairness, module: TabularDataModule) -> St
     return lambda batch: engine.train_batch(batch, optimizer)
 
 
-def cooper(network: nn.Module, problem: Fairness, lr: float, dual: float) -> Step:
+def cooper(
+    network: nn.Module, problem: Fairness, lr: float, dual: float, optimizer: Callable[..., Optimizer] = Adam
+) -> Step:
     """The Lagrangian with simultaneous descent and ascent."""
     import cooper as library
 
@@ -214,28 +216,30 @@ def cooper(network: nn.Module, problem: Fairness, lr: float, dual: float) -> Ste
             return library.CMPState(loss=value_of(objective, outputs, batch), observed_constraints={self.fair: state})
 
     constrained = Constrained()
-    optimizer = library.optim.SimultaneousOptimizer(
+    both = library.optim.SimultaneousOptimizer(
         cmp=constrained,
-        primal_optimizers=Adam(network.parameters(), lr=lr),
+        primal_optimizers=optimizer(network.parameters(), lr=lr),
         dual_optimizers=torch.optim.SGD(constrained.dual_parameters(), lr=dual, maximize=True),
     )
-    return lambda batch: optimizer.roll({"batch": batch})
+    return lambda batch: both.roll({"batch": batch})
 
 
-def humancompatible(network: nn.Module, problem: Fairness, lr: float, dual: float) -> Step:
+def humancompatible(
+    network: nn.Module, problem: Fairness, lr: float, dual: float, optimizer: Callable[..., Optimizer] = Adam
+) -> Step:
     """The augmented Lagrangian with penalty 1."""
     from humancompatible.train.dual_optim import ALM
 
     objective, constraint = problem.objective(), problem.constraint()
     duals = ALM(m=constraint.num_rows * constraint.sides, lr=dual, penalty=1.0, is_ineq=True)
-    optimizer = Adam(network.parameters(), lr=lr)
+    descent = optimizer(network.parameters(), lr=lr)
 
     def step(batch: Columns) -> None:
         outputs = network(batch["x"])
         value = duals.forward_update(value_of(objective, outputs, batch), excesses(constraint, outputs, batch))
-        optimizer.zero_grad()
+        descent.zero_grad()
         value.backward()
-        optimizer.step()
+        descent.step()
 
     return step
 

@@ -5,14 +5,18 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fcco_lightning.cli.named_configs import with_files
+from fcco_lightning.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _CONSTRAINTS = "--model.constraints"
-_MOST_CLASSES = 20  # different labels, of which more are taken for numbers
+_MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
 _TEST_FRACTION, _EPOCHS = "0.2", "20"
 _CLASS = re.compile(r"[A-Z]\w*")
 
@@ -111,25 +115,68 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     yield "--data", "TabularDataModule"
     if "--data.test" not in options and not any(name.startswith("--data.splits") for name in options):
         yield "--data.splits.test_fraction", _TEST_FRACTION
-    network = "--model.network" not in options
-    if network:
+    if "--model.network" not in options:
         yield "--model.network", "TabularMLP"
-    labels, sensitive = _columns(options)
-    if labels is not None and 2 < len(labels) <= _MOST_CLASSES and "--model.objective" not in options:
+    labels, groups = _columns(options)
+    if "--model.objective" not in options:
+        yield from _of_a_label(labels, options)
+    if not {"--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"} & options.keys():
+        yield "--trainer.max_epochs", _EPOCHS
+    if groups is not None and "--data.columns.favoured" not in options:
+        yield "--data.columns.favoured", _favoured(options["--data.columns.sensitive"], groups)
+
+
+def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The objective that fits a label, and what the network needs to know of it."""
+    network, classes = "--model.network" not in options, 2 if labels is None else labels.nunique()
+    if labels is not None and "--data.columns.positive" not in options and _are_numbers(labels):
+        yield "--data.columns.target", "number"
+        yield "--model.objective", "SquaredError"
+        if network:
+            yield "--model.network.offset", f"{labels.mean():.3g}"
+            yield "--model.network.scale", f"{labels.std():.3g}"
+    elif classes > 2 and "--data.columns.positive" not in options:
         yield "--model.objective", "CrossEntropy"
         yield "--model.evaluation", "ClassEvaluation"
         if network:
-            yield "--model.network.out_features", str(len(labels))
-    elif "--model.objective" not in options:  # constraints are on decisions, of which the AUC says nothing
+            yield "--model.network.out_features", str(classes)
+    else:  # constraints are on decisions, of which the AUC says nothing
         yield "--model.objective", "CrossEntropy" if any(name.startswith(_CONSTRAINTS) for name in options) else "AUC"
-    if not {"--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"} & options.keys():
-        yield "--trainer.max_epochs", _EPOCHS
-    if sensitive is not None and "--data.columns.favoured" not in options:
-        yield "--data.columns.favoured", sensitive
 
 
-def _columns(options: dict[str, str]) -> tuple[list[Any] | None, str | None]:
-    """The different labels, and the most frequent value of the sensitive column; None of what cannot be read.
+def _are_numbers(labels: "pd.Series") -> bool:
+    """Whether labels are numbers to be predicted: too many for classes, or not whole."""
+    from fcco_lightning.data.columns import is_number  # noqa: PLC0415 - loads pandas
+
+    if not is_number(labels.dtype) or labels.nunique() <= 2:
+        return False
+    return labels.nunique() > _MOST_CLASSES or bool((labels.dropna() % 1 != 0).any())
+
+
+def _favoured(column: str, groups: "pd.Series") -> str:
+    """The larger of two groups.
+
+    Raises:
+        ConfigError: if there are more, or one alone.
+    """
+    counts = groups.value_counts()
+    if len(counts) == 1:
+        raise ConfigError(
+            f"--data.columns.sensitive {column} has one group only, {str(counts.index[0])!r}, so there is nothing to "
+            "compare. Name another column, or leave it out."
+        )
+    if len(counts) > 2:
+        raise ConfigError(
+            f"--data.columns.sensitive {column} has {len(counts)} groups ({', '.join(map(str, counts.index[:4]))}"
+            f"{', ...' if len(counts) > 4 else ''}), and constraints on `group` compare two. Name the one that is "
+            f"compared with all others by --data.columns.favoured, or leave both out and compare all pairs by "
+            f"--model.constraints EqualizedOdds --model.constraints.by {column}."
+        )
+    return str(counts.index[0])
+
+
+def _columns(options: dict[str, str]) -> "tuple[pd.Series | None, pd.Series | None]":
+    """The columns of the label and of the groups, without missing cells; None of what cannot be read.
 
     The datamodule says what is wrong with a table.
     """
@@ -138,6 +185,6 @@ def _columns(options: dict[str, str]) -> tuple[list[Any] | None, str | None]:
     label, sensitive = options.get("--data.columns.label"), options.get("--data.columns.sensitive")
     with suppress(Exception):
         frame = read_table(options["--data.train"])
-        favoured = None if sensitive is None else str(frame[sensitive].mode().iloc[0])
-        return list(frame[label].unique()), favoured
+        groups = frame[sensitive].dropna() if sensitive is not None else None
+        return frame[label].dropna(), groups if groups is None or len(groups) else None
     return None, None

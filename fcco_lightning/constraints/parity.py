@@ -20,6 +20,7 @@ from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, Range, RatioDifference
 
 _AT_ONCE = 2**20  # pairs of samples that are compared at once
+_TEMPERATURE = 0.4  # of a decision, see examples/benchmarks/results/decisions.md
 
 
 class GroupConstraint(OverSides, ABC):
@@ -80,7 +81,7 @@ class _Rates(OfQuantity, GroupConstraint):
         groups: Sequence[str] | None = None,
     ) -> None:
         super().__init__(non_negative("kappa", kappa), by, against, groups)
-        self.rate = self.quantity = rate or SoftRate()
+        self.rate = self.quantity = rate or SoftRate(temperature=_TEMPERATURE)
         self.range = self.rate.range
 
 
@@ -93,8 +94,8 @@ class DemographicParity(_RateParity):
 
     Args:
         kappa: tolerance on a difference of rates, >= 0.
-        rate: the smoothed decision of a sample; a :class:`SoftRate` at threshold 0 by default, a :class:`TopShare` for
-            a budget.
+        rate: the smoothed decision of a sample; a :class:`SoftRate` at threshold 0 with temperature .4 by default, a
+            :class:`TopShare` for a budget.
         by: column of the groups: "group", or with a datamodule of tables any of its columns.
         against: "pairs", "rest" or "whole", see :class:`GroupComparisons`.
         groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.

@@ -6,9 +6,10 @@ from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.default import default_evaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
+from fcco_lightning.evaluation.numbers import NumberEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
-from fcco_lightning.evaluation.split import Collector, Split, concatenate, constraint_values, decided_values, summarise
+from fcco_lightning.evaluation.split import Collector, Split, concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
 from fcco_lightning.evaluation.values import ValueEvaluation
 
@@ -21,6 +22,7 @@ __all__ = [
     "Evaluation",
     "GroupEvaluation",
     "NeighbourEvaluation",
+    "NumberEvaluation",
     "RankingEvaluation",
     "RetrievalEvaluation",
     "Split",
@@ -30,7 +32,6 @@ __all__ = [
     "ValueEvaluation",
     "concatenate",
     "constraint_values",
-    "decided_values",
     "default_evaluation",
     "direction",
     "shown_split",

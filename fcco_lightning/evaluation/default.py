@@ -11,6 +11,7 @@ from fcco_lightning.evaluation.classes import ClassEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation
 from fcco_lightning.evaluation.neighbours import NeighbourEvaluation
+from fcco_lightning.evaluation.numbers import NumberEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
@@ -67,6 +68,7 @@ _BY_TYPE: dict[Any, Callable[[], Evaluation]] = {  # where nothing else of the o
     objectives.NeighbourhoodComponents: lambda: NeighbourEvaluation(distance="euclidean"),
     objectives.ListObjective: RetrievalEvaluation,
     objectives.CoxPartialLikelihood: SurvivalEvaluation,
+    objectives.SquaredError: NumberEvaluation,
 }
 for _kind, _evaluation in _BY_TYPE.items():
     default_evaluation.register(_kind, lambda objective, made=_evaluation: made())  # noqa: ARG005

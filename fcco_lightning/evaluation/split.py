@@ -122,7 +122,7 @@ def summarise(
     """Compute all figures of a split: those of the evaluation and those of the constraints.
 
     With constraints, ``worst_violation`` is max_i h_i, so that the weights are feasible where it is <= 0, ``vacuous``
-    is 1.0 or 0.0, and there is ``h/NAME`` of every constraint (:func:`constraint_values`).
+    is 1.0 or 0.0, and there are ``h/NAME`` and ``decided/NAME`` of every constraint (:func:`constraint_values`).
 
     Args:
         evaluation: The evaluation.
@@ -139,7 +139,8 @@ def summarise(
     if constraints:
         reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
         reason = "; ".join(dict.fromkeys(reasons)) or None
-        summary["worst_violation"] = max(values.values(), default=float("nan"))
+        smooth = [h for name, h in values.items() if name.startswith("h/")]
+        summary["worst_violation"] = max(smooth, default=float("nan"))
         summary["vacuous"] = float(bool(reasons))
     return summary | values, reason
 
@@ -148,30 +149,21 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
     """Compute h_i of every constraint on the whole split, in float64; arguments as of :func:`summarise`.
 
     Returns:
-        h_i by ``h/NAME``.  A constraint of which the split has no sample is absent.  Where two constraints have one
-        name, the later one gets an apostrophe.
+        h_i by ``h/NAME``, and on decisions, of constraints that smooth these, by ``decided/NAME``.  A constraint of
+        which the split has no sample is absent.  Where two constraints have one name, the later one gets an apostrophe.
     """
-    values: dict[str, float] = {}
-    names = unique_names([name for c in constraints for name in c.names])
+    smooth: dict[str, float] = {}
+    decided: dict[str, float] = {}
+    outputs, names = outputs.double(), unique_names([name for c in constraints for name in c.names])
     for c in constraints:
         own, names = names[: c.num_rows], names[c.num_rows :]
-        index, inner = inner_values(c, outputs.double(), batch)
-        for i, h in zip(index.tolist(), c.violation(inner).tolist(), strict=True):
-            values[f"h/{own[i]}"] = h
-    return values
-
-
-def decided_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Columns) -> dict[str, float]:
-    """Compute h_i on decisions, by the constraint's name, for constraints that smooth them; arguments as above."""
-    values: dict[str, float] = {}
-    names = unique_names([name for c in constraints for name in c.names])
-    for c in constraints:
-        own, names = names[: c.num_rows], names[c.num_rows :]
+        index, inner = inner_values(c, outputs, batch)
+        rows = [own[i] for i in index.tolist()]
+        smooth |= {f"h/{name}": h for name, h in zip(rows, c.violation(inner).tolist(), strict=True)}
         if c.smooths:
-            index, _ = inner_values(c, outputs.double(), batch)
-            decided = c.violation(c.decided(outputs.double(), batch))
-            values |= {own[i]: float(decided[i]) for i in index.tolist()}
-    return values
+            of_decisions = c.violation(c.decided(outputs, batch)[index])
+            decided |= {f"decided/{name}": h for name, h in zip(rows, of_decisions.tolist(), strict=True)}
+    return smooth | decided
 
 
 def inner_values(constraint: Constraint, outputs: Any, batch: Columns) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.errors import ConfigError
 
 Activation = Literal["relu", "sigmoid", "tanh"]
@@ -24,6 +24,9 @@ class TabularMLP(nn.Module):
         activation: "relu", "sigmoid" or "tanh".
         bias: whether layers have a constant.
         flatten: whether all numbers of a sample, such as those of an image, are one row of features.
+        offset: added to the outputs; about the mean of a label that is a number.
+        scale: > 0, with which the last layer is multiplied before; about the deviation of such a label, so that steps
+            are of its size.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class TabularMLP(nn.Module):
         activation: Activation = "relu",
         bias: bool = True,
         flatten: bool = False,
+        offset: float = 0.0,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
@@ -55,11 +60,13 @@ class TabularMLP(nn.Module):
                 layers += [_ACTIVATIONS[activation]()]
                 layers += [nn.Dropout(dropout)] if dropout else []
         self.layers = nn.Sequential(*layers)
-        self.single = out_features == 1
+        self.single, self.offset, self.scale = out_features == 1, offset, positive("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the rows of x, shape (B, in_features), or (B, ...) to flatten -> (B,) or (B, out_features)."""
         scores: Tensor = self.layers(x)
+        if (self.offset, self.scale) != (0.0, 1.0):
+            scores = self.offset + self.scale * scores
         return scores.squeeze(1) if self.single else scores
 
     def head(self) -> nn.Module:

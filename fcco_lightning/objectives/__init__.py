@@ -62,6 +62,7 @@ from fcco_lightning.objectives.recall_at_k import RecallAtK
 from fcco_lightning.objectives.robust_logistic import RobustLogistic
 from fcco_lightning.objectives.sample_dro import SampleDRO
 from fcco_lightning.objectives.sampled_softmax import SampledSoftmax
+from fcco_lightning.objectives.squared_error import SquaredError
 from fcco_lightning.objectives.view_contrastive import ViewContrastive
 
 __all__ = [
@@ -118,6 +119,7 @@ __all__ = [
     "SigmoidPair",
     "SmoothMaxPooling",
     "SoftRate",
+    "SquaredError",
     "SquaredHingePair",
     "SquaredLoss",
     "SquaredPair",

@@ -7,7 +7,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -15,43 +14,41 @@ import pandas as pd
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
-from rich.table import Table
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning.algorithms import Algorithm
-from fcco_lightning.checks import at_least, non_negative, positive
+from fcco_lightning.checks import at_least, fraction, non_negative, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
-from fcco_lightning.data.datamodules import TensorDataModule
+from fcco_lightning.data.datamodules.sample import LabelledSample, coded_groups
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation import ClassEvaluation, Evaluation
+from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
 from fcco_lightning.objectives import CrossEntropy, Objective
-from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.report import Report
-from fcco_lightning.reports.summary_table import split_tables
-from fcco_lightning.training import FCCOModule, WeightAverage
+from fcco_lightning.reports.training_report import TrainingReport
+from fcco_lightning.training import FCCOModule, Schedule
 
-_EPOCHS, _UPDATES = 12, 1500  # at least so many of both, where nothing is asked for
-_AVERAGED = 0.25  # part of the updates at the end, over which weights are averaged
+_EPOCHS, _UPDATES = 12, 500  # at least so many of both, where nothing is asked for
 _AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
 
 
 class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     r"""A perceptron that minimises an objective under constraints: ``min_w F(w)  subject to  h_j(w) <= 0``.
 
-    Features are standardised.  The network is trained with Adam on batches, and its weights are averaged over the last
-    quarter of the updates.  Constraints are enforced by multipliers that follow the rates of decisions
-    (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else (other networks, several processes, checkpoints)
-    there is :class:`~fcco_lightning.FCCOModule`.
+    Features are standardised.  The network is trained with AdamW on batches, with a learning rate that falls to 0 in
+    equal steps, so that weights and multipliers come to rest.  Constraints are enforced by multipliers that follow the
+    rates of decisions (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else (other networks, several
+    processes, checkpoints) there is :class:`~fcco_lightning.FCCOModule`.
 
     Decisions are those for a positive score, or for the largest one of several classes: the objective has to give the
     scores a meaning at 0, as cross-entropy does.  An objective of ranking, such as AUC, says nothing of that: use
@@ -64,10 +61,11 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             decided.
         algorithm: SONEX where something is to be remembered, else SGD, by default.
         hidden: widths of the hidden layers; empty for a linear model.
-        max_epochs: passes over the data; None for 12, or more where these are fewer than 1,500 updates.
+        max_epochs: passes over the data; None for 12, or more where these are fewer than 500 updates.
         batch_size: samples of a batch.
-        learning_rate: of Adam.
-        weight_decay: of the weights in a step, as a factor on the learning rate, as in AdamW.
+        learning_rate: of AdamW, at first.
+        weight_decay: share of the weights that an update takes away, which falls with the learning rate: that of AdamW
+            times the learning rate at first; None for 10 / n of n samples, at most .01.
         verbose: whether a progress bar is shown.
         random_state: of the first weights and of the batches.
 
@@ -94,9 +92,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         algorithm: Algorithm | None = None,
         hidden: Sequence[int] = (64, 64),
         max_epochs: int | None = None,
-        batch_size: int = 256,
+        batch_size: int = 512,
         learning_rate: float = 1e-3,
-        weight_decay: float = 1e-2,
+        weight_decay: float | None = None,
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -131,11 +129,11 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 f"y holds the class {str(self.classes_[0])!r} only: this classifier can't train when only one class is "
                 "present. Give samples of two classes or more."
             )
-        groups = _groups(sensitive_features, len(y))
+        groups = coded_groups(sensitive_features, len(y))
         self._require_groups(groups)
         self._scaler = StandardScaler(with_mean=not sparse.issparse(X)).fit(X)
         columns = {"x": self._scaled(X).float(), "y": torch.from_numpy(labels)}
-        data = _Sample(columns, groups, self._batches(len(y)), self._seed())
+        data = LabelledSample(columns, groups, self._batches(len(y)), self._seed())
         with _quiet(), torch.random.fork_rng():
             torch.manual_seed(data.seed)
             self._train(data)
@@ -163,19 +161,19 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
 
-    def _train(self, data: "_Sample") -> None:
+    def _train(self, data: LabelledSample) -> None:
         epochs = self._epochs(data) if self.max_epochs is None else at_least("max_epochs", self.max_epochs, 1)
         updates = epochs * data.updates
-        rate, decay = positive("learning_rate", self.learning_rate), non_negative("weight_decay", self.weight_decay)
+        rate, decay = positive("learning_rate", self.learning_rate), self._decay(data.num_train)
         module = FCCOModule(
             TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
             copy.deepcopy(self.objective) or CrossEntropy(),
             copy.deepcopy(list(self.constraints)),
             copy.deepcopy(self.penalty) or AdaptivePenalty(decisions=True),
             copy.deepcopy(self.algorithm),
-            optimizer=lambda params: torch.optim.AdamW(params, lr=rate, weight_decay=decay),
+            optimizer=lambda params: AdamW(params, lr=rate, weight_decay=decay / rate),
+            schedule=Schedule(lambda optimizer: PolynomialLR(optimizer, updates), interval="step"),
             evaluation=ClassEvaluation() if len(self.classes_) > 2 else None,
-            average=WeightAverage(decay=None, start=int((1 - _AVERAGED) * updates)),
         )
         with tempfile.TemporaryDirectory() as folder:
             report = Report(pictures=False, table=False, folder=folder)
@@ -200,7 +198,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         }
         self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)
 
-    def _epochs(self, data: "_Sample") -> int:
+    def _decay(self, n: int) -> float:
+        decay = default_decay(n) if self.weight_decay is None else non_negative("weight_decay", self.weight_decay)
+        fraction("1 - weight_decay", 1 - decay)
+        return decay
+
+    def _epochs(self, data: LabelledSample) -> int:
         return max(_EPOCHS, math.ceil(_UPDATES / data.updates))
 
     def _batches(self, n: int) -> UniformSampling:
@@ -226,96 +229,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 )
 
 
-class TrainingReport:
-    """What a training has achieved, for a notebook or a program.
-
-    Attributes:
-        figures: of the training split, as ``report.json`` of a run has them under ``train``.
-        headline: a sentence or more.
-    """
-
-    def __init__(
-        self,
-        report: Mapping[str, Any],
-        history: Sequence[dict[str, Any]],
-        evaluation: Evaluation,
-        final: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]],
-    ) -> None:
-        self.figures: Mapping[str, Any] = report["train"]
-        self.headline = str(report.get("verdict") or report.get("headline") or "")
-        self._report, self._history, self._evaluation, self._final = report, history, evaluation, final
-
-    @property
-    def tables(self) -> list[Table]:
-        """The tables of a run, to be printed by ``rich``."""
-        return split_tables(self._report)
-
-    def draw(self, folder: str | Path) -> list[Path]:
-        """Draw the pictures of the run as PNG files in a folder."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return self._evaluation.draw(list(self._history), self._final, Path(folder))
-
-    def __repr__(self) -> str:
-        return self.headline
-
-    def _repr_html_(self) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            return report_page("Training", self.headline, self.tables, self.draw(folder), whole=False)
-
-
-class _Sample(TensorDataModule):
-    """The training split alone, with its groups."""
-
-    def __init__(
-        self, columns: dict[str, Tensor], groups: Mapping[str, pd.Categorical], batches: UniformSampling, seed: int
-    ) -> None:
-        coded = {name: torch.from_numpy(column.codes.astype(np.int64)) for name, column in groups.items()}
-        columns = columns | coded
-        super().__init__({"train": columns, "test": columns}, batches=batches, seed=seed)
-        self._names = {name: [str(value) for value in column.categories] for name, column in groups.items()}
-        self.group_names = self._names.get("group", [])
-        self.updates = max(1, len(columns["y"]) // batches.batch_size)
-
-    def groups_of(self, name: str) -> tuple[str, list[str]]:
-        """The column of a sensitive feature, and the names of its groups."""
-        return name, self._names[name]
-
-    def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
-        """Of the training split."""
-        return {"train": super().evaluation_loaders()["train"]}
-
-
-def _groups(sensitive: Any, n: int) -> dict[str, pd.Categorical]:
-    """The groups of every sensitive feature by its name; the first one is called "group", too.
-
-    Raises:
-        DataError: if there are missing cells, or one group only.
-        ValueError: if there are not n of them.
-    """
-    if sensitive is None:
-        return {}
-    table = (
-        sensitive if isinstance(sensitive, pd.DataFrame) else pd.DataFrame({"group": pd.Series(np.ravel(sensitive))})
-    )
-    check_consistent_length(np.empty(n), table)
-    found = {str(name): _coded(str(name), table[name]) for name in table}
-    return found | {"group": next(iter(found.values()))}
-
-
-def _coded(name: str, column: Any) -> pd.Categorical:
-    missing = int(column.isna().sum())
-    if missing:
-        raise DataError(
-            f"{missing} of {len(column)} cells of the sensitive feature {name!r} are missing, first in row "
-            f"{int(np.flatnonzero(column.isna())[0])}. Leave these samples out, or give them a group of their own."
-        )
-    coded = pd.Categorical(column)
-    if len(coded.categories) < 2:
-        raise DataError(
-            f"the sensitive feature {name!r} has one group only, {str(coded.categories[0])!r}, so there is nothing to "
-            "compare. Give another column, or leave the constraints out."
-        )
-    return coded
+def default_decay(n: int) -> float:
+    """Share of the weights that an update takes away: like a ridge, it counts the less the more samples there are."""
+    return min(0.01, 10 / n)
 
 
 @contextmanager

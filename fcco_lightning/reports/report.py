@@ -14,7 +14,7 @@ from fcco_lightning.analysis import intervals
 from fcco_lightning.constraints import unique_names
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation import Evaluation, Split, decided_values
+from fcco_lightning.evaluation import Evaluation, Split
 from fcco_lightning.evaluation.pictures import plot_multipliers
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
@@ -197,7 +197,6 @@ def _figures(module: FCCOModule, name: str, split: Split, choice: BestFeasible) 
     summary = _as_reported(module.summarise(name, split))
     bounds = intervals(module.constraints, split.outputs, split.columns, clusters=choice.clusters_in(split.columns))
     parts = {
-        "decided": decided_values(module.constraints, split.outputs, split.columns),
         "multipliers": module.multipliers(),
         "intervals": {name: one._asdict() for name, one in bounds.items()},
     }
@@ -224,9 +223,11 @@ def _checkpoint(trainer: Trainer, folder: Path, *, chosen: bool) -> dict[str, An
 
 
 def _as_reported(summary: dict[str, float]) -> dict[str, Any]:
-    """``vacuous`` as a truth value, constraints in a table of their own."""
-    kept: dict[str, Any] = {k: v for k, v in summary.items() if not k.startswith("h/")}
+    """``vacuous`` as a truth value; constraints, and these on decisions, in tables of their own."""
+    kept: dict[str, Any] = {k: v for k, v in summary.items() if not k.startswith(("h/", "decided/"))}
     if "vacuous" in kept:
         kept["vacuous"] = bool(kept["vacuous"])
-    constraints = {k.removeprefix("h/"): v for k, v in summary.items() if k.startswith("h/")}
-    return {**kept, "constraints": constraints} if constraints else kept
+    for prefix, name in (("h/", "constraints"), ("decided/", "decided")):
+        if table := {k.removeprefix(prefix): v for k, v in summary.items() if k.startswith(prefix)}:
+            kept[name] = table
+    return kept

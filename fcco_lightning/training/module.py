@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -136,7 +136,10 @@ class FCCOModule(EvaluatingModule):
         if self.average is not None:
             require_wide(trainer.precision)
         own = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
-        return [Announce(), LoopProgress(), OneLine(), WholeColumns(), *own]
+        callbacks: list[Callback] = [Announce(), LoopProgress(), OneLine(), WholeColumns(), *own]
+        kinds = {type(callback) for callback in callbacks}  # of an earlier call: Lightning would say what it replaces
+        trainer.callbacks = [c for c in trainer.callbacks if type(c) not in kinds]  # type: ignore[attr-defined]
+        return callbacks
 
     def setup(self, stage: str) -> None:
         """Size the network and the dual state from the data.

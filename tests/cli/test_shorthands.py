@@ -90,6 +90,20 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 4, ["--trainer.max_steps", "5"], {"--trainer.max_epochs": None}),
         (["yes", "no"] * 4, ["--model.constraints", "EqualizedOdds"], {"--model.objective": "CrossEntropy"}),
         (list("abc") * 4, [], {"--model.objective": "CrossEntropy", "--model.network.out_features": "3"}),
+        (list(range(3)) * 4, [], {"--model.objective": "CrossEntropy", "--model.network.out_features": "3"}),
+        ([f"t{i}" for i in range(30)], [], {"--model.network.out_features": "30"}),
+        (
+            [10.5, 20.0, 30.0] * 4,
+            [],
+            {
+                "--data.columns.target": "number",
+                "--model.objective": "SquaredError",
+                "--model.network.offset": "20.2",
+                "--model.network.scale": "8.32",
+            },
+        ),
+        (list(range(30)), ["--model.network", "TabularMLP"], {"--model.objective": "SquaredError"}),
+        (list(range(30)), ["--data.columns.positive", "3"], {"--model.objective": "AUC"}),
         (["yes", "no"] * 4, ["--data.columns.sensitive", "sex"], {"--data.columns.favoured": "m"}),
         (["yes", "no"] * 4, ["--data.test", "u.csv"], {"--data.splits.test_fraction": None}),
         (["yes", "no"] * 4, ["--model.network", "TabularMLP"], {"--model.network": None}),
@@ -116,6 +130,26 @@ def test_nothing_is_assumed_where_it_is_said(table, capsys, more, tmp_path):
     words = ["fit", *more, "--data.train", table(["a", "b"]), "--data.columns.label", "y"]
     assert written_out(words) == words
     assert capsys.readouterr().err == ""
+
+
+def test_three_groups_are_named_with_both_ways_out(table):
+    from fcco_lightning import ConfigError
+
+    path = table(["yes", "no"] * 4)
+    words = ["fit", "--data.train", path, "--data.columns.label", "y", "--data.columns.sensitive", "age"]
+    with pytest.raises(ConfigError, match=r"age has 7 groups .*favoured, or .*--model\.constraints\.by age") as raised:
+        written_out(words)
+    assert "\n" not in str(raised.value)
+    assert "--data.columns.favoured" in written_out([*words, "--data.columns.favoured", "3"])
+
+
+def test_one_group_is_named_with_the_way_out(tmp_path):
+    from fcco_lightning import ConfigError
+
+    (tmp_path / "t.csv").write_text("age,sex,y\n1,m,a\n2,m,b\n3,m,a\n")
+    words = ["fit", "--data.train", str(tmp_path / "t.csv"), "--data.columns.label", "y"]
+    with pytest.raises(ConfigError, match=r"sensitive sex has one group only, 'm'.* Name another column"):
+        written_out([*words, "--data.columns.sensitive", "sex"])
 
 
 def test_a_table_that_cannot_be_read_is_left_to_the_datamodule():

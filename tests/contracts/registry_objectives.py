@@ -15,6 +15,7 @@ from fcco_lightning import (
     MultiLabelLoss,
     MultiTaskGroupDRO,
     SampleDRO,
+    SquaredError,
     WorstGroupDRO,
 )
 from fcco_lightning.models.outputs import Embeddings
@@ -60,6 +61,10 @@ def cross_entropy(s, columns):
 
 def softmax_cross_entropy(s, columns):
     return mean([torch.log(sum(torch.exp(v) for v in row)) - row[y] for row, y in zip(s, columns["y"], strict=True)])
+
+
+def squared_error(s, columns):
+    return mean([(score - y) ** 2 for score, y in zip(s, columns["y"], strict=True)])
 
 
 def auc(loss):
@@ -155,6 +160,9 @@ _TASKS = {"outputs": scores(N, 2), "columns": _LABELS, "missing": "group", "bad_
 CASES = {
     "cross entropy": Case(
         CrossEntropy, scores(), table_columns(), cross_entropy, unbiased=("uniform", "balanced"), missing="y"
+    ),
+    "squared error": Case(
+        SquaredError, scores(), table_columns(), squared_error, unbiased=("uniform", "balanced"), missing="y"
     ),
     "cross entropy of classes": Case(
         CrossEntropy,

@@ -16,7 +16,10 @@ from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
     log_loss,
+    mean_absolute_error,
+    mean_squared_error,
     ndcg_score,
+    r2_score,
     recall_score,
     roc_auc_score,
     root_mean_squared_error,
@@ -37,6 +40,7 @@ from fcco_lightning import (
     DataError,
     Evaluation,
     GroupEvaluation,
+    NumberEvaluation,
     RankingEvaluation,
     RetrievalEvaluation,
     SurvivalEvaluation,
@@ -330,8 +334,21 @@ def of_neighbours(outputs, batch):
     return {"knn_accuracy": accuracy_score(y, found), "spread": spread}
 
 
+def numbers():
+    generator = torch.Generator().manual_seed(0)
+    outputs, y = torch.randn(40, generator=generator), 3 + 2 * torch.randn(40, generator=generator)
+    return Case(NumberEvaluation(), outputs, {"y": y}, of_numbers)
+
+
+def of_numbers(outputs, batch):
+    y, found = batch["y"].double().numpy(), outputs.double().numpy()
+    rmse = mean_squared_error(y, found) ** 0.5
+    return {"rmse": rmse, "mae": mean_absolute_error(y, found), "r2": r2_score(y, found)}
+
+
 CASES = {
     BinaryEvaluation: binary,
+    NumberEvaluation: numbers,
     GroupEvaluation: groups,
     RankingEvaluation: ranking,
     BagEvaluation: bags,

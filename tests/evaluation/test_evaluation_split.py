@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcco_lightning import DataError, DemographicParity, Evaluation, GroupAUCAtLeast, MeanAtMost, NonForgetting
-from fcco_lightning.evaluation import concatenate, constraint_values, decided_values, summarise
+from fcco_lightning.evaluation import concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.split import first_occurrences
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.state.processes import Processes
@@ -92,6 +92,11 @@ def test_columns_that_a_constraint_would_misread_are_named():
 def test_constraints_on_decisions_are_counted():
     scores = torch.tensor([0.3, -0.1, 2.0, -3.0, 0.2, 0.1])
     columns = {"y": torch.tensor([1, 0, 1, 0, 1, 0]), "group": torch.tensor([0, 0, 0, 1, 1, 1])}
-    found = decided_values([DemographicParity(kappa=0.1), GroupAUCAtLeast(0.6)], scores, columns)
-    assert list(found) == ["selection rate"]  # the AUC smooths no decision
-    assert found["selection rate"] == pytest.approx(abs(2 / 3 - 2 / 3) - 0.1)
+    constraints = [DemographicParity(kappa=0.1), GroupAUCAtLeast(0.6)]
+    found = constraint_values(constraints, scores, columns)
+    assert [name for name in found if name.startswith("decided/")] == ["decided/selection rate"]  # the AUC smooths none
+    assert found["decided/selection rate"] == pytest.approx(abs(2 / 3 - 2 / 3) - 0.1)
+    figures, _ = summarise(Size(), constraints, scores, columns)
+    smooth = [h for name, h in found.items() if name.startswith("h/")]
+    assert figures["worst_violation"] == max(smooth)
+    assert figures["decided/selection rate"] == found["decided/selection rate"]

@@ -14,6 +14,16 @@ def test_a_sigmoid_layer_without_constants_by_hand():
     np.testing.assert_allclose(network(x).detach().numpy(), expected[:, 0], rtol=1e-5)
 
 
+def test_outputs_of_the_size_of_a_label():
+    torch.manual_seed(0)
+    plain = TabularMLP([3], in_features=2)
+    torch.manual_seed(0)
+    scaled, x = TabularMLP([3], in_features=2, offset=50.0, scale=4.0), torch.randn(5, 2)
+    torch.testing.assert_close(scaled(x), 50 + 4 * plain(x))
+    with pytest.raises(ConfigError, match="scale must be"):
+        TabularMLP(scale=0.0)
+
+
 def test_an_activation_that_is_not_known():
     with pytest.raises(ConfigError, match="activation must be one of 'relu', 'sigmoid', 'tanh', got 'gelu'"):
         TabularMLP(activation="gelu")

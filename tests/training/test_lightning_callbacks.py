@@ -198,3 +198,13 @@ def test_a_checkpoint_of_an_exception_continues(make_module, make_trainer, tmp_p
         fit(make_module, make_trainer, tmp_path, [Failing(), Kept(tmp_path)])
     resumed = fit(make_module, make_trainer, tmp_path, [], tmp_path / "on_exception.ckpt")
     require_same(resumed, fit(make_module, make_trainer, tmp_path, []))
+
+
+def test_a_trainer_that_is_used_again_is_not_told_what_it_replaces(make_module, make_trainer, caplog):
+    module, trainer = make_module(), make_trainer(max_epochs=1)
+    with caplog.at_level("INFO"):
+        trainer.fit(module, make_data(**DATA))
+        trainer.test(module, make_data(**DATA), verbose=False)
+        kinds = [type(callback) for callback in trainer.callbacks]
+    assert len(set(kinds)) == len(kinds)
+    assert "will override" not in caplog.text
