@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import logging
 import math
 import sys
 from pathlib import Path
@@ -21,6 +22,14 @@ FOLDER = Path(__file__).parents[1] / "examples/benchmarks"
 @pytest.fixture(autouse=True)
 def beside_the_scripts(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
+
+
+@pytest.fixture(autouse=True)
+def lightning_talks_again_after_a_script():
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def in_this_process(jobs, workers, shown, run=None):

@@ -37,10 +37,10 @@ class RowsCheckpointIO(CheckpointIO):
     Args:
         inner: what does the work; a plain local file is written here, to a temporary file in the same folder that then
             takes its place, because a temporary file on another file system cannot do so at once.
-        trainer: which reads checkpoints.
+        trainer: which reads checkpoints; None in a loop of one's own.
     """
 
-    def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:
+    def __init__(self, inner: CheckpointIO, trainer: Trainer | None = None) -> None:
         self.inner, self.trainer = inner, trainer
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -83,7 +83,8 @@ class RowsCheckpointIO(CheckpointIO):
 
     def _fill(self, checkpoint: dict[str, Any]) -> None:
         """Read divided tensors, in the parts of this process where weights are divided now."""
-        strategy, module = self.trainer.strategy, self.trainer.lightning_module
+        strategy = None if self.trainer is None else self.trainer.strategy
+        module = None if self.trainer is None else self.trainer.lightning_module
         mesh = strategy.device_mesh["data_parallel"] if isinstance(strategy, ShardedWeights) else None
         processes = getattr(module, "processes", None) or Processes(alone=True)
         with processes.together():
