@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import normalize
 from torch.utils.weak import WeakIdRef
 
@@ -193,10 +194,14 @@ class CLIPModel(BatchNetwork):
         return embedded, _class_means(embedded.pop(prompts), tokens)
 
     def _kept_classes(self, tokens: Tensor) -> Tensor:
-        """The classes without graph, computed again only after the text tower has changed."""
+        """The classes without graph, computed again only after the text tower has changed.
+
+        Where weights are divided over processes they are computed every time: gathered weights do not tell whether they
+        have changed, and all processes must take part in gathering them.
+        """
         sources = [p for name, p in self.model.named_parameters() if name in self._depths and not _is_image(name)]
         stamp = _stamp([*sources, tokens])
-        if self._kept is None or self._kept[0] != stamp:
+        if self._kept is None or self._kept[0] != stamp or _is_gathered(self):
             # Neither an inference tensor: the images may be trained with these.
             with torch.inference_mode(False), torch.no_grad():
                 rows = [self._embed_texts(some) for some in torch.split(tokens.flatten(0, 1), _TEXTS_AT_ONCE)]
@@ -231,6 +236,11 @@ def _stamp(sources: list[Tensor]) -> Any:
     versions = (object() if s.is_inference() else s._version for s in sources)
     tensors = [(WeakIdRef(s), version, s.data_ptr()) for s, version in zip(sources, versions, strict=True)]
     return tensors, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def _is_gathered(network: nn.Module) -> bool:
+    """Whether weights are divided over processes, and gathered where they are used."""
+    return any(isinstance(module, FSDPModule) for module in network.modules())
 
 
 def _unit(features: Tensor) -> Tensor:
