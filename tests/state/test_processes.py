@@ -45,19 +45,20 @@ def test_gather_concatenates_in_the_order_of_ranks(pool, sizes):
 
 
 def gather_many(processes, rounds):
-    results, collectives, original = [], [], dist.all_gather_into_tensor
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    results, collectives, original = [], [], getattr(dist, name)
 
     def counted(*args, **options):
         collectives[-1] += 1
         return original(*args, **options)
 
-    dist.all_gather_into_tensor = counted
+    setattr(dist, name, counted)
     try:
         for seed, sizes in enumerate(rounds):
             collectives.append(0)
             results.append(processes.gather(columns(processes.rank, sizes[processes.rank], seed)).tensors)
     finally:
-        dist.all_gather_into_tensor = original
+        setattr(dist, name, original)
     return results, collectives
 
 
