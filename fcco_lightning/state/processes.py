@@ -224,9 +224,7 @@ class Processes:
             if header[1] <= self._capacity:
                 pack(contents, buffer[_HEADER_BYTES:])
             everything, started = buffer.new_empty(self.size, len(buffer)), time.perf_counter()
-            gather = (
-                getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-            )  # the earlier name
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the earlier name
             work = gather(everything.view(-1), buffer, group=self.group, async_op=True)
             if work is not None:
                 work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
