@@ -158,7 +158,9 @@ def test_the_core_runs_without_lightning():
         "core = 'outer state estimators objectives constraints algorithms engine evaluation analysis'\n"
         "for p in core.split():\n"
         "    importlib.import_module(f'fcco_lightning.{p}')\n"
-        "assert 'lightning' not in sys.modules"
+        "assert 'lightning' not in sys.modules\n"
+        "import fcco_lightning.models\n"
+        "assert 'torch.distributed.fsdp' not in sys.modules, 'a third of the time that torch takes to load'"
     )
     assert done.returncode == 0, done.stderr
 

@@ -44,7 +44,7 @@ class Estimation(Algorithm, ABC):
         return self.objective_estimator if term.name == "objective" else self.estimator
 
     def smoothed(self, reading: Reading) -> OuterFunction:
-        """F of a reading, as the algorithm smooths it."""
+        """The outer function of a reading, as the algorithm smooths it."""
         fixed = reading.term.smoothed if reading.outer is reading.term.outer else None
         return fixed or self.smoothing(reading.outer)
 

@@ -82,7 +82,7 @@ class OfMeans(OverSides, ABC):
         return self.measure_at([outputs], batch)[0]
 
     def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
-        """Of which sides the samples are is found out once."""
+        """The shares of the samples in the means are the same at all points, and computed once."""
         return [(None, rows) for rows in self._rows_of_means([self.of_samples(at, batch) for at in points], batch)]
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import normalize
 from torch.utils.weak import WeakIdRef
 
@@ -19,7 +18,7 @@ from fcco_lightning.models.base import BatchNetwork, ParameterGroup
 from fcco_lightning.models.clip_config import CLIPConfig, clip_config
 from fcco_lightning.models.outputs import Embeddings
 from fcco_lightning.state.checkpoint_files import rows_folder
-from fcco_lightning.state.divided import put_back
+from fcco_lightning.state.divided import is_gathered, put_back
 
 _BLOCK = re.compile(r"(?:resblocks|blocks?|layers?)\.?(\d+)\.")  # of transformers, ResNets and Hugging Face's texts
 _TOP = re.compile(r"^(?:visual|text)?\.?(?:proj|head|ln_post|ln_final|text_projection|attn_pool\w*|attnpool)\b")
@@ -201,7 +200,7 @@ class CLIPModel(BatchNetwork):
         """
         sources = [p for name, p in self.model.named_parameters() if name in self._depths and not _is_image(name)]
         stamp = _stamp([*sources, tokens])
-        if self._kept is None or self._kept[0] != stamp or _is_gathered(self):
+        if self._kept is None or self._kept[0] != stamp or is_gathered(self):
             # Neither an inference tensor: the images may be trained with these.
             with torch.inference_mode(False), torch.no_grad():
                 rows = [self._embed_texts(some) for some in torch.split(tokens.flatten(0, 1), _TEXTS_AT_ONCE)]
@@ -236,11 +235,6 @@ def _stamp(sources: list[Tensor]) -> Any:
     versions = (object() if s.is_inference() else s._version for s in sources)
     tensors = [(WeakIdRef(s), version, s.data_ptr()) for s, version in zip(sources, versions, strict=True)]
     return tensors, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-
-
-def _is_gathered(network: nn.Module) -> bool:
-    """Whether weights are divided over processes, and gathered where they are used."""
-    return any(isinstance(module, FSDPModule) for module in network.modules())
 
 
 def _unit(features: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ class AbsoluteDistance(OfArgument):
         return self.centre + d.sign() * self.phi.prox(d.abs(), lam)
 
     def average(self, u: Tensor, sigma: float) -> Tensor:
-        """The sum of ``phi(d)`` and ``phi(-d)``, averaged, but for ``phi(0)``: phi does not change below 0."""
+        """``E phi(|d|) = E phi(d) + E phi(-d) - phi(0)``, because phi is constant below 0."""
         self._require_flat()
         d = self._away(u)
         return self.phi.average(d, sigma) + self.phi.average(-d, sigma) - self.phi.value(torch.zeros_like(d))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fcco_lightning.state.row_files import Manifest, read_manifest, read_rows
 
@@ -24,6 +24,14 @@ _PLACES = ("state_dict", "optimizer_states", "fcco")  # of a checkpoint that may
 def is_divided(value: object) -> bool:
     """Whether a value is a tensor that lies in parts on several processes, a ``DTensor``."""
     return hasattr(value, "to_local")
+
+
+def is_gathered(network: nn.Module) -> bool:
+    """Whether weights of a network are gathered from several processes where they are used, as FSDP2 does.
+
+    While they are in use they look whole, so that :func:`is_divided` does not tell.
+    """
+    return any(hasattr(module, "set_reshard_after_forward") for module in network.modules())
 
 
 def part_of(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.evaluation import Collector, Evaluation, Split, summarise
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import CrossEntropy, Objective
-from fcco_lightning.state.divided import is_divided
+from fcco_lightning.state.divided import is_gathered
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.execution import Execution
 
@@ -93,18 +93,13 @@ class EvaluatingModule(LightningModule):
 
         Only where weights are divided: nobody could gather them for the others' batches otherwise.
         """
-        if done + 1 == batches[loader] and self._divided:
+        if done + 1 == batches[loader] and is_gathered(self.network):
             self._evaluate_again(self.network, columns_of(batch), done + 1)
 
     @torch.no_grad()
     def _evaluate_again(self, network: nn.Module, columns: Columns, done: int) -> None:
         for _ in range(self.processes.largest(done) - done):
             outputs_of_columns(network, columns)
-
-    @property
-    def _divided(self) -> bool:
-        """Whether the weights lie in parts on the processes."""
-        return any(is_divided(p) for p in self.network.parameters())
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
         if loader not in self._collected:
@@ -154,7 +149,7 @@ class EvaluatingModule(LightningModule):
                 moved = self.transfer_batch_to_device(columns, self.device, 0)
                 outputs = pytree.tree_map(Tensor.cpu, outputs_of_columns(network, moved))
                 self._add(collector, outputs, other_columns(network, columns))
-            if self._divided:
+            if is_gathered(network):
                 self._evaluate_again(network, moved, done)
         self.train(was_training)
         return collector.split(self.processes)

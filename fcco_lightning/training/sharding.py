@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.algorithms import MSVR, OOA, Algorithm, DoubleLoop, SingleLoop
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.state.divided import divided_as, is_divided, parts_of
+from fcco_lightning.state.divided import divided_as, is_divided, is_gathered, parts_of
 from fcco_lightning.state.processes import Processes
 
 _PATIENCE = 10.0  # seconds in which the others hear of a failure, if they do not wait for a part of the weights
@@ -132,7 +132,7 @@ def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard  # noqa: PLC0415 - slow to import
 
-    if any(isinstance(module, FSDPModule) for module in network.modules()):
+    if is_gathered(network):
         return
     processes.patience = _PATIENCE
     processes.copy_first_([*network.parameters(), *network.buffers()])
