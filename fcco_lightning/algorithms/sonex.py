@@ -11,8 +11,9 @@ class SONEX(SingleLoop):
     r"""Smoothed outer functions, corrected averages, one loop (SONEX paper, Alg. 1; constraints: eq. (40)).
 
     For outer functions f_i with kinks, such as the hinge of a constraint; they need not be convex.  Each is replaced
-    by its Moreau envelope ``f_{i,lam}(u) = min_v f_i(v) + |v - u|^2 / (2 lam)``, which is smooth; and of each
-    inner value g_i(w) a running mean u_i is remembered, with a correction for the last move of the weights:
+    by its Moreau envelope ``f_{i,lam}(u) = min_v f_i(v) + |v - u|^2 / (2 lam)``, which is smooth (an f_i
+    without kinks stays as it is); and of each inner value g_i(w) a running mean u_i is remembered, with a correction
+    for the last move of the weights:
 
     ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples,
     ``G = grad g_0 + (1/B1) sum_i Jac g_i(w_t)^T grad f_{i,lam}(u_i)`` with the OLD u_i (erratum SONEX-4).
