@@ -221,8 +221,8 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         max_passes: stop after so many passes over the data, with a warning.
         random_state: seed of the solvers that draw samples.
         wasserstein: how far samples may move, a :class:`WassersteinBall`; for the logistic loss of two classes and
-            the solver "proximal", which "auto" then is, with mu > 0.  With ``ambiguity=CappedSimplex(1.0)`` the weights are 1/n, as
-            its source has them.  None for no moves.
+            the solver "proximal", which "auto" then is, with mu > 0.  With ``ambiguity=CappedSimplex(1.0)`` the
+            weights are 1/n, as its source has them.  None for no moves.
 
     Attributes:
         classes_: the labels, sorted.
