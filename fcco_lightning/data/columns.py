@@ -58,29 +58,31 @@ def require_filled(column: pd.Series, argument: str, where: str) -> None:
         )
 
 
-def indicator(column: pd.Series, value: object, argument: str, where: str) -> Tensor:
-    """Mark the cells equal to ``value``; 1, 1.0, True and "1" are equal, and so are "a" and " a ".
-
-    Args:
-        column: n cells without gaps.
-        value: what to look for.
-        argument: which argument named ``value``, for the message.
-        where: what the table is, for the message.
+def marked(column: pd.Series, values: Iterable[object]) -> Tensor:
+    """Mark the cells equal to one of ``values``; 1, 1.0, True and "1" are equal, and so are "a" and " a ".
 
     Returns:
-        int64 tensor of shape (n,) with values in {0, 1}.
+        int64 tensor of shape (n,) with values in {0, 1}; 0 for missing cells.
+    """
+    wanted = {_key(_text(value)) for value in values}
+    text = text_of(column)
+    found = [cell for cell in text.dropna().unique() if _key(cell) in wanted]
+    return torch.from_numpy(text.isin(found).to_numpy().astype(np.int64))
+
+
+def indicator(column: pd.Series, value: object, argument: str, where: str) -> Tensor:
+    """Mark the cells equal to ``value`` as :func:`marked` does, of which there must be one.
 
     Raises:
-        DataError: if no cell equals ``value``, listing the values there are.
+        DataError: naming the ``argument`` and the table ``where``, and listing the values there are.
     """
-    text = text_of(column)
-    found = [cell for cell in text.unique() if _key(cell) == _key(_text(value))]
-    if not found:
+    found = marked(column, [value])
+    if not bool(found.any()):
         raise DataError(
             f"{argument}={value!r} is not a value of column {str(column.name)!r} in {where}. "
-            f"Its values are {listed(text.unique())}."
+            f"Its values are {listed(text_of(column).unique())}."
         )
-    return torch.from_numpy(text.isin(found).to_numpy().astype(np.int64))
+    return found
 
 
 def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series], Tensor]:
@@ -105,12 +107,10 @@ def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series
     others = [value for value in values if _key(_text(value)) not in present]
     for value in others:
         _require_comparison(value, column, listed(present.values()))
-    wanted = {_key(_text(value)) for value in values} & present.keys()
     compared = [comparisons(value) for value in others]
 
     def test(cells: pd.Series) -> Tensor:
-        keys = {text: _key(text) in wanted for text in text_of(cells.dropna()).unique()}
-        mask = text_of(cells).map(keys).eq(True).to_numpy(dtype=bool)
+        mask = marked(cells, [value for value in values if value not in others]).bool().numpy()
         for bounds in compared:
             numbers = cells.to_numpy(dtype=np.float64, na_value=np.nan)
             mask = mask | np.logical_and.reduce([operate(numbers, bound) for operate, bound in bounds])

@@ -178,6 +178,7 @@ class Grouping:
     Attributes:
         by: the columns with their parts.
         names: names of the G groups.
+        unseen: names of the groups G, G + 1, ... that :meth:`number_unseen` found.
         sizes: rows of every group in the table of the fit.
         left_out: combinations that were too small -> their rows in the table of the fit (merged ones included).
 
@@ -193,6 +194,7 @@ class Grouping:
     def __init__(self, groups: Groups) -> None:
         self.min_size, self.small, self.by = groups.min_size, groups.small, groups.parts
         self.names: list[str] = []
+        self.unseen: list[str] = []
         self.sizes: list[int] = []
         self.left_out: dict[str, int] = {}
         self._index = pd.Index([])
@@ -228,8 +230,22 @@ class Grouping:
             self.names, self.sizes = [*self.names, OTHER], [*self.sizes, sum(self.left_out.values())]
         return self
 
+    def number_unseen(self, frames: Mapping[str, pd.DataFrame]) -> None:
+        """Number the combinations that the table of the fit did not have, sorted by name, from G on.
+
+        Args:
+            frames: what a table is, for messages -> the table.
+        """
+        if self._merged:  # they are of the group "other"
+            return
+        cells = pd.concat([self._cells(frame, where) for where, frame in frames.items()]).drop_duplicates()
+        found = {self._name(cell): cell for cell in cells.itertuples(index=False, name=None)}
+        self.unseen = sorted(found.keys() - {*self.names, *self.left_out})
+        if self.unseen:
+            self._index = self._index.append(pd.MultiIndex.from_tuples([found[name] for name in self.unseen]))
+
     def assign(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
-        """Return the group of every row, shape (n,), int64 in 0..G-1; -1 for rows of no group.
+        """Return the group of every row, shape (n,), int64 in 0..G-1 or a number of ``unseen``; -1 for rows of none.
 
         Args:
             frame: n rows.

@@ -1,5 +1,6 @@
 """Images that are decoded when a batch asks for them."""
 
+import copy
 import io
 import math
 import random
@@ -9,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Images(Protocol):
-    """n images by position: a list of paths, :class:`ImageColumn`, or anything else with these two methods."""
+    """n images by position: a list of paths, :class:`DatasetColumn`, or anything else with these two methods."""
 
     def __len__(self) -> int: ...
 
@@ -58,7 +59,6 @@ class ImageTable(TensorTable):
         corrupt: "error" refuses images that are missing or unreadable, "blank" puts black ones in their place, "skip"
             leaves them out of their batch, which gets shorter.  The latter two count them in :attr:`num_corrupt` and
             warn at the first.
-        root: folder that relative paths start from.
         views: 2 gives a second random view of every image, as the column ``x2``.
         most_pixels: images of more pixels are not decoded; PIL itself refuses those of more than 179 million.
         after: what is done to every view of an image after the transform: position, (3, H, W) -> (3, H, W); None for
@@ -84,7 +84,6 @@ class ImageTable(TensorTable):
         *,
         seed: int | None = None,
         corrupt: Literal["error", "blank", "skip"] = "error",
-        root: str | PathLike[str] = "",
         views: Literal[1, 2] = 1,
         most_pixels: int = MOST_PIXELS,
         after: Callable[[int, Tensor], Tensor] | None = None,
@@ -97,7 +96,7 @@ class ImageTable(TensorTable):
                 f"{sorted(columns)}."
             )
         self.images: Any = images
-        self.transform, self.root = transform, Path(root)
+        self.transform = transform
         self.seed = None if seed is None else at_least("seed", seed, 0)
         self.views, self.most_pixels, self.after = views, at_least("most_pixels", most_pixels, 1), after
         # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
@@ -117,6 +116,13 @@ class ImageTable(TensorTable):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that random transforms depend on; ``ResumableLoader`` calls it."""
         self._epoch.fill_(at_least("epoch", epoch, 0))
+
+    def plain(self, transform: Callable[[Any], Tensor]) -> Self:
+        """Return a view of the same images and columns as in epoch 0, always, by a transform that draws nothing."""
+        view = copy.copy(self)
+        view.transform, view.seed, view.views = transform, None, 1
+        view._epoch = _shared(torch.zeros((), dtype=torch.int64))
+        return view
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         """Return sample ``i``: ``x`` (3, H, W) float32 and every column without its first dimension.
@@ -175,11 +181,9 @@ class ImageTable(TensorTable):
     def _image(self, i: int) -> "Image | None":
         stored = self.images[i]
         try:
-            return _decoded(stored, self.root, self.most_pixels)
+            return _decoded(stored, self.most_pixels)
         except Exception as error:  # PIL's decoders raise almost any kind
-            unreadable = (
-                f"Row {i}: the image {_name_of(stored, self.root)} cannot be read ({type(error).__name__}: {error})"
-            )
+            unreadable = f"Row {i}: the image {_name_of(stored)} cannot be read ({type(error).__name__}: {error})"
             if self.corrupt == "error":
                 raise DataError(
                     f"{unreadable}. Restore or remove it, or set corrupt='blank' to put a black image in its place, or "
@@ -200,27 +204,35 @@ class ImageTable(TensorTable):
         return PIL.Image.new("RGB", (224, 224)) if blank else None
 
 
-class ImageColumn:
-    """The image column of a ``datasets.Dataset``, read row by row and left undecoded.
+class DatasetColumn:
+    """A column of a ``datasets.Dataset``, read when its cells are asked for; images are left undecoded.
 
     Args:
         dataset: the data set.
-        name: its image column (or a column of paths or bytes).
+        name: its column, or "column.field" for the field of a column of mappings.
     """
 
     def __init__(self, dataset: Any, name: str) -> None:
         import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
-        self.name, self.dataset = name, dataset.select_columns([name])
-        if isinstance(dataset.features[name], datasets.Image):
+        column, _, self.field = (name, "", "") if name in dataset.column_names else name.partition(".")
+        self.name, self.dataset = column, dataset.select_columns([column])
+        if isinstance(dataset.features[column], datasets.Image):
             # ImageTable decodes all kinds of images the same way, and can then name the file that fails.
-            self.dataset = self.dataset.cast_column(name, datasets.Image(decode=False))
+            self.dataset = self.dataset.cast_column(column, datasets.Image(decode=False))
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, i: int) -> Any:
-        return self.dataset[int(i)][self.name]
+        return self._inner(self.dataset[int(i)][self.name])
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.dataset.iter(batch_size=1000):
+            yield from map(self._inner, batch[self.name])
+
+    def _inner(self, cell: Any) -> Any:
+        return cell.get(self.field) if self.field and isinstance(cell, Mapping) else cell
 
 
 class PixelImages:
@@ -243,7 +255,7 @@ class PixelImages:
         return PIL.Image.fromarray(self.pixels[i])
 
 
-def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, ImageColumn]:
+def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, DatasetColumn]:
     """Read a ``datasets`` data set with an image column, without decoding anything.
 
     Args:
@@ -269,7 +281,7 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Im
     frame = whole.remove_columns(image_column).to_pandas()
     if splits[0][0]:
         frame["split"] = ["val" if name == "validation" else name for name, part in splits for _ in range(len(part))]
-    return frame, ImageColumn(whole, image_column)
+    return frame, DatasetColumn(whole, image_column)
 
 
 def _opened(source: str) -> Any:
@@ -455,7 +467,7 @@ def _shared(tensor: Tensor) -> Tensor:
     return tensor.share_memory_()  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _decoded(stored: Any, root: Path, most_pixels: int) -> "Image":
+def _decoded(stored: Any, most_pixels: int) -> "Image":
     import PIL.Image  # noqa: PLC0415  (only needed where images are)
     import PIL.ImageOps  # noqa: PLC0415
 
@@ -463,7 +475,7 @@ def _decoded(stored: Any, root: Path, most_pixels: int) -> "Image":
         stored = stored["path"] if stored.get("bytes") is None else stored["bytes"]
     if isinstance(stored, PIL.Image.Image):
         return _rgb(stored)
-    file = io.BytesIO(stored) if isinstance(stored, bytes) else root / stored
+    file = io.BytesIO(stored) if isinstance(stored, bytes) else Path(stored)
     if isinstance(file, Path) and file.exists() and not file.is_file():
         raise ValueError("it is not a regular file")
     with warnings.catch_warnings():
@@ -486,9 +498,9 @@ def _rgb(image: "Image") -> "Image":
     return image.convert("RGB")
 
 
-def _name_of(stored: Any, root: Path) -> str:
+def _name_of(stored: Any) -> str:
     path = stored.get("path") if isinstance(stored, Mapping) else stored
-    return f"'{root / path}'" if isinstance(path, (str, PathLike)) else f"<{type(stored).__name__}>"
+    return f"'{path}'" if isinstance(path, (str, PathLike)) else f"<{type(stored).__name__}>"
 
 
 @contextmanager

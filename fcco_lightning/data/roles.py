@@ -1,6 +1,6 @@
 """Which column of a table is the label, which the group, which come along with a batch, and which are features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import one_of
-from fcco_lightning.data.columns import indicator, is_number, listed, require_columns, require_filled, text_of
+from fcco_lightning.data.columns import indicator, is_number, listed, marked, require_columns, require_filled, text_of
+from fcco_lightning.data.grouping import Groups
 from fcco_lightning.errors import ConfigError, DataError
 
 RESERVED = (
@@ -143,23 +144,31 @@ class LabelledFrame:
 
 
 class Labels:
-    """Labels, sensitive groups and further columns of tables, with classes decided on the training table.
+    """Labels, groups and further columns of tables, with classes and groups decided on the training table.
 
     Args:
         columns: what the columns mean.
+        groups: which columns define the groups; None for the two of ``columns.sensitive``, or none.
 
     Attributes:
         class_names: what the labels 0..C-1 are called in the table; empty for numbers and for several labels.
-        group_names: what the two groups of ``sensitive`` are called in the table; empty without them.
+        group_names: what the groups of the training table are called; empty without groups.
+        grouping: how rows become groups; None without ``groups``.
+
+    Raises:
+        ConfigError: if ``groups`` are given, and ``columns`` names several labels, or two groups as well.
     """
 
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
+    def __init__(self, columns: Columns, groups: Groups | None = None) -> None:
+        self.columns, self.grouping = columns, None if groups is None else groups.grouping()
         self.class_names: list[str] = []
         self.group_names: list[str] = []
+        self._as_features = groups is None or groups.as_features
+        if groups is not None:
+            _refuse_other_roles(columns)
 
     def fit(self, frame: pd.DataFrame, where: str) -> None:
-        """Decide the classes and the names of the groups on ``frame``, which is called ``where`` in messages.
+        """Decide the classes and the groups on ``frame``, which is called ``where`` in messages.
 
         Raises:
             DataError: if a column is absent or has missing cells, or there are not as many classes as announced.
@@ -174,6 +183,8 @@ class Labels:
         if columns.sensitive is not None and columns.favoured is not None:
             cells = frame[columns.sensitive]
             self.group_names = _names(cells, indicator(cells, columns.favoured, "favoured", where))
+        if self.grouping is not None:
+            self.group_names = self.grouping.fit(frame, where).names
 
     def require(self, frame: pd.DataFrame, where: str) -> None:
         """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels and groups filled."""
@@ -184,7 +195,7 @@ class Labels:
             require_filled(frame[self.columns.sensitive], "sensitive", where)
 
     def read(self, frame: pd.DataFrame, where: str) -> dict[str, Tensor]:
-        """Return ``y``, ``group`` (if there are sensitive groups) and the further columns of ``frame``.
+        """Return ``y``, ``group`` (if there are groups; -1 for rows of none) and the further columns of ``frame``.
 
         Each has shape (n,), except for y (n, T) of several labels.
 
@@ -200,15 +211,18 @@ class Labels:
             found = {"y": self._labels(frame[columns.label], where)}
         if columns.sensitive is not None and columns.favoured is not None:
             found["group"] = indicator(frame[columns.sensitive], columns.favoured, "favoured", where)
+        if self.grouping is not None:
+            found["group"] = self.grouping.assign(frame, where)
         return found | {name: _numbers(frame[column], "extra", where) for name, column in columns.extras.items()}
 
-    def features(self, frame: pd.DataFrame, where: str, unused: Sequence[str] = ()) -> pd.DataFrame:
+    def features(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         """Return the columns of ``frame`` that are features.
 
         Raises:
             DataError: if there are none.
         """
-        left_out = self.columns.unused | set(unused)
+        grouped = [] if self._as_features or self.grouping is None else self.grouping.columns
+        left_out = self.columns.unused | set(grouped)
         features = frame[[column for column in frame.columns if column not in left_out]]
         if features.shape[1] == 0:
             raise DataError(f"No feature column is left in {where} beside {sorted(left_out)}. Drop fewer columns.")
@@ -218,7 +232,7 @@ class Labels:
         if self.columns.target == "number":
             return _numbers(column, "label", where).float()
         if isinstance(self.columns.positive, list):
-            return _one_of(column, self.columns.positive)
+            return marked(column, self.columns.positive)
         classes = text_of(column)
         y = pd.Index(self.class_names, dtype=object).get_indexer(pd.Index(classes, dtype=object))
         if (y < 0).any():
@@ -227,6 +241,20 @@ class Labels:
                 f"rows do not have; theirs are {listed(self.class_names)}. Repair the table."
             )
         return torch.from_numpy(y.astype(np.int64))
+
+
+def _refuse_other_roles(columns: Columns) -> None:
+    """Refuse several labels, and two groups beside those of groups.by."""
+    if columns.several:
+        raise ConfigError(
+            f"columns.label={columns.several!r} names several labels, but batches of groups are made for one. Use "
+            "TabularDataModule, or name one of them."
+        )
+    if columns.sensitive is not None:
+        raise ConfigError(
+            f"columns.sensitive={columns.sensitive!r} defines two groups, but here groups.by defines them. Name the "
+            "column in groups.by."
+        )
 
 
 def class_names(column: pd.Series, positive: Value | list[Value] | None, where: str) -> list[str]:
@@ -261,20 +289,13 @@ def class_names(column: pd.Series, positive: Value | list[Value] | None, where: 
 def _merged_names(column: pd.Series, positive: list[Value], where: str) -> list[str]:
     for value in positive:
         indicator(column, value, "positive", where)  # refuses what is not there
-    marked = _one_of(column, positive)
-    if not positive or bool((marked == 1).all()):
+    if not positive or bool(marked(column, positive).all()):
         raise DataError(
             f"positive={positive!r} must be some of the classes of label={column.name!r}, and not all of them: in "
             f"{where} these are {listed(text_of(column).unique())}."
         )
     name = " or ".join(str(value) for value in positive)
     return [f"not {name}", name]
-
-
-def _one_of(column: pd.Series, values: list[Value]) -> Tensor:
-    """Mark the cells that are one of the values."""
-    wanted = set(text_of(pd.Series(values, dtype=object)))
-    return torch.from_numpy(text_of(column).isin(wanted).to_numpy().astype(np.int64))
 
 
 def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
@@ -290,9 +311,9 @@ def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
     return torch.from_numpy(column.to_numpy(dtype=np.float32, copy=True))
 
 
-def _names(column: pd.Series, marked: Tensor) -> list[str]:
+def _names(column: pd.Series, favoured: Tensor) -> list[str]:
     """Name the cells marked 0 and 1; several values share the name 'not ...'."""
     text = text_of(column).to_numpy()
-    one = str(text[int(torch.argmax(marked))])
-    others = sorted(set(text[(marked == 0).numpy()]))
+    one = str(text[int(torch.argmax(favoured))])
+    others = sorted(set(text[(favoured == 0).numpy()]))
     return [others[0] if len(others) == 1 else f"not {one}", one]

@@ -54,40 +54,6 @@ class TensorTable(Dataset[dict[str, Tensor]]):
         return {name: column.index_select(0, rows) for name, column in self.columns.items()}
 
 
-class AnnotatedTable(Dataset[dict[str, Tensor]]):
-    """Another table whose batches carry further columns, for training only.
-
-    Args:
-        table: the table; its batches have ``index``.
-        columns: name -> tensor with first dimension n.
-
-    Example:
-        >>> table = AnnotatedTable(TensorTable({"y": torch.tensor([1, 0])}), {"weight": torch.tensor([0.5, 2.0])})
-        >>> table.__getitems__([1])
-        {'y': tensor([0]), 'index': tensor([1]), 'weight': tensor([2.])}
-    """
-
-    def __init__(self, table: Any, columns: Mapping[str, Tensor]) -> None:
-        self.table, self.extra = table, dict(columns)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """Return sample ``i`` with the further columns."""
-        return {**self.table[i], **{name: column[i] for name, column in self.extra.items()}}
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Return the batch of the rows ``indices``; the table may leave some of them out."""
-        batch = self.table.__getitems__(indices)
-        return {**batch, **{name: column[batch["index"]] for name, column in self.extra.items()}}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to the table, if its transforms depend on it."""
-        if hasattr(self.table, "set_epoch"):
-            self.table.set_epoch(epoch)
-
-
 class LabelTable(Dataset[dict[str, Tensor]]):
     """A table with several labels as one row for every sample and label, for batches of single labels.
 
@@ -141,9 +107,15 @@ class LabelTable(Dataset[dict[str, Tensor]]):
         return {**batch, "y": y, "index": rows, "task": task}
 
 
-def collate(batch: Any) -> Any:
-    """Pass a batch that is already a mapping through; collate a list of samples as torch does."""
-    return batch if isinstance(batch, Mapping) else default_collate(batch)
+def collate(batch: Any, columns: Mapping[str, Tensor] | None = None) -> Any:
+    """Pass a batch that is already a mapping through, and collate a list of samples as torch does.
+
+    Args:
+        batch: B samples of a table.
+        columns: further columns of the table that its batches are to carry, name -> tensor with first dimension n.
+    """
+    made = batch if isinstance(batch, Mapping) else default_collate(batch)
+    return {**made, **{name: column[made["index"]] for name, column in columns.items()}} if columns else made
 
 
 def _require_tensor(name: str, column: Any) -> None:

@@ -213,8 +213,8 @@ def test_camelyon_numbers_hospitals_that_training_lacks_behind_the_groups(tmp_pa
     assert groups == {"train": {0, 1, 2}, "val": {3}, "id_val": {2}, "test": {4}}
     assert module.val_names == ["train", "val", "id_val"]
     report = module.group_report().splitlines()
-    assert report[0].split() == ["train", "val", "id_val", "test", "tumor=1"]
-    assert report[3].replace("center=0, slide=1", "").split() == ["8", "0", "0", "0", "50.0%"]
+    assert report[0].split() == ["group", "train", "val", "id_val", "test", "tumor=1"]
+    assert report[2].replace("center=0, slide=1", "").split() == ["8", "0", "0", "0", "50.0%"]
     assert report[-1].replace("center=2, slide=25", "").split() == ["0", "0", "0", "4"]
 
 

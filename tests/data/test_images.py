@@ -10,8 +10,9 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision.transforms import ColorJitter, Compose, RandomHorizontalFlip, ToTensor
 
-from fcco_lightning.data.images import ImageColumn, ImageTable, PixelImages, image_transform
+from fcco_lightning.data.images import DatasetColumn, ImageTable, PixelImages, image_transform
 from fcco_lightning.data.loader import ResumableLoader
+from fcco_lightning.data.pairs import FilesIn
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -33,7 +34,7 @@ def files(tmp_path):
 @pytest.fixture
 def make(files, tmp_path):
     def table(transform=PLAIN, images=files, **options):
-        return ImageTable(images, {"y": torch.arange(len(images)) % 2}, transform, root=tmp_path, **options)
+        return ImageTable(FilesIn(images, tmp_path), {"y": torch.arange(len(images)) % 2}, transform, **options)
 
     return table
 
@@ -81,7 +82,7 @@ def test_columns_of_datasets_in_memory_and_on_disk(make, tmp_path):
     memory = datasets.Dataset.from_dict({"picture": images, "y": list(range(ROWS))}, features=features)
     memory.save_to_disk(str(tmp_path / "saved"))
     for dataset in memory, datasets.load_from_disk(str(tmp_path / "saved")):
-        column = Subset(ImageColumn(dataset, "picture"), [7, 2])
+        column = Subset(DatasetColumn(dataset, "picture"), [7, 2])
         assert len(column) == 2
         assert torch.equal(make(images=column)[0]["x"], make()[7]["x"])
         assert torch.equal(make(images=column)[1]["x"], make()[2]["x"])

@@ -2,10 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
@@ -17,7 +19,7 @@ from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
 from fcco_lightning.data.sampling import Sampling, UniformSampling
-from fcco_lightning.data.table import AnnotatedTable, LabelTable, TensorTable, collate
+from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 
 INPUTS = frozenset({"x", "x2", "text"})
@@ -46,6 +48,9 @@ class SplitDataModule(LightningDataModule):
     eval_workers = 0
     """Worker processes of the loaders for evaluation: none where the samples lie in memory."""
 
+    eval_train = True
+    """Whether validation goes through the training samples too, if there are others."""
+
     _identifying = "arguments"
     """The arguments that decide what the rows of the training split are, for messages."""
 
@@ -73,11 +78,40 @@ class SplitDataModule(LightningDataModule):
         self._expected: Mapping[str, Any] | None = None
         self._found: dict[str, Any] | None = None
         self._drawn_from: tuple[TensorTable, TensorTable | LabelTable] | None = None
+        self._announced = False
 
     @property
-    @abstractmethod
+    def num_train(self) -> int:
+        """Number of rows that training batches are drawn from: those that a per-sample dual state needs."""
+        return len(self._drawn_table("train"))
+
+    @property
     def val_names(self) -> list[str]:
-        """Names of the validation loaders, in the order of ``dataloader_idx``."""
+        """Names of the validation loaders, in the order of ``dataloader_idx``: all splits but those for testing."""
+        names = [name for name in self._splits() if not name.endswith("test")]
+        return names if self.eval_train or names == ["train"] else names[1:]
+
+    def setup(self, stage: str | None = None) -> None:
+        """Make all splits together; a second call changes nothing.  Before training it says what was found.
+
+        Raises:
+            DataError: if the data are not what the arguments announce, or a checkpoint of another split was loaded.
+        """
+        if not self.tables:
+            self.tables = self._make_tables()
+            self._require_expected_split()
+        if stage == "fit" and not self._announced:
+            self._announced = True
+            if told := self._summary():
+                rank_zero_info(told)
+
+    @abstractmethod
+    def _make_tables(self) -> dict[str, TensorTable]:
+        """Return split -> its samples, "train" first."""
+
+    def _summary(self) -> str:
+        """Return what is said before training."""
+        return ""
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         """Return part of a training batch -> table it is drawn from, and how; "target" first."""
@@ -160,8 +194,12 @@ class SplitDataModule(LightningDataModule):
 
     def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
         """Return an ordered loader of this process's part of every split: "train", "val" (if held out) and "test"."""
+        return {name: self._ordered(name) for name in self._splits()}
+
+    def _splits(self) -> list[str]:
+        """Return the names of the splits that can be evaluated, "train" first."""
         self._table("train")
-        return {name: self._ordered(name) for name in self.tables}
+        return list(self.tables)
 
     def resolve_where(self, where: Where) -> Where:
         """Return a subset that a person described by names as one that batches can be asked for.
@@ -261,10 +299,15 @@ class SplitDataModule(LightningDataModule):
     def _resumable(self, table: TensorTable | LabelTable, plan: BatchPlan) -> ResumableLoader:
         """Return a loader of this process's share of the union batches of ``plan``."""
         rank, world_size = self._place()
-        columns = plan.columns()
-        rows = AnnotatedTable(table, columns) if columns else table
-        workers, pinned = self.num_workers, self._pinned()
-        return ResumableLoader(rows, plan, rank=rank, world_size=world_size, num_workers=workers, pin_memory=pinned)
+        return ResumableLoader(
+            table,
+            plan,
+            rank=rank,
+            world_size=world_size,
+            num_workers=self.num_workers,
+            pin_memory=self._pinned(),
+            collate_fn=partial(collate, columns=plan.columns()),
+        )
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
@@ -124,7 +123,6 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._class_tokens = torch.empty(0, 0, 0, dtype=torch.int64)
         self._digests: dict[str, str] = {}
         self._contents: dict[str, str] = {}
-        self._announced = False
 
     @property
     def num_train(self) -> int:
@@ -154,31 +152,12 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._table("train")
         return self.task_names
 
-    @property
-    def val_names(self) -> list[str]:
-        """Names of the validation loaders, in the order of ``dataloader_idx``: all splits but those for testing."""
-        names = [name for name in self._labelled() if not name.endswith("test")]
-        return names if self.eval_train or names == ["train"] else names[1:]
-
     def prepare_data(self) -> None:
         """Download hub data and fill the caches of ``datasets`` once, before every process reads them."""
         self.origin.prepare()
         for source in self.pairs.each:
             if isinstance(source, (str, list)):
                 self.pairs.read(source)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read the tables and the captions; images stay where they are.  A second call changes nothing."""
-        if not self.tables:
-            self._read_all()
-            self._require_expected_split()
-        if stage == "fit" and not self._announced:
-            self._announced = True
-            rank_zero_info(self._summary())
-
-    def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
-        """Return an ordered loader of this process's part of every split of labelled images."""
-        return {name: self._ordered(name) for name in self._labelled()}
 
     def part_loaders(self, split: str) -> dict[str, DataLoader[Any]]:
         """Return ordered loaders of what objective and constraints are measured on, by the part of a training batch.
@@ -224,7 +203,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         Where it is equal, columns that were stored for :meth:`add_columns` belong to these samples.
         """
         prompts = [str(self.class_tokens.tolist()), str(self._seen()), *self.class_names, "", *self.task_names]
-        return {name: digest_of([*prompts, self._digests[name]]) for name in self._labelled()}
+        return {name: digest_of([*prompts, self._digests[name]]) for name in self._splits()}
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
         """Return the columns of all labelled samples with their positions among the images, and the images."""
@@ -248,7 +227,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         targets = torch.tensor([self._class_names.index(name) for name in self.target_names], dtype=torch.int64)
         return torch.isin(y, targets).nonzero().flatten() if self.pairs.of_target else torch.empty(0, dtype=torch.int64)
 
-    def _read_all(self) -> None:
+    def _make_tables(self) -> dict[str, TensorTable]:
         frame, images = self._read_labelled()
         require_columns(frame, {"label": [self.classes.label]}, "the labelled images")
         require_filled(frame[self.classes.label], "label", "the labelled images")
@@ -265,7 +244,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         prompts = [self.classes.prompts_of(name) for name in self._class_names]
         self._class_tokens = torch.stack([self._tokenizer(texts) for texts in prompts])
         self._check_tasks(train)
-        self.tables = tables
+        return tables
 
     def _image_table(self, name: str, part: pd.DataFrame, y: Tensor, images: Any) -> ImageTable:
         """Return the images of a split whose classes ``y`` (n,) are known, -1 standing for the others."""
@@ -409,10 +388,8 @@ class ContinualCLIPDataModule(SplitDataModule):
             f"images); protected {kept}; {sum(self.left_out.values())} images of other classes left out."
         )
 
-    def _labelled(self) -> list[str]:
-        """Return the names of the splits of labelled images, those for training first."""
-        self._table("train")
-        return [name for name in self.tables if name != _PAIRS]
+    def _splits(self) -> list[str]:
+        return [name for name in super()._splits() if name != _PAIRS]
 
     def _evaluation_table(self, name: str) -> TensorTable:
         table = self._table(name)

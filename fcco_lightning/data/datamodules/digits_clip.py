@@ -15,7 +15,7 @@ from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
-from fcco_lightning.data.images import ImageColumn, PixelImages, read_image_dataset
+from fcco_lightning.data.images import DatasetColumn, PixelImages, read_image_dataset
 from fcco_lightning.data.sampling import GroupSampling, Sampling, UniformSampling
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -50,7 +50,7 @@ class DigitImages:
         at_least("digits.seed", self.seed, 0)
         at_least("digits.num_val", self.num_val, 10 if self.num_val else 0)
 
-    def taken(self) -> tuple[pd.DataFrame, ImageColumn]:
+    def taken(self) -> tuple[pd.DataFrame, DatasetColumn]:
         """The labels of the images that are taken of ``source``, with their splits and positions; and all its images.
 
         Raises:

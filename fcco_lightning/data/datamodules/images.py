@@ -7,12 +7,13 @@ from torch.utils.data import Subset
 
 from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages
-from fcco_lightning.data.fingerprint import contents_of, contents_of_images, fingerprint
+from fcco_lightning.data.fingerprint import contents_of_images
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.images import ImageNoise, ImageTable, ImageTransform
-from fcco_lightning.data.plans import BatchPlan
+from fcco_lightning.data.pairs import FilesIn
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import GroupSampling, RepeatedSampling, Sampling
+from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -24,9 +25,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
     split.  Images are decoded when a batch asks for them; random augmentation depends on (seed, epoch, index) only, so
     that a resumed run sees the same images.
 
-    With ``splits.by="fractions"`` groups are decided on all rows, and every split holds every group.  With "column"
-    they are decided on the training rows, as 0..G-1; combinations that only other splits hold (another hospital) are
-    numbered from G on, and rows of combinations too small for a group are left out.
+    How they are divided, see :class:`GroupedSamplesDataModule`.
 
     Args:
         images: where the images and the table of their labels are.
@@ -42,10 +41,6 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         num_workers: number of worker processes of every loader.
         allow_changed: whether a checkpoint is continued although images or table were changed, with a warning.
         noise: Gaussian noise on the pixels, whose mean groups can name as a column; None for none.
-
-    Attributes:
-        grouping: how rows become groups.
-        dropped: split -> number of rows of no group.
 
     Raises:
         ConfigError: from ``__init__`` if ``columns`` names a sensitive column, or ``images.corrupt`` is "skip".
@@ -96,19 +91,10 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
             )
         self.transform, self.noise = transform, noise
         self._plain, self._random = transform.plain(), transform.random()
-        self._evaluated: dict[str, ImageTable] = {}
 
-    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (all splits are made together)
-        """Read the tables, form groups and split; images stay where they are.  A second call changes nothing."""
-        if self.tables:
-            return
-        splits = self._read_splits()
-        for name, split in splits.items():
-            self._rows[name] = split.table.drop(columns=ROW)
-            self._evaluated[name] = self._image_table(split, random=False)
-            random = name == "train" and self.transform.augment is not False
-            self.tables[name] = self._image_table(split, random=True) if random else self._evaluated[name]
-        self._require_expected_split()
+    def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
+        augmented = self.transform.augment is not False
+        return {n: self._image_table(split, random=augmented and n == "train") for n, split in splits.items()}
 
     def _frame(self) -> pd.DataFrame:
         """The rows with the column of every image's mean of the noise, if there is any."""
@@ -123,36 +109,24 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
     def _image_table(self, split: LabelledFrame, *, random: bool) -> ImageTable:
         rows, count, std = split.features[ROW].to_numpy(), len(self._samples), self.transform.std
         return ImageTable(
-            Subset(self._samples, rows.tolist()),
+            FilesIn(Subset(self._samples, rows.tolist()), self.origin.root or ""),
             split.columns,
             self._random if random else self._plain,
             seed=self.seed if random else None,
             corrupt=self.origin.corrupt,
             most_pixels=self.origin.most_pixels,
-            root=self.origin.root or "",
             views=self.transform.views if random else 1,
             after=None if self.noise is None else self.noise.added(rows, count, std),
         )
 
-    def _evaluation_table(self, name: str) -> ImageTable:
-        self._table(name)
-        return self._evaluated[name]
-
-    def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
-        plan = self.batches.plan(self._table("train").columns, self.seed, world_size)
-        return self._drawn("target", "train", self.batches, plan)
+    def _evaluation_table(self, name: str) -> TensorTable:
+        table = self._table(name)
+        return table.plain(self._plain) if isinstance(table, ImageTable) else table
 
     def _batch_settings(self) -> tuple[Any, ...]:
         return (*super()._batch_settings(), self.transform, self.origin.corrupt, self.noise)
 
-    def _fingerprint(self) -> dict[str, Any]:
-        """Sizes, and digests of all names, of the files, and of the order of labels and groups."""
-        table = self._evaluated["train"]
-        own = {name: column for name, column in table.columns.items() if name not in self._added}
-        columns = {name: column for name, column in own.items() if name != "index"}
-        contents = contents_of(columns) | contents_of_images(table.images, "the images", table.root)
-        return {
-            **fingerprint(own, [*self.class_names, *self.grouping.names], contents),
-            "classes": self.num_classes,
-            "groups": self.num_groups,
-        }
+    def _inputs(self) -> tuple[list[str], dict[str, str]]:
+        table = self._table("train")
+        assert isinstance(table, ImageTable)  # noqa: S101  (_image_table)
+        return [], contents_of_images(table.images.images, "the images", table.images.folder)

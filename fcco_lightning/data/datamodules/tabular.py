@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from torch import Tensor
 
-from fcco_lightning.data.columns import condition_on, require_columns, text_of
+from fcco_lightning.data.columns import condition_on, is_number, require_columns, text_of
 from fcco_lightning.data.conditions import Condition, Where, described
-from fcco_lightning.data.datamodules.base import SplitDataModule
+from fcco_lightning.data.datamodules.labels import LabelledDataModule
 from fcco_lightning.data.encoding import Encoding
-from fcco_lightning.data.fingerprint import contents_of, fingerprint
-from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
+from fcco_lightning.data.fingerprint import contents_of
+from fcco_lightning.data.grouping import Groups
+from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.schema import described as described_columns
 from fcco_lightning.data.schema import require_seen, settle_types
@@ -26,32 +26,40 @@ from fcco_lightning.errors import ConfigError, DataError
 _MOST_GROUPS = 50  # a column with more values is a number or a name, and no group has enough samples
 
 
-class TabularDataModule(SplitDataModule):
-    """A table with a label, and perhaps two groups and further columns, split, encoded and loaded.
+class TabularDataModule(LabelledDataModule):
+    """A table with labels, and perhaps groups and further columns, split, encoded and loaded.
 
     Batches are dicts with ``x`` (B, d) float32, ``y`` (B,) int64 (float32 if the label is a number, (B, T) int64 for T
-    label columns), ``group`` (B,) int64 in {0, 1} if there is a sensitive column, further columns by their names, and
-    ``index`` (B,) int64: the position of the sample within its own split.  With ``LabelSampling`` a training batch has
-    one label of every sample, and ``index`` numbers the pairs of both.  Everything learnt for encoding comes from the
-    training split.
+    label columns), ``group`` (B,) int64 if there are groups, further columns by their names, and ``index`` (B,) int64:
+    the position of the sample within its own split.  With ``LabelSampling`` a training batch has one label of every
+    sample, and ``index`` numbers the pairs of both.  Everything learnt for encoding comes from the training split.
+
+    The groups 0 and 1 are those of a sensitive column.  With ``groups`` they are the joint values of some columns, as
+    0..G-1: they are decided on the training table with the pooled ones, before anything is split off, and rows of no
+    group are left out of every split.  Every split made here then holds every group.
 
     Args:
         train: training table: path to .csv, .parquet or a file of LIBSVM's format, folder of
             ``datasets.save_to_disk``, "sklearn:NAME", hub id "owner/name:split", DataFrame, ``datasets.Dataset`` or
             dict of columns.
-        columns: what the columns of the table mean.
+        columns: what the columns of the table mean; the label is never a feature, but may define groups.
+        groups: which columns define the groups, instead of a sensitive one.
+        pool: tables appended to ``train`` before groups are decided and anything is split off.
         test: test table, or None to hold out ``splits.test_fraction`` of ``train``.
-        splits: how rows are divided, stratified by class and group (with several labels: by group) unless
-            ``splits.whole`` is given.
+        splits: how rows are divided, stratified by class and group (with several labels, or ``groups``: by group)
+            unless ``splits.whole`` is given.
         encoding: how columns become features.
-        batches: how training batches are drawn; batches of groups are those of the sensitive column.
+        batches: how training batches are drawn.
         **loading: ``seed``, ``eval_batch_size``, ``num_workers`` and ``allow_changed``, see :class:`SplitDataModule`.
 
     Attributes:
-        labels: classes, sensitive groups and further columns.
+        labels: classes, groups and further columns.
         encoder: from columns to features.
+        dropped: table ("train" with the pooled ones, "test") -> number of rows of no group.
 
     Raises:
+        ConfigError: from ``__init__`` if ``groups`` are given with a sensitive column, several labels, or
+            ``splits.whole``.
         DataError: from ``__init__`` unless exactly one of ``test`` and ``splits.test_fraction`` is given; from
             ``setup`` if the tables are not what the arguments announce.
     """
@@ -63,50 +71,31 @@ class TabularDataModule(SplitDataModule):
         train: str | Any,
         *,
         columns: Columns,
+        groups: Groups | None = None,
+        pool: list[str | Any] | None = None,
         test: str | Any | None = None,
         splits: Splits = Splits(),  # noqa: B008 - frozen
         encoding: Encoding = Encoding(),  # noqa: B008
         batches: Sampling = UniformSampling(),  # noqa: B008
         **loading: Any,
     ) -> None:
-        super().__init__(batches=batches, **loading)
+        super().__init__(columns, groups, batches=batches, **loading)
         if (test is None) == (splits.test_fraction is None):
             raise DataError(
                 "Exactly one of test (a table) and splits.test_fraction (a share of train) must be given, got "
                 f"{'neither' if test is None else 'both'}. Pass test if there is an official test split, else "
                 "splits.test_fraction, for example 0.2."
             )
-        self.sources, self.splits = {"train": train, "test": test}, splits
-        self.labels = Labels(columns)
+        if groups is not None and splits.whole is not None:
+            raise ConfigError(
+                f"splits.whole={splits.whole!r} does not go with groups, of which every split is to hold all. Leave "
+                "groups out, or divide the table before."
+            )
+        pooled = {f"pool[{i}]": source for i, source in enumerate(pool or [])}
+        self.sources, self.splits = {"train": train, **pooled, "test": test}, splits
         self.encoding, self.encoder = encoding, encoding.encoder()
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
-        self._contents: dict[str, str] = {}  # of the training split
-        self._announced = False
-
-    @property
-    def columns(self) -> Columns:
-        """What the columns of the table mean."""
-        return self.labels.columns
-
-    @property
-    def class_names(self) -> list[str]:
-        """What the labels 0..C-1 are called in the table; empty if the label is a number."""
-        return self.labels.class_names
-
-    @property
-    def label_names(self) -> list[str]:
-        """The columns of several labels; empty if there is one."""
-        return self.columns.several
-
-    @property
-    def group_names(self) -> list[str]:
-        """What the groups 0, 1, ... are called; empty if there are none."""
-        return self.labels.group_names
-
-    @property
-    def num_train(self) -> int:
-        """Number of rows that training batches are drawn from: those that a per-sample dual state needs."""
-        return len(self._drawn_table("train"))
+        self._digests: dict[str, str] = {}  # of the columns of the training split
 
     @property
     def num_features(self) -> int:
@@ -119,47 +108,25 @@ class TabularDataModule(SplitDataModule):
         self._table("train")
         return self.encoder.feature_names
 
-    @property
-    def val_names(self) -> list[str]:
-        """Names of the validation loaders, in the order of ``dataloader_idx``."""
-        return ["train", "val"] if self.splits.val_fraction else ["train"]
-
     def prepare_data(self) -> None:
         """Download hub data once, before every process reads it."""
         for argument, source in self.sources.items():
             if is_hub_id(source):
                 read_table(source, argument)
 
-    def setup(self, stage: str | None = None) -> None:
-        """Read, split, check and encode all splits, which share one encoder; a second call changes nothing.
-
-        Before training it says what the columns were taken for.
-
-        Raises:
-            DataError: if the tables are not what the arguments announce, or most of a column of categories in a split
-                are values that the training split lacks.
-        """
-        if not self.tables:
-            splits = self._divided()
-            self._check(splits)
-            self.tables = self._encoded(splits)
-            self._require_expected_split()
-        if stage == "fit" and not self._announced:
-            self._announced = True
-            rank_zero_info(self._summary())
-
     def _divided(self) -> dict[str, LabelledFrame]:
         """Read the tables and return the splits "train", "val" (if held out) and "test"."""
         table, where = self._training_table()
-        self._fit(table, where)
+        self.labels.fit(table, where)
         train = self._thinned(self._labelled(table, "train", where))
+        seed = self.splits.seed
         if self.splits.test_fraction is None:
             test = self._labelled(with_features_of(self._table_of("test"), table), "test", "the test table")
         else:
-            train, test = self._held_out(train, self.splits.test_fraction, "test_fraction")
+            train, test = self._held_out(train, self.splits.test_fraction, seed, "splits.test_fraction")
         if not self.splits.val_fraction:
             return {"train": train, "test": test}
-        train, val = self._held_out(train, self.splits.val_fraction, "val_fraction")
+        train, val = self._held_out(train, self.splits.val_fraction, seed, "splits.val_fraction")
         return {"train": train, "val": val, "test": test}
 
     def _thinned(self, train: LabelledFrame) -> LabelledFrame:
@@ -179,23 +146,36 @@ class TabularDataModule(SplitDataModule):
         return train.take(keep_positives(y, kept, self.splits.seed))
 
     def _training_table(self) -> tuple[pd.DataFrame, str]:
-        """Return what is split, and what it is called in messages."""
-        return self._table_of("train"), "the train table"
+        """Return the training table with the pooled ones below it, and what it is called in messages."""
+        train = self._table_of("train")
+        pooled = {name: self._table_of(name) for name in self.sources if name not in ("train", "test")}
+        for name, frame in pooled.items():
+            require_columns(frame, {"the column of train": [str(column) for column in train.columns]}, f"{name} table")
+            for column in train.columns:
+                if is_number(train[column].dtype) != is_number(frame[column].dtype):
+                    raise DataError(
+                        f"Column {column!r} is {train[column].dtype} in train but {frame[column].dtype} in {name}: "
+                        "numbers and text do not go together. Repair it, or drop it from both tables."
+                    )
+        if not pooled:
+            return train, "the train table"
+        whole = pd.concat([train, *(frame[train.columns] for frame in pooled.values())], ignore_index=True)
+        return whole, "the train and pool tables"
 
     def _table_of(self, argument: str) -> pd.DataFrame:
         """Read the table of ``argument``, and settle what its columns are before it is split."""
         table = read_table(self.sources[argument], argument)
         return settle_types(table, self.encoding, self.columns.unused, f"the {argument} table")
 
-    def _fit(self, table: pd.DataFrame, where: str) -> None:
-        """Decide classes and groups on the table, not yet split."""
-        self.labels.fit(table, where)
+    def _features(self, table: pd.DataFrame, where: str) -> pd.DataFrame:
+        return self.labels.features(table, where)
 
-    def _labelled(self, table: pd.DataFrame, name: str, where: str) -> LabelledFrame:  # noqa: ARG002  (of groups)
-        return LabelledFrame(self.labels.features(table, where), self.labels.read(table, where), table)
-
-    def _held_out(self, split: LabelledFrame, share: float, argument: str) -> tuple[LabelledFrame, LabelledFrame]:
-        whole, seed = self.splits.whole, self.splits.seed
+    def _held_out(
+        self, split: LabelledFrame, share: float, seed: int, argument: str
+    ) -> tuple[LabelledFrame, LabelledFrame]:
+        if self.groups is not None:
+            return super()._held_out(split, share, seed, argument)
+        whole = self.splits.whole
         if whole is None:
             rest, held = stratified_split(self._cells(split), share, seed, argument)
         elif whole not in self.columns.extras:
@@ -214,12 +194,15 @@ class TabularDataModule(SplitDataModule):
 
     def _check(self, splits: dict[str, LabelledFrame]) -> None:
         """Raise :class:`DataError` unless every split has all that is measured on it."""
+        if self.groups is not None:
+            super()._check(splits)
+            return
         for name, split in splits.items() if self.class_names else ():
-            group = split.columns.get("group")
-            require_all_cells(split.columns["y"], group, self.class_names, self.group_names, f"{name} split")
+            group, names = split.columns.get("group"), self.labels.group_names
+            require_all_cells(split.columns["y"], group, self.class_names, names, f"{name} split")
 
-    def _encoded(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
-        self._contents = {} if self._made else contents_of(splits["train"].features)
+    def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
+        self._digests = {} if self._made else contents_of(splits["train"].features)
         self.encoder.fit(splits["train"].features, "the train split")
         tables = {}
         for name, split in splits.items():
@@ -228,12 +211,11 @@ class TabularDataModule(SplitDataModule):
             inferred = [column for column in self.encoder.columns if column.name not in self.encoding.categorical]
             require_seen(inferred, self._unseen[name], split.features, f"the {name} split")
             tables[name] = TensorTable({"x": x, **split.columns})
-            self._rows[name] = split.table
         return tables
 
     def _summary(self) -> str:
-        """What is said before training."""
-        return described_columns(self.encoder.columns, self._unseen)
+        told = super()._summary(), described_columns(self.encoder.columns, self._unseen)
+        return "\n".join(filter(None, told))
 
     def resolve_where(self, where: Where) -> Where:
         """Return a subset that names any columns of the table as one that batches can be asked for.
@@ -305,12 +287,7 @@ class TabularDataModule(SplitDataModule):
             self.encoder.load_state_dict(state_dict["encoder"])
 
     def _fingerprint(self) -> dict[str, Any]:
-        table = self._table("train").columns
-        columns = {name: column for name, column in table.items() if name not in {"x", *self._added}}
-        names = [*self.feature_names, *self.class_names, *self.label_names, *self.group_names]
-        return {
-            **fingerprint(columns, names, contents_of(columns) | self._contents),
-            "features": self.num_features,
-            "classes": len(self.class_names),
-            "groups": len(self.group_names),
-        }
+        return {**super()._fingerprint(), "features": self.num_features}
+
+    def _inputs(self) -> tuple[list[str], dict[str, str]]:
+        return self.feature_names, self._digests

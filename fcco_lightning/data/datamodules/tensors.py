@@ -32,6 +32,7 @@ class TensorDataModule(SplitDataModule):
         DataError: if "train" or "test" is missing, or columns are not of one length.
     """
 
+    eval_train = False
     _identifying = "data and arguments of the datamodule"
 
     def __init__(
@@ -69,19 +70,10 @@ class TensorDataModule(SplitDataModule):
         """Size of the last dimension of ``x``."""
         return int(self._columns["train"]["x"].shape[-1])
 
-    @property
-    def val_names(self) -> list[str]:
-        """The splits on which validation runs: "val" if there is one, else "train"."""
-        return ["val"] if "val" in self._columns else ["train"]
-
-    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (all splits are made together)
-        """Make the tables; a second call changes nothing."""
-        if self.tables:
-            return
+    def _make_tables(self) -> dict[str, TensorTable]:
         ordered = {"train": self._columns["train"], **self._columns}
-        self.tables = {name: TensorTable(columns) for name, columns in ordered.items()}
         self._others = {name: TensorTable(columns) for name, columns in self._other_columns.items()}
-        self._require_expected_split()
+        return {name: TensorTable(columns) for name, columns in ordered.items()}
 
     def _table(self, name: str) -> TensorTable:
         return self._others[name] if name in self._others else super()._table(name)

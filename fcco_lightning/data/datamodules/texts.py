@@ -5,20 +5,18 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
-import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 
 from fcco_lightning.checks import one_of
 from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import require_columns
-from fcco_lightning.data.datamodules.grouped import told_of_groups
 from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits
-from fcco_lightning.data.fingerprint import contents_of, digest_of, fingerprint
+from fcco_lightning.data.fingerprint import contents_of, digest_of
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import GroupSampling, Sampling
 from fcco_lightning.data.sources import is_hub_id, read_table
+from fcco_lightning.data.table import TensorTable
 from fcco_lightning.data.texts import TextTable, TextTokens, texts_in, tokens_of
 from fcco_lightning.errors import ConfigError
 
@@ -79,9 +77,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
     longest text of the batch; ``y`` (B,) int64 (float32 if the label is a number), ``group`` (B,) int64, further
     columns by their names, and ``index`` (B,) int64: the position of the sample within its own split.
 
-    With ``splits.by="fractions"`` groups are decided on all rows, and every split holds every group.  With "column"
-    they are decided on the training rows, as 0..G-1; combinations that only other splits hold (another reviewer) are
-    numbered from G on, and rows of combinations too small for a group are left out.
+    How they are divided, see :class:`GroupedSamplesDataModule`.
 
     Args:
         texts: where the texts and the table of their labels are.
@@ -135,7 +131,6 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         self.cut: dict[str, int] = {}
         self._learnt: str | None = None
         self._digest = ""
-        self._announced = False
 
     @property
     def vocab_size(self) -> int:
@@ -143,23 +138,15 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         self._table("train")
         return len(self.tokenizer)
 
-    def setup(self, stage: str | None = None) -> None:
-        """Read the table, form groups, split and tokenise; a second call changes nothing.
-
-        Before training it says how many texts are cut off.
-        """
-        if not self.tables:
-            splits = self._read_splits()
-            texts = {name: [self._samples[i] for i in split.features[ROW]] for name, split in splits.items()}
-            self.tokenizer = self.tokens.made(texts["train"], self._learnt)
-            self.max_length = self.tokens.longest(self.tokenizer)
-            self.tables = {name: self._tokenised(name, split, texts[name]) for name, split in splits.items()}
-            self._digest = digest_of(texts["train"])
-            self._samples = []  # the tokens are all that is needed from here on
-            self._require_expected_split()
-        if stage == "fit" and not self._announced:
-            self._announced = True
-            rank_zero_info(self._summary())
+    def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
+        texts = {name: [self._samples[i] for i in split.features[ROW]] for name, split in splits.items()}
+        self.tokenizer = self.tokens.made(texts["train"], self._learnt)
+        self.max_length = self.tokens.longest(self.tokenizer)
+        self._digest = digest_of(texts["train"])
+        self._samples = []  # the tokens are all that is needed from here on
+        tokens = {name: tokens_of(self.tokenizer, part, self.max_length) for name, part in texts.items()}
+        self.cut = {name: found.cut for name, found in tokens.items()}
+        return {name: TextTable(tokens[name], split.columns) for name, split in splits.items()}
 
     @property
     def _texts(self) -> TextTable:
@@ -167,21 +154,12 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         assert isinstance(table, TextTable)  # noqa: S101  (_tokenised)
         return table
 
-    def _tokenised(self, name: str, split: LabelledFrame, texts: list[str]) -> TextTable:
-        tokens = tokens_of(self.tokenizer, texts, self.max_length or 0)
-        self.cut[name] = tokens.cut
-        self._rows[name] = split.table.drop(columns=ROW)
-        return TextTable(tokens, split.columns)
-
     def _summary(self) -> str:
-        """What is said before training."""
-        table = self._texts
         cut = ", ".join(f"{cut} of {len(self.tables[name])} texts in {name}" for name, cut in self.cut.items())
-        sizes = torch.bincount(table.columns["group"], minlength=self.num_groups)
         return (
-            f"{told_of_groups(sizes, self.group_names)}; {sum(self.dropped.values())} rows of no group dropped.\n"
-            f"Longer than max_length={self.max_length} tokens, and cut off there: {cut}. A training text keeps "
-            f"{int(table.tokens.lengths.median())} tokens in the median; there are {self.vocab_size}."
+            f"{super()._summary()}\nLonger than max_length={self.max_length} tokens, and cut off there: {cut}. A "
+            f"training text keeps {int(self._texts.tokens.lengths.median())} tokens in the median; there are "
+            f"{self.vocab_size}."
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,14 +177,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         if not self.tables:
             self._learnt = state_dict["tokenizer"]
 
-    def _fingerprint(self) -> dict[str, Any]:
-        """Sizes, and digests of all names, of the texts, of their tokens, and of the order of labels and groups."""
-        table = self._texts
-        own = {name: column for name, column in table.columns.items() if name not in self._added}
-        made = {"tokens": table.tokens.values, "lengths of the texts": table.tokens.lengths}
-        contents = contents_of({**own, **made}) | {"texts": self._digest}
-        return {
-            **fingerprint(own, [*self.class_names, *self.grouping.names], contents),
-            "classes": self.num_classes,
-            "groups": self.num_groups,
-        }
+    def _inputs(self) -> tuple[list[str], dict[str, str]]:
+        tokens = self._texts.tokens
+        made = contents_of({"tokens": tokens.values, "lengths of the texts": tokens.lengths})
+        return [], made | {"texts": self._digest}

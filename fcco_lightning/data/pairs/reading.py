@@ -16,8 +16,8 @@ from torch.utils.data import ConcatDataset
 
 from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import listed, require_columns
-from fcco_lightning.data.images import ImageColumn, Images
-from fcco_lightning.data.pairs.table import CaptionColumn, FilesIn
+from fcco_lightning.data.images import DatasetColumn, Images
+from fcco_lightning.data.pairs.table import FilesIn
 from fcco_lightning.data.sources import is_hub_id, open_dataset
 from fcco_lightning.errors import DataError
 
@@ -129,7 +129,7 @@ class _Reader:
         readers = {".csv": self._csvs, ".tar": self._shards}
         return readers.get(kinds.pop(), self._columnar)(paths)
 
-    def _columnar(self, paths: list[str]) -> tuple[FilesIn, CaptionColumn]:
+    def _columnar(self, paths: list[str]) -> tuple[FilesIn, DatasetColumn]:
         """Read files of ``datasets`` or .parquet, whose images may be paths."""
         if Path(paths[0]).suffix.lower() == ".arrow":
             read = self._loaded(lambda d: d.concatenate_datasets([d.Dataset.from_file(path) for path in paths]))
@@ -144,7 +144,7 @@ class _Reader:
             )
         return FilesIn(images, Path(paths[0]).parent, allow_outside=self.outside), captions
 
-    def _shards(self, paths: list[str]) -> tuple[ImageColumn, CaptionColumn]:
+    def _shards(self, paths: list[str]) -> tuple[DatasetColumn, DatasetColumn]:
         """Read webdataset shards through the builder of ``datasets``, and of each sample only what is needed."""
         import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
@@ -161,7 +161,7 @@ class _Reader:
         # Under the key "train": a name like "test-000.tar" would otherwise become a split of that name.
         files = {"train": paths}
         read = self._loaded(lambda d: d.load_dataset("webdataset", data_files=files, split="train", features=features))
-        return ImageColumn(read, image), CaptionColumn(read, caption)
+        return DatasetColumn(read, image), DatasetColumn(read, caption)
 
     def _csvs(self, paths: list[str]) -> tuple[Any, list[Any]]:
         parts = [self._csv(Path(path)) for path in paths]
@@ -182,7 +182,7 @@ class _Reader:
             layouts.require_inside(path.parent, files, f"pairs: '{path}'")
         return FilesIn(files, path.parent), _cells(frame[caption])
 
-    def _dataset(self, dataset: Any) -> tuple[ImageColumn, CaptionColumn]:
+    def _dataset(self, dataset: Any) -> tuple[DatasetColumn, DatasetColumn]:
         import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
         if isinstance(dataset, datasets.DatasetDict):
@@ -196,7 +196,7 @@ class _Reader:
         only = pictures[0] if self.image is None and len(pictures) == 1 else None
         fields = [f"{name}.{field}" for name in names for field in _fields(dataset, name)]
         image = only or self._image_among(names)
-        return ImageColumn(dataset, image), CaptionColumn(dataset, self._caption_among(names + fields))
+        return DatasetColumn(dataset, image), DatasetColumn(dataset, self._caption_among(names + fields))
 
     def _image_among(self, columns: Sequence[str], where: str | None = None) -> str:
         return _resolved_column(columns, self.image, _IMAGE_NAMES, "image_column", where or self.where)

@@ -1,6 +1,6 @@
 """The table that hands out images with their captions, and what it can be made of."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,6 @@ class PairTable(ImageTable):
         seed: what random transforms depend on, with the epoch and the position; None for transforms that draw nothing.
         caption_seed: what the choice among several captions depends on.
         corrupt: what becomes of images that are missing or unreadable, see :class:`ImageTable`.
-        root: folder that relative paths start from.
         most_pixels: images of more pixels are not decoded.
 
     Raises:
@@ -52,27 +51,13 @@ class PairTable(ImageTable):
         seed: int | None = None,
         caption_seed: int = 0,
         corrupt: Literal["error", "blank", "skip"] = "error",
-        root: str | PathLike[str] = "",
         most_pixels: int = MOST_PIXELS,
     ) -> None:
         if len(images) != len(captions):
             raise DataError(f"Every image needs a caption, got {len(images)} images and {len(captions)} captions.")
-        super().__init__(images, {}, transform, seed=seed, corrupt=corrupt, root=root, most_pixels=most_pixels)
+        super().__init__(images, {}, transform, seed=seed, corrupt=corrupt, most_pixels=most_pixels)
         self.captions, self.tokenizer = captions, tokenizer
         self.caption_seed = at_least("caption_seed", caption_seed, 0)
-
-    def plain(self, transform: Callable[[Any], Tensor]) -> "PairTable":
-        """Return the same pairs as in epoch 0, always, with a transform that draws nothing."""
-        return PairTable(
-            self.images,
-            self.captions,
-            transform,
-            self.tokenizer,
-            caption_seed=self.caption_seed,
-            corrupt=self.corrupt,
-            root=self.root,
-            most_pixels=self.most_pixels,
-        )
 
     def caption(self, i: int) -> str:
         """Return the text of sample ``i`` in this epoch."""
@@ -85,32 +70,6 @@ class PairTable(ImageTable):
 
     def _columns_of(self, rows: Sequence[int]) -> dict[str, Tensor]:
         return {**super()._columns_of(rows), "text": self.tokenizer([self.caption(i) for i in rows])}
-
-
-class CaptionColumn:
-    """The captions in a column of a ``datasets.Dataset``, read when they are asked for.
-
-    Args:
-        dataset: the data set.
-        name: its column, or "column.field" for the field of a column of mappings.
-    """
-
-    def __init__(self, dataset: Any, name: str) -> None:
-        column, _, self.field = (name, "", "") if name in dataset.column_names else name.partition(".")
-        self.name, self.dataset = column, dataset.select_columns([column])
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, i: int) -> Any:
-        return self._inner(self.dataset[int(i)][self.name])
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.dataset.iter(batch_size=1000):
-            yield from map(self._inner, batch[self.name])
-
-    def _inner(self, cell: Any) -> Any:
-        return cell.get(self.field) if self.field and isinstance(cell, Mapping) else cell
 
 
 class FilesIn:
