@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -34,6 +35,7 @@ _ACCEPTED = (
     "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, its .parquet file, or a hub id "
     "'owner/name' or 'owner/name:split'"
 )
+After = Callable[[int, Tensor], Tensor]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -86,7 +88,7 @@ class ImageTable(TensorTable):
         corrupt: Literal["error", "blank", "skip"] = "error",
         views: Literal[1, 2] = 1,
         most_pixels: int = MOST_PIXELS,
-        after: Callable[[int, Tensor], Tensor] | None = None,
+        after: After | None = None,
     ) -> None:
         self.corrupt = one_of("corrupt", corrupt, ("error", "blank", "skip"))
         super().__init__(columns, size=len(images))
@@ -326,16 +328,10 @@ class ImageTransform:
         if one_of("transform.views", self.views, (1, 2)) == 2 and self.augment is False:
             raise ConfigError("transform.views=2 without augmentation: both views would be equal. Set augment: true.")
 
-    def plain(self) -> Callable[[Any], Tensor]:
-        """Return what images are evaluated with."""
-        return self._make(augment=False)
-
-    def random(self) -> Callable[[Any], Tensor]:
-        """Return what images are trained with."""
-        return self._make(augment=self.augment)
-
-    def _make(self, *, augment: bool | dict[str, Any]) -> Callable[[Any], Tensor]:
+    def made(self, *, random: bool) -> Callable[[Any], Tensor]:
+        """Return what images are trained with, if ``random``, or evaluated with."""
         mean, std = self.mean or IMAGENET_MEAN, self.std or IMAGENET_STD
+        augment = self.augment if random else False
         return image_transform(self.size, mean, std, crop_pct=self.crop_pct, augment=augment)
 
 
@@ -381,34 +377,24 @@ class ImageNoise:
         """Which of the means each of ``count`` images has, (count,)."""
         return np.random.default_rng(self.seed).permutation(np.arange(count) % len(self.levels))
 
-    def added(self, rows: NDArray[np.int64], count: int, std: Sequence[float] | None) -> "AddedNoise":
-        """What adds it to some of ``count`` images.
+    def added(
+        self, rows: NDArray[np.int64], count: int, std: Sequence[float] | None
+    ) -> Callable[[int, Tensor], Tensor]:
+        """Return what adds its noise to image ``i``, (3, H, W), of a table.
 
         Args:
-            rows: which images a table has, (n,).
+            rows: which of all images the table has, (n,).
             count: number of all images.
             std: what the three channels were divided by; None for ImageNet's.
         """
         means = np.array(self.levels)[self.kinds(count)[rows]]
-        return AddedNoise(self, rows, means, torch.tensor(std or IMAGENET_STD)[:, None, None])
+        return partial(self._add, rows, means, torch.tensor(std or IMAGENET_STD)[:, None, None])
 
-
-@dataclass(frozen=True)
-class AddedNoise:
-    """The noise of the images of a table; see :class:`ImageNoise`."""
-
-    noise: ImageNoise
-    rows: NDArray[np.int64]
-    means: NDArray[np.float64]
-    std: Tensor
-
-    def __call__(self, i: int, view: Tensor) -> Tensor:
-        """Add image ``i``'s noise to it, (3, H, W)."""
-        key = np.random.SeedSequence([self.noise.seed, int(self.rows[i])])
+    def _add(self, rows: NDArray[np.int64], means: NDArray[np.float64], std: Tensor, i: int, view: Tensor) -> Tensor:
+        key = np.random.SeedSequence([self.seed, int(rows[i])])
         generator = torch.Generator().manual_seed(int(key.generate_state(1, np.uint64)[0]))
-        z = torch.randn(view.shape, generator=generator)
-        noise = float(self.means[i]) + math.sqrt(self.noise.variance) * z
-        return view + noise / self.std
+        noise = float(means[i]) + math.sqrt(self.variance) * torch.randn(view.shape, generator=generator)
+        return view + noise / std
 
 
 def image_transform(

@@ -78,7 +78,7 @@ def test_samplings_count_the_items_of_all_processes():
 
 
 def test_batches_of_events_need_events_and_censored_samples():
-    with pytest.raises(DataError, match="the 9 training samples hold no censored samples"):
+    with pytest.raises(DataError, match="'event' must hold both 0 and 1, but none of its 9 rows is 0"):
         EventBatches(torch.ones(9, dtype=torch.int64), 2, 2)
     with pytest.raises(ConfigError, match="events_per_batch must be a whole number >= 2"):
         EventBatches(RELEVANT.long(), 1, 4)

@@ -5,7 +5,7 @@ from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModu
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
 from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
-from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
+from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages, LabelledTexts
 from fcco_lightning.data.datamodules.synthetic import (
     BlockDistributionsDataModule,
     DigitBagsDataModule,
@@ -18,7 +18,7 @@ from fcco_lightning.data.datamodules.synthetic import (
 )
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
-from fcco_lightning.data.datamodules.texts import GroupedTextDataModule, LabelledTexts
+from fcco_lightning.data.datamodules.texts import GroupedTextDataModule
 
 __all__ = [
     "BlockDistributionsDataModule",

@@ -5,7 +5,14 @@ from typing import Any
 import pandas as pd
 from torch.utils.data import DataLoader
 
-from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledSamples, imbalanced, parts_of
+from fcco_lightning.data.datamodules.labelled import (
+    ROW,
+    ImageSplits,
+    LabelledImages,
+    LabelledTexts,
+    imbalanced,
+    parts_of,
+)
 from fcco_lightning.data.datamodules.labels import LabelledDataModule
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
@@ -34,7 +41,7 @@ class GroupedSamplesDataModule(LabelledDataModule):
 
     def __init__(
         self,
-        origin: LabelledSamples,
+        origin: LabelledImages | LabelledTexts,
         *,
         columns: Columns,
         groups: Groups,

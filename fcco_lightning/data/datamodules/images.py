@@ -90,7 +90,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
                 "of an image would be the same. Let the network perturb its input (GaussianPerturbation)."
             )
         self.transform, self.noise = transform, noise
-        self._plain, self._random = transform.plain(), transform.random()
+        self._plain, self._random = transform.made(random=False), transform.made(random=True)
 
     def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
         augmented = self.transform.augment is not False

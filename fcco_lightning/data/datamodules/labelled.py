@@ -1,8 +1,8 @@
-"""Where labelled images come from, and how rows of labelled samples become splits."""
+"""Where labelled images and texts come from, and how their rows become splits."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -11,34 +11,18 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data import layouts
 from fcco_lightning.data.cifar import cifar
-from fcco_lightning.data.columns import listed, require_filled, text_of
+from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
 from fcco_lightning.data.images import MOST_PIXELS, DatasetColumn, PixelImages, read_image_dataset
 from fcco_lightning.data.medmnist import medmnist
-from fcco_lightning.data.sources import is_hub_id
+from fcco_lightning.data.sources import is_hub_id, read_table
 from fcco_lightning.data.splits import keep_positives
+from fcco_lightning.data.texts import texts_in
 from fcco_lightning.errors import ConfigError, DataError
 
 ROW = "position among the images"
 """A column of every frame read here."""
 
 PARTS = ("train", "val", "id_val", "id_test", "test")
-
-
-class LabelledSamples(Protocol):
-    """Samples with a table of their labels."""
-
-    @property
-    def layout(self) -> str:
-        """What the data set is known as, for messages."""
-        ...
-
-    def prepare(self) -> None:
-        """Download hub data."""
-        ...
-
-    def read(self) -> tuple[pd.DataFrame, Any]:
-        """Return the columns of all samples with :data:`ROW`, and the samples."""
-        ...
 
 
 Layout = Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "medmnist", "datasets"]
@@ -111,6 +95,56 @@ class LabelledImages:
             frame = readers[self.layout](root)
             images = frame.pop("file").tolist()
         return frame.assign(**{ROW: np.arange(len(frame))}), images
+
+
+TextLayout = Literal["table", "amazon", "civilcomments"]
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts with a table of their labels, in one of the layouts that are known.
+
+    Args:
+        source: for "table": path to .csv or .parquet, folder of ``datasets.save_to_disk``, hub id "owner/name:split",
+            DataFrame, ``datasets.Dataset`` or dict of columns.
+        layout: "table", or "amazon" or "civilcomments" as WILDS distributes them, see
+            :mod:`fcco_lightning.data.layouts`.
+        root: folder of the files; for every layout but "table".
+        column: column of the texts.
+        empty: "error" refuses empty and missing texts, "keep" trains on them as empty texts.
+
+    Raises:
+        ConfigError: if the layout is none of these, or has no root or source where it needs one.
+    """
+
+    source: str | Any | None = None
+    layout: TextLayout = "table"
+    root: str | None = None
+    column: str = "text"
+    empty: Literal["error", "keep"] = "error"
+
+    def __post_init__(self) -> None:
+        one_of("texts.layout", self.layout, get_args(TextLayout))
+        one_of("texts.empty", self.empty, ("error", "keep"))
+        needed, other = ("source", "root") if self.layout == "table" else ("root", "source")
+        if getattr(self, needed) is None or getattr(self, other) is not None:
+            raise ConfigError(f"texts.layout={self.layout!r} needs texts.{needed}, and no texts.{other}.")
+
+    def prepare(self) -> None:
+        """Download hub data."""
+        if is_hub_id(self.source):
+            read_table(self.source, "texts.source")
+
+    def read(self) -> tuple[pd.DataFrame, list[str]]:
+        """Return the columns of all samples with :data:`ROW` (their positions among the texts), and the texts."""
+        if self.layout == "table":
+            frame, where = read_table(self.source, "texts.source"), "the table of the texts"
+        else:
+            readers = {"amazon": layouts.amazon, "civilcomments": layouts.civilcomments}
+            frame, where = readers[self.layout](self.root or ""), f"the layout {self.layout!r}"
+        require_columns(frame, {"texts.column": [self.column]}, where)
+        texts = texts_in(frame.pop(self.column), self.empty, where)
+        return frame.assign(**{ROW: np.arange(len(frame))}), texts
 
 
 @dataclass(frozen=True)

@@ -1,73 +1,15 @@
 """Texts whose labels and attributes form groups, for Lightning."""
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
-import numpy as np
-import pandas as pd
-
-from fcco_lightning.checks import one_of
-from fcco_lightning.data import layouts
-from fcco_lightning.data.columns import require_columns
 from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataModule
-from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits
+from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledTexts
 from fcco_lightning.data.fingerprint import contents_of, digest_of
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import GroupSampling, Sampling
-from fcco_lightning.data.sources import is_hub_id, read_table
 from fcco_lightning.data.table import TensorTable
-from fcco_lightning.data.texts import TextTable, TextTokens, texts_in, tokens_of
-from fcco_lightning.errors import ConfigError
-
-TextLayout = Literal["table", "amazon", "civilcomments"]
-
-
-@dataclass(frozen=True)
-class LabelledTexts:
-    """Texts with a table of their labels, in one of the layouts that are known.
-
-    Args:
-        source: for "table": path to .csv or .parquet, folder of ``datasets.save_to_disk``, hub id "owner/name:split",
-            DataFrame, ``datasets.Dataset`` or dict of columns.
-        layout: "table", or "amazon" or "civilcomments" as WILDS distributes them, see
-            :mod:`fcco_lightning.data.layouts`.
-        root: folder of the files; for every layout but "table".
-        column: column of the texts.
-        empty: "error" refuses empty and missing texts, "keep" trains on them as empty texts.
-
-    Raises:
-        ConfigError: if the layout is none of these, or has no root or source where it needs one.
-    """
-
-    source: str | Any | None = None
-    layout: TextLayout = "table"
-    root: str | None = None
-    column: str = "text"
-    empty: Literal["error", "keep"] = "error"
-
-    def __post_init__(self) -> None:
-        one_of("texts.layout", self.layout, get_args(TextLayout))
-        one_of("texts.empty", self.empty, ("error", "keep"))
-        needed, other = ("source", "root") if self.layout == "table" else ("root", "source")
-        if getattr(self, needed) is None or getattr(self, other) is not None:
-            raise ConfigError(f"texts.layout={self.layout!r} needs texts.{needed}, and no texts.{other}.")
-
-    def prepare(self) -> None:
-        """Download hub data."""
-        if is_hub_id(self.source):
-            read_table(self.source, "texts.source")
-
-    def read(self) -> tuple[pd.DataFrame, list[str]]:
-        """Return the columns of all samples with :data:`ROW` (their positions among the texts), and the texts."""
-        if self.layout == "table":
-            frame, where = read_table(self.source, "texts.source"), "the table of the texts"
-        else:
-            readers = {"amazon": layouts.amazon, "civilcomments": layouts.civilcomments}
-            frame, where = readers[self.layout](self.root or ""), f"the layout {self.layout!r}"
-        require_columns(frame, {"texts.column": [self.column]}, where)
-        texts = texts_in(frame.pop(self.column), self.empty, where)
-        return frame.assign(**{ROW: np.arange(len(frame))}), texts
+from fcco_lightning.data.texts import TextTable, TextTokens, tokens_of
 
 
 class GroupedTextDataModule(GroupedSamplesDataModule):

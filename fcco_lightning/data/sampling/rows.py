@@ -81,11 +81,11 @@ class BalancedSampling(Sampling):
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
         """Return balanced union batches of ``batch_size`` rows of each process; negatives are the first stratum."""
-        labels, size = required_column(columns, "y", "classes"), self.batch_size * world_size
-        self._check(labels)
+        size = self.batch_size * world_size
         positives = self._positives(size)
         return _of_two_classes(
-            labels,
+            columns,
+            "y",
             (size - positives, positives),
             seed,
             allow_repeats=self.allow_repeats,
@@ -102,18 +102,6 @@ class BalancedSampling(Sampling):
                 f"{size - count} negatives; both must be >= 1. Raise batch_size or move positive_fraction to 0.5."
             )
         return count
-
-    def _check(self, labels: Tensor) -> None:
-        if labels.ndim != 1:
-            raise DataError(
-                f"Balanced batches need one label per row, shape (n,), got {tuple(labels.shape)}. Use LabelSampling "
-                "for several labels, or uniform batches."
-            )
-        if not bool(((labels == 0) | (labels == 1)).all()):
-            raise DataError(
-                f"Balanced batches need labels in {{0, 1}}, got {listed_numbers(sorted(set(labels.tolist())))}. Use "
-                "uniform or grouped batches."
-            )
 
 
 @dataclass(frozen=True)
@@ -144,36 +132,44 @@ class EventSampling(Sampling):
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
         """Return union batches with the rows of each process; censored samples are the first stratum."""
-        events = required_column(columns, self.column, "events")
-        self._check(events)
         drawn = self.censored_per_batch * world_size, self.events_per_batch * world_size
-        repeats = self.allow_repeats
-        return _of_two_classes(events, drawn, seed, allow_repeats=repeats, weights="if they differ", tells="strata")
-
-    def _check(self, events: Tensor) -> None:
-        if events.ndim != 1 or not bool(((events == 0) | (events == 1)).all()):
-            raise DataError(
-                f"Batches of events need a column {self.column!r} of 0 and 1, shape (n,), got shape "
-                f"{tuple(events.shape)} with {listed_numbers(sorted(set(events.flatten().tolist())))}."
-            )
-        for value, kind in ((1, "events"), (0, "censored samples")):
-            if not bool((events == value).any()):
-                raise DataError(
-                    f"Batches of events need both kinds of samples, but the {len(events)} training samples hold no "
-                    f"{kind}. Use UniformSampling, or check the column."
-                )
+        return _of_two_classes(
+            columns,
+            self.column,
+            drawn,
+            seed,
+            allow_repeats=self.allow_repeats,
+            weights="if they differ",
+            tells="strata",
+        )
 
 
 def _of_two_classes(
-    labels: Tensor, drawn: tuple[int, int], seed: int, *, allow_repeats: bool, weights: Weighting, tells: Telling
+    columns: Mapping[str, Tensor],
+    column: str,
+    drawn: tuple[int, int],
+    seed: int,
+    *,
+    allow_repeats: bool,
+    weights: Weighting,
+    tells: Telling,
 ) -> StratifiedBatches:
-    """Return batches that hold so many negatives and positives; an epoch has as many as hold n rows."""
-    size = sum(drawn)
+    """Return batches that hold so many rows with 0 and with 1 in a column; an epoch has as many as hold n rows."""
+    labels, size = required_column(columns, column, "classes"), sum(drawn)
+    if labels.ndim != 1 or not bool(((labels == 0) | (labels == 1)).all()):
+        raise DataError(
+            f"Batches with so many rows of two classes need one label per row, 0 or 1, but the column {column!r} has "
+            f"shape {tuple(labels.shape)} and {listed_numbers(sorted(set(labels.flatten().tolist())))}. Use "
+            "LabelSampling for several labels, else uniform or grouped batches."
+        )
     num_batches = enough_rows(len(labels), size) // size
     for label in (1, 0):
         rows = int((labels == label).sum())
         if rows == 0:
-            raise DataError(f"labels must hold both classes 0 and 1, but none of its {len(labels)} rows is {label}.")
+            raise DataError(
+                f"The column {column!r} must hold both 0 and 1, but none of its {len(labels)} rows is {label}. Use "
+                "UniformSampling, or check the column."
+            )
         if rows < drawn[label] and not allow_repeats:
             raise DataError(
                 f"A batch of {size} asks for {drawn[label]} rows of class {label}, which has {rows}. "
