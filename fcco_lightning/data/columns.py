@@ -58,6 +58,12 @@ def require_filled(column: pd.Series, argument: str, where: str) -> None:
         )
 
 
+def places(values: Iterable[str], cells: pd.Series) -> Tensor:
+    """Return the place of every cell, as text, among ``values``, or -1, shape (n,), int64."""
+    codes = pd.Index(list(values), dtype=object).get_indexer(pd.Index(text_of(cells), dtype=object))
+    return torch.from_numpy(codes.astype(np.int64))
+
+
 def marked(column: pd.Series, values: Iterable[object]) -> Tensor:
     """Mark the cells equal to one of ``values``; 1, 1.0, True and "1" are equal, and so are "a" and " a ".
 

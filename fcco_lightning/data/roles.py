@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import one_of
-from fcco_lightning.data.columns import indicator, is_number, listed, marked, require_columns, require_filled, text_of
+from fcco_lightning.data.columns import (
+    indicator,
+    is_number,
+    listed,
+    marked,
+    places,
+    require_columns,
+    require_filled,
+    text_of,
+)
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -233,14 +242,14 @@ class Labels:
             return _numbers(column, "label", where).float()
         if isinstance(self.columns.positive, list):
             return marked(column, self.columns.positive)
-        classes = text_of(column)
-        y = pd.Index(self.class_names, dtype=object).get_indexer(pd.Index(classes, dtype=object))
-        if (y < 0).any():
+        y = places(self.class_names, column)
+        if bool((y < 0).any()):
+            unknown = text_of(column)[(y < 0).numpy()].unique()
             raise DataError(
-                f"label={column.name!r} has classes {listed(classes[y < 0].unique())} in {where} that the training "
+                f"label={column.name!r} has classes {listed(unknown)} in {where} that the training "
                 f"rows do not have; theirs are {listed(self.class_names)}. Repair the table."
             )
-        return torch.from_numpy(y.astype(np.int64))
+        return y
 
 
 def _refuse_other_roles(columns: Columns) -> None:

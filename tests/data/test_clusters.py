@@ -87,6 +87,13 @@ def test_columns_of_the_table_of_images(tmp_path):
     for split in ("train", "test"):
         camera = data._rows[split]["camera"].to_numpy()
         assert torch.equal(together(data, name, split), torch.from_numpy(camera[:, None] == camera[None, :]))
+    (marks,), (number, cameras) = data.resolve_where({"camera": ">4"}), data.groups_of("camera")
+    assert cameras == [str(i) for i in range(7)]
+    for split in ("train", "test"):
+        camera = torch.from_numpy(data._rows[split]["camera"].to_numpy())
+        batches = list(data.evaluation_loaders()[split])
+        assert torch.equal(torch.cat([batch[marks] for batch in batches]), (camera > 4).long())
+        assert torch.equal(torch.cat([batch[number] for batch in batches]), camera)
 
 
 def test_digits_have_their_handwriting():

@@ -1,7 +1,7 @@
 """What datamodules share: loaders of training batches in parts, evaluation in order, and checks of checkpoints."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.columns import require_columns, require_filled, text_of
-from fcco_lightning.data.conditions import Condition, Value, Where, comparisons, values_of
+from fcco_lightning.data.columns import condition_on, places, require_columns, require_filled, text_of
+from fcco_lightning.data.conditions import Condition, Value, Where, comparisons, described, values_of
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
@@ -24,6 +25,7 @@ from fcco_lightning.errors import ConfigError, DataError
 
 INPUTS = frozenset({"x", "x2", "text"})
 """Columns that are a network's input."""
+_MOST_GROUPS = 50  # a column with more values is a number or a name, and no group has enough samples
 
 
 class SplitDataModule(LightningDataModule):
@@ -204,26 +206,46 @@ class SplitDataModule(LightningDataModule):
     def resolve_where(self, where: Where) -> Where:
         """Return a subset that a person described by names as one that batches can be asked for.
 
-        The names of classes (column ``y``) and groups (column ``group``) become their numbers.
+        Columns that batches have are meant first; the names of classes (column ``y``) and groups (column ``group``)
+        become their numbers.  A condition on any other column of a table becomes a column of the batches that marks
+        the samples which meet it.
 
         Args:
-            where: column -> condition.
+            where: column -> value, list of values, or comparison such as "<25".
+
+        Raises:
+            DataError: if there is no such column, or the training split has no such value.
         """
-        return {column: self._numbered(column, condition) for column, condition in where.items()}
+        present = self._table("train").columns.keys() - self._added - INPUTS
+        marked = [column for column in where if self._rows and column not in present]
+        known = {column: self._numbered(column, where[column]) for column in where if column not in marked}
+        return known | {self._marked(column, where[column]): 1 for column in marked}
 
     def groups_of(self, column: str) -> tuple[str, list[str]]:
         """Return the column of a batch that numbers the groups of ``column``, and the names of the groups 0, 1, ...
 
+        Classes (column ``y``) and groups (column ``group``) are meant first; the groups of any other column of a table
+        are its values.
+
         Raises:
-            DataError: if the column has no named groups.
+            DataError: if there is no such column, or it has one value or more than 50.
         """
         names = self._names_of(column)
         if names:
             return column, names
-        raise DataError(
-            f"by={column!r}: {type(self).__name__} knows no groups of that column. Use 'group' with a column of groups "
-            "(columns.sensitive), or a datamodule of tables, where any column can be named."
-        )
+        if not self._rows:
+            raise DataError(
+                f"by={column!r}: {type(self).__name__} knows no groups of that column. Use 'group' with a column of "
+                "groups (columns.sensitive), or a datamodule of tables, where any column can be named."
+            )
+        require_columns(self._rows["train"], {"by": [column]}, "the table")
+        values = sorted(text_of(self._rows["train"][column]).dropna().unique())
+        if not 2 <= len(values) <= _MOST_GROUPS:
+            raise DataError(
+                f"by={column!r}: the groups of a column are its values, of which there must be 2 to {_MOST_GROUPS}, "
+                f"and the training split has {len(values)}. Name a column of categories."
+            )
+        return self._with_column(f"group by {column}", column, partial(places, values)), values
 
     def clusters_of(self, column: str) -> str:
         """Return the column of evaluation batches that numbers the clusters which samples belong to.
@@ -237,27 +259,37 @@ class SplitDataModule(LightningDataModule):
         Raises:
             DataError: if there is no such column, or a cell of it is empty.
         """
-        tables = {split: self._evaluation_table(split) for split in self.evaluation_loaders()}
-        there = set[str].intersection(*(set(table.columns) for table in tables.values())) - self._added - INPUTS
-        frames = [self._rows[split] for split in tables if split in self._rows]
-        if column in there or f"cluster of {column}" in self._added:
-            return column if column in there else f"cluster of {column}"
-        known = [str(name) for frame in frames[:1] for name in frame.columns]
+        splits = list(self.evaluation_loaders())
+        there = set[str].intersection(*(set(self.tables[split].columns) for split in splits)) - self._added - INPUTS
+        if column in there:
+            return column
+        frames = {split: self._rows[split] for split in splits if split in self._rows}
+        known = {str(name) for frame in frames.values() for name in frame.columns}
         if column not in known:
-            others = sorted(there - {"index"} | set(known))
             raise DataError(
-                f"feasible.clusters={column!r} is not a column of the data, whose columns are {others}. Name the one "
-                "that says which samples belong together, or leave it out if all of them are independent."
+                f"feasible.clusters={column!r} is not a column of the data, whose columns are "
+                f"{sorted(there - {'index'} | known)}. Name the one that says which samples belong together, or leave "
+                "it out if all of them are independent."
             )
-        for frame, split in zip(frames, tables, strict=True):
+        for split, frame in frames.items():
             require_columns(frame, {"feasible.clusters": [column]}, f"the {split} split")
             require_filled(frame[column], "feasible.clusters", f"the {split} split")
-        codes, _ = pd.factorize(pd.concat([text_of(frame[column]) for frame in frames]))
-        parts = torch.split(torch.from_numpy(codes).long(), [len(frame) for frame in frames])
-        for table, part in zip(tables.values(), parts, strict=True):
-            table.columns[f"cluster of {column}"] = part.contiguous()
-        self._added.add(f"cluster of {column}")
-        return f"cluster of {column}"
+        values = pd.concat([text_of(frame[column]) for frame in frames.values()]).unique()
+        return self._with_column(f"cluster of {column}", column, partial(places, values))
+
+    def _marked(self, column: str, condition: Condition) -> str:
+        """Return the name of a column of all splits, int64, that is 1 where the condition holds."""
+        train = self._rows["train"]
+        require_columns(train, {"where": [column]}, "the table")
+        return self._with_column(described({column: condition}), column, condition_on(train[column], condition))
+
+    def _with_column(self, name: str, column: str, made: Callable[[pd.Series], Tensor]) -> str:
+        """Add to the batches of every split what is made of a column of its table, and return the name of it."""
+        if name not in self._added:
+            for split, rows in self._rows.items():
+                self.tables[split].columns[name] = made(rows[column])
+            self._added.add(name)
+        return name
 
     def _names_of(self, column: str) -> list[str]:
         attribute = {"y": "class_names", "group": "group_names"}.get(column, "")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
+from fcco_lightning.data.columns import listed, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
@@ -235,7 +235,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         labels = {name: text_of(part[self.classes.label]) for name, part in parts.items()}
         self._class_names, self.task_names = self.classes.found_in(labels)
         tables: dict[str, TensorTable] = {
-            name: self._image_table(name, part, _positions(labels[name], self._class_names), images)
+            name: self._image_table(name, part, places(self._class_names, labels[name]), images)
             for name, part in parts.items()
         }
         train = tables["train"]
@@ -267,7 +267,8 @@ class ContinualCLIPDataModule(SplitDataModule):
         if self.splits.by == "column":
             return parts_of(frame, self.origin.layout, self.splits.limit)
         frame = frame if self.splits.limit is None else frame.head(self.splits.limit)
-        kinds = _positions(text_of(frame[self.classes.label]), sorted(text_of(frame[self.classes.label]).unique()))
+        labels = text_of(frame[self.classes.label])
+        kinds = places(sorted(labels.unique()), labels)
         train, val, test = self.splits.shares
         rest, held = stratified_split(kinds, test, self.splits.seed, "splits.fractions", both_sides=True)
         rows = {"train": rest, "test": held}
@@ -432,9 +433,3 @@ class ContinualCLIPDataModule(SplitDataModule):
             "digest": digest_of([*self.class_names, "", *self.task_names, *digests]),
             "contents": self._contents,
         }
-
-
-def _positions(labels: pd.Series, names: Sequence[str]) -> Tensor:
-    """Return the place of every label among ``names``, or -1, shape (n,), int64."""
-    place = {name: i for i, name in enumerate(names)}
-    return torch.tensor([place.get(label, -1) for label in labels], dtype=torch.int64)

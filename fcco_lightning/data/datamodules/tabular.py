@@ -1,15 +1,12 @@
 """Tables with labels and perhaps two groups, for Lightning: read, split, and encoded as the training split says."""
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.data.columns import condition_on, is_number, require_columns, text_of
-from fcco_lightning.data.conditions import Condition, Where, described
+from fcco_lightning.data.columns import is_number, require_columns
 from fcco_lightning.data.datamodules.labels import LabelledDataModule
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.fingerprint import contents_of
@@ -22,8 +19,6 @@ from fcco_lightning.data.sources import is_hub_id, read_table, with_features_of
 from fcco_lightning.data.splits import Splits, keep_positives, require_all_cells, stratified_split, whole_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
-
-_MOST_GROUPS = 50  # a column with more values is a number or a name, and no group has enough samples
 
 
 class TabularDataModule(LabelledDataModule):
@@ -216,61 +211,6 @@ class TabularDataModule(LabelledDataModule):
     def _summary(self) -> str:
         told = super()._summary(), described_columns(self.encoder.columns, self._unseen)
         return "\n".join(filter(None, told))
-
-    def resolve_where(self, where: Where) -> Where:
-        """Return a subset that names any columns of the table as one that batches can be asked for.
-
-        Columns that batches have (``y``, ``group``, further columns) are meant first; a condition on any other column
-        of the table becomes a column of the batches that marks the samples which meet it.
-
-        Args:
-            where: column -> value, list of values, or comparison such as "<25".
-
-        Raises:
-            DataError: if there is no such column, or the training split has no such value.
-        """
-        present = self._table("train").columns.keys() - self._added - {"x"}
-        known = {column: condition for column, condition in where.items() if column in present}
-        return super().resolve_where(known) | {
-            self._marked(column, condition): 1 for column, condition in where.items() if column not in present
-        }
-
-    def groups_of(self, column: str) -> tuple[str, list[str]]:
-        """Return the column of a batch that numbers the values of any column of the table, and their names.
-
-        Raises:
-            DataError: if there is no such column, or it has one value or more than 50.
-        """
-        if column in self._table("train").columns and self._names_of(column):
-            return super().groups_of(column)
-        require_columns(self._rows["train"], {"by": [column]}, "the table")
-        names = sorted(text_of(self._rows["train"][column]).dropna().unique())
-        if not 2 <= len(names) <= _MOST_GROUPS:
-            raise DataError(
-                f"by={column!r}: the groups of a column are its values, of which there must be 2 to {_MOST_GROUPS}, "
-                f"and the training split has {len(names)}. Name a column of categories."
-            )
-
-        def number(cells: pd.Series) -> Tensor:  # -1: none of the groups
-            codes = pd.Index(names, dtype=object).get_indexer(pd.Index(text_of(cells), dtype=object))
-            return torch.from_numpy(codes.astype(np.int64))
-
-        return self._with_column(f"group by {column}", column, number), names
-
-    def _marked(self, column: str, condition: Condition) -> str:
-        """Return the name of a column of all splits, int64, that is 1 where the condition holds."""
-        name = described({column: condition})
-        if name in self._added:
-            return name
-        require_columns(self._rows["train"], {"where": [column]}, "the table")
-        return self._with_column(name, column, condition_on(self._rows["train"][column], condition))
-
-    def _with_column(self, name: str, column: str, made: Callable[[pd.Series], Tensor]) -> str:
-        """Add to the batches of every split what is made of a column of the table, and return the name of it."""
-        for split, rows in self._rows.items():
-            self.tables[split].columns[name] = made(rows[column])
-        self._added.add(name)
-        return name
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder and what identifies the training split, as plain values."""
