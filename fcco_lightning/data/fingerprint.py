@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from fcco_lightning.data.columns import listed
-from fcco_lightning.data.images import PixelImages
-from fcco_lightning.data.pairs.table import FilesIn
+from fcco_lightning.data.images import FilesIn, PixelImages
 from fcco_lightning.errors import DataError
 
 _TIMES = "modification times"

@@ -22,6 +22,7 @@ from torch.utils.data import default_collate
 
 from fcco_lightning.checks import at_least, finite, non_negative, one_of
 from fcco_lightning.data.columns import require_columns
+from fcco_lightning.data.layouts import require_inside
 from fcco_lightning.data.sources import open_dataset
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -235,6 +236,36 @@ class DatasetColumn:
 
     def _inner(self, cell: Any) -> Any:
         return cell.get(self.field) if self.field and isinstance(cell, Mapping) else cell
+
+
+class FilesIn:
+    """Images whose paths are relative to a folder.
+
+    Args:
+        images: n images, some or all of them paths.
+        folder: where the paths start.
+        allow_outside: whether paths may lead out of it.
+
+    Raises:
+        DataError: when an image is asked for that lies elsewhere and must not.
+    """
+
+    def __init__(self, images: Any, folder: str | PathLike[str], *, allow_outside: bool = True) -> None:
+        self.images, self.folder, self.allow_outside = images, Path(folder), allow_outside
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> Any:
+        stored = self.images[i]
+        path = stored
+        if isinstance(stored, Mapping):  # as tables keep images: their bytes, or where they lie
+            path = stored.get("path") if stored.get("bytes") is None else None
+        if not isinstance(path, str):
+            return stored
+        if not self.allow_outside:
+            require_inside(self.folder, [path], f"pairs in '{self.folder}'")
+        return self.folder / path
 
 
 class PixelImages:

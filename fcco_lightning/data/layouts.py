@@ -94,7 +94,7 @@ def camelyon17(root: Root) -> pd.DataFrame:
     """
     root = _folder_at(root)
     path = _first([root / "metadata.csv"])
-    read = _csv(path, index_col=0, dtype={"patient": "str"})
+    read = read_file(path, index_col=0, dtype={"patient": "str"})
     _require_header(read, ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"], path)
     split = _named(read["split"], {0: "train", 1: "id_val"}, path)
     read["split"] = split.mask(read["center"] == 1, "val").mask(read["center"] == 2, "test")
@@ -129,9 +129,9 @@ def amazon(root: Root) -> pd.DataFrame:
     }
     # An empty review is "" and a review that says "NA" is one: nothing is to be read as missing.
     text = dict.fromkeys(("reviewText", "reviewerID", "asin", "category"), str)
-    read = _csv(path, dtype=text, keep_default_na=False, na_values=[], quoting=csv.QUOTE_NONNUMERIC)
+    read = read_file(path, dtype=text, keep_default_na=False, na_values=[], quoting=csv.QUOTE_NONNUMERIC)
     _require_header(read, list(names), path)
-    split = _csv(splits)
+    split = read_file(splits)
     _require_header(split, ["split"], splits)
     if len(read) != len(split):
         raise DataError(
@@ -162,7 +162,7 @@ def civilcomments(root: Root) -> pd.DataFrame:
         DataError: if files are missing or hold something else.
     """
     path = _first([_folder_at(root) / "all_data_with_identities.csv"])
-    read = _csv(path, index_col=0, low_memory=False)
+    read = read_file(path, index_col=0, low_memory=False)
     _require_header(read, ["comment_text", "split", "toxicity", *IDENTITIES], path)
     mentioned = read[list(IDENTITIES)].to_numpy(dtype=np.float64) >= 0.5
     marked = np.column_stack([mentioned, ~mentioned.any(axis=1)])
@@ -254,6 +254,21 @@ def require_inside(root: Path, files: Sequence[str], where: str) -> None:
             )
 
 
+def read_file(path: Path, **options: Any) -> pd.DataFrame:
+    """Return the rows of a .parquet file or, by these options of ``pandas.read_csv``, of a text file.
+
+    Raises:
+        DataError: if it cannot be read, or has no rows.
+    """
+    try:
+        frame: pd.DataFrame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, **options)
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read: {error}.") from error
+    if frame.empty:
+        raise DataError(f"'{path}' has no rows.")
+    return frame
+
+
 _BDD_ATTRIBUTES = ("weather", "scene", "timeofday")
 _CHUNK = 1 << 22
 
@@ -321,18 +336,12 @@ def _json_items(path: Path) -> Iterator[Any]:
 
 
 def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bool) -> pd.DataFrame:
-    if path.suffix == ".parquet":
-        try:
-            frame = pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise DataError(f"'{path}' is not a readable table: {error}.") from error
-    else:
-        frame = _csv(path, skipinitialspace=True)
+    frame = read_file(path, skipinitialspace=True)
     require_columns(frame, {"file_column": [file_column]}, f"'{path}'")
     if file_column != "file" and "file" in frame:
         raise DataError(f"'{path}' has both {file_column!r} and 'file', which is to be its name. Rename that column.")
-    if frame.empty or frame[file_column].isna().any():
-        raise DataError(f"'{path}' must name a file in every row of {file_column!r}, and have at least one row.")
+    if frame[file_column].isna().any():
+        raise DataError(f"'{path}' must name a file in every row of {file_column!r}.")
     within = path.parent.relative_to(root)
     frame[file_column] = [(within / str(name).strip()).as_posix() for name in frame[file_column]]
     if not allow_outside:
@@ -344,10 +353,10 @@ def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bo
 def _by_image(path: Path, columns: Sequence[str], **text_options: Any) -> pd.DataFrame:
     """Return one row per image, indexed by its file, of a list of CelebA: its own .txt, or Kaggle's .csv."""
     if path.suffix == ".csv":
-        frame = _csv(path)
+        frame = read_file(path)
         _require_header(frame, ["image_id", *columns], path)
         return frame.set_index("image_id")
-    frame = _csv(path, sep=r"\s+", **text_options)
+    frame = read_file(path, sep=r"\s+", **text_options)
     if not all(isinstance(name, str) for name in frame.index):
         raise DataError(f"The rows of '{path}' must start with the name of a file.")
     return frame
@@ -388,16 +397,6 @@ def _first(paths: Sequence[Path], *, folder: bool = False) -> Path:
     if not there:
         raise DataError(f"There is no {'folder ' if folder else ''}{' nor '.join(f'{str(p)!r}' for p in paths)}.")
     return there[0]
-
-
-def _csv(path: Path, **options: Any) -> pd.DataFrame:
-    try:
-        frame: pd.DataFrame = pd.read_csv(path, **options)
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}.") from error
-    if frame.empty:
-        raise DataError(f"'{path}' has no rows.")
-    return frame
 
 
 def _require_header(frame: pd.DataFrame, wanted: Sequence[str], path: Path) -> None:

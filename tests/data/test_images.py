@@ -10,9 +10,8 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision.transforms import ColorJitter, Compose, RandomHorizontalFlip, ToTensor
 
-from fcco_lightning.data.images import DatasetColumn, ImageTable, PixelImages, image_transform
+from fcco_lightning.data.images import DatasetColumn, FilesIn, ImageTable, PixelImages, image_transform
 from fcco_lightning.data.loader import ResumableLoader
-from fcco_lightning.data.pairs import FilesIn
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 

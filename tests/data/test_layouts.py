@@ -256,7 +256,7 @@ def test_folder_refuses(tmp_path):
     with pytest.raises(DataError, match=r"There is no '.*b'"):
         layouts.folder(tmp_path, file_column="file")
     (tmp_path / "metadata.parquet").write_text("no parquet")
-    with pytest.raises(DataError, match="is not a readable table"):
+    with pytest.raises(DataError, match="cannot be read"):
         layouts.folder(tmp_path, "metadata.parquet")
 
 

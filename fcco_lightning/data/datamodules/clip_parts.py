@@ -11,7 +11,7 @@ import pandas as pd
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data.columns import listed
 from fcco_lightning.data.images import MOST_PIXELS, Images
-from fcco_lightning.data.pairs.reading import read_pairs
+from fcco_lightning.data.pairs import read_pairs
 from fcco_lightning.errors import ConfigError, DataError
 
 

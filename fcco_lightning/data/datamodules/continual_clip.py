@@ -14,8 +14,8 @@ from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
-from fcco_lightning.data.images import ImageTable, image_transform
-from fcco_lightning.data.pairs import FilesIn, PairTable
+from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
+from fcco_lightning.data.pairs import PairTable
 from fcco_lightning.data.plans import BatchPlan, RowsOf
 from fcco_lightning.data.sampling import GroupSampling, Sampling, TwoDraws, UniformSampling, with_num_batches
 from fcco_lightning.data.splits import stratified_split

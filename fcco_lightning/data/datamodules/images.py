@@ -9,8 +9,7 @@ from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataMo
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages
 from fcco_lightning.data.fingerprint import contents_of_images
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.images import ImageNoise, ImageTable, ImageTransform
-from fcco_lightning.data.pairs import FilesIn
+from fcco_lightning.data.images import FilesIn, ImageNoise, ImageTable, ImageTransform
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import GroupSampling, RepeatedSampling, Sampling
 from fcco_lightning.data.table import TensorTable

@@ -1,4 +1,4 @@
-"""Where image-text pairs come from: folders, tables, shards and data sets."""
+"""Image-text pairs: where they come from (folders, tables, shards and data sets), and the table that hands them out."""
 
 import glob
 import json
@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 from torch.utils.data import ConcatDataset
 
+from fcco_lightning.checks import at_least
 from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import listed, require_columns
-from fcco_lightning.data.images import DatasetColumn, Images
-from fcco_lightning.data.pairs.table import FilesIn
+from fcco_lightning.data.images import MOST_PIXELS, DatasetColumn, FilesIn, Images, ImageTable
 from fcco_lightning.data.sources import is_hub_id, open_dataset
 from fcco_lightning.errors import DataError
 
@@ -35,6 +36,64 @@ _KINDS = {".tar", ".parquet", ".pq", ".arrow", ".csv"}
 _METADATA = ("metadata.csv", "metadata.parquet")
 _MEMBER = re.compile(r"(?P<key>(?:.*/|)[^.]+)[.](?P<extension>[^/]*)")  # as webdataset divides names
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class PairTable(ImageTable):
+    """Images with captions: samples have ``x`` (3, H, W) float32, ``text`` (L,) int64 and ``index``.
+
+    Args:
+        images: n images, see :class:`ImageTable`.
+        captions: n captions by position, each a text, or several texts of which one is drawn by (caption_seed, epoch,
+            position).
+        transform: PIL image in RGB -> float32 tensor of shape (3, H, W).
+        tokenizer: list of k texts -> tokens (k, L), int64.
+        seed: what random transforms depend on, with the epoch and the position; None for transforms that draw nothing.
+        caption_seed: what the choice among several captions depends on.
+        corrupt: what becomes of images that are missing or unreadable, see :class:`ImageTable`.
+        most_pixels: images of more pixels are not decoded.
+
+    Raises:
+        DataError: if there is not one caption per image.
+
+    Example:
+        >>> import torch
+        >>> from PIL import Image
+        >>> from torchvision.transforms.functional import to_tensor
+        >>> lengths = lambda texts: torch.tensor([[len(text)] for text in texts])
+        >>> table = PairTable([Image.new("RGB", (2, 2))], ["a photo"], to_tensor, lengths)
+        >>> table[0]["text"]
+        tensor([7])
+    """
+
+    def __init__(
+        self,
+        images: Images | Sequence[Any],
+        captions: Images | Sequence[Any],
+        transform: Callable[[Any], Tensor],
+        tokenizer: Callable[[list[str]], Tensor],
+        *,
+        seed: int | None = None,
+        caption_seed: int = 0,
+        corrupt: Literal["error", "blank", "skip"] = "error",
+        most_pixels: int = MOST_PIXELS,
+    ) -> None:
+        if len(images) != len(captions):
+            raise DataError(f"Every image needs a caption, got {len(images)} images and {len(captions)} captions.")
+        super().__init__(images, {}, transform, seed=seed, corrupt=corrupt, most_pixels=most_pixels)
+        self.captions, self.tokenizer = captions, tokenizer
+        self.caption_seed = at_least("caption_seed", caption_seed, 0)
+
+    def caption(self, i: int) -> str:
+        """Return the text of sample ``i`` in this epoch."""
+        caption = self.captions[i]
+        if isinstance(caption, str):
+            return caption
+        # One number more than for the image: with equal seeds the crop and the text are still drawn independently.
+        drawn = np.random.SeedSequence([self.caption_seed, self.epoch, i, 1]).generate_state(1)[0]
+        return str(caption[int(drawn) % len(caption)])
+
+    def _columns_of(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return {**super()._columns_of(rows), "text": self.tokenizer([self.caption(i) for i in rows])}
 
 
 def read_pairs(
@@ -169,10 +228,7 @@ class _Reader:
         return ConcatDataset(images), [text for _, captions in parts for text in captions]
 
     def _csv(self, path: Path) -> tuple[FilesIn, list[Any]]:
-        try:
-            frame = pd.read_csv(path, skipinitialspace=True)
-        except (OSError, ValueError) as error:
-            raise DataError(f"pairs: '{path}' cannot be read: {error}.") from error
+        frame = layouts.read_file(path, skipinitialspace=True)
         columns = [str(name) for name in frame.columns]
         image, caption = self._image_among(columns, f"'{path}'"), self._caption_among(columns, f"'{path}'")
         if frame[image].isna().any():
