@@ -27,15 +27,9 @@ def is_number(kind: Any) -> bool:
 
 
 def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], where: str) -> None:
-    """Check that ``frame`` has all ``wanted`` columns.
+    """Raise :class:`DataError` unless ``frame``, the table ``where``, has the columns that every argument names.
 
-    Args:
-        frame: the table.
-        wanted: argument name -> the columns it names.
-        where: what the table is, for the message.
-
-    Raises:
-        DataError: naming the argument, the available columns and the closest match.
+    The message names the argument, a key of ``wanted``, the columns there are, and the closest one.
     """
     available = [str(name) for name in frame.columns]
     present = set(available)
@@ -92,17 +86,10 @@ def indicator(column: pd.Series, value: object, argument: str, where: str) -> Te
 
 
 def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series], Tensor]:
-    """Return the test whether cells meet a condition, as it is to be understood of this column.
+    """Return the test whether cells meet a condition, as it is to be understood of this column of the training split.
 
     A text that is one of the column's values means that value; else it must be a comparison with numbers.  A missing
-    cell meets no condition.
-
-    Args:
-        column: of the training split.
-        condition: a value, some values, or comparisons.
-
-    Returns:
-        Function from a column of any split, n cells, to an int64 tensor of shape (n,) with values in {0, 1}.
+    cell meets no condition.  The test takes a column of any split, n cells, and returns 0 or 1 of each, int64.
 
     Raises:
         DataError: if no cell of ``column`` has one of the values or meets the comparison.

@@ -75,15 +75,7 @@ def _described(condition: Condition, column: str) -> str:
 
 
 def holds(column: Tensor, condition: Condition, name: str) -> Tensor:
-    """Mark the entries of a column of numbers that meet a condition.
-
-    Args:
-        column: shape (B,).
-        condition: of numbers and comparisons.
-        name: of the column, for messages.
-
-    Returns:
-        Mask of shape (B,), bool.
+    """Return the mask (B,) of the entries of a column of numbers, called ``name`` in messages, that meet a condition.
 
     Raises:
         DataError: if the condition names a text, which a column of numbers cannot contain.

@@ -213,14 +213,7 @@ class TabularEncoder:
         return self
 
     def transform(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
-        """Encode ``frame``.
-
-        Args:
-            frame: n rows with the columns of the fit, in any order.
-            where: what it is, for messages.
-
-        Returns:
-            Features, shape (n, d), float32.
+        """Return the features, (n, d) float32, of n rows with the columns of the fit, in any order.
 
         Raises:
             DataError: if it is not fitted, a column is absent, or (``missing="error"``) a cell is missing.

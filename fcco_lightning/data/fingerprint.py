@@ -26,12 +26,9 @@ _LOOKED_AT = 64  # images whose contents stand for a data set without file names
 def fingerprint(
     columns: Mapping[str, Tensor], names: Sequence[str], contents: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the number of rows, a digest of names and of the order of all labels, groups and further columns.
+    """Return the number of rows, a digest of names and of the order of all labels, groups and further columns (n,).
 
-    Args:
-        columns: columns of the training split without features, each of n rows.
-        names: names of features, classes and groups.
-        contents: digests of what the network is given, by what they are of, see :func:`contents_of`.
+    The ``contents`` are digests of what the network is given, by what they are of, see :func:`contents_of`.
     """
     made = hashlib.sha256("\n".join(names).encode())
     # Labels and groups, not features: integers hash the same on every platform, standardised floats may not.
@@ -43,9 +40,8 @@ def fingerprint(
 def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
     """Return column -> digest of its cells in their order, which takes about a second for each GB.
 
-    Args:
-        columns: a table whose numbers are not yet standardised, so that they are the same on every platform and a
-            number is the same as int and as float; or tensors, of which ``index`` is left out.
+    The numbers of a table are not yet standardised, so that they are the same on every platform, and a number is the
+    same as int and as float.  Of tensors the column ``index`` is left out.
     """
     if isinstance(columns, Mapping):
         return {name: _short(_plain(column)) for name, column in columns.items() if name != "index"}
@@ -62,15 +58,10 @@ def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -> dict[str, str]:
-    """Return digests that tell images apart from others without decoding any.
+    """Return digests that tell images, called ``what``, apart from others without decoding any.
 
-    Of files these are their names, their sizes and the times they were modified last; of pixels in memory all; of other
-    data sets the contents of 64 images.
-
-    Args:
-        images: n images, see :class:`fcco_lightning.data.images.ImageTable`.
-        what: what they are, for messages.
-        root: folder that relative paths start from.
+    Of files, relative to the folder ``root``, these are their names, their sizes and the times they were modified last;
+    of pixels in memory all; of other data sets the contents of 64 images.
     """
     files = _files(images)
     if files is not None:
@@ -104,18 +95,13 @@ def digest_of(texts: Iterable[str]) -> str:
 def require_same(
     stored: Mapping[str, Any], here: Mapping[str, Any], identifying: str, *, allow_changed: bool | None = None
 ) -> None:
-    """Check that a checkpoint was trained on the split that is here, as far as the checkpoint knows.
+    """Check that a checkpoint was trained on the split that is here, as far as its fingerprint ``stored`` knows.
 
     Files that were modified at another time, but have the same names and sizes, are only warned of: a copy is such.
-
-    Args:
-        stored: fingerprint in the checkpoint.
-        here: fingerprint of the present split.
-        identifying: the arguments that identify a split, for messages.
-        allow_changed: whether to go on, with a warning; None where that is not to choose.
+    With ``allow_changed`` all differences are only warned of; None says that this is not to choose.
 
     Raises:
-        DataError: naming what differs.
+        DataError: naming what differs, and the arguments that identify a split.
     """
     different = [
         f"{name}: {stored[name]} there, {here[name]} here"

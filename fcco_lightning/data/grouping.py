@@ -206,11 +206,7 @@ class Grouping:
         return [part.column for part in self.by]
 
     def fit(self, frame: pd.DataFrame, where: str = "the table") -> "Grouping":
-        """Decide the groups on ``frame`` and return self.
-
-        Args:
-            frame: n rows.
-            where: what ``frame`` is, for messages.
+        """Decide the groups on ``frame``, which is called ``where`` in messages, and return self.
 
         Raises:
             DataError: if a column cannot be read (see :meth:`GroupBy.read`), a value to be renamed does not occur, a
@@ -231,11 +227,7 @@ class Grouping:
         return self
 
     def number_unseen(self, frames: Mapping[str, pd.DataFrame]) -> None:
-        """Number the combinations that the table of the fit did not have, sorted by name, from G on.
-
-        Args:
-            frames: what a table is, for messages -> the table.
-        """
+        """Number the combinations that only these tables have, not the one of the fit, from G on, sorted by name."""
         if self._merged:  # they are of the group "other"
             return
         cells = pd.concat([self._cells(frame, where) for where, frame in frames.items()]).drop_duplicates()
@@ -246,10 +238,6 @@ class Grouping:
 
     def assign(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
         """Return the group of every row, shape (n,), int64 in 0..G-1 or a number of ``unseen``; -1 for rows of none.
-
-        Args:
-            frame: n rows.
-            where: what it is, for messages.
 
         Raises:
             DataError: if it is not fitted, or a column cannot be read (see :meth:`GroupBy.read`).

@@ -208,7 +208,7 @@ class ImageTable(TensorTable):
 
 
 class DatasetColumn:
-    """A column of a ``datasets.Dataset``, read when its cells are asked for; images are left undecoded.
+    """A column of a ``datasets.Dataset`` that is read cell by cell, with images left undecoded.
 
     Args:
         dataset: the data set.
@@ -239,12 +239,7 @@ class DatasetColumn:
 
 
 class FilesIn:
-    """Images whose paths are relative to a folder.
-
-    Args:
-        images: n images, some or all of them paths.
-        folder: where the paths start.
-        allow_outside: whether paths may lead out of it.
+    """Images whose paths, if they are paths, start from a folder; they may lead out of it only if that is allowed.
 
     Raises:
         DataError: when an image is asked for that lies elsewhere and must not.
@@ -269,11 +264,7 @@ class FilesIn:
 
 
 class PixelImages:
-    """Images whose pixels lie in memory, handed out as PIL images.
-
-    Args:
-        pixels: grey levels (n, H, W) or colours (n, H, W, 3), uint8.
-    """
+    """Images whose pixels lie in memory, grey (n, H, W) or coloured (n, H, W, 3), uint8, handed out as PIL images."""
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         self.pixels = pixels
@@ -291,10 +282,8 @@ class PixelImages:
 def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, DatasetColumn]:
     """Read a ``datasets`` data set with an image column, without decoding anything.
 
-    Args:
-        source: a ``datasets.Dataset``, a ``DatasetDict``, a folder written by ``save_to_disk``, a .parquet file, or a
-            hub id "owner/name" or "owner/name:split".
-        image_column: name of the column of images.
+    The source is a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, a .parquet file, or a
+    hub id "owner/name" or "owner/name:split".
 
     Returns:
         The other columns, and the images of the same rows.  If the source has several splits they follow each other,

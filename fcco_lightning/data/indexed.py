@@ -74,11 +74,9 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 
 
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:
-    """Return what is known of a loader's batches; None if that is nothing.
+    """Return what is known of the batches of one process's loader, of ``world_size``; None if that is nothing.
 
-    Args:
-        loader: of one process; shuffled batches of an :class:`IndexedDataset` with columns are known.
-        world_size: number of processes.
+    Known are shuffled batches of an :class:`IndexedDataset` with columns.
     """
     data, size = loader.dataset, loader.batch_size
     if not isinstance(data, IndexedDataset) or len(data.columns) == 1 or size is None:

@@ -234,15 +234,10 @@ def folder(
 
 
 def require_inside(root: Path, files: Sequence[str], where: str) -> None:
-    """Refuse names that lead out of the folder; links in it may, as whoever made them wanted.
-
-    Args:
-        root: the folder.
-        files: what a table names, relative to it.
-        where: the table, for messages.
+    """Refuse names of files that lead out of the folder ``root``; links in it may, as whoever made them wanted.
 
     Raises:
-        DataError: naming the first such row.
+        DataError: naming the first such row of the table ``where``.
     """
     top = os.path.normpath(root.absolute())
     for row, name in enumerate(files):

@@ -41,13 +41,7 @@ class RankBatches(DistributedSampler[Any]):
 
 
 class OrderedShare(DistributedSampler[Any]):
-    """This process's consecutive part of a data set, as even as can be and without repeats: for evaluation.
-
-    Args:
-        dataset: what is evaluated.
-        rank: this process.
-        world_size: number of processes.
-    """
+    """One process's consecutive part of a data set, as even as can be and without repeats: for evaluation."""
 
     def __init__(self, dataset: Dataset[Any], rank: int = 0, world_size: int = 1) -> None:
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)

@@ -269,11 +269,7 @@ def _refuse_other_roles(columns: Columns) -> None:
 def class_names(column: pd.Series, positive: Value | list[Value] | None, where: str) -> list[str]:
     """Return the classes of a label in the order of their numbers.
 
-    Args:
-        column: the labels.
-        positive: the one of two classes that becomes the last, or those of many that become it together; None sorts
-            them.
-        where: what the table is, for messages.
+    They are sorted, but the one of two that is ``positive`` comes last; several positive ones are one class, the last.
 
     Raises:
         DataError: if there is one class only, or more than two although one ``positive`` is given, or a positive one

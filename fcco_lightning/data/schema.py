@@ -19,17 +19,11 @@ _DECIMAL_COMMA, _THOUSANDS = r"[+-]?\d+,\d+", r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"
 def settle_types(
     frame: pd.DataFrame, encoding: Encoding, unused: Collection[str] = (), where: str = "the table"
 ) -> pd.DataFrame:
-    """Return ``frame`` with columns of text that are to be numbers as numbers, and refuse those that may be meant so.
+    """Return a whole table whose columns of text are numbers where they are to be, and refuse what may be meant so.
 
     A column of text stays one of categories, unless at least :data:`MOST_ARE_NUMBERS` of its filled cells, but not all
     of them, are numbers, with or without a comma in them: then one mistyped cell would make a category of every number.
-
-    Args:
-        frame: a whole table, not yet split.
-        encoding: which columns are numbers or categories whatever their cells say, and whether cells of the former that
-            are no numbers become missing ones.
-        unused: columns that are no features, and that nothing is asked of.
-        where: what the table is, for messages.
+    Of columns that are ``unused`` nothing is asked.
 
     Raises:
         DataError: naming the column, the first cells that are no numbers, and the ways out.
@@ -100,9 +94,7 @@ def _cells(column: pd.Series, marked: pd.Series) -> str:
 def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float]]) -> str:
     """Return in a few lines what the columns of a table were taken for, and how much of other splits is unseen.
 
-    Args:
-        columns: as they are encoded.
-        unseen: split -> column of categories -> share of its cells whose value the training split lacks.
+    For every split ``unseen`` has, of columns of categories, the share of cells whose value the training split lacks.
     """
     numbers = [column.name for column in columns if not isinstance(column, CategoricalColumn)]
     categories = sorted((c for c in columns if isinstance(c, CategoricalColumn)), key=lambda c: -len(c.categories))
@@ -133,11 +125,7 @@ def _first(texts: Sequence[str]) -> str:
 def require_seen(columns: Sequence[Column], unseen: Mapping[str, float], frame: pd.DataFrame, where: str) -> None:
     """Raise :class:`DataError` naming a column of categories if most of its cells are of values not fitted on.
 
-    Args:
-        columns: those to ask this of, as they are encoded.
-        unseen: column -> share of such cells.
-        frame: the rows that were encoded.
-        where: what they are, for messages.
+    Of every column ``unseen`` has the share of such cells among the rows ``frame``, which are called ``where``.
     """
     for column in columns:
         name, share = column.name, unseen.get(column.name, 0.0)

@@ -199,16 +199,12 @@ def _from_sklearn(name: str, argument: str) -> pd.DataFrame:
 
 
 def open_dataset(source: str, argument: str, accepted: str, split: str | None = "train") -> Any:
-    """Return what ``datasets`` makes of a folder written by ``save_to_disk``, or of a hub id.
+    """Return what ``datasets`` makes of a folder written by ``save_to_disk``, or of "owner/name" or "owner/name:split".
 
-    Args:
-        source: the folder, or "owner/name" or "owner/name:split".
-        argument: what the caller calls it, for messages.
-        accepted: what it could be, for messages.
-        split: the split if the hub id names none; None for a mapping of all splits.
+    If a hub id names no split it is ``split``, or None for a mapping of all splits.
 
     Raises:
-        DataError: if there is neither.
+        DataError: if there is neither; it names the ``argument`` and what is ``accepted``.
     """
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 

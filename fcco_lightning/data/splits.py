@@ -46,13 +46,7 @@ class Splits:
 
 
 def keep_positives(y: Tensor, kept: int, seed: int) -> Tensor:
-    """Return the rows, in order, that are left when positives are taken out until there are so many.
-
-    Args:
-        y: labels, 0 or 1, shape (n,).
-        kept: number of positives that stay.
-        seed: equal seeds give equal choices.
-    """
+    """Return the rows, in order, that are left when positives (y = 1) are taken out at random until ``kept`` stay."""
     positives = (y == 1).nonzero().flatten()
     order = torch.randperm(len(positives), generator=torch.Generator().manual_seed(seed))
     return torch.cat([(y == 0).nonzero().flatten(), positives[order[:kept]]]).sort().values
@@ -61,20 +55,15 @@ def keep_positives(y: Tensor, kept: int, seed: int) -> Tensor:
 def stratified_split(
     strata: Tensor, held_out: float, seed: int, argument: str, *, both_sides: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Split the rows 0..n-1 so that every stratum gives the same share.
+    """Split the rows 0..n-1 at random so that every stratum gives the same share; ``strata`` (n,) are whole numbers.
 
-    Args:
-        strata: stratum of every row, shape (n,), int64.
-        held_out: share of the second part, in (0, 1).
-        seed: equal seeds give equal splits.
-        argument: which argument ``held_out`` came from, for messages.
-        both_sides: let rounding take no stratum of two rows or more away from either part.
+    With ``both_sides`` rounding takes no stratum of two rows or more away from either part.
 
     Returns:
         Row numbers of the rest and of the held-out part, each in ascending order.
 
     Raises:
-        ConfigError: if ``held_out`` is not in (0, 1).
+        ConfigError: if ``held_out``, which ``argument`` names in messages, is not in (0, 1).
         DataError: if nothing would be held out.
     """
     if not 0 < held_out < 1:
@@ -94,17 +83,11 @@ def stratified_split(
 
 
 def whole_split(values: Tensor, held_out: float, seed: int, argument: str) -> tuple[Tensor, Tensor]:
-    """Split the rows 0..n-1 so that rows of one value stay together, and both parts have a value.
-
-    Args:
-        values: value of every row, shape (n,).
-        held_out: share of the values in the second part, in (0, 1).
-        seed: equal seeds give equal splits.
-        argument: which argument ``held_out`` came from, for messages.
+    """Split the rows 0..n-1 at random so that rows of one value stay together; ``held_out`` is a share of the values.
 
     Raises:
         ConfigError: if ``held_out`` is not in (0, 1).
-        DataError: if there is one value only.
+        DataError: if there is one value only, so that one part would have none.
     """
     names, of = torch.unique(values, return_inverse=True)
     if len(names) < 2:
@@ -121,13 +104,6 @@ def grouped_split(
     group: Tensor, names: Sequence[str], held_out: float, seed: int, argument: str
 ) -> tuple[Tensor, Tensor]:
     """Split the rows 0..n-1 as :func:`stratified_split` does by group, but leave every group a row in both parts.
-
-    Args:
-        group: group of every row, shape (n,), int64 in 0..G-1.
-        names: names of the G groups, for messages.
-        held_out: share of the second part, in (0, 1).
-        seed: equal seeds give equal splits.
-        argument: which argument ``held_out`` came from, for messages.
 
     Raises:
         ConfigError: if ``held_out`` is not in (0, 1).
@@ -147,17 +123,9 @@ def grouped_split(
 def require_all_cells(
     y: Tensor, group: Tensor | None, classes: Sequence[str], groups: Sequence[str], where: str
 ) -> None:
-    """Check that all classes, all groups and all their combinations have rows.
+    """Raise :class:`DataError` naming what is empty unless all classes, groups and combinations of both have rows.
 
-    Args:
-        y: labels, shape (n,), int64 in 0..C-1.
-        group: groups, shape (n,), int64 in 0..G-1; None if there are none.
-        classes: names of the C classes.
-        groups: names of the G groups.
-        where: which split it is, for the message.
-
-    Raises:
-        DataError: naming what is empty and all counts.
+    The labels ``y`` (n,) number the ``classes``, and ``group`` (n,), or None for no groups, the ``groups``.
     """
     groups = ["all"] if group is None else groups
     cells = y if group is None else len(classes) * group + y

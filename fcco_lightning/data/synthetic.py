@@ -20,12 +20,7 @@ class Distribution(Protocol):
 
 
 def train_and_test(problem: Distribution, seed: int, **sizes: int) -> dict[str, dict[str, Tensor]]:
-    """Return independent samples of both splits, by their names.
-
-    Args:
-        problem: what is sampled.
-        seed: of both samples.
-        **sizes: of the training split and of the test split, called as the arguments that they come from.
+    """Return independent samples of both splits by their names; the sizes are called as the arguments they come from.
 
     Raises:
         ConfigError: if a size is below 1.

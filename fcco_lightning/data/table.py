@@ -110,9 +110,7 @@ class LabelTable(Dataset[dict[str, Tensor]]):
 def collate(batch: Any, columns: Mapping[str, Tensor] | None = None) -> Any:
     """Pass a batch that is already a mapping through, and collate a list of samples as torch does.
 
-    Args:
-        batch: B samples of a table.
-        columns: further columns of the table that its batches are to carry, name -> tensor with first dimension n.
+    With ``columns`` of the table, each (n,), the batch carries their rows, too.
     """
     made = batch if isinstance(batch, Mapping) else default_collate(batch)
     return {**made, **{name: column[made["index"]] for name, column in columns.items()}} if columns else made

@@ -115,12 +115,7 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
-    """Return what the tokenizer makes of texts, with its markers.
-
-    Args:
-        tokenizer: of ``transformers``.
-        texts: n texts.
-        longest: number of tokens that a text is cut to.
+    """Return what a tokenizer of ``transformers`` makes of n texts, with its markers, each cut to ``longest`` tokens.
 
     Raises:
         DataError: naming a text of which the tokenizer makes no token.
@@ -181,15 +176,10 @@ class TextTable(TensorTable):
 
 
 def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> list[str]:
-    """Return the cells of a column of texts.
-
-    Args:
-        column: n cells.
-        empty: "error" refuses empty and missing cells, "keep" makes empty texts of them.
-        where: what the table is, for messages.
+    """Return the cells of a column of texts; "error" refuses empty and missing ones, "keep" makes empty texts of them.
 
     Raises:
-        DataError: naming the first cell that is no text.
+        DataError: naming the first cell that is no text, in the table ``where``.
     """
     cells = column.astype(object).where(column.notna(), "").tolist()
     name = f"texts.column={str(column.name)!r} of {where}"
@@ -209,13 +199,9 @@ def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> 
 
 
 def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
-    """Learn lower-case WordPieces, and return their tokenizer as the JSON text of ``tokenizers``.
+    """Learn ``size`` lower-case WordPieces, five markers included; return the JSON of a tokenizer of ``tokenizers``.
 
     Rare characters become unknown: all but the ``size // 10`` most frequent ones, or 40 if that is more.
-
-    Args:
-        texts: to learn from.
-        size: number of pieces, five markers included.
     """
     tokenizers = package("tokenizers", "text", f"tokens.vocabulary={size}")
     learner = _of_words(tokenizers, {"[UNK]": 0})

@@ -248,13 +248,10 @@ class SplitDataModule(LightningDataModule):
         return self._with_column(f"group by {column}", column, partial(places, values)), values
 
     def clusters_of(self, column: str) -> str:
-        """Return the column of evaluation batches that numbers the clusters which samples belong to.
+        """Return the column of evaluation batches that numbers the clusters which samples belong to, such as "patient".
 
         Columns that batches have are meant first.  The cells of any other column of a table, be it a feature or not,
         are numbered, and the numbers come with the batches of every split as a column of their own.
-
-        Args:
-            column: as a person calls it, such as "patient".
 
         Raises:
             DataError: if there is no such column, or a cell of it is empty.

@@ -199,12 +199,7 @@ class ImageSplits:
 
 
 def imbalanced(y: Tensor, share: float, seed: int) -> Tensor:
-    """Return the rows, in order, that are left when positives are taken out until their share is ``share``.
-
-    Args:
-        y: labels, shape (n,).
-        share: of positives among the rows that are left, in (0, 1).
-        seed: of the choice.
+    """Return the rows, in order, that are left when positives are taken out at random until their share is ``share``.
 
     Raises:
         DataError: if the labels are not 0 and 1, if there are too few positives already, or if none would be left.
@@ -225,15 +220,11 @@ def imbalanced(y: Tensor, share: float, seed: int) -> Tensor:
 
 
 def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict[str, pd.DataFrame]:
-    """Return the rows of every value of the column ``split``, those of training first.
-
-    Args:
-        frame: the columns of all samples.
-        layout: where they come from, for messages.
-        limit: take only the first rows of each.
+    """Return the rows of every value of the column ``split``, those of training first, at most ``limit`` of each.
 
     Raises:
-        DataError: if there is no such column, or it holds other values than :data:`PARTS`, or no training or testing.
+        DataError: if the data set ``layout`` has no such column, or it holds other values than :data:`PARTS`, or no
+            training or testing.
     """
     where = f"layout {layout!r}"
     if "split" not in frame:

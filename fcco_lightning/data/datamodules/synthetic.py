@@ -29,13 +29,9 @@ from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, Proportio
 
 
 class MadeTableDataModule(TabularDataModule):
-    """Samples that are made in memory and then treated as any other table.
+    """Samples that are made in memory, by split and column, and then treated as any other table.
 
-    Args:
-        samples: split ("train" and "test") -> ``x`` (n, d), and further columns by their names.
-        columns: what the columns mean; those of ``x`` are called x00, x01, ...
-        splits: how a validation split is taken from the training samples.
-        **loading: ``batches`` and what :class:`SplitDataModule` takes.
+    The columns of ``x`` (n, d) are called x00, x01, ...
     """
 
     _made = True

@@ -55,11 +55,7 @@ class Sampling(ABC):
 
 
 def required_column(columns: Mapping[str, Tensor], name: str, what: str) -> Tensor:
-    """Return the column ``name`` of whole numbers, by which rows are drawn.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """Return the column ``name`` of whole numbers, by which rows are drawn; :class:`ConfigError` if there is none."""
     if name not in columns or columns[name].is_floating_point():
         raise ConfigError(
             f"These batches are drawn by {what}, but the training table has no whole numbers in a column {name!r} (its "
