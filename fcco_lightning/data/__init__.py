@@ -1,13 +1,10 @@
 """Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here."""
 
-from fcco_lightning.data.block_distributions import BlockDistributions
 from fcco_lightning.data.encoding import Encoding
-from fcco_lightning.data.garnet import Garnet
 from fcco_lightning.data.grouping import GroupBy, Groups
 from fcco_lightning.data.images import ImageNoise, ImageTransform
 from fcco_lightning.data.indexed import IndexedDataset
 from fcco_lightning.data.loader import ResumableLoader
-from fcco_lightning.data.mixtures import LatentChoice, ManyClasses
 from fcco_lightning.data.pairs import PairTable, read_pairs
 from fcco_lightning.data.plans import (
     BatchPlan,
@@ -30,7 +27,15 @@ from fcco_lightning.data.sampling import (
     UniformSampling,
 )
 from fcco_lightning.data.splits import Splits
-from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
+from fcco_lightning.data.synthetic import (
+    BlockDistributions,
+    Garnet,
+    GaussianGroups,
+    GradedLists,
+    LatentChoice,
+    ManyClasses,
+    ProportionalHazards,
+)
 from fcco_lightning.data.table import LabelTable, TensorTable
 from fcco_lightning.data.texts import TextTokens
 

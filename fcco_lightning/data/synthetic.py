@@ -1,4 +1,4 @@
-"""Problems whose best possible scores are known: two Gaussian groups, survival times, and ranked lists."""
+"""Problems that are made in memory, most of which have an optimum that is known."""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 from torch.special import ndtr
 
 from fcco_lightning.checks import at_least, non_negative, positive
@@ -207,3 +208,227 @@ class GradedLists:
     def score(x: Tensor) -> Tensor:
         """Return s of ``x`` (n, d), shape (n,): no score ranks better in the long run."""
         return x[:, 0] + x[:, 1] * x[:, 2]
+
+
+@dataclass(frozen=True)
+class Garnet:
+    r"""A Markov reward process of the Garnet family, on which methods of policy evaluation are usually compared.
+
+    From each of n states the chain goes on to one of ``branching`` others, chosen at random, with probabilities that
+    are the gaps between uniform points in [0, 1]; the expected reward of a state is uniform in [0, 1] and that of a
+    transition has Gaussian noise.  The features of a state are d random binary numbers and a constant.
+
+    Args:
+        num_states: n, >= 2.
+        branching: next states of a state, in 1..n.
+        num_features: d, >= 1; with d >= n - 1 a linear value function can usually be exact.
+        discount: in [0, 1).
+        noise: standard deviation of a reward, >= 0.
+        seed: of the process.
+
+    Example:
+        >>> problem = Garnet(num_states=30, branching=3)
+        >>> P, r, v = problem.transitions(), problem.rewards(), problem.values()
+        >>> bool(torch.allclose(v, r + problem.discount * P @ v))
+        True
+    """
+
+    num_states: int = 200
+    branching: int = 4
+    num_features: int = 20
+    discount: float = 0.95
+    noise: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("num_states", self.num_states, 2)
+        at_least("num_features", self.num_features, 1)
+        if not 1 <= at_least("branching", self.branching, 1) <= self.num_states:
+            raise ConfigError(f"branching must lie in 1..num_states={self.num_states}, got {self.branching!r}.")
+        if not 0 <= self.discount < 1:
+            raise ConfigError(f"discount must lie in [0, 1), got {self.discount!r}.")
+        non_negative("noise", self.noise)
+
+    def transitions(self) -> Tensor:
+        """Probabilities P of going from state s to state s', shape (n, n), float64."""
+        n, generator = self.num_states, self._generator(0)
+        cuts = torch.rand(n, self.branching - 1, generator=generator, dtype=torch.float64).sort(1).values
+        bounds = torch.cat([torch.zeros(n, 1), cuts, torch.ones(n, 1)], 1)
+        reached = torch.rand(n, n, generator=generator).argsort(1)[:, : self.branching]
+        return torch.zeros(n, n, dtype=torch.float64).scatter_(1, reached, bounds.diff(dim=1).double())
+
+    def rewards(self) -> Tensor:
+        """Expected rewards of the states, shape (n,), float64."""
+        return torch.rand(self.num_states, generator=self._generator(1), dtype=torch.float64)
+
+    def features(self) -> Tensor:
+        """Features of the states, shape (n, d + 1), float32; the last one is 1."""
+        bits = torch.rand(self.num_states, self.num_features, generator=self._generator(2)) < 0.5
+        return torch.cat([bits.float(), torch.ones(self.num_states, 1)], 1)
+
+    def values(self) -> Tensor:
+        """The value function, the solution of ``V = r + discount P V``, shape (n,), float64."""
+        eye = torch.eye(self.num_states, dtype=torch.float64)
+        values: Tensor = torch.linalg.solve(eye - self.discount * self.transitions(), self.rewards())
+        return values
+
+    def sample(self, per_state: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``per_state`` transitions from every state, m in all.
+
+        Returns: ``x`` (m, 2, d + 1), features of both states; ``group`` (m,), number of the first; ``next`` (m,),
+            number of the second; ``reward`` (m,) and ``value`` (m,), the true value of the first, float32.
+        """
+        state = torch.arange(self.num_states).repeat_interleave(at_least("per_state", per_state, 1))
+        follows = torch.multinomial(self.transitions()[state], 1, generator=generator).squeeze(1)
+        reward = self.rewards()[state] + self.noise * torch.randn(len(state), generator=generator)
+        features = self.features()
+        return {
+            "x": torch.stack([features[state], features[follows]], 1),
+            "group": state,
+            "next": follows,
+            "reward": reward.float(),
+            "value": self.values()[state].float(),
+        }
+
+    def _generator(self, part: int) -> torch.Generator:
+        return torch.Generator().manual_seed(3 * at_least("seed", self.seed, 0) + part)
+
+
+@dataclass(frozen=True)
+class ManyClasses:
+    r"""Points around the centres of C equally likely classes, ``x = c_y + noise z`` with z and the centres ~ N(0, I_d).
+
+    The Bayes classifier takes the nearest centre, and its logits are linear in x.
+
+    Args:
+        num_classes: C, >= 2.
+        dim: d, >= 1.
+        noise: > 0.
+        seed: of the centres.
+    """
+
+    num_classes: int = 1000
+    dim: int = 32
+    noise: float = 0.8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("num_classes", self.num_classes, 2)
+        at_least("dim", self.dim, 1)
+        positive("noise", self.noise)
+
+    def centres(self) -> Tensor:
+        """Centres of the classes, shape (C, d), float32."""
+        return torch.randn(self.num_classes, self.dim, generator=torch.Generator().manual_seed(self.seed))
+
+    def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``x`` (n, d) float32 and ``y`` (n,) int64."""
+        y = torch.randint(self.num_classes, (size,), generator=generator)
+        return {"x": self.centres()[y] + self.noise * torch.randn(size, self.dim, generator=generator), "y": y}
+
+    def bayes_logits(self, x: Tensor) -> Tensor:
+        """Logits of the Bayes classifier for x (n, d), shape (n, C)."""
+        centres = self.centres()
+        return (x @ centres.T - centres.square().sum(1) / 2) / self.noise**2
+
+
+@dataclass(frozen=True)
+class LatentChoice:
+    r"""Responses y of 0 or 1 that depend on which of m latent values applies.
+
+    ``x ~ N(0, I_d)``, ``p(z | x)`` proportional to ``exp(sharpness <x, e_z>)``, and
+    ``p(1 | z, x) = sigmoid(scale <x, a_z>)`` with random unit vectors e_z and a_z, so that
+    :class:`~fcco_lightning.models.LatentMixture` with linear features is exact.
+
+    Args:
+        num_latent: m, >= 2.
+        dim: d, >= 1.
+        sharpness: > 0.
+        scale: > 0.
+        seed: of the vectors.
+    """
+
+    num_latent: int = 200
+    dim: int = 8
+    sharpness: float = 4.0
+    scale: float = 6.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("num_latent", self.num_latent, 2)
+        at_least("dim", self.dim, 1)
+        positive("sharpness", self.sharpness)
+        positive("scale", self.scale)
+
+    def log_odds(self, x: Tensor) -> Tensor:
+        """``log p(1 | x) - log p(0 | x)`` of x (n, d), shape (n,)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        vectors = torch.randn(2, self.num_latent, self.dim, generator=generator)
+        e, a = vectors / vectors.norm(dim=2, keepdim=True)
+        share, score = (self.sharpness * x @ e.T).log_softmax(1), self.scale * x @ a.T
+        odds: Tensor = (share + logsigmoid(score)).logsumexp(1) - (share + logsigmoid(-score)).logsumexp(1)
+        return odds
+
+    def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``x`` (n, d) float32 and ``y`` (n,) int64."""
+        x = torch.randn(size, self.dim, generator=generator)
+        return {"x": x, "y": (torch.rand(size, generator=generator) < self.log_odds(x).sigmoid()).long()}
+
+
+@dataclass(frozen=True)
+class BlockDistributions:
+    r"""m distributions of features, each in two neighbouring blocks, and labels by one network for all of them.
+
+    The features are m blocks of ``block_size``.  Under P_i the blocks i and i + 1 (of the last distribution the last
+    and the first one) are independent and uniform on [-1, 1], the others are 0.  The label is 1 where
+
+    .. math:: \sigma(X_1 x)^\top x_2 + z > 0, \quad z \sim U[-\text{noise}, \text{noise}],
+
+    with the sigmoid :math:`\sigma` and the entries of X_1 (hidden, m block_size) and x_2 (hidden,) uniform on [-1, 1].
+
+    Args:
+        num_distributions: m, >= 3.
+        block_size: features of a block, >= 1.
+        hidden: width of the labelling network, >= 1.
+        noise: >= 0.
+        seed: of the labelling network.  Of many seeds nearly all labels are the same; of seed 2 two thirds are 1.
+    Source: PG-SMD paper, section 5.3.
+    """
+
+    num_distributions: int = 5
+    block_size: int = 10
+    hidden: int = 10
+    noise: float = 0.01
+    seed: int = 2
+
+    def __post_init__(self) -> None:
+        at_least("num_distributions", self.num_distributions, 3)
+        at_least("block_size", self.block_size, 1)
+        at_least("hidden", self.hidden, 1)
+        non_negative("noise", self.noise)
+
+    @property
+    def dim(self) -> int:
+        """Number of features."""
+        return self.num_distributions * self.block_size
+
+    def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``size`` samples of every distribution, n in all.
+
+        Returns:
+            ``x`` (n, dim) float32, ``y`` (n,) int64 in {0, 1} and ``group`` (n,) int64, the number of the distribution.
+        """
+        group = torch.arange(self.num_distributions).repeat_interleave(size)
+        x = 2 * torch.rand(len(group), self.dim, generator=generator) - 1
+        block = torch.arange(self.dim) // self.block_size
+        after = (block - group.unsqueeze(1)) % self.num_distributions
+        x = torch.where(after <= 1, x, 0.0)
+        z = self.noise * (2 * torch.rand(len(group), generator=generator) - 1)
+        return {"x": x, "y": (self.score(x) + z > 0).long(), "group": group}
+
+    def score(self, x: Tensor) -> Tensor:
+        """The labelling network's score of ``x`` (n, dim), shape (n,): but for the noise its sign is the label."""
+        generator = torch.Generator().manual_seed(self.seed)
+        first = 2 * torch.rand(self.hidden, self.dim, generator=generator) - 1
+        second = 2 * torch.rand(self.hidden, generator=generator) - 1
+        return torch.sigmoid(x @ first.T.to(x)) @ second.to(x)

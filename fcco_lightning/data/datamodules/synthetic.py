@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.block_distributions import BlockDistributions
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.digits import Digits, digits
 from fcco_lightning.data.encoding import Encoding
-from fcco_lightning.data.garnet import Garnet
-from fcco_lightning.data.mixtures import LatentChoice, ManyClasses
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import (
     BagSampling,
@@ -25,7 +22,16 @@ from fcco_lightning.data.sampling import (
     UniformSampling,
 )
 from fcco_lightning.data.splits import Splits
-from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards, train_and_test
+from fcco_lightning.data.synthetic import (
+    BlockDistributions,
+    Garnet,
+    GaussianGroups,
+    GradedLists,
+    LatentChoice,
+    ManyClasses,
+    ProportionalHazards,
+    train_and_test,
+)
 
 
 class MadeTableDataModule(TabularDataModule):
