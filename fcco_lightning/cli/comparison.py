@@ -1,4 +1,4 @@
-"""``fcco compare``: finished runs side by side, by what they were told and what they reached.  No torch here."""
+"""``fcco compare``: finished runs side by side, by what they were told and what they reached."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.pictures import plot_comparison
-from fcco_lightning.reports.run_folder import METRICS, read_report
+from fcco_lightning.reports.summary_table import METRICS, read_report
 
 _OBJECTIVE, LARGEST = "objective", "largest h"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit

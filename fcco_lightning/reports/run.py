@@ -11,8 +11,7 @@ from torch import nn
 from fcco_lightning.errors import CheckpointError, DataError
 from fcco_lightning.inference import Predictor, load
 from fcco_lightning.reports.page import report_page
-from fcco_lightning.reports.run_folder import METRICS, read_report
-from fcco_lightning.reports.summary_table import PRINTED_ROWS, split_tables
+from fcco_lightning.reports.summary_table import METRICS, PRINTED_ROWS, read_report, split_tables
 from fcco_lightning.training.resuming import by_age
 
 

@@ -20,8 +20,11 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation import shown_split
 
+REPORT, METRICS = "report.json", "metrics.csv"
+"""Names of files in a run's folder: its report, and the log of all figures."""
 PRINTED_ROWS = 10  # of a table in the terminal or a notebook
 _NOT_SPLITS = ("config", "kappas", "selected", "unconstrained")
 TITLES = {
@@ -213,6 +216,22 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return target
+
+
+def read_report(folder: Path) -> Mapping[str, Any] | None:
+    """The report of a finished run; None if its folder holds none.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    path = folder / REPORT
+    if not path.is_file():
+        return None
+    try:
+        report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is no readable report: {error}. Leave its folder out.") from error
+    return report
 
 
 def _ends(interval: Mapping[str, Any] | None) -> str:
