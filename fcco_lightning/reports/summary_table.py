@@ -78,36 +78,31 @@ def render_summary(report: Mapping[str, Any]) -> Table:
         splits[name] = part
         if name in others:
             splits[f"{name} unconstrained"] = others[name]
-    table = Table(title="Summary of the run", caption=_caption(report, splits), caption_justify="left")
-    table.add_column("metric")
-    for split in splits:
-        table.add_column(split, justify="right")
     present = dict.fromkeys(key for part in splits.values() for key in part)
+    rows: list[dict[str, Any]] = []
     for key in sorted(present, key=lambda key: list(TITLES).index(key) if key in TITLES else len(TITLES)):
         if key.removesuffix(_ERROR) == key or key.removesuffix(_ERROR) not in present:
-            cells = (_cell(key, part.get(key), part.get(key + _ERROR)) for part in splits.values())
-            table.add_row(TITLES.get(key, key), *cells)
-    return table
+            cells = {split: _cell(key, part.get(key), part.get(key + _ERROR)) for split, part in splits.items()}
+            rows.append({"metric": TITLES.get(key, key), **cells})
+    return render_records("Summary of the run", rows, _caption(report, splits))
 
 
-def render_records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
+def render_records(title: str | None, records: Sequence[Mapping[str, Any]], caption: Text | None = None) -> Table:
     """Lay out records with one row a record and one column a key.
 
     Args:
-        title: over the table.
-        records: all with the keys of the first.
+        title: over the table; None for none.
+        records: all with the keys of the first; values are numbers, words, or texts of ``rich`` as they are shown.
+        caption: under the table.
 
     Returns:
         Table to be printed by ``rich``.
     """
-    table = Table(title=title)
+    table = Table(title=title, caption=caption, caption_justify="left")
     for key, value in records[0].items() if records else ():
-        table.add_column(
-            key.replace("_", " "),  # wraps where it is narrow
-            justify="left" if isinstance(value, str) else "right",
-        )
+        table.add_column(key, overflow="fold", justify="left" if isinstance(value, str) else "right")
     for record in records:
-        table.add_row(*(_cell(key, value) for key, value in record.items()))
+        table.add_row(*(v if isinstance(v, Text) else _cell(key, v) for key, v in record.items()))
     return table
 
 
@@ -170,7 +165,7 @@ def split_tables(report: Mapping[str, Any], most: int | None = None) -> list[Tab
     split = shown_split(splits)
     for name, records in splits.get(split, {}).items():
         if isinstance(records, list) and records:
-            first = records[:most]
+            first = [{key.replace("_", " "): value for key, value in record.items()} for record in records[:most]]
             part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
             tables.append(render_records(f"{name.capitalize()} ({split}){part}", first))
     title, constraints = constraint_records(report, most)
