@@ -19,7 +19,7 @@ def test_it_builds(tmp_path):
         runpy.run_path(str(ROOT / "examples/api_reference.py"))["main"](tmp_path)
     for kind in ("algorithms", "objectives", "constraints"):
         page = (tmp_path / f"fcco_lightning/{kind}.html").read_text()
-        assert [entry.name for entry in members(kind) if f'id="{entry.name}"' not in page] == []
+        assert [name for name in members(kind) if f'id="{name}"' not in page] == []
     page = (tmp_path / "fcco_lightning/data.html").read_text()
     assert "mathjax" in page.lower()
     assert r"\mathrm{Bernoulli}(q)" in page

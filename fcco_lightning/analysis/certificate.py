@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.analysis.dual_values import surrogate
-from fcco_lightning.analysis.gradients import flat, gradient, gradients, undisturbed
-from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, gram
+from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, flat, gradient, gradients, gram, undisturbed
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
 from fcco_lightning.engine import InnerFunctions, outputs_of_columns, read

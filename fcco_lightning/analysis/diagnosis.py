@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.analysis.dual_values import duals, on_device_of, outer_function, outer_gradients
-from fcco_lightning.analysis.gradients import gradient
-from fcco_lightning.analysis.inner_jacobian import Jacobian, column_blocks, gram
+from fcco_lightning.analysis.inner_jacobian import Jacobian, column_blocks, gradient, gram
 from fcco_lightning.checks import positive
 from fcco_lightning.objectives import GroupObjective, Objective
 from fcco_lightning.outer import Shifted

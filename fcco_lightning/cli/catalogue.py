@@ -53,20 +53,11 @@ _INTERNAL = {"ProximalDescent"}  # made by algorithms, not by a configuration
 _CLASS = re.compile(r'^class (_?[A-Z]\w*)\(([^)]*)\):\n    r?"""(.+?)(?:"""|\n)', re.MULTILINE)
 
 
-class Entry(NamedTuple):
-    """A class that can be named in a configuration.
+def members(kind: str) -> dict[str, str]:
+    """All classes of one of the :data:`KINDS` with the first lines of their documentation.
 
-    Attributes:
-        name: of the class.
-        summary: first line of its documentation.
+    They are sorted by name, and without bases that are of no use alone.
     """
-
-    name: str
-    summary: str
-
-
-def members(kind: str) -> list[Entry]:
-    """All classes of one of the :data:`KINDS` by name, without bases that are of no use alone."""
     _, folders, roots = KINDS[kind]
     headers = [header for folder in folders for header in _headers(folder)]
     bases = {header.name: header.bases for header in headers}
@@ -75,8 +66,8 @@ def members(kind: str) -> list[Entry]:
         return any(base in roots or derived(base) for base in bases.get(name, ()) if base != name)
 
     chosen = [h for h in headers if h.name in public_names() and "ABC" not in h.bases and derived(h.name)]
-    entries = [Entry(h.name, _plain(h.summary)) for h in chosen if h.name not in _INTERNAL]
-    return sorted(entries, key=lambda entry: entry.name.lower())
+    entries = {h.name: _plain(h.summary) for h in chosen if h.name not in _INTERNAL}
+    return dict(sorted(entries.items(), key=lambda entry: entry[0].lower()))
 
 
 def close_to(word: str) -> list[str]:
@@ -92,7 +83,7 @@ def use_of(name: str) -> str:
         >>> use_of("HingePenalty")
         '; it goes to model.penalty'
     """
-    places = [found.place for kind, found in KINDS.items() if name in {entry.name for entry in members(kind)}]
+    places = [found.place for kind, found in KINDS.items() if name in members(kind)]
     if places:
         return f"; it goes to {' or '.join(places)}"
     if public_names().get(name) == f"{ROOT.name}.dro":

@@ -135,16 +135,15 @@ def _kind(name: str) -> str:
 def _list_kind(kind: str) -> None:
     if kind == "configs":
         place = "fcco fit --config NAME; --copy NAME copies one"
-        entries = [(name, summary(path)) for name, path in named_configs().items()]
+        entries = {name: summary(path) for name, path in named_configs().items()}
     elif kind == "searches":
         place = "fcco tune --search NAME; grids of the papers"
-        entries = [(name, summary(path)) for name, path in named_searches().items()]
+        entries = {name: summary(path) for name, path in named_searches().items()}
     else:
-        place = KINDS[kind].place
-        entries = [(entry.name, entry.summary) for entry in members(kind)]
+        place, entries = KINDS[kind].place, members(kind)
     _say(f"{kind} ({place})")
-    width = 2 + max(26, *(len(name) for name, _ in entries))
-    for name, line in entries:
+    width = 2 + max(26, *map(len, entries))
+    for name, line in entries.items():
         _say(f"  {name:<{width}}{line}")
     _say("")
 

@@ -1,6 +1,5 @@
-"""``fcco compare``: finished runs side by side, by what they were told and what they reached.  No torch here."""
+"""``fcco compare``: finished runs side by side, by what they were told and what they reached."""
 
-import csv
 import json
 import math
 from collections import Counter
@@ -8,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.pictures import plot_comparison
-from fcco_lightning.reports.run_folder import METRICS, read_report
+from fcco_lightning.reports.summary_table import METRICS, print_tables, read_report, render_records
 
 _OBJECTIVE, LARGEST = "objective", "largest h"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
@@ -67,22 +67,15 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
     )
 
 
-def print_rows(rows: Sequence[Row]) -> None:
+def print_rows(rows: Sequence[Row], title: str | None = None) -> None:
     """Print records with the same keys as a table."""
-    table = Table()
-    for name in rows[0]:
-        table.add_column(name, overflow="fold", justify="left" if isinstance(rows[0][name], str) else "right")
-    for row in rows:
-        table.add_row(*map(_text, row.values()))
-    Console().print(table)
+    shown = [{name: v if isinstance(v, str) else Text(_text(v)) for name, v in row.items()} for row in rows]
+    print_tables([render_records(title, shown)])
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
     """Write records with the same keys as CSV."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows, dtype=object).to_csv(path, index=False)
 
 
 def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
@@ -103,9 +96,8 @@ def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
 def _last_objective(path: Path) -> float | None:
     if not path.is_file():
         return None
-    with path.open() as file:
-        found = [float(row["train_objective"]) for row in csv.DictReader(file) if row.get("train_objective")]
-    return found[-1] if found else None
+    logged = pd.read_csv(path).get("train_objective", pd.Series(dtype=float)).dropna()
+    return float(logged.iloc[-1]) if len(logged) else None
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """``fcco front``: the front of figures against violation, point by point, each begun where the last one ended.
 
-Every point is a run of ``fcco fit`` in a process of its own, with a folder of its own.  No torch here.
+Every point is a run of ``fcco fit`` in a process of its own, with a folder of its own.
 """
 
 import copy
@@ -19,7 +19,7 @@ from fcco_lightning.checks import non_negative, positive
 from fcco_lightning.cli.comparison import LARGEST, Row, figures_of, print_rows, write_rows
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.evaluation.pictures import plot_front
-from fcco_lightning.reports.run_folder import METRICS, read_report
+from fcco_lightning.reports.summary_table import METRICS, read_report
 
 Fit = Callable[[Sequence[str]], str]
 """Runs ``fcco fit`` with these arguments; what it printed, if they hold ``--print_config``."""

@@ -46,7 +46,7 @@ def options() -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {name: [] for name in OF_FIT}
     found["logger"] = ["tensorboard", "wandb"]
-    found["data"] = [entry.name for entry in members("data")]
+    found["data"] = [*members("data")]
     sections = {section: getattr(fcco_lightning, name) for section, name in SECTIONS.items()}
     for section, cls in {"model": FCCOModule, "trainer": Trainer, **sections}.items():
         _add(found, section, cls)
@@ -99,7 +99,7 @@ def _choices(base: type) -> list[type]:
     """The classes of this package that go where a class is asked for."""
     kinds = [kind for kind, found in KINDS.items() if base.__name__ in found.roots]
     if kinds:
-        return [getattr(fcco_lightning, entry.name) for kind in kinds for entry in members(kind)]
+        return [getattr(fcco_lightning, name) for kind in kinds for name in members(kind)]
     public = public_names()
     return [cls for cls in _derived(base) if cls.__name__ in public and not inspect.isabstract(cls)]
 

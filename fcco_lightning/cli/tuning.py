@@ -1,6 +1,5 @@
 """``fcco tune``: a search over the options of ``fcco fit``, with every trial judged on the validation split."""
 
-import importlib.util
 import logging
 import math
 import re
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
-from rich.table import Table
 
-from fcco_lightning.checks import one_of
+from fcco_lightning.checks import one_of, package
+from fcco_lightning.cli.comparison import print_rows
 from fcco_lightning.cli.lightning_cli import start
 from fcco_lightning.cli.named_configs import named_searches
 from fcco_lightning.errors import ConfigError, NonFiniteError
@@ -296,7 +295,8 @@ def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
     if not done:
         raise ConfigError("no trial has ended with finite weights. Search smaller learning rates.")
     console = Console()
-    console.print(_table(done[:_PRINTED_ROWS], options))
+    shown = done[:_PRINTED_ROWS]
+    print_rows([_row(trial) for trial in shown], f"The {len(shown)} best trials")
     best = done[0]
     console.print(_conclusion(best, [o.path for o in options if o.on_edge(best.params[o.path])]), soft_wrap=True)
     command = shlex.join(["fcco", "fit", *fit, *_arguments(best.params)])
@@ -310,11 +310,7 @@ def ordered(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
 
 
 def _study(folder: Path, options: Sequence[Option], sampler: str, seed: int, full: bool) -> "optuna.Study":
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(
-            "fcco tune needs the package optuna, which is not installed. Install it (pip install "
-            "'fcco-lightning[tune]'), or run fcco fit once a setting and fcco compare on what they leave."
-        )
+    package("optuna", "tune", "fcco tune")
     import optuna  # noqa: PLC0415 - an extra
     from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
 
@@ -379,18 +375,11 @@ def _figures(trial: "optuna.trial.FrozenTrial") -> str:
     return f": validation {found['figure']} {found['value']:.4f}{violation} (epoch {found['epoch']})"
 
 
-def _table(trials: Sequence["optuna.trial.FrozenTrial"], options: Sequence[Option]) -> Table:
-    table = Table(title=f"The {len(trials)} best trials")
-    constrained = trials[0].user_attrs["violation"] is not None
-    figures = [trials[0].user_attrs["figure"], *(["largest h"] if constrained else [])]
-    for name in ["trial", *(option.path for option in options), *figures]:
-        table.add_column(name, overflow="fold", justify="right")
-    for trial in trials:
-        found = trial.user_attrs
-        values = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in trial.params.values()]
-        reached = [f"{found['value']:.4f}", *([f"{found['violation']:+.4f}"] if constrained else [])]
-        table.add_row(str(trial.number), *values, *reached)
-    return table
+def _row(trial: "optuna.trial.FrozenTrial") -> dict[str, Any]:
+    """Of the table: what was tried, and what it has reached."""
+    found = trial.user_attrs
+    violation = {} if found["violation"] is None else {"largest h": found["violation"]}
+    return {"trial": trial.number, **trial.params, found["figure"]: found["value"]} | violation
 
 
 def _conclusion(best: "optuna.trial.FrozenTrial", edges: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from fcco_lightning.evaluation.pictures import plot_constraints
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
+from fcco_lightning.objectives.base import require
 from fcco_lightning.state.processes import Processes
 
 
@@ -245,13 +246,8 @@ def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     classes = scores.shape[1] if several else 2
     if y.shape != scores.shape[:1]:
         raise DataError(f"y must have one class per sample, shape {tuple(scores.shape[:1])}, got {tuple(y.shape)}.")
-    bad = (y < 0) | (y >= classes)
-    if bad.any():
-        where = int(bad.nonzero()[0])
-        raise DataError(
-            f"y must lie in 0..{classes - 1} for outputs of shape {tuple(outputs.shape)}, got {y[where].item()} at "
-            f"position {where}. Give the network one output per class."
-        )
+    rule = f"y must lie in 0..{classes - 1} for outputs of shape {tuple(outputs.shape)}"
+    require((y >= 0) & (y < classes), y, rule, "Give the network one output per class.")
     if several:
         return scores.argmax(1) == y, cross_entropy(scores, y.long(), reduction="none")
     return (scores > 0) == (y == 1), binary_cross_entropy_with_logits(scores, y.double(), reduction="none")

@@ -15,6 +15,7 @@ from fcco_lightning.evaluation.metrics.ranking import same_rows
 from fcco_lightning.evaluation.pictures import plot_continual
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.base import require
 
 TARGET = -1
 """The value of the column ``task`` for samples of the target; protected tasks are >= 0, all other samples are lower."""
@@ -138,11 +139,7 @@ def _compared(correct: Tensor, losses: Tensor, batch: Columns) -> dict[str, Tens
     require_columns(batch, "old_loss", "old_correct", figures="figures by task")
     old_loss, old_correct = batch["old_loss"], batch["old_correct"]
     same_rows(y=batch["y"], old_loss=old_loss, old_correct=old_correct)
-    if not bool(torch.isfinite(old_loss).all()):
-        where = int((~torch.isfinite(old_loss)).nonzero()[0])
-        raise DataError(
-            f"old_loss must be finite, got {old_loss[where].item()} at position {where}. Measure the old model again."
-        )
+    require(torch.isfinite(old_loss), old_loss, "old_loss must be finite", "Measure the old model again.")
     # Compared in the precision in which it was stored, so that the old model itself has changed by exactly 0.
     change = losses.to(old_loss.dtype).double() - old_loss.double()
     return {

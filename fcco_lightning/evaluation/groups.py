@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
@@ -62,34 +63,37 @@ class GroupEvaluation(Evaluation):
         return GroupTally(self._figures)
 
     def _figures(self, sums: Tensor) -> dict[str, float]:
-        groups = _groups(sums)
-        tail = worst_fraction(groups.accuracy, self.alpha, groups.sizes if self.pooled else None)
+        numbers, (sizes, correct, losses) = _present(sums)
+        accuracy, loss = correct / sizes, losses / sizes
+        tail = worst_fraction(accuracy, self.alpha, sizes if self.pooled else None)
         figures = {
-            "accuracy": groups.mean_accuracy,
-            "worst_group_accuracy": float(worst_group(groups.accuracy)),
+            "accuracy": float(correct.sum() / sizes.sum()),
+            "worst_group_accuracy": float(worst_group(accuracy)),
             "tail_accuracy": float(tail),
-            "group_balanced_accuracy": float(groups.accuracy.mean()),
-            "loss": groups.mean_loss,
-            "worst_group_loss": float(worst_group(groups.loss, highest=True)),
-            "cvar_loss": float(cvar(groups.loss, self.alpha)),
+            "group_balanced_accuracy": float(accuracy.mean()),
+            "loss": float(losses.sum() / sizes.sum()),
+            "worst_group_loss": float(worst_group(loss, highest=True)),
+            "cvar_loss": float(cvar(loss, self.alpha)),
         }
-        if len(groups.numbers) <= self.most_groups:
-            columns = groups.numbers.tolist(), groups.accuracy.tolist(), groups.loss.tolist()
-            for number, accuracy, loss in zip(*columns, strict=True):
+        if len(numbers) <= self.most_groups:
+            for number, a, own_loss in zip(numbers.tolist(), accuracy.tolist(), loss.tolist(), strict=True):
                 name = self.group_name(number)
-                figures |= {f"group_accuracy/{name}": accuracy, f"group_loss/{name}": loss}
+                figures |= {f"group_accuracy/{name}": a, f"group_loss/{name}": own_loss}
         return figures
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``groups``: number, name, size, accuracy, loss and weight of each present group, the worst first."""
-        groups = _groups(sums_by_group(outputs, batch))
-        weights = cvar_weights(groups.loss, self.alpha)
-        columns = [c.tolist() for c in (groups.numbers, groups.sizes, groups.accuracy, groups.loss, weights)]
-        table = [
-            {"group": g, "name": self.group_name(g), "size": n, "accuracy": a, "loss": loss, "weight": q}
-            for g, n, a, loss, q in zip(*columns, strict=True)
-        ]
-        return {"groups": sorted(table, key=lambda row: (row["accuracy"], -row["loss"]))}
+        numbers, (sizes, correct, losses) = _present(sums_by_group(outputs, batch))
+        columns = {
+            "group": numbers,
+            "name": [self.group_name(number) for number in numbers.tolist()],
+            "size": sizes.long(),
+            "accuracy": correct / sizes,
+            "loss": losses / sizes,
+            "weight": cvar_weights(losses / sizes, self.alpha),
+        }
+        table = pd.DataFrame({k: c.cpu() if isinstance(c, Tensor) else c for k, c in columns.items()})
+        return {"groups": table.sort_values(["accuracy", "loss"], ascending=[True, False]).to_dict("records")}
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``group_curves.png``, ``constraints.png`` and ``groups.png``, of the test split or else the last one."""
@@ -100,38 +104,9 @@ class GroupEvaluation(Evaluation):
         return written(*paths)
 
 
-class _Groups(NamedTuple):
-    """The groups that are present in a split, and the accuracy and the loss over its samples.
-
-    Attributes:
-        numbers: The numbers of the groups, shape (G,), int64, rising.
-        sizes: The number of samples of each group, shape (G,), int64.
-        accuracy: The share of its samples that are classified correctly, shape (G,), float64.
-        loss: The mean loss over its samples, shape (G,), float64, in nats.
-        mean_accuracy: The accuracy over all samples.
-        mean_loss: The mean loss over all samples.
-    """
-
-    numbers: Tensor
-    sizes: Tensor
-    accuracy: Tensor
-    loss: Tensor
-    mean_accuracy: float
-    mean_loss: float
-
-
-def _groups(sums: Tensor) -> _Groups:
-    """From the sums of :func:`~fcco_lightning.evaluation.tally.sums_by_group`."""
+def _present(sums: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The numbers of the groups that a split has, and of these the columns of ``sums_by_group``."""
     present = sums[:, 0].nonzero().squeeze(1)
     if len(present) == 0:
         raise DataError("figures by group need at least one sample, got none. Is the split empty?")
-    sizes, correct, losses = sums[present].unbind(1)
-    total = sizes.sum()
-    return _Groups(
-        present,
-        sizes.long(),
-        correct / sizes,
-        losses / sizes,
-        float(correct.sum() / total),
-        float(losses.sum() / total),
-    )
+    return present, sums[present].unbind(1)

@@ -1,10 +1,11 @@
-"""Figures of predicted numbers."""
+"""Figures of predicted numbers, and of a value function on transitions."""
 
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.bellman import TemporalDifference, mean_residuals, state_values
 
 
 class NumberEvaluation(Evaluation):
@@ -32,3 +33,39 @@ class NumberEvaluation(Evaluation):
         error, variance = apart.square().mean(), y.var(correction=0)
         figures = {"rmse": error.sqrt().item(), "mae": apart.abs().mean().item()}
         return figures | ({"r2": (1 - error / variance).item()} if variance > 0 else {})
+
+
+class ValueEvaluation(Evaluation):
+    r"""How well a value function solves the Bellman equation, and how far it is from the true one where that is known.
+
+    The outputs are the values of both states of n transitions, shape (n, 2) or (n, 2, 1).
+
+    - ``bellman_error``: root of the mean over states of the squared mean temporal difference of a state;
+    - ``td_error``: root of the mean over transitions of the squared temporal difference, which the variance of the next
+      state keeps from vanishing;
+    - ``value_error``: root mean square of V_w(s) - V(s) over the transitions' first states, if the split has a column
+      ``value`` (n,) with the true V(s).
+
+    Args:
+        discount: as of the objective, in [0, 1).
+
+    Raises:
+        ConfigError: if ``discount`` is out of range.
+    """
+
+    bar = ("bellman_error",)
+
+    def __init__(self, discount: float = 0.95) -> None:
+        self.discount = TemporalDifference(discount).discount  # which checks it
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        require_columns(batch, "group", "reward", figures="figures of a value function")
+        values = state_values(outputs).double()
+        single = TemporalDifference(self.discount)(values, batch)
+        figures = {
+            "bellman_error": mean_residuals(values, batch, self.discount).square().mean().sqrt().item(),
+            "td_error": single.square().mean().sqrt().item(),
+        }
+        if "value" in batch:
+            figures["value_error"] = (values[:, 0] - batch["value"].double()).square().mean().sqrt().item()
+        return figures

@@ -28,6 +28,7 @@ from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.evaluation.tally import ScoreTally
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Pooling, binary_scores
+from fcco_lightning.objectives.base import require
 from fcco_lightning.objectives.pooling import bags_of
 
 _WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc")
@@ -226,12 +227,8 @@ class RankingEvaluation(Evaluation):
         pairs = [(scores, y)] if y.dim() == 1 else zip(scores.unbind(1), y.unbind(1), strict=True)
         lists = [(s, v) if self.missing is None else (s[v != self.missing], v[v != self.missing]) for s, v in pairs]
         for t, (_, values) in enumerate(lists):
-            wrong = (values != 0) & (values != 1)
-            if bool(wrong.any()):
-                raise DataError(
-                    f"ranking figures need the labels 0 and 1, but label {t} holds {values[wrong][0].item()!r}. Map "
-                    "them, or name the value of unknown labels by `missing`."
-                )
+            rule, remedy = f"label {t} must be 0 or 1", "Map them, or name the value of unknown labels by `missing`."
+            require((values == 0) | (values == 1), values, rule, remedy)
         return lists
 
 

@@ -35,7 +35,7 @@ from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
 from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.reports.report import Report
-from fcco_lightning.reports.training_report import TrainingReport
+from fcco_lightning.reports.run import TrainingReport
 from fcco_lightning.training import FCCOModule, Schedule
 
 _EPOCHS, _UPDATES = 12, 500  # at least so many of both, where nothing is asked for

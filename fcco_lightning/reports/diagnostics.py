@@ -8,6 +8,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
@@ -265,9 +266,10 @@ def _scalars(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, float]
 
 def diagnosis_tables(diagnosis: Mapping[str, Any], most: int | None = None) -> list[Table]:
     """The figures of a diagnosis, and the constraints with the largest multipliers, ``most`` of them (None for all)."""
-    table = Table("figure", title=f"Diagnostics ({diagnosis['split']})")
-    table.add_column("value", justify="right")
-    for name, value in _scalars(diagnosis).items():
-        table.add_row(name.replace("/", ": ").replace("_", " "), f"{value:.6g}")
+    figures = [
+        {"figure": name.replace("/", ": ").replace("_", " "), "value": Text(f"{value:.6g}")}
+        for name, value in _scalars(diagnosis).items()
+    ]
+    table = render_records(f"Diagnostics ({diagnosis['split']})", figures)
     records = diagnosis.get("constraints")
     return [table, render_records("Constraints, largest multipliers first", records[:most])] if records else [table]

@@ -21,7 +21,7 @@ from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
 from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run import Run
-from fcco_lightning.reports.summary_table import PRINTED_ROWS, print_tables, split_tables, write_report
+from fcco_lightning.reports.summary_table import PRINTED_ROWS, REPORT, print_tables, split_tables, write_report
 from fcco_lightning.reports.verdict import chosen_line, headline, reached_line, verdict
 from fcco_lightning.training import FCCOModule
 
@@ -168,7 +168,7 @@ class Report(Callback):
 
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, Split]) -> None:
         self._folder = folder
-        write_report(self.report, folder / "report.json")
+        write_report(self.report, folder / REPORT)
         if self.pictures:
             evaluation.draw(self.history, {name: (s.outputs, s.columns) for name, s in final.items()}, folder)
             plot_multipliers(self.history, folder / "multipliers.png")

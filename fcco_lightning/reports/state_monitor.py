@@ -26,34 +26,6 @@ _MOST_PANELS, _MOST_LINES = 6, 8
 _FEW = 30  # values of which a histogram says nothing
 
 
-class Look(NamedTuple):
-    """What a process says of the rows of a dual state that it holds, estimated from its sample.
-
-    Attributes:
-        sums: shape (4, 2), the sum and the number of what is averaged: whether a row was ever written, the squared
-            values, the known ages of rows in updates, and the absolute changes of values since the look before.
-        oldest: largest age.
-    """
-
-    sums: Tensor
-    oldest: float
-
-    def figures(self) -> dict[str, float]:
-        """What is logged of it, as far as it is known."""
-        names = ("seen", "rms", "age_mean", "drift")
-        figures = {name: total / count for name, (total, count) in zip(names, self.sums.tolist(), strict=True) if count}
-        if "rms" in figures:
-            figures["rms"] = math.sqrt(figures["rms"])
-        if "age_mean" in figures:
-            figures["age_max"] = self.oldest
-        return figures
-
-
-def together(looks: Sequence[Look]) -> Look:
-    """The look at the rows of several processes."""
-    return Look(torch.stack([look.sums for look in looks]).sum(0), max(look.oldest for look in looks))
-
-
 class Watch:
     """A fixed random sample of the rows of one dual state that this process holds.
 
@@ -82,11 +54,16 @@ class Watch:
         """The sampled rows, (m, k) float64 on the CPU; NaN where never written."""
         return self.state.rows.index_select(0, self.positions).cpu().double()
 
-    def look(self, step: int) -> Look:
+    def look(self, step: int) -> tuple[Tensor, float]:
         """Compare the sample with the look before.  O(sample).
 
         Args:
             step: updates so far.
+
+        Returns:
+            What :func:`figures_of` is made of, estimated for all rows that this process holds: sum and number of what
+            is averaged (whether a row was ever written, the squared values, the known ages of rows in updates, the
+            absolute changes since the look before), shape (4, 2); and the largest age.
         """
         now, before = self.sampled(), self._before
         self._before, written = now, ~now[:, 0].isnan()
@@ -105,7 +82,19 @@ class Watch:
             (there.sum(), there.numel()),
         ]
         sums = self._weight * torch.tensor(averaged, dtype=torch.float64)
-        return Look(sums, float(ages.max()) if len(ages) else 0.0)
+        return sums, float(ages.max()) if len(ages) else 0.0
+
+
+def figures_of(looks: Sequence[tuple[Tensor, float]]) -> dict[str, float]:
+    """What is logged of a state, as far as it is known, from the looks of the processes that hold its rows."""
+    sums = torch.stack([own for own, _ in looks]).sum(0).tolist()
+    names = ("seen", "rms", "age_mean", "drift")
+    figures = {name: total / count for name, (total, count) in zip(names, sums, strict=True) if count}
+    if "rms" in figures:
+        figures["rms"] = math.sqrt(figures["rms"])
+    if "age_mean" in figures:
+        figures["age_max"] = max(oldest for _, oldest in looks)
+    return figures
 
 
 class StateMonitor(Callback):
@@ -197,14 +186,11 @@ class StateMonitor(Callback):
         if self._watches is None or not isinstance(module, FCCOModule) or updates == 0:
             return
         values = {"algo/exchange_seconds": self._seconds / updates, "algo/exchange_bytes": self._bytes / updates}
-        looks = [watch.look(step) for watch in self._watches]
-        shares: list[dict[str, float]] = [{}] * len(looks)
-        if whole:
-            parts = _of_all(self._watches, looks, module.processes)
-            looks = [together(of_processes) for of_processes, _ in parts]
-            shares = [{"seen": share} for _, share in parts]
-        for watch, look, share in zip(self._watches, looks, shares, strict=True):
-            figures = look.figures() | share | {"bytes": float(watch.state.rows.nbytes)}
+        own = [watch.look(step) for watch in self._watches]
+        looks = _of_all(self._watches, own, module.processes) if whole else [([look], None) for look in own]
+        for watch, (of_processes, share) in zip(self._watches, looks, strict=True):
+            figures = figures_of(of_processes) | {"bytes": float(watch.state.rows.nbytes)}
+            figures |= {} if share is None else {"seen": share}
             values |= {f"algo/{watch.name}/{name}": value for name, value in figures.items()}
         for logger in trainer.loggers:  # as FCCOModule does: the x-axis is updates
             logger.log_metrics(values, step=step - 1)

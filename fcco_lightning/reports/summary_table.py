@@ -20,8 +20,11 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation import shown_split
 
+REPORT, METRICS = "report.json", "metrics.csv"
+"""Names of files in a run's folder: its report, and the log of all figures."""
 PRINTED_ROWS = 10  # of a table in the terminal or a notebook
 _NOT_SPLITS = ("config", "kappas", "selected", "unconstrained")
 TITLES = {
@@ -75,36 +78,31 @@ def render_summary(report: Mapping[str, Any]) -> Table:
         splits[name] = part
         if name in others:
             splits[f"{name} unconstrained"] = others[name]
-    table = Table(title="Summary of the run", caption=_caption(report, splits), caption_justify="left")
-    table.add_column("metric")
-    for split in splits:
-        table.add_column(split, justify="right")
     present = dict.fromkeys(key for part in splits.values() for key in part)
+    rows: list[dict[str, Any]] = []
     for key in sorted(present, key=lambda key: list(TITLES).index(key) if key in TITLES else len(TITLES)):
         if key.removesuffix(_ERROR) == key or key.removesuffix(_ERROR) not in present:
-            cells = (_cell(key, part.get(key), part.get(key + _ERROR)) for part in splits.values())
-            table.add_row(TITLES.get(key, key), *cells)
-    return table
+            cells = {split: _cell(key, part.get(key), part.get(key + _ERROR)) for split, part in splits.items()}
+            rows.append({"metric": TITLES.get(key, key), **cells})
+    return render_records("Summary of the run", rows, _caption(report, splits))
 
 
-def render_records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
+def render_records(title: str | None, records: Sequence[Mapping[str, Any]], caption: Text | None = None) -> Table:
     """Lay out records with one row a record and one column a key.
 
     Args:
-        title: over the table.
-        records: all with the keys of the first.
+        title: over the table; None for none.
+        records: all with the keys of the first; values are numbers, words, or texts of ``rich`` as they are shown.
+        caption: under the table.
 
     Returns:
         Table to be printed by ``rich``.
     """
-    table = Table(title=title)
+    table = Table(title=title, caption=caption, caption_justify="left")
     for key, value in records[0].items() if records else ():
-        table.add_column(
-            key.replace("_", " "),  # wraps where it is narrow
-            justify="left" if isinstance(value, str) else "right",
-        )
+        table.add_column(key, overflow="fold", justify="left" if isinstance(value, str) else "right")
     for record in records:
-        table.add_row(*(_cell(key, value) for key, value in record.items()))
+        table.add_row(*(v if isinstance(v, Text) else _cell(key, v) for key, v in record.items()))
     return table
 
 
@@ -167,7 +165,7 @@ def split_tables(report: Mapping[str, Any], most: int | None = None) -> list[Tab
     split = shown_split(splits)
     for name, records in splits.get(split, {}).items():
         if isinstance(records, list) and records:
-            first = records[:most]
+            first = [{key.replace("_", " "): value for key, value in record.items()} for record in records[:most]]
             part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
             tables.append(render_records(f"{name.capitalize()} ({split}){part}", first))
     title, constraints = constraint_records(report, most)
@@ -213,6 +211,22 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return target
+
+
+def read_report(folder: Path) -> Mapping[str, Any] | None:
+    """The report of a finished run; None if its folder holds none.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    path = folder / REPORT
+    if not path.is_file():
+        return None
+    try:
+        report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is no readable report: {error}. Leave its folder out.") from error
+    return report
 
 
 def _ends(interval: Mapping[str, Any] | None) -> str:

@@ -7,6 +7,7 @@ that was interrupted.
 
 import json
 import os
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -73,7 +74,7 @@ def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor,
     if not count:
         return part
     _check_range(table, first, count, num_rows)
-    with _new_file(folder / name) as file:
+    with new_file(folder / name) as file:
         return replace(part, sums=[total for words, total in _chunks(rows, first) if file.write(words.data)])
 
 
@@ -91,7 +92,7 @@ def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts:
     for table in tables:
         _check_cover(table, tables[table], [part for part in parts if part.table == table])
     content = {"format": _format(), "save_id": save_id, "tables": dict(tables), "parts": [*map(asdict, parts)]}
-    with _new_file(folder / MANIFEST) as file:
+    with new_file(folder / MANIFEST) as file:
         file.write(_manifest_bytes(content))
 
 
@@ -108,9 +109,14 @@ def _check_cover(table: str, num_rows: int, parts: Sequence[Part]) -> None:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when all of it is on the disk, or never."""
-    temporary = path.with_name(f"{path.name}.tmp")
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when all of it is on the disk, or never; until then an older one of that name stays.
+
+    Raises:
+        CheckpointError: if it cannot be written.
+    """
+    # in the same folder: a file on another file system could not take its place at once
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # another job may write the same name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -118,10 +124,11 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch wraps what its own writer meets
+        reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"cannot write `{path}`: {error.strerror or error}. The save is incomplete, earlier ones are as they were. "
-            "Free space, or choose another folder."
+            f"cannot write `{path}`: {reason}. Earlier checkpoints are as they were. Free space, or choose another "
+            "folder."
         ) from error
     finally:
         with suppress(OSError):

@@ -1,10 +1,9 @@
 """The LightningModule and what it needs of Lightning."""
 
 from fcco_lightning.training.averaging import WeightAverage
-from fcco_lightning.training.backend import Clipping, LightningBackend
+from fcco_lightning.training.backend import Clipping, FabricBackend, LightningBackend
 from fcco_lightning.training.checkpoints import Checkpoints
 from fcco_lightning.training.execution import Execution
-from fcco_lightning.training.fabric_backend import FabricBackend
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.preemption import Preemption
 from fcco_lightning.training.pretraining import Pretraining

@@ -1,4 +1,4 @@
-"""What Lightning's manual optimization takes away, given back: clipping, loss scaling, step counts, schedules."""
+"""Steps of an engine through a Trainer, with what manual optimization takes away, and through Fabric."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
@@ -251,3 +252,33 @@ class LightningBackend(Backend):
     @property
     def _scaler(self) -> torch.amp.GradScaler | None:
         return getattr(self.module.trainer.precision_plugin, "scaler", None)
+
+
+class FabricBackend(Backend):
+    """For an :class:`~fcco_lightning.Engine` in a loop with Fabric: mixed precision, and several processes by DDP.
+
+    Make it behind ``fabric.launch()`` and ``fabric.setup``.
+
+    Args:
+        fabric: whose ``backward`` is called.
+
+    Raises:
+        ConfigError: if the precision scales losses, which makes the gradient's unit another one than the engine's.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(Processes())
+        self.fabric = fabric
+        if getattr(fabric.strategy.precision, "scaler", None) is not None:
+            raise ConfigError(
+                "Fabric(precision='16-mixed') scales losses, and the engine looks at gradients. Use 'bf16-mixed' or "
+                "'32-true', or an FCCOModule, which undoes the scaling."
+            )
+
+    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+        """``fabric.backward``."""
+        self.fabric.backward(surrogate)
+        return None if leaf is None else leaf.grad
+
+    def synchronise(self, params: Sequence[Tensor]) -> None:
+        """Nothing: DistributedDataParallel averages during backward."""

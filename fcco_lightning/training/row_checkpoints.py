@@ -1,7 +1,6 @@
 """Checkpoints whose large dual states lie in files beside them, written and read by every process."""
 
 import glob
-import os
 import secrets
 import shutil
 import time
@@ -23,7 +22,15 @@ from fcco_lightning.state import DualState
 from fcco_lightning.state.checkpoint_files import opened, rows_folder
 from fcco_lightning.state.divided import TABLE, gathered, place_of, put_back, rows_here, take_out
 from fcco_lightning.state.processes import Processes
-from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
+from fcco_lightning.state.row_files import (
+    Part,
+    checksum,
+    new_file,
+    read_manifest,
+    read_rows,
+    write_manifest,
+    write_part,
+)
 from fcco_lightning.state.structure import STRUCTURE, structure_of
 from fcco_lightning.training.sharding import ShardedWeights
 
@@ -35,8 +42,7 @@ class RowsCheckpointIO(CheckpointIO):
     """The trainer's way to files, made safe: whole files only, and the rows' folder goes with its checkpoint.
 
     Args:
-        inner: what does the work; a plain local file is written here, to a temporary file in the same folder that then
-            takes its place, because a temporary file on another file system cannot do so at once.
+        inner: what does the work, but for writing a plain local file.
         trainer: which reads checkpoints; None in a loop of one's own.
     """
 
@@ -52,24 +58,9 @@ class RowsCheckpointIO(CheckpointIO):
         if type(self.inner) is not TorchCheckpointIO or "://" in str(path):
             self.inner.save_checkpoint(checkpoint, path, storage_options)
             return
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # another job may write the same name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _remove_abandoned(path)
-        except (OSError, RuntimeError) as error:  # torch wraps what its own writer meets
-            raise CheckpointError(
-                f"cannot write `{path}`: {error}. Earlier checkpoints are as they were. Free space, or choose another "
-                "folder."
-            ) from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
+        with new_file(Path(path)) as file:
+            torch.save(checkpoint, file)
+        _remove_abandoned(Path(path))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read the file; what it holds also says where its rows are."""

@@ -1,6 +1,7 @@
 """Learning-rate schedules in the papers' terms, and any schedule of torch across a resume: what is typed holds."""
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from fcco_lightning.checks import one_of, positive
 from fcco_lightning.errors import CheckpointError, ConfigError
 
 
-class OfWholeRun(LRScheduler):
+class OfWholeRun(LRScheduler, ABC):
     """A schedule whose length comes from the Trainer, so that it follows ``--trainer.max_epochs``, on a resume too.
 
     Attributes:
@@ -23,10 +24,21 @@ class OfWholeRun(LRScheduler):
 
     total: int | None
 
+    @abstractmethod
+    def share(self, done: int, total: int) -> float:
+        """What the learning rate is multiplied by when ``done`` of ``total`` epochs (or updates) have passed."""
+
     def set_total(self, total: int) -> None:
         """Number of steps of this schedule in all, >= 1; keeps a number given at construction."""
         if self.total is None:
             self.total = total
+        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):  # of the first step, too
+            group["lr"] = rate
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Learning rate per parameter group after ``last_epoch`` epochs or updates."""
+        share = 1.0 if self.total is None else self.share(self.last_epoch, self.total)
+        return [base * share for base in self.base_lrs]
 
 
 class StepAtFractions(OfWholeRun):
@@ -54,10 +66,9 @@ class StepAtFractions(OfWholeRun):
         self.fractions, self.factor, self.total = sorted(fractions), positive("factor", factor), total
         super().__init__(optimizer)
 
-    def get_lr(self) -> list[float | Tensor]:
-        """Learning rate per parameter group after ``last_epoch`` epochs."""
-        passed = 0 if self.total is None else sum(self.last_epoch >= f * self.total for f in self.fractions)
-        return [base * self.factor**passed for base in self.base_lrs]
+    def share(self, done: int, total: int) -> float:
+        """``factor`` for every fraction that has passed."""
+        return self.factor ** sum(done >= f * total for f in self.fractions)
 
 
 class LinearWarmUp(OfWholeRun):
@@ -79,20 +90,10 @@ class LinearWarmUp(OfWholeRun):
         self.warm_up, self.total = warm_up, total
         super().__init__(optimizer)
 
-    def set_total(self, total: int) -> None:
-        """Number of steps of this schedule in all, >= 1; keeps a number given at construction."""
-        super().set_total(total)
-        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):  # of the first step, too
-            group["lr"] = rate
-
-    def get_lr(self) -> list[float | Tensor]:
-        """Learning rate per parameter group after ``last_epoch`` epochs or updates."""
-        done, total = self.last_epoch, self.total
-        if total is None:
-            return list(self.base_lrs)
+    def share(self, done: int, total: int) -> float:
+        """What has been done of the rise, then what is left of the fall."""
         rising = round(self.warm_up * total)
-        share = done / rising if done < rising else max(0.0, (total - done) / max(1, total - rising))
-        return [base * share for base in self.base_lrs]
+        return done / rising if done < rising else max(0.0, (total - done) / max(1, total - rising))
 
 
 @dataclass(frozen=True)

@@ -62,18 +62,18 @@ def test_what_bash_offers(line, expected, script):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "networks"])  # which pass some on to other packages
 def test_options_are_the_arguments_of_the_classes(kind):
-    for entry in members(kind):
-        cls = getattr(fcco_lightning, entry.name)
+    for name in members(kind):
+        cls = getattr(fcco_lightning, name)
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        signature = [name for name, found in inspect.signature(cls).parameters.items() if found.kind not in kinds]
-        assert {option.name.partition(".")[0] for option in options_of(cls)} >= set(signature), entry.name
+        signature = {k for k, found in inspect.signature(cls).parameters.items() if found.kind not in kinds}
+        assert {option.name.partition(".")[0] for option in options_of(cls)} >= signature, name
 
 
-@pytest.mark.parametrize("entry", members("data"), ids=lambda entry: entry.name)
-def test_arguments_that_datamodules_pass_on_are_options(entry):
-    found = {option.name for option in options_of(getattr(fcco_lightning, entry.name))}
+@pytest.mark.parametrize("name", members("data"))
+def test_arguments_that_datamodules_pass_on_are_options(name):
+    found = {option.name for option in options_of(getattr(fcco_lightning, name))}
     assert {"batches", "seed", "eval_batch_size", "num_workers"} <= found
-    assert not {"loading", "table", "samples", "numbers", "others"} & found or entry.name == "TensorDataModule"
+    assert not {"loading", "table", "samples", "numbers", "others"} & found or name == "TensorDataModule"
 
 
 def test_options_of_all_sections_are_there():

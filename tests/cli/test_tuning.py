@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import sys
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,7 +147,7 @@ def test_a_trial_needs_a_validation_split_and_one_process():
 
 
 def test_optuna_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'fcco-lightning\[tune\]'"):
         search([], options(GRID))
 

@@ -19,7 +19,7 @@ from fcco_lightning import (
     MeanAtMost,
     SoftRate,
 )
-from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, plot_dual_states, together
+from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, figures_of, plot_dual_states
 from fcco_lightning.state import DualState
 from tests import drawing, jobs
 from tests.launch import launch, values
@@ -175,8 +175,7 @@ def test_shares_of_unequal_shards_count_by_their_rows():
     shards[0].rows.fill_(1.0)
     shards[1].rows.fill_(3.0)
     for step in (6, 8):
-        look = together([watch.look(step) for watch in watches])
-    figures = look.figures()
+        figures = figures_of([watch.look(step) for watch in watches])
     assert figures["seen"] == pytest.approx(200 / 207)
     assert figures["rms"] == pytest.approx(math.sqrt((150 + 50 * 9) / 200))
     assert (figures["age_mean"], figures["age_max"], figures["drift"]) == (2, 2, 0)
@@ -184,7 +183,7 @@ def test_shares_of_unequal_shards_count_by_their_rows():
 
 def test_a_process_without_rows():
     watch = Watch("", "", DualState(3, processes=SimpleNamespace(size=4, rank=3), layout="sharded"), 10, (0, 0))
-    assert [watch.look(step).figures() for step in (1, 2)] == [{}, {}]
+    assert [figures_of([watch.look(step)]) for step in (1, 2)] == [{}, {}]
 
 
 def test_looks_follow_updates_not_batches():
@@ -207,7 +206,7 @@ def test_a_look_costs_the_sample_not_the_table():
     state = DualState(1)
     state.held = torch.full((1, 1), 2.0).expand(10**12, 1)
     watch = Watch("", "", state, 4096, (0, 0))
-    assert [watch.look(step).figures()["rms"] for step in (1, 2)] == [2, 2]
+    assert [figures_of([watch.look(step)])["rms"] for step in (1, 2)] == [2, 2]
     assert len(set(watch.positions.tolist())) == 4096
 
 

@@ -14,7 +14,7 @@ from fcco_lightning import CheckpointError, ConfigError, HeavyBall, TabularMLP
 from fcco_lightning.cli.checkpoint_tools import describe
 from fcco_lightning.reports import PredictionWriter
 from fcco_lightning.training import Checkpoints
-from fcco_lightning.training.refused_callbacks import REFUSED
+from fcco_lightning.training.trainers import REFUSED
 from tests.conftest import make_data, make_frame
 from tests.training import conftest as fixtures
 from tests.training.test_resume import SaveAt, everything

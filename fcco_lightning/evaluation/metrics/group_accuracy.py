@@ -14,6 +14,7 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError, NonFiniteError
 from fcco_lightning.evaluation.metrics.ranking import same_rows
+from fcco_lightning.objectives.base import require
 
 _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004: three groups, not four
 
@@ -53,13 +54,8 @@ def group_sums(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor,
     if groups.is_floating_point() or groups.is_complex():
         raise DataError(f"groups must be whole numbers (int64), got {groups.dtype}. Convert them with .long().")
     groups = groups.long()
-    bad = (groups < 0) | (groups >= size)
-    if bad.any():
-        where = int(bad.nonzero()[0])
-        raise DataError(
-            f"groups must lie in 0..{size - 1} (num_groups={size}), got {groups[where].item()} at position {where}. "
-            "Number the groups from 0."
-        )
+    rule = f"groups must lie in 0..{size - 1} (num_groups={size})"
+    require((groups >= 0) & (groups < size), groups, rule, "Number the groups from 0.")
     counts = torch.bincount(groups, minlength=size)
     # index_add_ has a deterministic form on the GPU, a weighted bincount has none
     sums = torch.zeros(size, dtype=torch.float64, device=values.device).index_add_(0, groups, values.detach().double())

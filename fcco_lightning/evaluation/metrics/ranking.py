@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite, fraction
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+from fcco_lightning.objectives.base import require
 
 
 def auc(scores: Tensor, labels: Tensor) -> Tensor:
@@ -262,10 +263,7 @@ def finite_scores(scores: Tensor) -> Tensor:
 def binary_labels(name: str, values: Tensor) -> Tensor:
     """Return ``values == 1`` (n,) as bool, or raise if a value is not 0 or 1."""
     one = values == 1
-    bad = ~(one | (values == 0))
-    if bad.any():
-        where = int(torch.nonzero(bad)[0])
-        raise DataError(f"{name} must be 0 or 1, got {values[where].item()} at position {where}.")
+    require(one | (values == 0), values, f"{name} must be 0 or 1", "Recode them.")
     return one
 
 
