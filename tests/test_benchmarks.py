@@ -503,7 +503,7 @@ def run_shortly(arguments, monkeypatch, folder):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the runs in their own process
-@pytest.mark.parametrize("part", ["push", "images", "neighbours", "survival", "ranking"])
+@pytest.mark.parametrize("part", ["push", "neighbours", "survival", "ranking"])
 def test_parts_of_the_benchmark_of_x_risks(part, tmp_path, monkeypatch, capsys):
     labels = run_shortly(["--part", part], monkeypatch, tmp_path)
     printed = capsys.readouterr().out

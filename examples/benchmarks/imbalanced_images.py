@@ -16,6 +16,7 @@ Finished runs are appended to ``imbalanced_images.jsonl`` in the output folder a
 
 import argparse
 import functools
+import itertools
 import json
 import logging
 import time
@@ -60,9 +61,9 @@ from fcco_lightning.models import head_of, renew
 NETWORK, BATCH, EPOCHS = "test_resnet", 64, 8
 ALGORITHMS: dict[str, Callable[..., Any]] = {"SOX": SOX, "SOAP": SOAP, "MOAP": MOAP, "BSGD": BSGD}
 PAIR_LOSSES = {"logistic": LogisticPair(), "margin .3": SquaredHingePair(0.3), "margin 3": SquaredHingePair(3.0)}
-PLAIN_ONE, LIBAUC = "BCE", "LibAUC APLoss"
+LIBAUC = "LibAUC APLoss"
 SHARES, STARTS = (0.02, 0.1), ("scratch", "pretrained")
-LEARNING_RATES = [1e-3, 3e-3, 1e-2]
+LEARNING_RATES = [3e-3, 1e-2]
 FIGURES = ("test.average_precision", "test.rare", "test.auc", "train.average_precision")
 OF_SIGMOIDS = {"objective": {"sigmoid": True}}  # as LibAUC's loss has them
 CHANGES: dict[str, Job] = {  # of the defaults: arguments of the objective, of the algorithm and of the batches
@@ -211,6 +212,8 @@ def search(jobs: dict[str, Job], given: argparse.Namespace) -> dict[str, Tuning]
         for label in jobs
     }
     run_searches(tunings, 1, ["val.average_precision"], train)
+    for label, tuning in tunings.items():
+        print(f"picked {label}: {tuning.summary}")
     return tunings
 
 
@@ -219,8 +222,8 @@ def setting(share: float, begin: str, given: argparse.Namespace) -> Job:
     common: Job = {"data": given.data, "folder": str(given.out), "epochs": given.epochs}
     common |= {"share": share, "start": begin}
     if begin == "pretrained":
-        plain = setting(share, "scratch", given) | {"method": PLAIN_ONE}
-        common["first_lr"] = search({PLAIN_ONE: plain}, given)[PLAIN_ONE].picked["lr"]
+        plain = setting(share, "scratch", given) | {"method": "BCE"}
+        common["first_lr"] = search({"BCE": plain}, given)["BCE"].picked["lr"]
     return common
 
 
@@ -235,8 +238,8 @@ def rate(runs: list[Job]) -> str:
     return f"{runs[0]['overrides']['lr']:g}"
 
 
-def compare(share: float, begin: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Search, run and print all methods; the picks."""
+def compare(share: float, begin: str, given: argparse.Namespace) -> None:
+    """Search, run and print all methods."""
     common = setting(share, begin, given)
     methods: dict[str, Job] = {name: {"method": name} for name in (*PLAIN, *ALGORITHMS)}
     methods["SOX, sigmoid"] = {"method": "SOX", **OF_SIGMOIDS}
@@ -249,20 +252,18 @@ def compare(share: float, begin: str, given: argparse.Namespace) -> dict[str, An
         for seed in range(given.seeds)
     ]
     results = run_all(runs, 1, FIGURES[:2], train)
-    plain = [run for run in results if run["label"] == PLAIN_ONE]
-    extra = {f"above {PLAIN_ONE}": functools.partial(ahead, plain=plain), "lr": rate, "s": seconds}
+    plain = [run for run in results if run["label"] == "BCE"]
+    extra = {"above BCE": functools.partial(ahead, plain=plain), "lr": rate, "s": seconds}
     print(f"\n{share:.0%} positives, {begin}\n" + table(results, FIGURES, extra) + "\n", flush=True)
-    return {label: tuning.summary for label, tuning in tunings.items()}
 
 
-def ablation(share: float, begin: str, given: argparse.Namespace) -> dict[str, Any]:
-    """The picked runs of SOX with changes of its defaults, on tuning seeds; the picks."""
+def ablation(share: float, begin: str, given: argparse.Namespace) -> None:
+    """Print the picked runs of SOX with changes of its defaults, on tuning seeds."""
     common = setting(share, begin, given) | {"method": "SOX"}
     tunings = search({name: common | change for name, change in CHANGES.items()}, given)
     runs = [run for tuning in tunings.values() for run in tuning.runs[tuple(tuning.picked.values())]]
     columns = ("val.average_precision", *FIGURES)
     print(f"\n{share:.0%} positives, {begin}, SOX\n" + table(runs, columns, {"lr": rate}) + "\n", flush=True)
-    return {label: tuning.summary for label, tuning in tunings.items()}
 
 
 def main() -> None:
@@ -279,8 +280,8 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     work = ablation if given.ablation else compare
-    picks = {f"{share:g} {begin}": work(share, begin, given) for share in given.shares for begin in given.starts}
-    (given.out / f"{work.__name__}_picks.json").write_text(json.dumps(picks, indent=1))
+    for share, begin in itertools.product(given.shares, given.starts):
+        work(share, begin, given)
 
 
 if __name__ == "__main__":
