@@ -19,12 +19,15 @@ from fcco_lightning import (
     ALEXR,
     ALEXR2,
     AUC,
+    BSGD,
+    MOAP,
     MSVR,
     OOA,
     PDSCA,
     PGSMD,
     SGD,
     SMD,
+    SOAP,
     SONEX,
     SONX,
     SOX,
@@ -53,6 +56,7 @@ from fcco_lightning import (
     SOXBoost,
     Splits,
     SquaredHingePenalty,
+    Switching,
     TabularMLP,
     TextClassifier,
     TextTokens,
@@ -83,8 +87,15 @@ class SoftRank(Objective):
 
 ALGORITHMS: dict[str, Callable[[], Any]] = {
     "SONEX": lambda: SONEX(0.5, 0.1, lam=0.01),
+    "SONX": lambda: SONX(0.5, 0.1),
     "SOX": lambda: SOX(0.5),
+    "SOAP": lambda: SOAP(0.5),
+    "MOAP": lambda: MOAP(0.5),
+    "BSGD": BSGD,
+    "SGD": SGD,
+    "Switching": lambda: Switching(0.5),
     "MSVR": lambda: MSVR(gamma=0.5, gamma_prime=0.3),
+    "ALEXR": lambda: ALEXR(1.0, 0.5),
     "ALEXR2": lambda: ALEXR2(K=4, gamma=0.5),
     "SOXBoost": partial(SOXBoost, first_stage=3),
     "PDSCA": lambda: PDSCA(0.3, 0.5),
@@ -154,7 +165,6 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     seed_everything(job.get("seed", 0), verbose=False)
     objective = SoftRank() if job.get("objective") == "rank" else AUC()
-    algorithm = ALGORITHMS[job.get("algorithm", "SONEX")]()
     data = make_data(
         **{
             "train": make_frame(job.get("rows", 200), 0),
@@ -163,14 +173,16 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
         }
     )
     data.setup()
-    smooth = job.get("algorithm", "SONEX") in ("SOX", "MSVR", "SOXBoost")
+    name = job.get("algorithm", "SONEX")
+    smooth = name in ("SOX", "SOAP", "MOAP", "BSGD", "MSVR", "SOXBoost")
+    penalty = None if name == "Switching" else SquaredHingePenalty(4.0) if smooth else HingePenalty(4.0)
     network: nn.Module = TabularMLP([8], in_features=data.num_features, batch_norm=job.get("batch_norm", False))
     module = FCCOModule(
         Transformer(data.num_features, job.get("dropout", 0.1)) if job.get("transformer") else network,
         objective,
         constraints=[ROCFairness(thresholds=[-1, 0, 1])],
-        penalty=SquaredHingePenalty(4.0) if smooth else HingePenalty(4.0),
-        algorithm=algorithm,
+        penalty=penalty,
+        algorithm=ALGORITHMS[name](),
         optimizer=lambda p: HeavyBall(p, lr=0.05, beta=0.5),
         **job.get("module", {}),
     )

@@ -58,26 +58,21 @@ class CappedSimplex(AmbiguitySet):
         return Weights(_of_sum_one(q, v, cap), top + t)
 
     def nearest_kl(self, log_p: Tensor) -> Weights:
-        # the k largest entries are at the cap, the others are p scaled to what is left; k is the least that fits
+        # q = min(c p, cap): the k largest entries are at the cap, the others share what is left; k is the least that
+        # fits, and is not read from the device, which would have to be waited for
         cap, n = self.cap(len(log_p)), len(log_p)
-        descending, order = log_p.sort(descending=True)
-        tails = descending.flip(0).logcumsumexp(0).flip(0)  # log of sum_{j > k} p_j for k = 0..n-1
-        left = 1 - cap * torch.arange(n, device=log_p.device, dtype=log_p.dtype)
-        left = torch.where(left < _ROUNDING, 0.0, left)
-        scale = left.log() - tails
-        rounding = 1e-12 + 4 * torch.finfo(scale.dtype).eps * descending.abs().max()
-        # the k is not read from the device, which would have to be waited for
-        k = (scale + descending <= math.log(cap) + rounding).to(torch.int8).argmax(0, keepdim=True)
-        below, left, scale = torch.arange(n, device=k.device) >= k, left.index_select(0, k), scale.index_select(0, k)
-        sorted_q = torch.where(below, torch.exp(scale + descending).clamp(max=cap), cap)
-        # of a large scale the exponential keeps few digits, of a sum all
-        factor = torch.where(left > 0, left / torch.where(below, sorted_q, 0.0).sum(), 1.0)
-        sorted_q = torch.where(below, (sorted_q * factor).clamp(max=cap), cap)
-        q = torch.empty_like(sorted_q).scatter_(0, order, sorted_q)
-        # of the weights below the cap; if there is none, of the least one at it
-        at_cap = math.log(cap) - descending.index_select(0, (k - 1).clamp(min=0))
-        inside = torch.where(left > 0, scale, at_cap).squeeze(0)
-        return Weights(q, -inside - math.log(n) - 1)
+        most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
+        descending = log_p.sort(descending=True).values
+        tails = descending.flip(0).logcumsumexp(0).flip(0)[: most + 1]  # log of sum_{j > k} p_j for k = 0..most
+        log_c = (1 - cap * torch.arange(most + 1, device=log_p.device, dtype=log_p.dtype)).log() - tails
+        rounding = 1e-12 + 4 * torch.finfo(log_c.dtype).eps * descending.abs().max()
+        too_large = log_c[:most] + descending[:most] > math.log(cap) + rounding
+        log_c = log_c.index_select(0, too_large.sum(0, keepdim=True))
+        q = torch.exp(log_c + log_p).clamp(max=cap)
+        # of a large exponent the exponential keeps few digits, of a sum all
+        inside = torch.where(q < cap, q, 0.0)
+        q = q + inside * ((1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny))
+        return Weights(q.clamp(max=cap), -log_c.squeeze(0) - math.log(n) - 1)
 
 
 def _of_sum_one(q: Tensor, v: Tensor, cap: float) -> Tensor:

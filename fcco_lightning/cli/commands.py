@@ -185,7 +185,7 @@ def _convert(parser: ArgumentParser) -> Work:
 
 
 def _predict(parser: ArgumentParser) -> Work:
-    """Predict the rows of a table, labelled or not.
+    """Predict the rows of a table, of numbers and words or of texts, labelled or not.
 
     There is a row for each with its id, its groups where known, scores, probabilities and decisions. Images and
     others: fcco predict --config CONFIG --ckpt_path CKPT.

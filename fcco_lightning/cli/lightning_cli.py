@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,6 +153,17 @@ class FCCOCLI(LightningCLI):
             )
         rank_zero_info(f"--ckpt_path {which}: {found}")
         return None if found.path is None else str(found.path)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Carry out the command; the folder of a run that failed before it wrote anything is not left behind."""
+        try:
+            super()._run_subcommand(subcommand)
+        except BaseException:
+            if (folder := self.trainer.log_dir) is not None:
+                with suppress(OSError):  # which says that a folder is not empty
+                    Path(folder).rmdir()
+                    Path(folder).parent.rmdir()
+            raise
 
     def _typed(self) -> dict[str, Any]:
         """The configuration of the command as plain values; it was checked when it was parsed."""

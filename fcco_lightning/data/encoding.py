@@ -1,6 +1,6 @@
 """From a table of numbers and words to float features, fitted on the training split only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -240,6 +240,18 @@ class TabularEncoder:
                 found[column.name] = self._encoded(column, frame, where)
         features = np.empty((len(frame), len(self.feature_names)), dtype=np.float32)
         return torch.from_numpy(np.concatenate([found[column.name] for column in self.columns], axis=1, out=features))
+
+    def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
+        """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`."""
+        yield from torch.split(self.transform(frame), size)
+
+    def remarks(self, rows: int) -> list[str]:
+        """Say what a user should know of the latest table, of so many rows: what the training split does not have."""
+        return [
+            f"{count} of {rows} rows have a value of the column {name!r} that the training split does not have: they "
+            "count as of none of its categories. Give both tables the same words."
+            for name, count in self.unknown_counts.items()
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything learnt, as lists, dicts, texts and numbers only."""

@@ -1,7 +1,7 @@
 """Texts as the tokens of a tokenizer: made once, and padded to the longest text of a batch."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, package
+from fcco_lightning.data.columns import require_columns
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -178,6 +179,53 @@ class TextTable(TensorTable):
         where = (self.tokens.starts[rows].unsqueeze(1) + place).clamp(max=len(self.tokens.values) - 1)
         x = torch.where(place < lengths, self.tokens.values[where].long(), PADDING)
         return {"x": x} | super().__getitems__(indices)
+
+
+class TextEncoder:
+    """From the column of texts of a table to a network's input, as the training texts were prepared.
+
+    Args:
+        column: column of the texts.
+        max_length: number of tokens that a text is cut to.
+        tokenizer: of ``transformers``.
+    """
+
+    def __init__(self, column: str, max_length: int, tokenizer: Any) -> None:
+        self.column, self.max_length, self.tokenizer = column, max_length, tokenizer
+        self._cut = 0
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "TextEncoder":
+        """Return the encoder that a checkpoint of :class:`GroupedTextDataModule` describes.
+
+        Raises:
+            ConfigError: if its tokenizer cannot be had.
+        """
+        learnt = state["tokenizer"]
+        tokenizer = _pretrained(state["pretrained"]) if learnt is None else _of_pieces(learnt)
+        return cls(state["column"], state["max_length"], tokenizer)
+
+    def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
+        """Yield the tokens x (B, L) of ``size`` rows after the other, as :class:`TextTable` pads them.
+
+        Empty and missing texts are empty ones.
+
+        Raises:
+            DataError: if the column is not there, or a cell is no text.
+        """
+        require_columns(frame, {"the column of texts": [self.column]}, "the table")
+        texts = texts_in(frame[self.column], "keep", "the table")
+        self._cut = 0
+        for start in range(0, len(texts), size):
+            tokens = tokens_of(self.tokenizer, texts[start : start + size], self.max_length)
+            self._cut += tokens.cut
+            yield TextTable(tokens, {}).__getitems__(range(len(tokens.lengths)))["x"]
+
+    def remarks(self, rows: int) -> list[str]:
+        """Say what a user should know of the latest table, of so many rows: what was cut off."""
+        if not self._cut:
+            return []
+        return [f"{self._cut} of {rows} texts have more than {self.max_length} tokens, and are cut off there."]
 
 
 def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.predictor import Predictor, load
 from fcco_lightning.models import BatchNetwork
@@ -77,5 +78,6 @@ def _write_graph(model: Predictor, out: Path, example: Tensor) -> None:
 def _example(model: Predictor, shape: Sequence[int] | None) -> Tensor:
     if shape is None and model.encoder is None:
         raise ConfigError("the shape of an input is not known: pass --shape, for example --shape 3 224 224.")
-    sizes = shape if shape is not None else [len(model.encoder.feature_names)] if model.encoder else []
+    known = [len(model.encoder.feature_names)] if isinstance(model.encoder, TabularEncoder) else []
+    sizes = known if shape is None else shape
     return torch.zeros(2, *sizes)

@@ -16,6 +16,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.data.columns import require_columns, text_of
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.sources import read_table
+from fcco_lightning.data.texts import TextEncoder
 from fcco_lightning.engine import outputs_of_columns
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.tables import Kind, prediction_table
@@ -29,7 +30,7 @@ class Predictor(nn.Module):
 
     Args:
         network: trained.
-        encoder: from the columns of a table to the network's inputs; None where these come from no table.
+        encoder: from the columns of a table to the network's inputs; None where these come from no table, as of images.
         kind: what the outputs are scores of, see :func:`~fcco_lightning.inference.prediction_table`.
         names: of the classes or labels.
         group_columns: the columns of a table that define groups.
@@ -38,7 +39,7 @@ class Predictor(nn.Module):
     def __init__(
         self,
         network: nn.Module,
-        encoder: TabularEncoder | None = None,
+        encoder: TabularEncoder | TextEncoder | None = None,
         kind: Kind = "values",
         names: Sequence[str] = (),
         group_columns: Sequence[str] = (),
@@ -62,18 +63,18 @@ class Predictor(nn.Module):
             source: a table as a datamodule takes it (file, folder, hub id, DataFrame); labels are not needed.
             id_column: column that names the rows; None numbers them from 0 in ``index``.
             threshold: of probabilities, in (0, 1].
-            batch_size: rows that pass through the network at once.
+            batch_size: rows that pass through the network at once; fewer where memory is short, as of long texts.
 
         Returns: see :func:`~fcco_lightning.inference.prediction_table`.
 
         Raises:
-            ConfigError: if the network was not trained on a table.
+            ConfigError: if the network was not trained on a table or on texts.
             DataError: if the table lacks a column, or cells that the encoder needs.
         """
         if self.encoder is None:
             raise ConfigError(
-                "the checkpoint was not written with a datamodule of tables, so there is no way from a table to the "
-                "network's inputs. Call the loaded network with tensors, or use `fcco predict --config CONFIG "
+                "the checkpoint was not written with a datamodule of tables or texts, so there is no way from a table "
+                "to the network's inputs. Call the loaded network with tensors, or use `fcco predict --config CONFIG "
                 "--ckpt_path CKPT`, which predicts the config's test split."
             )
         frame = read_table(source, "data")
@@ -83,14 +84,9 @@ class Predictor(nn.Module):
         ids |= {
             name: text_of(frame[name]) for name in self.group_columns if name in frame.columns and name != id_column
         }
-        x = self.encoder.transform(frame)
-        for name, count in self.encoder.unknown_counts.items():
-            warnings.warn(
-                f"{count} of {len(frame)} rows have a value of the column {name!r} that the training split does not "
-                "have: they count as of none of its categories. Give both tables the same words.",
-                stacklevel=3,  # torch's decorator is in between
-            )
-        parts = [self(part) for part in torch.split(x, at_least("batch_size", batch_size, 1))]
+        parts = [self(x) for x in self.encoder.batches(frame, at_least("batch_size", batch_size, 1))]
+        for remark in self.encoder.remarks(len(frame)):
+            warnings.warn(remark, stacklevel=3)  # torch's decorator is in between
         return prediction_table(torch.cat(parts), ids, kind=self.kind, names=self.names, threshold=threshold)
 
 
@@ -119,7 +115,7 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     network = network if network is not None else _made(config, [*_KNOWN, *trusted], path)
     load_weights(network, content, f"checkpoint {path}")
     encoder = _encoder(content)
-    if encoder is not None:
+    if isinstance(encoder, TabularEncoder):
         with torch.no_grad():
             network.eval()(torch.zeros(1, len(encoder.feature_names)))  # layers of unknown width take theirs
     return Predictor(network, encoder, *_described(config.get("data"), header.get("classes") or []))
@@ -151,12 +147,16 @@ def _without_download(described: Mapping[str, Any]) -> dict[str, Any]:
     return {**described, "init_args": arguments}
 
 
-def _encoder(content: Mapping[str, Any]) -> TabularEncoder | None:
+def _encoder(content: Mapping[str, Any]) -> TabularEncoder | TextEncoder | None:
     for state in content.values():
-        if isinstance(state, Mapping) and isinstance(state.get("encoder"), Mapping) and "train_split" in state:
+        if not isinstance(state, Mapping) or "train_split" not in state:
+            continue
+        if isinstance(state.get("encoder"), Mapping):
             encoder = TabularEncoder()
             encoder.load_state_dict(state["encoder"])
             return encoder
+        if isinstance(state.get("texts"), Mapping):
+            return TextEncoder.of(state["texts"])
     return None
 
 

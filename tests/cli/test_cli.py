@@ -278,7 +278,7 @@ def test_a_misspelt_command_is_told_all_of_them(capsys):
     assert "choose from 'fit', 'validate', 'test', 'predict'" in capsys.readouterr().err
 
 
-def test_missing_file_and_column(capsys, tmp_path):
+def test_missing_file_and_column_leave_nothing_behind(capsys, tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("a,sex,label\n" + "".join(f"{i},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
     common = ["--data=TabularDataModule", "--data.columns.positive=y", "--data.columns.favoured=m"]
@@ -287,6 +287,9 @@ def test_missing_file_and_column(capsys, tmp_path):
     whole = yaml.safe_load(SYNTHETIC.read_text())
     del whole["data"]
     config.write_text(yaml.safe_dump(whole))
+
+    root = tmp_path / "tried"
+    common += [f"--trainer.default_root_dir={root}"]
 
     def attempt(*arguments):
         try:
@@ -299,8 +302,9 @@ def test_missing_file_and_column(capsys, tmp_path):
     assert (code, "absent.csv" in text) == (1, True), text
     code, text = attempt(f"--data.train={table}", "--data.columns.label=lable")
     assert (code, "label" in text) == (1, True), text
+    assert not root.exists()
     code, text = attempt(f"--data.train={table}", "--data.columns.label=label", "--data.batches.batch_size=16")
-    assert code == 0, text
+    assert (code, root.exists()) == (0, True), text
 
 
 def test_a_nonconvex_outer_function_is_refused_by_dual_algorithms(capsys, tmp_path):

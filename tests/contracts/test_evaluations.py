@@ -136,14 +136,14 @@ def continual():
 
 def learnt_and_forgotten(outputs, batch):
     y = batch["y"].numpy()
-    recall, before = (recall_score(y, o.argmax(1), average=None) for o in (outputs, batch["old"]))
+    recall, before = (recall_score(y, o.argmax(1).numpy(), average=None) for o in (outputs, batch["old"]))
     change = recall - before
     h = np.zeros(3)
     for c in range(3):
         new, old = (log_loss(y[y == c], probabilities(o)[y == c], labels=range(3)) for o in (outputs, batch["old"]))
         h[c] = new - old
     return {
-        "accuracy": accuracy_score(y, outputs.argmax(1)),
+        "accuracy": accuracy_score(y, outputs.argmax(1).numpy()),
         "target_accuracy": recall[2],
         "protected_accuracy": recall[:2].mean(),
         "delta_target": change[2],
@@ -242,7 +242,7 @@ def classes():
 def of_classes(outputs, batch):
     y, p = batch["y"].numpy(), probabilities(outputs)
     return {
-        "accuracy": accuracy_score(y, outputs.argmax(1)),
+        "accuracy": accuracy_score(y, outputs.argmax(1).numpy()),
         "top5_accuracy": top_k_accuracy_score(y, p, k=5, labels=range(7)),
         "loss": log_loss(y, p, labels=range(7)),
     }

@@ -34,6 +34,7 @@ def every_source(tmp_path):
     }
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets 3.6 leaves its file open
 def test_every_source_gives_the_same_frame(tmp_path):
     for name, source in every_source(tmp_path).items():
         frame = read_table(source)

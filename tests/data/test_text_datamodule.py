@@ -7,6 +7,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from fcco_lightning import (
     ImageSplits,
     LabelledTexts,
     TextTokens,
+    load,
 )
 from fcco_lightning.cli import run
 from fcco_lightning.data.texts import PADDING, learnt_word_pieces
@@ -275,4 +277,21 @@ def test_the_command_line_trains_predicts_and_refuses(tmp_path, monkeypatch, cap
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["t.csv"]
     assert run([*given, "--data.tokens.vocabulary=120"]) == 0
     assert list(tmp_path.rglob("report.json"))
-    assert list(tmp_path.rglob("last.ckpt"))
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    new = make_texts(9).drop(columns="spam")
+    new.loc[4, "text"] = None
+    new.to_csv("new.csv", index=False)
+    assert run(["predict", str(checkpoint), "new.csv", "--threshold", "0.4"]) == 0
+    assert list(pd.read_csv("predictions.csv").columns) == ["index", "list", "score", "probability", "decision"]
+    read_one_by_one(load(checkpoint), new["text"].fillna(""), pd.read_csv("predictions.csv")["score"])
+    with pytest.raises(DataError, match="the column of texts='text' is not a column of the table"):
+        load(checkpoint).predict(new.drop(columns="text"))
+    with pytest.warns(UserWarning, match="1 of 1 texts have more than 512 tokens, and are cut off there"):
+        load(checkpoint).predict(pd.DataFrame({"text": ["word " * 600]}))
+
+
+def read_one_by_one(model, texts, scores):
+    """Every text alone, as the learnt tokenizer reads it, gets the score that it got in company."""
+    for text, score in zip(texts, scores, strict=True):
+        x = torch.tensor([model.encoder.tokenizer(text)["input_ids"]])
+        torch.testing.assert_close(float(model(x).detach()), score, rtol=1e-4, atol=1e-5)

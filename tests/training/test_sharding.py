@@ -33,11 +33,20 @@ def run(job, size):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["SONEX", *(pytest.param(a, marks=SLOW) for a in ("SOX", "MSVR", "ALEXR2", "SOXBoost"))]
+    "algorithm",
+    [name if name == "SONEX" else pytest.param(name, marks=SLOW) for name in jobs.ALGORITHMS if name != "PDSCA"],
 )
 def test_two_processes_are_one(algorithm):
     job = {**WIDE, "algorithm": algorithm, "dropout": 0.0}
     assert_same(run({**job, "divided": True}, 2), run(job, 1), **CLOSE)
+
+
+@SLOW
+@pytest.mark.parametrize("algorithm", [a for a in jobs.GROUP_ALGORITHMS if a != "PGSMD"])
+def test_two_processes_of_groups_are_one(algorithm):
+    job = {"algorithm": algorithm, "epochs": 1}
+    several, one = (values(launch(jobs.fit_groups, size, {**job, "divided": size > 1})) for size in (2, 1))
+    assert_same(several, one, **CLOSE)
 
 
 @SLOW

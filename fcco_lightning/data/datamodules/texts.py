@@ -129,7 +129,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
             eval_batch_size=eval_batch_size,
             **samples,
         )
-        self.tokens = tokens
+        self._column, self.tokens = texts.column, tokens
         self.tokenizer: Any = None
         self.max_length: int | None = None
         self.cut: dict[str, int] = {}
@@ -185,9 +185,10 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tokenizer, if it was learnt, and what identifies the training split, as plain values."""
+        """Return how texts become tokens, and what identifies the training split, as plain values."""
         learnt = None if self.tokens.vocabulary is None else self.tokenizer.backend_tokenizer.to_str()
-        return {"tokenizer": learnt, **super().state_dict()}
+        texts = {"column": self._column, "max_length": self.max_length, "pretrained": self.tokens.tokenizer}
+        return {"texts": {**texts, "tokenizer": learnt}, **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a learnt tokenizer, and make sure that the rows of a checkpoint mean the same samples.
@@ -197,7 +198,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         """
         super().load_state_dict(state_dict)
         if not self.tables:
-            self._learnt = state_dict["tokenizer"]
+            self._learnt = state_dict["texts"]["tokenizer"]
 
     def _fingerprint(self) -> dict[str, Any]:
         """Sizes, and digests of all names, of the texts, of their tokens, and of the order of labels and groups."""
