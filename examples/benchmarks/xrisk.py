@@ -14,7 +14,6 @@ cost       a step with cross-entropy's and LibAUC's, and dispatched operators   
 scores     training with five positives, 5 seeds, with losses of single samples,    --            12 minutes
            gradient boosting and LibAUC
 push       SOX, MOAP, SOAP and BSGD on the p-norm push                              (two tables)  5 minutes
-images     average precision on imbalanced digits with cross-entropy                --            6 minutes
 neighbours neighbourhood components with scikit-learn's                             --            4 minutes
 survival   Cox's model from batches of 4, 16 and 64 with its exact optimum          (a table)     8 minutes
 ranking    ListNet and NDCG with LambdaMART                                         (a table)     2 minutes
@@ -39,7 +38,7 @@ from typing import Any
 
 import torch
 
-PARTS = ("cost", "scores", "push", "images", "neighbours", "survival", "ranking")
+PARTS = ("cost", "scores", "push", "neighbours", "survival", "ranking")
 
 
 def cost(given: argparse.Namespace) -> None:

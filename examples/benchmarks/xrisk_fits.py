@@ -28,8 +28,6 @@ from fcco_lightning import (
     SyntheticSurvivalDataModule,
     TabularDataModule,
 )
-from fcco_lightning.data.datamodules.labelled import imbalanced
-from fcco_lightning.data.splits import stratified_split
 from fcco_lightning.evaluation.metrics.survival import partial_likelihood
 
 Overrides = dict[str, Any]
@@ -162,42 +160,6 @@ def write(x: Tensor, y: Tensor, path: Path) -> None:
     """A table with the columns x00, x01, ... and y."""
     frame = pd.DataFrame(x.numpy(), columns=[f"x{i:02d}" for i in range(x.shape[1])])
     frame.assign(y=y.numpy()).to_csv(path, index=False)
-
-
-# -------------------------------------------------------------------------------------------------------------- images
-
-
-def images(given: argparse.Namespace) -> Comparison:
-    """Digits 5 to 9 against 0 to 4 with 5 % positives in training, as the SOX paper's section 4.1 has CIFAR."""
-    phases = {"trainer.max_epochs": 100, "data.batches.batch_size": 64, "model.network.hidden": [128]}
-    shape = WRITTEN | phases | {"data.batches.positive_fraction": 0.125, "model.objective.prevalence": 0.5}
-    first = {"model.pretrain.epochs": 50, "model.pretrain.objective": "CrossEntropy"}
-    plain = {"model.objective": "CrossEntropy", "model.algorithm": "SGD", "data.batches": "UniformSampling"}
-    plain |= {"model.evaluation": "RankingEvaluation"}
-    methods = {name: first | overrides for name, overrides in algorithms(0.5).items()}
-    return Comparison(
-        "xrisk/adult_average_precision",
-        methods | {"BCE": plain},
-        ("test.average_precision", "test.auc"),
-        lambda seed: shape | digits(given.out, seed, "test"),
-        lambda run: value(run, "test.average_precision"),  # of the validation table
-        tuning=lambda seed: digits(given.out, seed, "val"),
-    )
-
-
-def digits(folder: Path, seed: int, judged: str) -> Overrides:
-    """Tables of half the digits, a fifth for validation and the rest for testing; the training one is imbalanced."""
-    from sklearn.datasets import load_digits
-
-    pixels, digit = load_digits(return_X_y=True)
-    x, y = torch.from_numpy(pixels), torch.from_numpy(digit >= 5).long()
-    rest, test = stratified_split(y, 0.3, seed, "test")
-    train, val = (rest[rows] for rows in stratified_split(y[rest], 0.3, seed + 1, "val"))
-    train = train[imbalanced(y[train], 0.05, seed)]
-    paths = {"train": folder / f"digits_{seed}_train.csv", judged: folder / f"digits_{seed}_{judged}.csv"}
-    for name, rows in {"train": train, judged: {"val": val, "test": test}[judged]}.items():
-        write(x[rows], y[rows], paths[name])
-    return {"data.train": paths["train"], "data.test": paths[judged]}
 
 
 # ---------------------------------------------------------------------------------------------------------- neighbours
@@ -392,7 +354,6 @@ def lambda_mart(path: str | None, seed: int) -> Iterable[Job]:
 
 COMPARISONS: dict[str, Callable[[argparse.Namespace], Comparison]] = {
     "push": push,
-    "images": images,
     "neighbours": neighbours,
     "survival": survival,
     "ranking": ranking,
