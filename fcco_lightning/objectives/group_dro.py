@@ -306,8 +306,8 @@ class MultiTaskGroupDRO(GroupObjective):
 
     Args:
         num_tasks: n, >= 1.
-        loss: gives (B, n), the losses of all tasks (:class:`MultiLabelLoss`), or (B,), the loss of the task that the
-            column ``task`` names.
+        loss: gives (B, n), the losses of all tasks (:class:`MultiLabelLoss`, or what else has ``all_tasks``), or (B,),
+            the loss of the task that the column ``task`` names.
         aggregate: "max", or "logsumexp": ``log sum_j exp(R_ij)``.
         num_groups: m; None takes it from the datamodule.
     """
@@ -338,7 +338,7 @@ class MultiTaskGroupDRO(GroupObjective):
         groups = super().subsets(columns)
         if groups is None:
             return None
-        tasks = columns.get("task")
+        tasks = None if self.loss.all_tasks else columns.get("task")
         every = [mask for (mask,) in groups]
         return [every if tasks is None else [m & (tasks == t) for m in every] for t in range(self.num_tasks)]
 
@@ -367,6 +367,11 @@ class MultiTaskGroupDRO(GroupObjective):
         if losses.dim() == 2:
             if losses.shape[1] != self.num_tasks:
                 raise DataError(f"num_tasks={self.num_tasks}, but {type(self.loss).__name__} gave {losses.shape[1]}.")
+            if "task" in batch and not self.loss.all_tasks:
+                raise ConfigError(
+                    f"{type(self.loss).__name__} gave the losses of all {self.num_tasks} tasks, although the batch has "
+                    "a column `task`. Set `all_tasks = True` in that class, or rename the column."
+                )
             return group.unsqueeze(1) + self._first.like(group), weight.unsqueeze(1).expand_as(losses)
         given = required_column(batch, "task", self)  # or a loss that gives the losses of all tasks
         task = given.clamp(0, self.num_tasks - 1)

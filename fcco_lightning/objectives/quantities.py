@@ -31,10 +31,12 @@ class Quantity(ABC):
     Attributes:
         range: the interval in which it lies, whatever the outputs; so do its means.
         smooths: whether it is a smoothed decision, 0 or 1, which :meth:`decided` gives itself.
+        all_tasks: whether it has a value for every one of n tasks, (B, n): a column ``task`` then says nothing.
     """
 
     range: ClassVar[Range] = Range()
     smooths: ClassVar[bool] = False
+    all_tasks: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
@@ -209,6 +211,7 @@ class MultiLabelLoss(Quantity):
 
     column: str = "y"
     range = Range(least=0.0)
+    all_tasks = True
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         labels = required_column(batch, self.column, self)

@@ -170,6 +170,19 @@ def test_tasks_by_groups_is_the_loop():
     assert objective.outer.value(values).tolist() == pytest.approx([max(row) for row in expected])
 
 
+def test_a_column_says_nothing_of_the_losses_of_all_tasks():
+    outputs, data = tasks_batch()
+    objective, named = (
+        MultiTaskGroupDRO(3, MultiLabelLoss(), num_groups=2),
+        data | {"task": torch.arange(len(outputs)) % 3},
+    )
+    for known, other in zip(objective.subsets(data), objective.subsets(named), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(known, other, strict=True))
+    assert torch.equal(objective.measure(outputs, named)[1].values, objective.measure(outputs, data)[1].values)
+    with pytest.raises(ConfigError, match="Given gave the losses of all 3 tasks"):
+        MultiTaskGroupDRO(3, Given(), num_groups=2).measure(outputs, named)
+
+
 def test_one_task_per_sample_and_incomplete_rows():
     losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     data = {"task": torch.tensor([0, 0, 1, 2, 2]), "group": torch.tensor([0, 1, 0, 1, 0])}
