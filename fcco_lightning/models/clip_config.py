@@ -16,12 +16,12 @@ _TINY: dict[str, Any] = {
     "tokenizer": "bytes",
     "model_cfg": {
         "embed_dim": 64,
-        "vision_cfg": {"patch_size": 4, "width": 64, "layers": 3, "head_width": 16},
+        "vision_cfg": {"width": 64, "layers": 3, "head_width": 16},
         "text_cfg": {"context_length": 32, "vocab_size": 258, "width": 64, "heads": 4, "layers": 2},
     },
     "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
 }
-_OWN = {"tiny": 16, "tiny-28": 28}  # pixels of a side
+_OWN = {"tiny": 16, "tiny-28": 28}  # pixels of a side, of which there are 4 x 4 patches
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ def tokenizer(config: CLIPConfig) -> Callable[[list[str]], Tensor]:
 def _tiny(name: str) -> Mapping[str, Any]:
     """One of the small architectures."""
     model = _TINY["model_cfg"]
-    return {**_TINY, "model_cfg": {**model, "vision_cfg": {**model["vision_cfg"], "image_size": _OWN[name]}}}
+    vision = {**model["vision_cfg"], "image_size": _OWN[name], "patch_size": _OWN[name] // 4}
+    return {**_TINY, "model_cfg": {**model, "vision_cfg": vision}}
 
 
 def _from_open_clip(name: str) -> Mapping[str, Any]:

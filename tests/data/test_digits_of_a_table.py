@@ -67,7 +67,7 @@ def test_a_network_of_28_pixels_takes_them(source):
     assert batch["x"].shape[1:] == (3, 28, 28)
     assert network.eval()({"x": batch["x"]}).shape == (30, 10)
     sizes = [sum(p.numel() for p in CLIPModel(name).parameters()) for name in ("tiny", "tiny-28")]
-    assert sizes[1] - sizes[0] == 64 * (7 * 7 - 4 * 4)  # places of patches
+    assert sizes[1] - sizes[0] == 64 * 3 * (7 * 7 - 4 * 4)  # pixels of a patch: there are 4 x 4 of them in both
 
 
 def test_what_is_not_there_is_refused(source, tmp_path):
