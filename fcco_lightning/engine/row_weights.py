@@ -125,9 +125,9 @@ class RowWeights(nn.Module):
         """Take note of what a batch has spoken of; arguments as above."""
         if self.counts is None:
             return
-        self.counts[-1] += 1
+        self.counts[-1].add_(1)
         if index is None:
-            self.counts[:-1] += each
+            self.counts[:-1].add_(each)
         else:
             self.counts.index_add_(0, index, each.to(self.counts.dtype))
 
@@ -151,13 +151,12 @@ class RowWeights(nn.Module):
 
 def _estimated(counts: Tensor, index: Tensor | None, each: Tensor) -> Tensor:
     """``1/(n p_i)`` with estimated probabilities, of a batch that is counted when it is committed."""
-    counted, batches, n = counts[:-1], counts[-1], len(counts) - 1
-    present = (each > 0).to(counts.dtype)
-    seen = (counted if index is None else counted.index_select(0, index)) + present  # with this batch
-    average = (counted.sum() + each.sum()) / (n * (batches + 1))
+    counted, batches, n = counts[:-1], counts[-1] + 1, len(counts) - 1  # with this batch
+    seen = (counted if index is None else counted.index_select(0, index)) + (each > 0)
+    average = (counted.sum() + each.sum()) / (n * batches)
     # it is 1 or more where the batch speaks of a row, and may be 0 elsewhere, before anything has been seen
     often = (seen + _PRIOR * average).clamp(min=1)
-    return (batches + 1 + _PRIOR) / (n * often)
+    return (batches + _PRIOR) / (n * often)
 
 
 def _inverse(probability: Tensor | float) -> Tensor | float:
