@@ -157,7 +157,7 @@ def train(job: Job) -> Job:
 def variants(ablation: str | None, methods: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Label -> method and overrides of its picks."""
     if ablation == "beta":
-        return {f"{m}, beta {beta:g}": (m, {"beta": beta}) for m in ("sonex", "alexr2") for beta in BETAS}
+        return {f"{m}, beta {beta:g}": (m, {"beta": beta}) for m in methods for beta in BETAS}
     return {m: (m, {}) for m in methods}
 
 
@@ -174,8 +174,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="the grids of learning rates, with seeds of their own")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
-    adam_or_not = ["sonex", "sonex_momentum", "alexr2", "alexr2_momentum"]
-    methods = given.methods or (adam_or_not if given.ablation == "adam" else list(METHODS))
+    ablated = {"beta": ["sonex", "alexr2"], "adam": ["sonex", "sonex_momentum", "alexr2", "alexr2_momentum"]}
+    methods = given.methods or ablated.get(given.ablation, list(METHODS))
     given.out.mkdir(parents=True, exist_ok=True)
     picks_file = given.out / "text_groups_picks.json"
     picks = json.loads(picks_file.read_text()) if picks_file.exists() else {}
