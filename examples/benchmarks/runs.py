@@ -70,15 +70,31 @@ def expand(overrides: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def run_all(jobs: list[Job], workers: int, shown: Sequence[str], run: Callable[[Job], Job] = train) -> list[Job]:
+def _name(job: Job) -> str:
+    """What tells a job from others, also after it has run."""
+    return json.dumps([job["label"], job["seed"], job["overrides"]], sort_keys=True)
+
+
+def run_all(
+    jobs: list[Job],
+    workers: int,
+    shown: Sequence[str],
+    run: Callable[[Job], Job] = train,
+    kept: Path | None = None,
+) -> list[Job]:
     """All jobs, ``workers`` at a time, with a line each as they end: its figures ``shown`` ("split.name").
 
-    A job is carried out by ``run``: ``fcco fit``, or a loop where a run is over before that has started.
+    A job is carried out by ``run``: ``fcco fit``, or a loop where a run is over before that has started.  With a file
+    ``kept`` every result is a line of it at once, and jobs whose results are there are not carried out again.
     """
-    results = []
+    known = {_name(done): done for done in map(json.loads, kept.open())} if kept and kept.exists() else {}
+    results = [known[_name(job)] for job in jobs if _name(job) in known]
     with ProcessPoolExecutor(workers) as pool:
-        for done in pool.map(run, jobs):
+        for done in pool.map(run, [job for job in jobs if _name(job) not in known]):
             results.append(done)
+            if kept and "failed" not in done:
+                with kept.open("a") as file:
+                    file.write(json.dumps(done) + "\n")
             figures = " ".join(f"{name}={value(done, name):.4f}" for name in shown) if "train" in done else "FAILED"
             print(
                 f"{done['label']} seed {done['seed']} {done['overrides']}: {figures} {done.get('seconds')}s", flush=True
