@@ -9,8 +9,9 @@ Every run goes through ``fcco fit`` and a config of ``configs/continual_clip``::
 Each seed has a pretrained model of its own, from which all methods start.  ``--tune`` gives every method that has
 constraints the same number of runs and picks rho by the training split alone: the largest gain on the target among the
 runs whose worst protected task changes by at least -0.5 points (if there is none, the least loss of it among those that
-learn at least half as much as the most).  A row reports mean +- standard deviation over seeds, in points of accuracy;
-the picture shows every run.
+learn at least half as much as the most).  With ``--digits`` the grids also have a margin of the loss, and the
+validation split picks, for which ``--val`` must not be 0.  A row reports mean +- standard deviation over seeds, in
+points of accuracy; the picture shows every run.
 
 Of what is kept of images that nobody has seen, ``--val`` images of other handwritings tell, which are held out from
 pretraining on, for all methods alike.  By them SONEX has margins (``margin``: ``--feasible.margin auto``), which know
@@ -265,8 +266,8 @@ def main() -> None:
         methods = [m for m in given.methods if m in GRIDS]
         jobs = [job(m, s, setting) for m in methods for setting in settings(m, given.digits) for s in seeds]
         results = run_all(jobs, given.jobs, FIGURES, kept=given.out / "continual_clip_tuning.jsonl")
+        split = "val" if given.digits else "train"
         for m in methods:
-            split = "val" if given.digits else "train"
             picks[m] = pick([r for r in results if r["label"] == m and "train" in r], split)
             print(f"picked {m}: {picks[m]}")
         picks_file.write_text(json.dumps(picks, indent=1))

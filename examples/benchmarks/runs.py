@@ -72,7 +72,7 @@ def expand(overrides: dict[str, Any]) -> dict[str, Any]:
 
 def _name(job: Job) -> str:
     """What tells a job from others, also after it has run."""
-    return json.dumps([job["label"], job["seed"], job["overrides"]], sort_keys=True)
+    return json.dumps([job["label"], job.get("config"), job["seed"], job["overrides"]], sort_keys=True, default=str)
 
 
 def run_all(
@@ -85,12 +85,16 @@ def run_all(
     """All jobs, ``workers`` at a time, with a line each as they end: its figures ``shown`` ("split.name").
 
     A job is carried out by ``run``: ``fcco fit``, or a loop where a run is over before that has started.  With a file
-    ``kept`` every result is a line of it at once, and jobs whose results are there are not carried out again.
+    ``kept`` every result is a line of it at once, and jobs whose results are there are not carried out again, even if
+    the code has changed since: remove it for that.  Results come in the order of the jobs.
     """
-    known = {_name(done): done for done in map(json.loads, kept.open())} if kept and kept.exists() else {}
-    results = [known[_name(job)] for job in jobs if _name(job) in known]
+    lines = kept.read_text().splitlines() if kept and kept.exists() else []
+    known = {_name(done): done for done in map(json.loads, lines)}
+    left, results = [job for job in jobs if _name(job) not in known], []
+    if len(left) < len(jobs):
+        print(f"{len(jobs) - len(left)} of {len(jobs)} runs are in {kept}; remove it to run them again", flush=True)
     with ProcessPoolExecutor(workers) as pool:
-        for done in pool.map(run, [job for job in jobs if _name(job) not in known]):
+        for done in pool.map(run, left):
             results.append(done)
             if kept and "failed" not in done:
                 with kept.open("a") as file:
@@ -99,7 +103,8 @@ def run_all(
             print(
                 f"{done['label']} seed {done['seed']} {done['overrides']}: {figures} {done.get('seconds')}s", flush=True
             )
-    return results
+    carried_out = iter(results)
+    return [known[_name(job)] if _name(job) in known else next(carried_out) for job in jobs]
 
 
 Axes = dict[str, list[Any]]  # hyperparameter -> its values, in order
