@@ -41,7 +41,6 @@ from fcco_lightning import (
     Execution,
     FCCOModule,
     GlobalContrastive,
-    GroupedTabularDataModule,
     GroupedTextDataModule,
     Groups,
     GroupSampling,
@@ -57,6 +56,7 @@ from fcco_lightning import (
     Splits,
     SquaredHingePenalty,
     Switching,
+    TabularDataModule,
     TabularMLP,
     TextClassifier,
     TextTokens,
@@ -262,7 +262,7 @@ def group_texts(size: int, dropout: float) -> tuple[Any, nn.Module, float]:
 
 def group_table(size: int, dropout: float, name: str) -> tuple[Any, nn.Module, float]:
     """A table in 8 groups with a perceptron, and the share of the groups that counts."""
-    data = GroupedTabularDataModule(
+    data = TabularDataModule(
         make_frame(400, 0).assign(far=lambda f: (f["b"] > 0).map({True: "far", False: "near"})),
         columns=Columns("label", positive="yes"),
         groups=Groups(["label", "sex", "far"]),

@@ -178,7 +178,7 @@ def test_each_core_module_is_importable_alone():
     names = [dotted(path) for path in modules() if FLOOR[part(path)] < FLOOR["training"] and part(path) != "data"]
     assert len(names) > 30
     done = subprocess.run(
-        [sys.executable, "-c", code, *names], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", code, *names], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
 
@@ -203,3 +203,5 @@ def test_public_names_exist():
         assert getattr(fcco_lightning, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'SONEXX'"):
         _ = fcco_lightning.SONEXX
+    with pytest.raises(AttributeError, match="is TabularDataModule with groups, and batches of GroupSampling now"):
+        _ = fcco_lightning.GroupedTabularDataModule

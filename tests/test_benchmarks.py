@@ -468,7 +468,7 @@ def test_the_optimum_of_cox_model_is_that_of_its_partial_likelihood():
     import torch
 
     fits = script("xrisk_fits")
-    module = fits.SyntheticSurvivalDataModule(150, 50)
+    module = fits.SyntheticDataModule(150, 50, problem=fits.ProportionalHazards(), batches=fits.EventSampling())
     module.setup()
     columns = module.tables["train"].columns
     w = fits.optimum(columns)

@@ -272,7 +272,7 @@ def xrisk_arguments(config, folder):
     rng = np.random.default_rng(0)
     name = config.stem
     if name == "synthetic_bellman_alexr":
-        return ["--data.per_state=4", "--data.per_state_test=2"]
+        return ["--data.num_train=4", "--data.num_test=2"]
     if name.startswith(("synthetic_list", "synthetic_ndcg", "digits_bags")):
         return ["--data.num_train=30", "--data.num_test=10"]
     if name.startswith("synthetic"):

@@ -18,14 +18,17 @@ from torch import Tensor
 from fcco_lightning import (
     Columns,
     Encoding,
+    EventSampling,
     GaussianGroups,
+    GradedLists,
     NeighbourEvaluation,
+    ProportionalHazards,
+    QuerySampling,
     RankingEvaluation,
     RetrievalEvaluation,
     Splits,
     SurvivalEvaluation,
-    SyntheticQueriesDataModule,
-    SyntheticSurvivalDataModule,
+    SyntheticDataModule,
     TabularDataModule,
 )
 from fcco_lightning.evaluation.metrics.survival import partial_likelihood
@@ -258,7 +261,9 @@ def survival(given: argparse.Namespace) -> Comparison:
 
 def patients(given: argparse.Namespace, seed: int) -> TabularDataModule:
     """The data of the configs."""
-    module: TabularDataModule = SyntheticSurvivalDataModule(PATIENTS, data_seed=seed)
+    module: TabularDataModule = SyntheticDataModule(
+        PATIENTS, 4000, problem=ProportionalHazards(), batches=EventSampling(), data_seed=seed
+    )
     if given.train is not None:
         module = TabularDataModule(
             given.train,
@@ -333,7 +338,9 @@ def lambda_mart(path: str | None, seed: int) -> Iterable[Job]:
         return
     from lightgbm import LGBMRanker
 
-    module: TabularDataModule = SyntheticQueriesDataModule(data_seed=seed)
+    module: TabularDataModule = SyntheticDataModule(
+        400, 200, problem=GradedLists(), batches=QuerySampling(), data_seed=seed
+    )
     if path is not None:
         columns = Columns("label", target="number", extra={"query": "qid"})
         splits = Splits(test_fraction=0.2, val_fraction=0.1, seed=seed, whole="query")

@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
+from fcco_lightning import MERGED
 from fcco_lightning.cli.catalogue import close_to, use_of
 from fcco_lightning.cli.options import options
 from fcco_lightning.training.execution import in_place_of
@@ -46,6 +47,8 @@ class ArgumentParser(LightningArgumentParser):
                 message = (
                     f"--{key}: {name} is a class of this package, but not of the kind that goes here{use_of(name)}."
                 )
+            if name in MERGED:
+                message = f"--{key}: {name} is {MERGED[name]} now."
         option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
         if option is not None:
             near = get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75)

@@ -29,6 +29,7 @@ from fcco_lightning.data.sampling import (
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.synthetic import (
     BlockDistributions,
+    DigitBags,
     Garnet,
     GaussianGroups,
     GradedLists,
@@ -45,6 +46,7 @@ __all__ = [
     "BatchPlan",
     "BlockDistributions",
     "Columns",
+    "DigitBags",
     "Drawn",
     "Encoding",
     "EventSampling",

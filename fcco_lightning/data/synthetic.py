@@ -1,38 +1,74 @@
 """Problems that are made in memory, most of which have an optimum that is known."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.special import ndtr
 
 from fcco_lightning.checks import at_least, non_negative, positive
+from fcco_lightning.data.digits import Digits, digits
+from fcco_lightning.data.roles import Columns
 from fcco_lightning.errors import ConfigError
 
 
-class Distribution(Protocol):
-    """What samples can be drawn from."""
+class Distribution(ABC):
+    """What samples are drawn from."""
 
-    def sample(self, size: int, generator: torch.Generator, /) -> dict[str, Tensor]:
-        """Return ``size`` samples, or that many lists of them, as columns."""
+    @abstractmethod
+    def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return ``size`` samples (of groups: so many of each; of lists or bags: so many of these), as columns."""
+
+    def train_and_test(self, num_train: int, num_test: int, seed: int) -> dict[str, dict[str, Tensor]]:
+        """Return independent samples of both splits by their names.
+
+        Raises:
+            ConfigError: if a number is below 1.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        sizes = {"train": at_least("num_train", num_train, 1), "test": at_least("num_test", num_test, 1)}
+        return {split: self.sample(size, generator) for split, size in sizes.items()}
 
 
-def train_and_test(problem: Distribution, seed: int, **sizes: int) -> dict[str, dict[str, Tensor]]:
-    """Return independent samples of both splits by their names; the sizes are called as the arguments they come from.
+class TableDistribution(Distribution):
+    """A distribution whose samples are treated as a table: features are encoded, and rows can be held out."""
 
-    Raises:
-        ConfigError: if a size is below 1.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    checked = [at_least(name, size, 1) for name, size in sizes.items()]
-    return {split: problem.sample(size, generator) for split, size in zip(("train", "test"), checked, strict=True)}
+    columns: ClassVar[Columns]
+    """What the columns of the table mean."""
+
+    whole: ClassVar[str | None] = None
+    """Column whose equal values stay together in a split; None if every row is on its own."""
+
+    def table(self, sample: dict[str, Tensor]) -> pd.DataFrame:
+        """Return one column x00, x01, ... for each feature of ``x`` (n, d), and the other columns after them."""
+        features = {f"x{i:02d}": column.numpy() for i, column in enumerate(sample["x"].T)}
+        return pd.DataFrame(features | {name: column.numpy() for name, column in sample.items() if name != "x"})
+
+
+class TensorDistribution(Distribution):
+    """A distribution whose samples are taken as they are, perhaps with further things of which a batch has some."""
+
+    num_classes: int | None = None
+    """Number of classes, if ``y`` is one of many."""
+
+    @property
+    def num_groups(self) -> int | None:
+        """Number of groups (the column ``group``), if there are any."""
+        return None
+
+    @property
+    def others(self) -> dict[str, int]:
+        """Further parts of a batch -> how many things there are, of which such a part has some."""
+        return {}
 
 
 @dataclass(frozen=True)
-class GaussianGroups:
+class GaussianGroups(TableDistribution):
     r"""Two imbalanced groups, separated by different amounts along different directions.
 
     .. math:: a \sim \mathrm{Bernoulli}(q), \quad y \mid a \sim \mathrm{Bernoulli}(p_a), \quad
@@ -61,6 +97,8 @@ class GaussianGroups:
     favoured_share: float = 0.7
     angle: float = math.pi / 3
 
+    columns = Columns("y", positive=1, sensitive="group", favoured=1)
+
     def __post_init__(self) -> None:
         at_least("dim", self.dim, 2)
         for group in (0, 1):
@@ -81,6 +119,10 @@ class GaussianGroups:
         shift = (y - 0.5) * torch.tensor(self.deltas)[group]
         x = torch.randn(size, self.dim, generator=generator) + shift[:, None] * self._directions()[group]
         return {"x": torch.cat([x, group[:, None].to(x)], dim=1), "y": y, "group": group}
+
+    def table(self, sample: dict[str, Tensor]) -> pd.DataFrame:
+        """Return the features but the last one, which is the group, and the columns ``y`` and ``group``."""
+        return super().table(sample | {"x": sample["x"][:, :-1]})
 
     def bayes_score(self, x: Tensor) -> Tensor:
         """Return the log-odds log P(y=1 | x) / P(y=0 | x) of ``x`` (n, d + 1), shape (n,): no score ranks better."""
@@ -126,7 +168,7 @@ class GaussianGroups:
 
 
 @dataclass(frozen=True)
-class ProportionalHazards:
+class ProportionalHazards(TableDistribution):
     r"""Survival times of Cox's model with a log risk that is not linear, censored at random.
 
     .. math:: x \sim N(0, I_d), \quad h(x) = x_0 - x_1 + x_0 x_2, \quad
@@ -143,6 +185,8 @@ class ProportionalHazards:
     dim: int = 10
     censoring: float = 0.5
     tick: float = 0.01
+
+    columns = Columns("event", positive=1, extra=["time", "event"])
 
     def __post_init__(self) -> None:
         at_least("dim", self.dim, 3)
@@ -170,7 +214,7 @@ class ProportionalHazards:
 
 
 @dataclass(frozen=True)
-class GradedLists:
+class GradedLists(TableDistribution):
     r"""Queries with items whose grades 0 to 4 follow a score that is not linear, with noise.
 
     .. math:: x \sim N(0, I_d), \quad s(x) = x_0 + x_1 x_2, \quad y = \text{number of the thresholds } 1, 2, 3, 4
@@ -186,22 +230,24 @@ class GradedLists:
     items: int = 40
     noise: float = 0.5
 
+    columns = Columns("y", target="number", extra=["query"])
+    whole = "query"
+
     def __post_init__(self) -> None:
         at_least("dim", self.dim, 3)
         at_least("items", self.items, 2)
         non_negative("noise", self.noise)
 
-    def sample(self, queries: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw ``queries`` lists, n items together.
+    def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``size`` lists, n items together.
 
         Returns:
-            ``x`` (n, d) float32, ``y`` (n,) int64 in 0..4, ``query`` (n,) int64 in 0..queries - 1.
+            ``x`` (n, d) float32, ``y`` (n,) int64 in 0..4, ``query`` (n,) int64 in 0..size - 1.
         """
-        size = at_least("queries", queries, 1) * self.items
-        query = torch.arange(size) // self.items
-        x = torch.randn(size, self.dim, generator=generator)
-        shift = torch.randn(queries, generator=generator)[query] / 2
-        latent = self.score(x) + shift + self.noise * torch.randn(size, generator=generator)
+        query = torch.arange(at_least("size", size, 1)).repeat_interleave(self.items)
+        x = torch.randn(len(query), self.dim, generator=generator)
+        shift = torch.randn(size, generator=generator)[query] / 2
+        latent = self.score(x) + shift + self.noise * torch.randn(len(query), generator=generator)
         return {"x": x, "y": (latent.unsqueeze(1) > torch.arange(1, 5)).sum(1), "query": query}
 
     @staticmethod
@@ -211,7 +257,7 @@ class GradedLists:
 
 
 @dataclass(frozen=True)
-class Garnet:
+class Garnet(TensorDistribution):
     r"""A Markov reward process of the Garnet family, on which methods of policy evaluation are usually compared.
 
     From each of n states the chain goes on to one of ``branching`` others, chosen at random, with probabilities that
@@ -249,6 +295,11 @@ class Garnet:
             raise ConfigError(f"discount must lie in [0, 1), got {self.discount!r}.")
         non_negative("noise", self.noise)
 
+    @property
+    def num_groups(self) -> int:
+        """The states are the groups."""
+        return self.num_states
+
     def transitions(self) -> Tensor:
         """Probabilities P of going from state s to state s', shape (n, n), float64."""
         n, generator = self.num_states, self._generator(0)
@@ -272,13 +323,13 @@ class Garnet:
         values: Tensor = torch.linalg.solve(eye - self.discount * self.transitions(), self.rewards())
         return values
 
-    def sample(self, per_state: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw ``per_state`` transitions from every state, m in all.
+    def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``size`` transitions from every state, m in all.
 
         Returns: ``x`` (m, 2, d + 1), features of both states; ``group`` (m,), number of the first; ``next`` (m,),
             number of the second; ``reward`` (m,) and ``value`` (m,), the true value of the first, float32.
         """
-        state = torch.arange(self.num_states).repeat_interleave(at_least("per_state", per_state, 1))
+        state = torch.arange(self.num_states).repeat_interleave(at_least("size", size, 1))
         follows = torch.multinomial(self.transitions()[state], 1, generator=generator).squeeze(1)
         reward = self.rewards()[state] + self.noise * torch.randn(len(state), generator=generator)
         features = self.features()
@@ -295,7 +346,7 @@ class Garnet:
 
 
 @dataclass(frozen=True)
-class ManyClasses:
+class ManyClasses(TensorDistribution):
     r"""Points around the centres of C equally likely classes, ``x = c_y + noise z`` with z and the centres ~ N(0, I_d).
 
     The Bayes classifier takes the nearest centre, and its logits are linear in x.
@@ -317,6 +368,11 @@ class ManyClasses:
         at_least("dim", self.dim, 1)
         positive("noise", self.noise)
 
+    @property
+    def others(self) -> dict[str, int]:
+        """Batches have some of the classes, too."""
+        return {"classes": self.num_classes}
+
     def centres(self) -> Tensor:
         """Centres of the classes, shape (C, d), float32."""
         return torch.randn(self.num_classes, self.dim, generator=torch.Generator().manual_seed(self.seed))
@@ -333,7 +389,7 @@ class ManyClasses:
 
 
 @dataclass(frozen=True)
-class LatentChoice:
+class LatentChoice(TensorDistribution):
     r"""Responses y of 0 or 1 that depend on which of m latent values applies.
 
     ``x ~ N(0, I_d)``, ``p(z | x)`` proportional to ``exp(sharpness <x, e_z>)``, and
@@ -360,6 +416,11 @@ class LatentChoice:
         positive("sharpness", self.sharpness)
         positive("scale", self.scale)
 
+    @property
+    def others(self) -> dict[str, int]:
+        """Batches have some of the values of the latent variable, too."""
+        return {"latent": self.num_latent}
+
     def log_odds(self, x: Tensor) -> Tensor:
         """``log p(1 | x) - log p(0 | x)`` of x (n, d), shape (n,)."""
         generator = torch.Generator().manual_seed(self.seed)
@@ -376,7 +437,7 @@ class LatentChoice:
 
 
 @dataclass(frozen=True)
-class BlockDistributions:
+class BlockDistributions(TensorDistribution):
     r"""m distributions of features, each in two neighbouring blocks, and labels by one network for all of them.
 
     The features are m blocks of ``block_size``.  Under P_i the blocks i and i + 1 (of the last distribution the last
@@ -408,6 +469,11 @@ class BlockDistributions:
         non_negative("noise", self.noise)
 
     @property
+    def num_groups(self) -> int:
+        """The distributions are the groups."""
+        return self.num_distributions
+
+    @property
     def dim(self) -> int:
         """Number of features."""
         return self.num_distributions * self.block_size
@@ -432,3 +498,39 @@ class BlockDistributions:
         first = 2 * torch.rand(self.hidden, self.dim, generator=generator) - 1
         second = 2 * torch.rand(self.hidden, generator=generator) - 1
         return torch.sigmoid(x @ first.T.to(x)) @ second.to(x)
+
+
+@dataclass(frozen=True)
+class DigitBags(TensorDistribution):
+    """Bags of images of digits, of which those are positive that hold a nine.
+
+    The images are those of :func:`fcco_lightning.data.digits.digits`, equally many of every digit, divided at random
+    among the bags.  An instance is one of them: ``x`` (n, 256) float32, grey levels of mean about 0 and variance about
+    1, ``bag`` (n,) int64, the number of its bag, and ``y`` (n,) int64, the label of the bag.
+
+    Args:
+        size: number of images in a bag, >= 1; of 8, 57% of the bags are positive.
+    """
+
+    size: int = 8
+
+    def __post_init__(self) -> None:
+        at_least("size", self.size, 1)
+
+    def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ``size`` bags of images of the training split."""
+        seed = int(torch.randint(2**31, (), generator=generator))
+        return self._bags(digits(size * self.size, 10, seed)["train"], generator)
+
+    def train_and_test(self, num_train: int, num_test: int, seed: int) -> dict[str, dict[str, Tensor]]:
+        """Return bags of both splits, whose images are of other handwritings."""
+        generator = torch.Generator().manual_seed(seed)
+        train, test = at_least("num_train", num_train, 1), at_least("num_test", num_test, 1)
+        images = digits(train * self.size, test * self.size, seed)
+        return {split: self._bags(part, generator) for split, part in images.items()}
+
+    def _bags(self, images: Digits, generator: torch.Generator) -> dict[str, Tensor]:
+        order = torch.randperm(len(images.labels), generator=generator)
+        positive = (images.labels[order] == 9).view(-1, self.size).any(1).long()
+        bag = torch.arange(len(order)) // self.size
+        return {"x": (images.images[order].flatten(1) / 255 - 0.2) / 0.3, "bag": bag, "y": positive[bag]}

@@ -10,25 +10,26 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from fcco_lightning import (
-    BlockDistributionsDataModule,
+    BagSampling,
+    BlockDistributions,
     Columns,
     DataError,
-    DigitBagsDataModule,
+    DigitBags,
+    EventSampling,
     Garnet,
-    GarnetDataModule,
-    GroupedTabularDataModule,
+    GradedLists,
     GroupedTextDataModule,
     Groups,
     GroupSampling,
     ImageSplits,
     LabelledTexts,
-    LatentChoiceDataModule,
+    LatentChoice,
     ManyClasses,
-    ManyClassesDataModule,
+    ProportionalHazards,
+    QuerySampling,
     Splits,
     SyntheticDataModule,
-    SyntheticQueriesDataModule,
-    SyntheticSurvivalDataModule,
+    SyntheticTensorDataModule,
     TabularDataModule,
     TensorDataModule,
     TextTokens,
@@ -55,8 +56,8 @@ def tensors(data_seed=0, **arguments):
     return TensorDataModule({"test": columns, "train": columns}, **arguments)
 
 
-def table(kind, roles, data_seed=0, **arguments):
-    return kind(FRAME, splits=split(data_seed), **roles, **arguments)
+def table(roles, data_seed=0, **arguments):
+    return TabularDataModule(FRAME, splits=split(data_seed), **roles, **arguments)
 
 
 SENSITIVE = {"columns": Columns("y", positive="yes", sensitive="sex", favoured="M")}
@@ -77,18 +78,18 @@ def texts(data_seed=0, **arguments):
 
 
 KINDS = {
-    "table": partial(table, TabularDataModule, SENSITIVE),
-    "groups": partial(table, GroupedTabularDataModule, GROUPED),
+    "table": partial(table, SENSITIVE),
+    "groups": partial(table, GROUPED),
     "tensors": tensors,
     "texts": texts,
     "two groups": partial(SyntheticDataModule, 600, 100, val_fraction=0.2),
-    "survival": partial(SyntheticSurvivalDataModule, 600, 100),
-    "queries": partial(SyntheticQueriesDataModule, 40, 10, val_fraction=0.25),
-    "classes": partial(ManyClassesDataModule, ManyClasses(num_classes=200), 600, 100),
-    "latent": partial(LatentChoiceDataModule, num_train=600, num_test=100),
-    "garnet": partial(GarnetDataModule, Garnet(num_states=40), 20, 5),
-    "distributions": partial(BlockDistributionsDataModule, num_train=60, num_test=20),
-    "bags": partial(DigitBagsDataModule, 60, 20),
+    "survival": partial(SyntheticDataModule, 600, 100, problem=ProportionalHazards(), batches=EventSampling()),
+    "queries": partial(SyntheticDataModule, 40, 10, problem=GradedLists(), val_fraction=0.25, batches=QuerySampling()),
+    "classes": partial(SyntheticTensorDataModule, ManyClasses(num_classes=200), 600, 100, others_per_batch=64),
+    "latent": partial(SyntheticTensorDataModule, LatentChoice(), 600, 100, others_per_batch=32),
+    "garnet": partial(SyntheticTensorDataModule, Garnet(num_states=40), 20, 5, batches=GroupSampling(32, 4)),
+    "distributions": partial(SyntheticTensorDataModule, BlockDistributions(), 60, 20, batches=GroupSampling(5, 4)),
+    "bags": partial(SyntheticTensorDataModule, DigitBags(), 60, 20, batches=BagSampling()),
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning import BlockDistributions, BlockDistributionsDataModule
+from fcco_lightning import BlockDistributions, GroupSampling, SyntheticTensorDataModule
 from fcco_lightning.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def test_noise_changes_labels_near_the_boundary_only():
 
 
 def test_the_distributions_are_the_groups_of_the_datamodule():
-    module = BlockDistributionsDataModule(num_train=8, num_test=2)
+    module = SyntheticTensorDataModule(BlockDistributions(), 8, 2, batches=GroupSampling(5, 4))
     module.setup()
     assert module.num_groups == 5
     assert module.num_train == 40

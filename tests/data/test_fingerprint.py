@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fcco_lightning.data import Columns, Groups, Splits, UniformSampling
-from fcco_lightning.data.datamodules import ContinualCLIPDataModule, GroupedTabularDataModule, TabularDataModule
+from fcco_lightning.data import Columns, Groups, GroupSampling, Splits, UniformSampling
+from fcco_lightning.data.datamodules import ContinualCLIPDataModule, TabularDataModule
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
@@ -32,13 +32,12 @@ def make_frame():
     )
 
 
-def table(frame, kind=TabularDataModule, **changes):
-    roles = (
-        {"columns": Columns("y", sensitive="sex", favoured="m")}
-        if kind is TabularDataModule
-        else {"columns": Columns("y"), "groups": Groups(by=["sex"], min_size=1)}
-    )
-    module = kind(frame, **roles, splits=Splits(test_fraction=0.25), **changes)
+SENSITIVE = {"columns": Columns("y", sensitive="sex", favoured="m")}
+GROUPED = {"columns": Columns("y"), "groups": Groups(by=["sex"], min_size=1), "batches": GroupSampling()}
+
+
+def table(frame, roles=SENSITIVE, **changes):
+    module = TabularDataModule(frame, **roles, splits=Splits(test_fraction=0.25), **changes)
     module.setup()
     return module
 
@@ -66,18 +65,18 @@ def permuted_within_label_and_group(frame):
     return permuted, r"order of \['a', 'n', 'word'\]"
 
 
-@pytest.mark.parametrize("kind", [TabularDataModule, GroupedTabularDataModule])
+@pytest.mark.parametrize("roles", [SENSITIVE, GROUPED])
 @pytest.mark.parametrize("edit", [other_features, one_cell, other_words, permuted_within_label_and_group])
-def test_an_edited_table_is_noticed_and_what_differs_is_named(kind, edit):
-    state = table(make_frame(), kind).state_dict()
-    table(make_frame(), kind).load_state_dict(state)
+def test_an_edited_table_is_noticed_and_what_differs_is_named(roles, edit):
+    state = table(make_frame(), roles).state_dict()
+    table(make_frame(), roles).load_state_dict(state)
     edited, named = edit(make_frame())
     with pytest.raises(DataError, match=rf"another training split.*{named}.*--data.allow_changed true"):
-        table(edited, kind).load_state_dict(state)
+        table(edited, roles).load_state_dict(state)
     with pytest.warns(UserWarning, match=named):
-        table(edited, kind, allow_changed=True).load_state_dict(state)
+        table(edited, roles, allow_changed=True).load_state_dict(state)
     del state["train_split"]["contents"], state["train_split"]["digest"]  # as versions before did
-    table(edited, kind).load_state_dict(state)
+    table(edited, roles).load_state_dict(state)
 
 
 def test_the_same_table_in_another_file_is_the_same(tmp_path):

@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningCLI
 
 import fcco_lightning
 from fcco_lightning.data import Columns, Encoding, Groups, Splits
-from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
+from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.data.grouping import GroupBy
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ def make_frame(rows=600, seed=0):
 
 def make(stage=None, **changes):
     arguments = {"train": make_frame(), "samples_per_group": 3, **COMMON, **changes}
-    module = GroupedTabularDataModule(**composed(arguments, TABLE))
+    module = TabularDataModule(**composed(arguments, TABLE))
     module.setup(stage)
     return module
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_of_other_rows_or_groups_is_refused(change, tmp_path):
     make().load_state_dict(state)
     with pytest.raises(DataError, match=r"another training split.*(groups: 12 there|contents or the order of|here)"):
         make(**change).load_state_dict(state)
-    late = GroupedTabularDataModule(**composed({"train": make_frame(), **COMMON, **change}, TABLE))
+    late = TabularDataModule(**composed({"train": make_frame(), **COMMON, **change}, TABLE))
     late.load_state_dict(state)
     if "quantiles" in change:  # an encoder loaded before the fit brings its settings along
         late.setup()
@@ -218,9 +218,7 @@ def test_every_kind_of_source(kind, tmp_path, monkeypatch):
         "dataset": table,
         "hub": "owner/name:half",
     }[kind]
-    module = GroupedTabularDataModule(
-        **composed({"train": source, "pool": [source], "samples_per_group": 3, **COMMON}, TABLE)
-    )
+    module = TabularDataModule(**composed({"train": source, "pool": [source], "samples_per_group": 3, **COMMON}, TABLE))
     module.prepare_data()
     assert asked == [("owner/name", "half")] * 2 * (kind == "hub")
     module.setup()
@@ -236,8 +234,8 @@ def test_rejects_arguments():
     for name in ("groups_per_batch", "samples_per_group", "batch_size", "eval_batch_size"):
         with pytest.raises(ConfigError, match=name):
             make(**{name: 0})
-    with pytest.raises(DataError, match=r"before GroupedTabularDataModule\.setup"):
-        _ = GroupedTabularDataModule(**composed({"train": make_frame(), **COMMON}, TABLE)).group_names
+    with pytest.raises(DataError, match=r"before TabularDataModule\.setup"):
+        _ = TabularDataModule(**composed({"train": make_frame(), **COMMON}, TABLE)).group_names
 
 
 def test_rejects_tables():
@@ -310,11 +308,11 @@ def codes_of(module):
 @pytest.mark.parametrize("subclass", [False, True])
 def test_the_command_line_builds_it(config, subclass, tmp_path, monkeypatch):
     path = tmp_path / "c.yaml"
-    data = {"class_path": "fcco_lightning.GroupedTabularDataModule", "init_args": config} if subclass else config
+    data = {"class_path": "fcco_lightning.TabularDataModule", "init_args": config} if subclass else config
     path.write_text(yaml.safe_dump({"seed_everything": False, "data": data}))
     monkeypatch.setattr(sys, "argv", ["fit.py", f"--config={path}", "--trainer.logger=false"])
     arguments = {"run": False, "save_config_callback": None}
-    kind = None if subclass else GroupedTabularDataModule
+    kind = None if subclass else TabularDataModule
     cli = LightningCLI(LightningModule, kind, subclass_mode_data=subclass, **arguments)
     assert cli.datamodule.grouping.by == [GroupBy.of(part) for part in BY_CONFIG]
     cli.datamodule.setup()
@@ -327,7 +325,7 @@ def test_the_command_line_builds_it(config, subclass, tmp_path, monkeypatch):
 
 def test_group_by_on_the_command_line_and_in_plain_mappings(config, capsys):
     parser = ArgumentParser()
-    parser.add_class_arguments(GroupedTabularDataModule, "data")
+    parser.add_class_arguments(TabularDataModule, "data")
     required = [f"--data.train={config['train']}", "--data.columns.label=y", "--data.splits.test_fraction=0.2"]
     parsed = parser.parse_args([*required, "--data.groups.by=[sex, {column: age, bins: [33]}]"])
     module = parser.instantiate(parsed).data
@@ -340,13 +338,13 @@ def test_group_by_on_the_command_line_and_in_plain_mappings(config, capsys):
 
 
 def test_public_names():
-    assert fcco_lightning.GroupedTabularDataModule is GroupedTabularDataModule
+    assert fcco_lightning.TabularDataModule is TabularDataModule
     assert fcco_lightning.GroupBy is GroupBy
 
 
 @pytest.mark.skipif(not DATA_FOLDER.is_dir(), reason=f"no benchmark data in {DATA_FOLDER} (set FCCO_DATA)")
 def test_adult_has_83_groups():
-    module = GroupedTabularDataModule(
+    module = TabularDataModule(
         train=str(DATA_FOLDER / "adult_train.csv"),
         pool=[str(DATA_FOLDER / "adult_test.csv")],
         columns=Columns("income", positive=">50K"),

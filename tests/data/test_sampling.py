@@ -12,7 +12,6 @@ from fcco_lightning import (
     BalancedSampling,
     Columns,
     ConfigError,
-    GroupedTabularDataModule,
     Groups,
     GroupSampling,
     Splits,
@@ -113,7 +112,7 @@ def test_training_batches_carry_weights_where_there_are_any(sampling, weighted):
 
 
 def test_groups_of_different_sizes_are_weighted_on_demand():
-    module = GroupedTabularDataModule(
+    module = TabularDataModule(
         make_frame(),
         columns=Columns("y", positive="yes"),
         groups=Groups(["y"]),

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from fcco_lightning.data import Columns, Encoding, Groups, Splits
-from fcco_lightning.data.datamodules import GroupedTabularDataModule, TabularDataModule
+from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.data.schema import settle_types
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.errors import ConfigError, DataError
@@ -61,7 +61,7 @@ def test_typos_in_any_table_are_named(tmp_path):
     typo = written(with_typos(1), tmp_path)
     with pytest.raises(DataError, match="'age' of the test table is text"):
         module(make_frame(), test=typo).setup()
-    grouped = GroupedTabularDataModule(
+    grouped = TabularDataModule(
         make_frame(), pool=[typo], columns=Columns("y"), groups=Groups(by=["job"]), splits=Splits(test_fraction=0.3)
     )
     with pytest.raises(DataError, match=r"'age' of the pool\[0\] table is text"):

@@ -4,7 +4,8 @@ import torch
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fcco_lightning.data.datamodules import SyntheticQueriesDataModule, SyntheticSurvivalDataModule
+from fcco_lightning.data import EventSampling, QuerySampling
+from fcco_lightning.data.datamodules import SyntheticDataModule
 from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.metrics.survival import breslow_log_hazard, concordance
@@ -101,7 +102,8 @@ def test_simulated_lists_have_all_grades():
 
 
 def test_simulated_problems_become_datamodules():
-    times, lists = SyntheticSurvivalDataModule(300, 100), SyntheticQueriesDataModule(20, 10, val_fraction=0.25)
+    times = SyntheticDataModule(300, 100, problem=ProportionalHazards(), batches=EventSampling())
+    lists = SyntheticDataModule(20, 10, problem=GradedLists(), val_fraction=0.25, batches=QuerySampling())
     for module, names in ((times, {"time", "event"}), (lists, {"query"})):
         module.setup()
         batch = next(iter(module.train_dataloader()))

@@ -37,7 +37,7 @@ def config(tmp_path, monkeypatch):
     parts = {
         "seed_everything": 1,
         "trainer": {"max_epochs": 1, "enable_progress_bar": False, "accelerator": "cpu"},
-        "data": {"class_path": "GroupedTabularDataModule", "init_args": composed(data, TABLE, plain=True)},
+        "data": {"class_path": "TabularDataModule", "init_args": composed(data, TABLE, plain=True)},
         "model": {
             "network": network,
             "objective": {"class_path": "CVaRGroupDRO", "init_args": {"alpha": 0.5}},

@@ -14,9 +14,9 @@ from fcco_lightning import (
     CVaRGroupDRO,
     DataError,
     FCCOModule,
-    GroupedTabularDataModule,
     ProximalSGD,
     Schedule,
+    TabularDataModule,
     WorstGroupDRO,
 )
 from fcco_lightning.objectives import GroupMaxForm
@@ -103,7 +103,7 @@ def test_primal_dual_methods_take_the_max_form_and_train_no_threshold():
 def data(**changes):
     options = {"label": "label", "positive": "yes", "group_by": ["label", "sex"], "test_fraction": 0.2}
     options |= {"groups_per_batch": 2, "samples_per_group": 5}
-    return GroupedTabularDataModule(make_frame(200, 0), **composed(options | changes, TABLE))
+    return TabularDataModule(make_frame(200, 0), **composed(options | changes, TABLE))
 
 
 @pytest.mark.parametrize(

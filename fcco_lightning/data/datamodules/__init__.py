@@ -3,43 +3,29 @@
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
-from fcco_lightning.data.datamodules.grouped import GroupedTabularDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages, LabelledTexts
 from fcco_lightning.data.datamodules.synthetic import (
-    BlockDistributionsDataModule,
-    DigitBagsDataModule,
-    GarnetDataModule,
-    LatentChoiceDataModule,
-    ManyClassesDataModule,
     SyntheticDataModule,
-    SyntheticQueriesDataModule,
-    SyntheticSurvivalDataModule,
+    SyntheticTensorDataModule,
 )
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.datamodules.texts import GroupedTextDataModule
 
 __all__ = [
-    "BlockDistributionsDataModule",
     "Classes",
     "ContinualCLIPDataModule",
-    "DigitBagsDataModule",
     "DigitImages",
     "DigitsCLIPDataModule",
-    "GarnetDataModule",
     "GroupedImageDataModule",
-    "GroupedTabularDataModule",
     "GroupedTextDataModule",
     "ImageSplits",
     "LabelledImages",
     "LabelledTexts",
-    "LatentChoiceDataModule",
-    "ManyClassesDataModule",
     "Pairs",
     "SyntheticDataModule",
-    "SyntheticQueriesDataModule",
-    "SyntheticSurvivalDataModule",
+    "SyntheticTensorDataModule",
     "TabularDataModule",
     "TensorDataModule",
 ]

@@ -58,9 +58,8 @@ class ContinualCLIPDataModule(SplitDataModule):
             batch of one process.  An epoch has as many batches as that of the pairs.
         eval_batch_size: number of rows in an evaluation batch of one process.
         eval_train: whether validation goes through the labelled training images too (if there are others).
-        seed: seed of the training batches, the augmentation and the choice of captions.
-        num_workers: number of worker processes of every loader.
-        allow_changed: whether a checkpoint is continued although the pairs or images were changed, with a warning.
+        **loading: ``seed`` (of the augmentation and the choice of captions, too), ``num_workers`` (of every loader) and
+            ``allow_changed``, see :class:`SplitDataModule`.
 
     Attributes:
         image_size: pixels S of a side of ``x``.
@@ -94,20 +93,12 @@ class ContinualCLIPDataModule(SplitDataModule):
         task_batches: Sampling = GroupSampling(groups_per_batch=None),  # noqa: B008
         eval_batch_size: int = 256,
         eval_train: bool = True,
-        seed: int = 0,
-        num_workers: int = 0,
-        allow_changed: bool = False,
+        **loading: Any,
     ) -> None:
-        super().__init__(
-            batches=batches,
-            seed=seed,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            allow_changed=allow_changed,
-        )
+        super().__init__(batches=batches, eval_batch_size=eval_batch_size, **loading)
         if images.corrupt == "blank":
             raise ConfigError("images.corrupt must be 'error' or 'skip' here, got 'blank': a black image has no class.")
-        self.eval_workers, self.eval_train = num_workers, eval_train
+        self.eval_workers, self.eval_train = self.num_workers, eval_train
         self.origin, self.classes, self.pairs, self.splits = images, classes, pairs, splits
         self.task_batches, self.target_names = task_batches, classes.target
         self.config = clip_config(model, pretrained)

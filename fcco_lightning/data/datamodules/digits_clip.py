@@ -14,9 +14,9 @@ from fcco_lightning.data import digits as digit_images
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
-from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
+from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages
 from fcco_lightning.data.images import DatasetColumn, PixelImages, read_image_dataset
-from fcco_lightning.data.sampling import GroupSampling, Sampling, UniformSampling
+from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -90,10 +90,8 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         digits: how many images are made, or which are taken.
         model: architecture that images and texts are prepared for.
         batches: how pairs are drawn.
-        task_batches: how protected images are drawn, the tasks being groups.
-        eval_batch_size: number of rows in an evaluation batch of one process.
-        seed: seed of the training batches and of the choice of captions.
-        num_workers: number of worker processes of every loader.
+        **loading: ``task_batches``, ``eval_batch_size``, ``eval_train``, ``seed``, ``num_workers`` and
+            ``allow_changed``, see :class:`ContinualCLIPDataModule`.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -112,10 +110,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         digits: DigitImages = DigitImages(),
         model: str = "tiny",
         batches: Sampling = UniformSampling(batch_size=64),  # noqa: B008
-        task_batches: Sampling = GroupSampling(groups_per_batch=None),  # noqa: B008
-        eval_batch_size: int = 512,
-        seed: int = 0,
-        num_workers: int = 0,
+        **loading: Any,
     ) -> None:
         one_of("stage", stage, ("pretrain", "continual"))
         for name, share in {"rare": rare, "general": general}.items():
@@ -124,6 +119,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         kept = None if protected is None else _digit_names("protected", protected)
         super().__init__(
             model=model,
+            pretrained=None,
             images=LabelledImages(root=""),  # the images are made, not read
             classes=Classes(
                 _digit_names("target", [7] if target is None else target),
@@ -133,11 +129,9 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
                 caption_templates=digit_images.TEMPLATES,
             ),
             pairs=Pairs(augment=False),
+            splits=ImageSplits(),
             batches=batches,
-            task_batches=task_batches,
-            eval_batch_size=eval_batch_size,
-            seed=seed,
-            num_workers=num_workers,
+            **loading,
         )
         self.stage, self.rare, self.general, self.digits = stage, rare, general, digits
 

@@ -34,12 +34,10 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         transform: how they become tensors.
         batches: how training batches are drawn.
         eval_batch_size: number of rows in an evaluation batch of one process.
-        eval_train: whether validation and the report go through the training images too, which takes as long as an
-            epoch's forward passes.
-        seed: seed of the training batches and of the augmentation.
-        num_workers: number of worker processes of every loader.
-        allow_changed: whether a checkpoint is continued although images or table were changed, with a warning.
         noise: Gaussian noise on the pixels, whose mean groups can name as a column; None for none.
+        **samples: ``eval_train``, whether validation and the report go through the training images too; ``seed`` (of
+            the augmentation, too), ``num_workers`` (of every loader) and ``allow_changed``, see
+            :class:`SplitDataModule`.
 
     Raises:
         ConfigError: from ``__init__`` if ``columns`` names a sensitive column, or ``images.corrupt`` is "skip".
@@ -60,23 +58,17 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         transform: ImageTransform = ImageTransform(),  # noqa: B008
         batches: Sampling = GroupSampling(),  # noqa: B008
         eval_batch_size: int = 256,
-        eval_train: bool = False,
-        seed: int = 0,
-        num_workers: int = 0,
-        allow_changed: bool = False,
         noise: ImageNoise | None = None,
+        **samples: Any,
     ) -> None:
         super().__init__(
             images,
             columns=columns,
             groups=groups,
             splits=splits,
-            eval_train=eval_train,
             batches=batches,
-            seed=seed,
             eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            allow_changed=allow_changed,
+            **samples,
         )
         if images.corrupt == "skip":
             raise ConfigError(

@@ -20,7 +20,6 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.data import BalancedSampling, Groups
-from fcco_lightning.data.datamodules import GroupedTabularDataModule
 
 NAMES = ["rare", "common", "half"]
 
@@ -130,7 +129,7 @@ def test_what_does_not_fit_several_labels_is_refused():
     with pytest.raises(DataError, match=r"need y of shape \(n, T\), but the training table has y of shape \(240,\)"):
         data(LabelSampling(), label="half").train_dataloader()
     with pytest.raises(ConfigError, match="several labels, but batches of groups are made for one"):
-        GroupedTabularDataModule(
+        TabularDataModule(
             frame(), columns=Columns(NAMES, "yes"), groups=Groups(by=["half"]), splits=Splits(test_fraction=0.2)
         )
     with pytest.raises(DataError, match="one label per row"):
