@@ -13,7 +13,8 @@ split anew for every seed.  Fairlearn's ExponentiatedGradient (with the bound th
 groups) and ThresholdOptimizer (which sees the group of a new sample, too) stand on logistic regression and on
 gradient-boosted trees; both draw decisions at random, and the figures are expected values.  Cooper and
 humancompatible-train have the network, the batches, the optimizer and its schedule of ConstrainedClassifier; their dual
-rate is picked in every cell by a validation part of a fifth of the training split.
+rate is picked in every cell by a validation part of a fifth of the training split, on tuning seeds of their own.
+Cooper's multipliers follow the smoothed constraint, or with "strict" the decisions.
 
 ``gap`` is the largest difference of the groups' rates of decisions, ``floor`` what it would be on the test split for
 groups that are the same: its mean over samples in which the groups are shuffled.
@@ -46,8 +47,8 @@ from fcco_lightning.reports import classifier
 
 KAPPA, SLACK = 0.02, 0.005
 OURS = "fcco_lightning"
-DUAL_RATES = [0.004, 0.02, 0.1]
-TUNING_SEED = 100
+DUAL_RATES = [0.0008, 0.004, 0.02, 0.1, 0.5, 2.5]
+TUNING_SEEDS = (100, 101, 102)
 SHUFFLES = 200
 PROBLEMS = {"equalized odds": EqualizedOdds, "demographic parity": DemographicParity}
 ESTIMATORS = {
@@ -128,7 +129,7 @@ def thresholds(estimator: str, job: Job, split: Columns) -> Decide:
     return lambda columns: model._pmf_predict(columns["x"], sensitive_features=columns["group"])[:, 1]
 
 
-def dual(library: str, job: Job, split: Columns) -> Decide:
+def dual(name: str, job: Job, split: Columns) -> Decide:
     """Another library's dual method, with what ConstrainedClassifier has by default."""
     settings, n = ConstrainedClassifier().get_params(), len(split["y"])
     batch = min(settings["batch_size"], n)
@@ -144,7 +145,7 @@ def dual(library: str, job: Job, split: Columns) -> Decide:
 
     problem = Fairness(functools.partial(PROBLEMS[job["problem"]], kappa=KAPPA), [])
     problem.rate = PROBLEMS[job["problem"]]().rate
-    step = getattr(peer_methods, library)(
+    step = DUAL[name](
         network, problem, lr=settings["learning_rate"], dual=job["overrides"]["dual"], optimizer=optimizer
     )
     tensors = {name: torch.as_tensor(column) for name, column in split.items()}
@@ -162,8 +163,12 @@ for _name in ESTIMATORS:
     METHODS[f"reduction, {_name}"] = functools.partial(reduced, _name)
     METHODS[f"thresholds, {_name}"] = functools.partial(thresholds, _name)
     FAIRLEARN += [f"reduction, {_name}", f"thresholds, {_name}"]
-DUAL = ["cooper", "humancompatible"]
-METHODS |= {library: functools.partial(dual, library) for library in DUAL}
+DUAL = {
+    "cooper": peer_methods.cooper,
+    "cooper, strict": functools.partial(peer_methods.cooper, strict=True),
+    "humancompatible": peer_methods.humancompatible,
+}
+METHODS |= {name: functools.partial(dual, name) for name in DUAL}
 
 
 def train(job: Job) -> Job:
@@ -214,17 +219,21 @@ def score(run: Job) -> float:
 def picks(cells: list[tuple[str, list[str], str]], methods: list[str], workers: int) -> dict[str, float]:
     """The best dual rate of every dual method in every cell."""
     jobs = [
-        job_of(cell, method, TUNING_SEED, 0.2, rate)
+        job_of(cell, method, seed, 0.2, rate)
         for cell in cells
         for method in methods
         if method in DUAL
         for rate in DUAL_RATES
+        for seed in TUNING_SEEDS
     ]
-    best: dict[str, Job] = {}
+    scores: dict[str, dict[float, float]] = {}  # method in a cell -> rate -> sum over the tuning seeds
     for run in run_all(jobs, workers, ["val.error", "val.gap"], train):
-        if run["label"] not in best or score(run) > score(best[run["label"]]):
-            best[run["label"]] = run
-    return {label: run["overrides"]["dual"] for label, run in best.items()}
+        of_rates, rate = scores.setdefault(run["label"], dict.fromkeys(DUAL_RATES, 0.0)), run["overrides"]["dual"]
+        of_rates[rate] += score(run)
+    best = {label: max(found, key=found.__getitem__) for label, found in scores.items()}
+    edges = [label for label, rate in best.items() if rate in (DUAL_RATES[0], DUAL_RATES[-1])]
+    print(f"picked on an edge of the grid: {'; '.join(edges) or 'none'}")
+    return best
 
 
 def mean(runs: list[Job], column: str) -> str:
@@ -289,7 +298,7 @@ def ahead(one: list[Job], other: list[Job], column: str) -> int:
 
 def available() -> list[str]:
     """This project, and the methods of the libraries that are installed."""
-    libraries = {name: name if name in DUAL else "fairlearn" for name in METHODS if name != OURS}
+    libraries = {name: name.split(",")[0] if name in DUAL else "fairlearn" for name in METHODS if name != OURS}
     missing = sorted({home for home in libraries.values() if importlib.util.find_spec(home) is None})
     if missing:
         print(f"Not installed, so left out: {', '.join(missing)} ({peer_methods.INSTALL})")
@@ -322,7 +331,7 @@ def main() -> None:
     for method in methods:
         jobs = []
         for cell in cells:
-            rate = rates.get(f"{cell[0]}, {cell[2]}: {method}", DUAL_RATES[1]) if method in DUAL else 0.0
+            rate = rates.get(f"{cell[0]}, {cell[2]}: {method}", DUAL_RATES[2]) if method in DUAL else 0.0
             seeds = 1 if cell[0] in official and method in FAIRLEARN else given.seeds  # the same for all
             jobs += [job_of(cell, method, seed, dual=rate) for seed in range(seeds)]
         repeated = {job["label"] for job in jobs}

@@ -196,12 +196,18 @@ def ours(network: nn.Module, problem: Fairness, module: TabularDataModule) -> St
 
 
 def cooper(
-    network: nn.Module, problem: Fairness, lr: float, dual: float, optimizer: Callable[..., Optimizer] = Adam
+    network: nn.Module,
+    problem: Fairness,
+    lr: float,
+    dual: float,
+    optimizer: Callable[..., Optimizer] = Adam,
+    *,
+    strict: bool = False,
 ) -> Step:
-    """The Lagrangian with simultaneous descent and ascent."""
+    """The Lagrangian with simultaneous descent and ascent; if ``strict`` its multipliers follow the decisions."""
     import cooper as library
 
-    objective, constraint = problem.objective(), problem.constraint()
+    objective, constraint, hard = problem.objective(), problem.constraint(), problem.make(rate=Given())
     multiplier = library.multipliers.DenseMultiplier(num_constraints=constraint.num_rows * constraint.sides)
 
     class Constrained(library.ConstrainedMinimizationProblem):  # type: ignore[misc, name-defined]
@@ -212,7 +218,8 @@ def cooper(
         def compute_cmp_state(self, batch: Columns) -> Any:
             outputs = network(batch["x"])
             violation = excesses(constraint, outputs, batch)
-            state = library.ConstraintState(violation=violation)
+            decided = excesses(hard, (outputs > 0).to(outputs.dtype), batch) if strict else None
+            state = library.ConstraintState(violation=violation, strict_violation=decided)
             return library.CMPState(loss=value_of(objective, outputs, batch), observed_constraints={self.fair: state})
 
     constrained = Constrained()
