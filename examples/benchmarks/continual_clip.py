@@ -4,7 +4,7 @@ Every run goes through ``fcco fit`` and a config of ``configs/continual_clip``::
 
     uv run python examples/benchmarks/continual_clip.py --tune     # the grids of rho, on two other seeds
     uv run python examples/benchmarks/continual_clip.py            # 5 seeds with the picks
-    uv run python examples/benchmarks/continual_clip.py --digits digits28.parquet --val 1000 --out runs/digits28
+    uv run python examples/benchmarks/continual_clip.py --digits digits28.parquet --val 2000 --out runs/digits28
 
 Each seed has a pretrained model of its own, from which all methods start.  ``--tune`` gives every method that has
 constraints the same number of runs and picks rho by the training split alone: the largest gain on the target among the
@@ -46,6 +46,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # config and overrides
     "lwf": ("digits_lwf", {}),
 }
 REAL = {"model.network.name": "tiny-28", "data.model": "tiny-28"}  # of images of 28 x 28 pixels
+REAL_IMAGES = 7000  # that are not test images
 RHO, KAPPA = "model.penalty.rho", "model.constraints.kappa"
 # around the least values of the grids of F.3 of the SONEX paper, above which little is learnt; as many for each
 GRIDS = {
@@ -57,12 +58,11 @@ GRIDS = {
 }
 # of images of 28 x 28 pixels, of which the old model leaves some of every protected digit to be learnt: with a margin
 MARGIN = -0.2  # of the loss, in nats
+HINGES = [(0.25, MARGIN), (0.5, MARGIN), (1.0, MARGIN), (2.0, MARGIN), (0.5, 2 * MARGIN), (1.0, 2 * MARGIN)]
 REAL_GRIDS = {
-    "sox": [(2.0, 0.0), (2.0, MARGIN), (5.0, MARGIN)],
-    "sonex": [(0.5, 0.0), (0.5, MARGIN), (1.0, MARGIN)],
-    "sonx": [(0.5, 0.0), (0.5, MARGIN), (1.0, MARGIN)],
-    "alexr2": [(0.5, 0.0), (0.5, MARGIN), (1.0, MARGIN)],
-    "lwf": [(1.0, 0.0), (4.0, 0.0), (16.0, 0.0)],  # a divergence is 0 at best
+    "sox": [(0.5, MARGIN), (1.0, MARGIN), (2.0, MARGIN), (5.0, MARGIN), (2.0, 2 * MARGIN), (5.0, 2 * MARGIN)],
+    **dict.fromkeys(("sonex", "sonx", "alexr2"), HINGES),
+    "lwf": [(rho, 0.0) for rho in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)],  # a divergence is 0 at best
 }
 PICKED_AS = {"sonex_interpolation": "sonex"}
 TARGET = 8
@@ -85,7 +85,7 @@ def pretrain(given: tuple[int, Path, int, str | None]) -> Path:
         arguments = ["fit", "--config", str(CONFIGS / "continual_clip" / "digits_pretrain.yaml")]
         arguments += ["--seed_everything", str(seed), "--data.seed", str(seed), "--report.enabled", "false"]
         arguments += ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
-        arguments += ["--data.digits.num_val", str(val)]
+        arguments += [f"--data.digits.{name}={number}" for name, number in sizes(val, source).items()]
         if source:
             real = REAL | {"data.digits.source": source}
             arguments += [word for key, name in real.items() for word in (f"--{key}", name)]
@@ -107,10 +107,15 @@ def digits(seed: int, val: int, source: str | None) -> Any:
     from fcco_lightning import DigitsCLIPDataModule
     from fcco_lightning.data.datamodules.digits_clip import DigitImages
 
-    chosen = DigitImages(num_val=val, source=source)
+    chosen = DigitImages(**sizes(val, source), source=source)
     data = DigitsCLIPDataModule(target=[8], digits=chosen, model=model_of(source), seed=seed)
     data.setup()
     return data
+
+
+def sizes(val: int, source: str | None) -> dict[str, int]:
+    """How many images are in the splits; of a table of digits, training images are all that are left."""
+    return {"num_val": val} if source is None else {"num_val": val, "num_train": REAL_IMAGES - val}
 
 
 def model_of(source: str | None) -> str:
@@ -256,7 +261,7 @@ def main() -> None:
     def job(method: str, seed: int, overrides: dict[str, Any]) -> Job:
         config, own = METHODS[method]
         chosen: dict[str, Any] = {"model.network.pretrained": str(weights[seed]), **own, **overrides}
-        chosen |= {"data.digits.num_val": given.val}
+        chosen |= {f"data.digits.{name}": number for name, number in sizes(given.val, given.digits).items()}
         chosen |= REAL | {"data.digits.source": given.digits} if given.digits else {}
         chosen |= {} if method == "margin" else {"trainer.limit_val_batches": 0}  # the report evaluates the end
         chosen |= dict(pair.split("=", 1) for pair in given.set)
