@@ -8,7 +8,7 @@ Every run goes through the product's own command line and configs, so it is the 
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --front --tune   # in the form that cannot be
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --front          # gamed: gap against AUC
     uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation beta  # SONEX paper, Table 3
-    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation jacobian      # or multipliers
+    uv run python examples/benchmarks/roc_fairness.py --data adult ... --ablation jacobian      # multipliers, decisions
 
 Results are over seeds 0, 1, ...  Tuning has seeds of its own and holds out a fifth of the training split: every method
 starts with the same grid of 9 points, which grows until the pick does not lie on its edge, and the run counts with its
@@ -81,6 +81,14 @@ RULES: dict[str, dict[str, Any]] = {  # in the form that cannot be gamed; {} is 
 ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "beta": {f"beta={b}": ("alexr2", {"model.optimizer.beta": b}) for b in (0.1, 0.3, 0.5, 1.0)},
     "multipliers": {label: ("multipliers", rule | {"trainer.max_epochs": 12}) for label, rule in RULES.items()},
+    "decisions": {  # whether multipliers follow decisions at the thresholds, or the smoothed ones
+        rule + ", decisions" * follow: (
+            "multipliers",
+            {"model.penalty": rule, "model.penalty.decisions": follow, "trainer.max_epochs": 12},
+        )
+        for rule in ("AdaptivePenalty", "Lagrangian")
+        for follow in (False, True)
+    },
     "jacobian": {
         j: ("alexr2", QUANTILE | {"model.penalty.rho": 3, "trainer.max_epochs": 20, "model.algorithm.jacobian": j})
         for j in ("old", "halves", "reuse")
@@ -120,6 +128,17 @@ def vacuous(runs: list[Job]) -> str:
 def collapsed(runs: list[Job]) -> str:
     """In how many runs the scores had become nearly constant."""
     return f"{sum(value(r, 'test.auc') < COLLAPSED for r in runs)}/{len(runs)}"
+
+
+def decided(split: str) -> Any:
+    """A table's cell: the largest h of decisions at the thresholds, mean and standard deviation over runs."""
+
+    def cell(runs: list[Job]) -> str:
+        worst = [max(r[split]["decided"].values()) for r in runs if r[split].get("decided")]
+        spread = statistics.stdev(worst) if len(worst) > 1 else 0.0
+        return f"{statistics.fmean(worst):.4f} +- {spread:.4f}" if worst else ""
+
+    return cell
 
 
 def median(column: str) -> Any:
@@ -263,7 +282,8 @@ def main() -> None:
     what = given.ablation or ("front" if given.front else "methods")
     name = f"roc_fairness_{given.data}_{what}"
     (given.out / f"{name}.json").write_text(json.dumps(results, indent=1))
-    extra = {"vacuous": vacuous, "collapsed": collapsed, "seconds": seconds}
+    extra = {f"{split} h of decisions": decided(split) for split in ("train", "test")}
+    extra |= {"vacuous": vacuous, "collapsed": collapsed, "seconds": seconds}
     medians = {f"median {c}": median(c) for c in COLUMNS[3:]}
     print("\n" + table(results, COLUMNS, medians | extra))
     picture(results, given.out / f"{name}.png", "worst_violation" if what == "methods" else "roc_gap")
