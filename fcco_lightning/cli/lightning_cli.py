@@ -155,14 +155,20 @@ class FCCOCLI(LightningCLI):
         return None if found.path is None else str(found.path)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Carry out the command; the folder of a run that failed before it wrote anything is not left behind."""
+        """Carry out the command; the folder of a run that failed before it wrote anything is not left behind.
+
+        Of bad input, neither is the configuration that would be all there is in it.
+        """
         try:
             super()._run_subcommand(subcommand)
-        except BaseException:
-            if (folder := self.trainer.log_dir) is not None:
+        except BaseException as error:
+            if self.trainer.log_dir is not None:
+                folder = Path(self.trainer.log_dir)
                 with suppress(OSError):  # which says that a folder is not empty
-                    Path(folder).rmdir()
-                    Path(folder).parent.rmdir()
+                    if isinstance(error, FCCOError) and [path.name for path in folder.iterdir()] == ["config.yaml"]:
+                        (folder / "config.yaml").unlink()
+                    folder.rmdir()
+                    folder.parent.rmdir()
             raise
 
     def _typed(self) -> dict[str, Any]:

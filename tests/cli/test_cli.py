@@ -279,6 +279,9 @@ def test_a_misspelt_command_is_told_all_of_them(capsys):
     assert "choose from 'fit', 'validate', 'test', 'predict'" in capsys.readouterr().err
 
 
+ALONE = ["--data=TabularDataModule", "--model.network=TabularMLP", "--model.objective=AUC", "--trainer.max_epochs=1"]
+
+
 def test_missing_file_and_column_leave_nothing_behind(capsys, tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("a,sex,label\n" + "".join(f"{i},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
@@ -303,6 +306,12 @@ def test_missing_file_and_column_leave_nothing_behind(capsys, tmp_path):
     assert (code, "absent.csv" in text) == (1, True), text
     code, text = attempt(f"--data.train={table}", "--data.columns.label=lable")
     assert (code, "label" in text) == (1, True), text
+    three = tmp_path / "three.csv"  # what only the first batch shows, when the configuration is written already
+    three.write_text("a,label\n" + "".join(f"{i},{i % 3}\n" for i in range(80)))
+    numbers = ["--data.columns={label: label, target: number}", "--data.splits.test_fraction=0.2"]
+    code = run(["fit", *ALONE, "--data.batches.batch_size=16", f"--data.train={three}", *numbers, common[-1]])
+    assert code == 1
+    assert "AUC needs the labels 0 and 1" in capsys.readouterr().err
     assert not root.exists()
     code, text = attempt(f"--data.train={table}", "--data.columns.label=label", "--data.batches.batch_size=16")
     assert (code, root.exists()) == (0, True), text
