@@ -1,9 +1,11 @@
-"""What the tests notice: small mistakes are put into the code, one at a time, and the tests of its folder must fail.
+"""What the tests notice: small mistakes are put into the code, one at a time, and a test that runs their line must fail.
 
     uv run --group mutation python -m tests.mutation --mutants 300 --jobs 2
 
 Mistakes are those of Cosmic Ray (another operator, another number, a condition turned round), drawn by a seed from all
-those that it knows for the mathematical folders.  They are made in a copy of the repository for each job.  A mistake
+those that it knows for the mathematical folders.  First the tests of these folders and those that hold for all parts
+run once, and coverage.py writes down which of them runs which line.  Each mistake then meets a few of the tests that
+run its line, and if none of these fails all of them.  Mistakes are made in a copy of the repository for each job.  One
 that no test notices is printed with its place; some of them change nothing that matters, such as a message.
 """
 
@@ -11,6 +13,7 @@ import argparse
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -21,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("engine", "estimators", "outer", "objectives", "constraints", "state", "data")
 COPIED = ("fcco_lightning", "tests", "configs", "examples", "pyproject.toml", "README.md")
 IN_TYPES = "core/ReplaceBinaryOperator_BitOr"  # of unions in annotations, which fail at import
+FEW = 10  # tests that a mistake meets first: most mistakes fail most tests that run them
+PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider"
 
 
 def mistakes(number, seed):
@@ -48,24 +53,60 @@ def enter_copy(folder):
     os.chdir(copy)
 
 
-def outcome(mutation, limit):
-    """A mistake, whether the tests of its folder notice it ("killed" or "survived"), and the changed lines."""
+def tests_by_line(jobs):
+    """Of every file the tests that run each of its lines, which must all pass; a line of an import has the test ""."""
+    from coverage import CoverageData
+
+    tests = " ".join(f"tests/{name}" for name in (*FOLDERS, "contracts"))
+    measured = f"{PYTEST} -n {jobs} --cov=fcco_lightning --cov-context=test --cov-report= {tests}"
+    found = Path("../coverage").resolve()  # outside of what the tests must leave alone
+    settings = os.environ | {"COVERAGE_CORE": "ctrace", "COVERAGE_FILE": str(found)}
+    if subprocess.run(measured.split(), env=settings, check=False).returncode:  # noqa: S603
+        sys.exit("The tests fail without a mistake, too.")
+    data = CoverageData(str(found))
+    data.read()
+    known = sorted({context.split("|")[0] for context in data.measured_contexts()} - {""})
+    Path("known").write_text("\n".join(known))
+    if subprocess.run(
+        [*PYTEST.split(), "-n", "0", "--collect-only", "@known"], capture_output=True, check=False
+    ).returncode:  # noqa: S603
+        sys.exit("Tests that coverage.py names are not found again: a mistake would seem to be noticed.")
+    root = Path.cwd().resolve()
+    return {
+        str(Path(file).relative_to(root)): {
+            line: {context.split("|")[0] for context in contexts}
+            for line, contexts in data.contexts_by_lineno(file).items()
+        }
+        for file in data.measured_files()
+    }
+
+
+def covering(mutation, by_line):
+    """The tests that run the line of a mistake; None if only an import does, so that any test may notice it."""
+    lines = by_line.get(str(mutation.module_path), {})
+    found = [lines[i] for i in range(mutation.start_pos[0], mutation.end_pos[0] + 1) if i in lines]
+    tests = sorted(set().union(*found) - {""})
+    return tests if tests or not found else None
+
+
+def outcome(mutation, tests, limit):
+    """A mistake, whether the tests notice it ("killed", "survived" or "not run"), and the changed lines."""
     from cosmic_ray.mutating import mutate_and_test
 
-    result = mutate_and_test([mutation], command(mutation.module_path.parts[1]), limit)
+    if tests == []:
+        return mutation, "not run", ""
+    result = mutate_and_test([mutation], command(mutation, tests), limit)
     return mutation, str(result.test_outcome.value), result.diff
 
 
-def unharmed(folder, limit):
-    """Whether the tests of a folder pass without a mistake, as they must."""
-    from cosmic_ray.testing import TestOutcome, run_tests
-
-    return run_tests(command(folder), limit)[0] is TestOutcome.SURVIVED
-
-
-def command(folder):
-    """The tests of a folder and those that hold for all parts, until the first one fails."""
-    return f"{sys.executable} -m pytest -q -x -n 0 -p no:cacheprovider tests/{folder} tests/contracts"
+def command(mutation, tests):
+    """The tests of a mistake until the first one fails, a few before all; without any, those of its folder."""
+    if tests is None:
+        return f"{PYTEST} -x -n 0 tests/{mutation.module_path.parts[1]} tests/contracts"
+    few = random.Random(0).sample(tests, min(FEW, len(tests)))  # noqa: S311
+    Path("few").write_text("\n".join(few))
+    Path("all").write_text("\n".join(tests))
+    return f"sh -c '{PYTEST} -x -n 0 @few && {PYTEST} -x -n 0 @all'"
 
 
 def main():
@@ -74,24 +115,22 @@ def main():
     parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="at a time, each in a copy of its own")
-    parser.add_argument("--limit", type=float, default=1200, help="seconds after which a mistake counts as noticed")
+    parser.add_argument("--limit", type=float, default=900, help="seconds after which a mistake counts as noticed")
     given = parser.parse_args()
     os.chdir(ROOT)
     drawn = mistakes(given.mutants, given.seed)
-    folders = sorted({mutation.module_path.parts[1] for mutation in drawn})
     counts = Counter()
-    with (
-        tempfile.TemporaryDirectory() as copies,
-        ProcessPoolExecutor(given.jobs, initializer=enter_copy, initargs=(copies,)) as pool,
-    ):
-        passing = pool.map(unharmed, folders, [given.limit] * len(folders))
-        failing = [folder for folder, fine in zip(folders, passing, strict=True) if not fine]
-        if failing:
-            sys.exit(f"The tests of {', '.join(failing)} fail without a mistake, too, or take longer than --limit.")
-        for mutation, how, diff in pool.map(outcome, drawn, [given.limit] * len(drawn)):
-            counts[how] += 1
-            if how == "survived":
-                print(f"{mutation.module_path}:{mutation.start_pos[0]} {mutation.operator_name}\n{diff}\n", flush=True)
+    with tempfile.TemporaryDirectory() as copies:
+        enter_copy(copies)
+        by_line = tests_by_line(given.jobs)
+        tests = [covering(mutation, by_line) for mutation in drawn]
+        with ProcessPoolExecutor(given.jobs, initializer=enter_copy, initargs=(copies,)) as pool:
+            done = pool.map(outcome, drawn, tests, [given.limit] * len(drawn))
+            for number, (mutation, how, diff) in enumerate(done, 1):
+                counts[how] += 1
+                if how != "killed":
+                    place = f"{mutation.module_path}:{mutation.start_pos[0]} {mutation.operator_name}"
+                    print(f"{number} {how}: {place}\n{diff}\n", flush=True)
     print(dict(counts))
 
 
