@@ -1,4 +1,4 @@
-"""What the tests notice: small mistakes are put into the code, one at a time, and a test that runs their line must fail.
+"""What the tests notice: small mistakes are put into the code, one at a time, and a test that runs it must fail.
 
     uv run --group mutation python -m tests.mutation --mutants 300 --jobs 2
 
@@ -61,15 +61,14 @@ def tests_by_line(jobs):
     measured = f"{PYTEST} -n {jobs} --cov=fcco_lightning --cov-context=test --cov-report= {tests}"
     found = Path("../coverage").resolve()  # outside of what the tests must leave alone
     settings = os.environ | {"COVERAGE_CORE": "ctrace", "COVERAGE_FILE": str(found)}
-    if subprocess.run(measured.split(), env=settings, check=False).returncode:  # noqa: S603
+    if subprocess.run(measured.split(), env=settings, check=False).returncode:
         sys.exit("The tests fail without a mistake, too.")
     data = CoverageData(str(found))
     data.read()
     known = sorted({context.split("|")[0] for context in data.measured_contexts()} - {""})
     Path("known").write_text("\n".join(known))
-    if subprocess.run(
-        [*PYTEST.split(), "-n", "0", "--collect-only", "@known"], capture_output=True, check=False
-    ).returncode:  # noqa: S603
+    again = [*PYTEST.split(), "-n", "0", "--collect-only", "@known"]
+    if subprocess.run(again, stdout=subprocess.DEVNULL, check=False).returncode:
         sys.exit("Tests that coverage.py names are not found again: a mistake would seem to be noticed.")
     root = Path.cwd().resolve()
     return {
