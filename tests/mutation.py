@@ -51,6 +51,7 @@ def enter_copy(folder):
         whole = (ROOT / name).is_dir()
         (shutil.copytree if whole else shutil.copyfile)(ROOT / name, copy / name)
     os.chdir(copy)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = folder  # other runs of pytest clear the usual one
 
 
 def tests_by_line(jobs):
@@ -125,12 +126,12 @@ def main():
         tests = [covering(mutation, by_line) for mutation in drawn]
         with ProcessPoolExecutor(given.jobs, initializer=enter_copy, initargs=(copies,)) as pool:
             done = pool.map(outcome, drawn, tests, [given.limit] * len(drawn))
-            for number, (mutation, how, diff) in enumerate(done, 1):
+            for mutation, how, diff in done:
                 counts[how] += 1
                 if how != "killed":
                     place = f"{mutation.module_path}:{mutation.start_pos[0]} {mutation.operator_name}"
-                    print(f"{number} {how}: {place}\n{diff}\n", flush=True)
-    print(dict(counts))
+                    print(f"{how}: {place}\n{diff}\n")
+                print(", ".join(f"{n} {how}" for how, n in counts.items()), flush=True)
 
 
 if __name__ == "__main__":
