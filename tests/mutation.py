@@ -67,7 +67,7 @@ def tests_by_line(jobs):
         sys.exit("The tests fail without a mistake, too.")
     data = CoverageData(str(found))
     data.read()
-    known = sorted({context.split("|")[0] for context in data.measured_contexts()} - {""})
+    known = sorted({context.rsplit("|", 1)[0] for context in data.measured_contexts()} - {""})
     Path("known").write_text("\n".join(known))
     again = [*PYTEST.split(), "-n", "0", "--collect-only", "@known"]
     if subprocess.run(again, stdout=subprocess.DEVNULL, check=False).returncode:
@@ -75,7 +75,7 @@ def tests_by_line(jobs):
     root = Path.cwd().resolve()
     return {
         str(Path(file).relative_to(root)): {
-            line: {context.split("|")[0] for context in contexts}
+            line: {context.rsplit("|", 1)[0] for context in contexts}
             for line, contexts in data.contexts_by_lineno(file).items()
         }
         for file in data.measured_files()
