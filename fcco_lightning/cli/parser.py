@@ -40,7 +40,7 @@ class ArgumentParser(LightningArgumentParser):
         """Print the message and exit with status 2."""
         class_of = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
         if class_of is not None:
-            key, name = class_of.groups()
+            key, name = _below_classes(class_of[1]), class_of[2]
             near = close_to(name)
             message = f"--{key}: there is no class {name}.{did_you_mean(near)}"
             if name in near:

@@ -219,7 +219,11 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--data.batches.batch_size=many"], "many", 2),
         (["--data.batches=Uniformly"], "Uniformly", 2),
         (["--data=DigitBagsDataModule"], "is SyntheticTensorDataModule with the problem DigitBags now", 2),
-        (["--data.batches=UniformSamplng"], "no class UniformSamplng. Did you mean UniformSampling", 2),
+        (
+            ["--data.batches=UniformSamplng"],
+            "--data.batches: there is no class UniformSamplng. Did you mean UniformSampling",
+            2,
+        ),
         (["--model.penalti=3"], "Did you mean --model.penalty", 2),
         (["--data.spilts.val_fraction=0.1"], "Did you mean --data.val_fraction", 2),
         (["--model.algorithm=DRAGO"], "it belongs to the linear models DROClassifier and DRORegressor", 2),
