@@ -13,18 +13,25 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from difflib import unified_diff
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("engine", "estimators", "outer", "objectives", "constraints", "state", "data")
 COPIED = ("fcco_lightning", "tests", "configs", "examples", "pyproject.toml", "README.md")
 IN_TYPES = "core/ReplaceBinaryOperator_BitOr"  # of unions in annotations, which fail at import
 FEW = 10  # tests that a mistake meets first: most mistakes fail most tests that run them
+LIBRARIES = ("torch", "lightning.pytorch", "torchmetrics", "pandas", "sklearn", "scipy.stats", "datasets")
 FULL_DISK = "--deselect tests/state/test_state_row_files.py::test_a_write_that_fails_is_named_and_leaves_no_file"
 PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider"
 
@@ -67,11 +74,6 @@ def tests_by_line(jobs):
         sys.exit("The tests fail without a mistake, too.")
     data = CoverageData(str(found))
     data.read()
-    known = sorted({context.rsplit("|", 1)[0] for context in data.measured_contexts()} - {""})
-    Path("known").write_text("\n".join(known))
-    again = [*PYTEST.split(), "-n", "0", "--collect-only", "@known"]
-    if subprocess.run(again, stdout=subprocess.DEVNULL, check=False).returncode:
-        sys.exit("Tests that coverage.py names are not found again: a mistake would seem to be noticed.")
     root = Path.cwd().resolve()
     return {
         str(Path(file).relative_to(root)): {
@@ -92,22 +94,47 @@ def covering(mutation, by_line):
 
 def outcome(mutation, tests, limit):
     """A mistake, whether the tests notice it ("killed", "survived" or "not run"), and the changed lines."""
-    from cosmic_ray.mutating import mutate_and_test
+    from cosmic_ray.mutating import use_mutation
+    from cosmic_ray.plugins import get_operator
 
     if tests == []:
         return mutation, "not run", ""
-    result = mutate_and_test([mutation], command(mutation, tests), limit)
-    return mutation, str(result.test_outcome.value), result.diff
+    operator = get_operator(mutation.operator_name)(**dict(mutation.operator_args))
+    with use_mutation(mutation.module_path, operator, mutation.occurrence) as (right, wrong):
+        diff = "\n".join(unified_diff(right.splitlines(), wrong.splitlines(), lineterm="", n=2))
+        survived = all(passes(some, limit) for some in few_then_all(mutation, tests))
+    return mutation, "survived" if survived else "killed", diff
 
 
-def command(mutation, tests):
-    """The tests of a mistake until the first one fails, a few before all; without any, those of its folder."""
+def few_then_all(mutation, tests):
+    """The tests of a mistake, a few before all; without any, those of its folder and those that hold for all parts."""
     if tests is None:
-        return f"{PYTEST} -x -n 0 tests/{mutation.module_path.parts[1]} tests/contracts"
-    few = random.Random(0).sample(tests, min(FEW, len(tests)))  # noqa: S311
-    Path("few").write_text("\n".join(few))
-    Path("all").write_text("\n".join(tests))
-    return f"sh -c '{PYTEST} -x -n 0 @few && {PYTEST} -x -n 0 @all'"
+        return [[f"tests/{mutation.module_path.parts[1]}", "tests/contracts"]]
+    return [random.Random(0).sample(tests, min(FEW, len(tests))), tests]  # noqa: S311
+
+
+def passes(tests, limit):
+    """Whether tests pass, in a child of this process, in which libraries are loaded and the package is not."""
+    child = get_context("fork").Process(target=run, args=(tests,))
+    child.start()
+    child.join(limit)
+    if child.is_alive():
+        os.killpg(child.pid, signal.SIGKILL)
+        child.join()
+    return child.exitcode == 0
+
+
+def run(tests):
+    """Run tests in silence until the first one fails, and exit as pytest does."""
+    os.setsid()
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
+        del sys.modules[name]  # of the whole repository
+    sys.path.insert(0, str(Path.cwd()))
+    loaded_before = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # is no mistake here
+    sys.exit(pytest.main(["-x", "-n", "0", "-p", "no:cacheprovider", *loaded_before, *tests]))
 
 
 def main():
@@ -125,7 +152,12 @@ def main():
         enter_copy(copies)
         by_line = tests_by_line(given.jobs)
         tests = [covering(mutation, by_line) for mutation in drawn]
-        with ProcessPoolExecutor(given.jobs, initializer=enter_copy, initargs=(copies,)) as pool:
+        for library in LIBRARIES:
+            import_module(library)
+        every = sorted({test for lines in by_line.values() for some in lines.values() for test in some} - {""})
+        if not passes(random.Random(given.seed).sample(every, 300), given.limit):  # noqa: S311
+            sys.exit("Tests that have passed do not pass again: a mistake would seem to be noticed.")
+        with ProcessPoolExecutor(given.jobs, get_context("fork"), enter_copy, (copies,)) as pool:
             done = pool.map(outcome, drawn, tests, [given.limit] * len(drawn))
             for mutation, how, diff in done:
                 counts[how] += 1

@@ -59,9 +59,8 @@ def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:
     Raises:
         NonFiniteError: always, unless a part says in other words what is wrong with the data.
     """
-    functions, random = engine.functions, RandomState(engine.params[0].device)
-    weights = [p.data for p in functions.trainable().values()]
-    with torch.no_grad(), random.again(), functions.at(weights):  # so that no buffer moves
+    random, weights = RandomState(engine.params[0].device), [p.data for p in engine.params]
+    with torch.no_grad(), random.again(), engine.functions.at(weights):  # so that no buffer moves
         seen = engine.seen or engine.evaluate(engine.given)
         check(engine.problem, engine.algorithm, seen)
         of_values = not all_finite(values)

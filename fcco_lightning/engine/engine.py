@@ -50,7 +50,6 @@ class Engine:
 
     Attributes:
         optimizer: the user's, while a batch is trained on.
-        params: what is trained.
         network_alone: whether all that is trained is the network's.
         stop_asked: whether this process was asked to stop.
         stop_agreed: whether any was; all processes know it in the same step.
@@ -92,7 +91,6 @@ class Engine:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
         self.backend = backend or Backend(self.processes)
-        self.params = list(self.functions.trainable().values())
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
         self.compiled = Compiled(self) if compiled else None
         self.checked = False  # whether the parts have looked at a batch
@@ -176,7 +174,7 @@ class Engine:
         if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
             return False
         known = {id(p) for p in self.params}
-        self.params, self.network_alone = params, self._only_network()
+        self.functions.params, self.network_alone = params, self._only_network()
         self.algorithm.start(self)
         return any(id(p) not in known for p in params)
 
@@ -370,6 +368,11 @@ class Engine:
         """Forget the last gradient."""
         for p in self.params:
             p.grad = None
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The parameters that are trained."""
+        return self.functions.params
 
     @property
     def alone(self) -> bool:

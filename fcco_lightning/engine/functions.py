@@ -32,6 +32,7 @@ class InnerFunctions(nn.Module):
         micro_batch: largest number of samples that pass through the network at once; None for all.
 
     Attributes:
+        params: the parameters that are trained, as they were found by whoever looked last.
         by_all: the largest number of passes that a process needs, of each one's, where all must take as many; or None.
     """
 
@@ -46,6 +47,7 @@ class InnerFunctions(nn.Module):
         self.network, self.objective, self.constraints = network, objective, list(constraints)
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self.by_all: Callable[[int], int] | None = None
+        self.params = list(self.trainable().values())
 
     def outputs(self, batch: Batch) -> dict[str, Any]:
         """The network's outputs by part of the batch."""
@@ -64,10 +66,10 @@ class InnerFunctions(nn.Module):
         Buffers are copies inside, so that BatchNorm's running statistics move once per step.
 
         Args:
-            weights: in the order of :meth:`trainable`.
+            weights: in the order of :attr:`params`.
         """
-        held = [p for p in self.parameters() if p.requires_grad] + list(self.buffers())
-        inside = [*weights, *(buffer.clone() for buffer in self.buffers())]
+        buffers = list(self.buffers())
+        held, inside = [*self.params, *buffers], [*weights, *(buffer.clone() for buffer in buffers)]
         outside = [hold(tensor, value) for tensor, value in zip(held, inside, strict=True)]
         try:
             yield

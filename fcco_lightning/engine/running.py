@@ -32,7 +32,6 @@ class Running(Protocol):
     functions: InnerFunctions
     algorithm: Method
     backend: Backend
-    params: list[nn.Parameter]
     given: Batch
     seen: Evaluated | None
     checked: bool
@@ -40,6 +39,8 @@ class Running(Protocol):
     stop_asked: bool
     stop_agreed: bool
 
+    @property
+    def params(self) -> list[nn.Parameter]: ...
     @property
     def alone(self) -> bool: ...
     def evaluate(self, batch: Batch, before: Sequence[Tensor] | None = None) -> Evaluated: ...

@@ -112,7 +112,7 @@ class Criterion(nn.Module):
                 f"{len(left_out)} of them. Give it those of the whole LightningModule, self.parameters()."
             )
         self._engine = Engine(self._outputs, self._pose().to(params[0].device), self.algorithm, self._backend)
-        self._engine.params, self._engine.optimizer = params, optimizer
+        self._engine.functions.params, self._engine.optimizer = params, optimizer
         if self._stored:
             self.set_extra_state(self._stored)
         if self._hook is not None:
