@@ -82,3 +82,12 @@ def test_what_is_not_there_is_refused(source, tmp_path):
             make(str(tmp_path / name))
     with pytest.raises(ConfigError, match="num_val must be"):
         DigitImages(num_val=5, source=source)
+
+
+def test_digits_are_not_augmented():
+    data = DigitsCLIPDataModule(target=[8], digits=DigitImages(num_train=60, num_test=30), model="tiny")
+    data.setup()
+    pairs = data.tables["pairs"]
+    first = [pairs[i]["x"] for i in range(5)]
+    pairs.set_epoch(1)
+    assert all(torch.equal(pairs[i]["x"], x) for i, x in enumerate(first))

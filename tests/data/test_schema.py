@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from fcco_lightning.data import Columns, Encoding, Groups, Splits
+from fcco_lightning.data.columns import listed
 from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.data.schema import settle_types
 from fcco_lightning.data.sources import read_table
@@ -145,3 +146,9 @@ def test_dates_durations_and_categories_are_numbers_where_that_is_said():
     found = settle_types(frame, Encoding(numeric=list(frame)))
     for name in frame:
         np.testing.assert_array_equal(found[name], [2.0, np.nan, 0.5])
+
+
+@pytest.mark.parametrize(("count", "more"), [(11, ""), (12, ""), (13, " and 1 more")])
+def test_a_dozen_values_are_listed(count, more):
+    names = [f"{i:02}" for i in range(count)]
+    assert listed(reversed(names)) == f"{names[:12]}{more}"

@@ -169,12 +169,13 @@ def test_means_of_many_pairs_are_those_of_all_pairs_at_once(loss, known):
         torch.testing.assert_close(pair_mean(loss, scores, v, w, owners), expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("way", ["all", "owners", "partners", "strata", "thresholds", "table"])
+@pytest.mark.parametrize("way", ["all", "owners", "partners", "strata", "small strata", "thresholds", "table"])
 @pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_sums_over_many_pairs_are_those_of_all_pairs_at_once(loss, way):
     scores, _, v, w = many_scores()
     draw = torch.Generator().manual_seed(1)
-    stratum, more = torch.randint(3, (690,), generator=draw), torch.rand(690, generator=draw, dtype=torch.float64)
+    stratum = torch.randint(300 if way == "small strata" else 3, (690,), generator=draw)
+    more = torch.rand(690, generator=draw, dtype=torch.float64)
     weights, thresholds = torch.stack([v, w]), torch.rand(690, generator=draw, dtype=torch.float64)
     full = loss(scores.unsqueeze(1) - scores)
     given, rows = {}, torch.ones(690, 1, dtype=torch.bool)
@@ -182,9 +183,9 @@ def test_sums_over_many_pairs_are_those_of_all_pairs_at_once(loss, way):
         given, rows = {"owners": Few(v > 0, 460)}, (v > 0).unsqueeze(1)
     if way == "partners":
         weights, given = w.unsqueeze(0), {"partners": Few(w > 0, 260)}
-    if way in ("strata", "table"):
+    if way in ("strata", "small strata", "table"):
         table = Strata(stratum).weighted(w, more)
-        given = {"table": table if way == "strata" else table.__call__}
+        given = {"table": table.__call__ if way == "table" else table}
         full = full * (w + more.unsqueeze(1) * (stratum.unsqueeze(1) == stratum))
     if way == "thresholds":
         given, full = {"thresholds": thresholds}, (full - thresholds.unsqueeze(1)).clamp(min=0)
