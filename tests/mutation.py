@@ -5,8 +5,9 @@
 Mistakes are those of Cosmic Ray (another operator, another number, a condition turned round), drawn by a seed from all
 those that it knows for the mathematical folders.  First the tests of these folders and those that hold for all parts
 run once, and coverage.py writes down which of them runs which line.  Each mistake then meets a few of the tests that
-run its line, and if none of these fails all of them.  Mistakes are made in a copy of the repository for each job.  One
-that no test notices is printed with its place; some of them change nothing that matters, such as a message.
+run its line; if none of these fails, all of them; and then those of its folder.  Mistakes are made in a copy of the
+repository for each job.  One that no test notices is printed with its place; some of them change nothing that matters,
+such as a message.
 """
 
 import argparse
@@ -93,24 +94,24 @@ def covering(mutation, by_line):
 
 
 def outcome(mutation, tests, limit):
-    """A mistake, whether the tests notice it ("killed", "survived" or "not run"), and the changed lines."""
+    """A mistake, whether the tests notice it ("killed" or "survived"), and the changed lines."""
     from cosmic_ray.mutating import use_mutation
     from cosmic_ray.plugins import get_operator
 
-    if tests == []:
-        return mutation, "not run", ""
     operator = get_operator(mutation.operator_name)(**dict(mutation.operator_args))
     with use_mutation(mutation.module_path, operator, mutation.occurrence) as (right, wrong):
         diff = "\n".join(unified_diff(right.splitlines(), wrong.splitlines(), lineterm="", n=2))
-        survived = all(passes(some, limit) for some in few_then_all(mutation, tests))
+        survived = all(passes(some, limit) for some in ever_more(mutation, tests))
     return mutation, "survived" if survived else "killed", diff
 
 
-def few_then_all(mutation, tests):
-    """The tests of a mistake, a few before all; without any, those of its folder and those that hold for all parts."""
+def ever_more(mutation, tests):
+    """The tests of a mistake: a few, all, and those of its folder, some of which run its line in other processes."""
+    of_folder = [f"tests/{mutation.module_path.parts[1]}"]
     if tests is None:
-        return [[f"tests/{mutation.module_path.parts[1]}", "tests/contracts"]]
-    return [random.Random(0).sample(tests, min(FEW, len(tests))), tests]  # noqa: S311
+        return [[*of_folder, "tests/contracts"]]
+    few = random.Random(0).sample(tests, min(FEW, len(tests)))  # noqa: S311
+    return [few, tests, of_folder] if tests else [of_folder]
 
 
 def passes(tests, limit):

@@ -60,6 +60,7 @@ def data():
         ({"income": ">50K", "hours": 3}, lambda f: (f.income == ">50K") & (f.hours == 3)),
         ({"size": "<25"}, lambda f: f["size"] == "<25"),  # a text that is a value means it, also of a dropped column
         ({"y": ">50K"}, lambda f: f.income == ">50K"),
+        ({"y": ["<=50K", ">50K"], "race": "White"}, lambda f: f.race == "White"),
         ({"y": 0, "group": "White"}, lambda f: (f.income != ">50K") & (f.race == "White")),
     ],
 )

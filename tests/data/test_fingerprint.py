@@ -168,3 +168,12 @@ def test_images_of_pairs_and_tasks(tmp_path):
         module().load_state_dict(state)
     with pytest.warns(UserWarning, match="sizes of the labelled images"):
         module(allow_changed=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 200])
+def test_a_sample_of_stored_images_and_their_number_are_looked_at(count):
+    stored = [{"bytes": bytes([i]), "path": None} for i in range(count)]
+    others = [*stored, stored[0]], [{"bytes": b"other", "path": None}, *stored[1:]]
+    known, *changed = (contents_of_images(images, "the images") for images in (stored, *others))
+    assert contents_of_images(list(stored), "the images") == known
+    assert known not in changed

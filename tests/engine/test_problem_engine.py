@@ -19,6 +19,7 @@ from fcco_lightning import (
     Objective,
 )
 from fcco_lightning.engine import InnerFunctions
+from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import NonFiniteError, StateIndexError
 from fcco_lightning.objectives.measurable import Rows
 
@@ -276,6 +277,24 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.second(self.first(x)).sum(1)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_is_computed_of_outputs_has_at_least_the_bits_of_float32(default, autocast):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with in_full("cpu"):
+                made = torch.ones(2, 2)
+                product = made @ made
+            assert torch.get_default_dtype() == default
+            assert torch.is_autocast_enabled("cpu") == autocast
+    finally:
+        torch.set_default_dtype(before)
+    wide = torch.float32 if default == torch.bfloat16 else default
+    assert (made.dtype, product.dtype) == (wide, wide)
 
 
 def test_tied_weights_are_all_replaced_and_a_module_held_twice_comes_back():
