@@ -67,7 +67,10 @@ from fcco_lightning import (
     TensorDataModule,
     UniformSampling,
 )
+from fcco_lightning.data import UniformBatches
+from fcco_lightning.data.plans import Drawn
 
+KINDS = {"y": 2, "group": 2, "cell": 200, "four": 4}  # of samples, by column
 SOX_PARTS = (lambda: SOX(0.8), SquaredHingePenalty(100.0))
 SONEX_PARTS = (lambda: SONEX(0.8, 0.1, lam=0.002), HingePenalty(10.0))
 
@@ -250,35 +253,48 @@ def worst_group(network: nn.Module, groups: int) -> Step:
 
 
 def perceptron(rounds: int) -> Table:
-    """MLP 122-256-256-1, batch 128, SGD: the engine, also compiled, against cross-entropy, ten steps in a row."""
+    """MLP 122-256-256-1, batch 128, SGD: the engine, also compiled, against cross-entropy, ten steps in a row.
+
+    How batches are drawn is known, as with every datamodule, and with it the probabilities of rows; but in the last
+    case, where they are estimated by counts.
+    """
     torch.manual_seed(0)
-    model = TabularMLP([256, 256], 1, 122)
+    model, samples = TabularMLP([256, 256], 1, 122), 10_000
+    cvar = partial(CVaRGroupDRO, 0.5, num_groups=4)
     cases: dict[str, tuple[Any, Any, list[Constraint], Any]] = {
         "AUC": (AUC, SGD, [], None),
         "AUC, 14 ROC constraints, SOX": (AUC, SOX_PARTS[0], [ROCFairness()], SOX_PARTS[1]),
         "AUC, 14 ROC constraints, SONEX": (AUC, SONEX_PARTS[0], [ROCFairness()], SONEX_PARTS[1]),
         "AUC, 200 caps, SOX": (AUC, SOX_PARTS[0], caps(200, "cell"), SOX_PARTS[1]),
-        "CVaR of 4 groups, SOX": (partial(CVaRGroupDRO, 0.5, num_groups=4), SOX_PARTS[0], [], None),
-        "CVaR of 4 groups, OOA": (partial(CVaRGroupDRO, 0.5, num_groups=4), lambda: OOA(0.01), [], None),
+        "CVaR of 4 groups, SOX": (cvar, SOX_PARTS[0], [], None),
+        "CVaR of 4 groups, OOA": (cvar, lambda: OOA(0.01), [], None),
+        "CVaR of 4 groups, SOX, unknown batches": (cvar, SOX_PARTS[0], [], None),
     }
+    draw = torch.Generator().manual_seed(1)
+    columns = {name: torch.randint(kinds, (samples,), generator=draw) for name, kinds in KINDS.items()}
+    columns["index"], x = torch.arange(samples), torch.randn(samples, 122, generator=draw)
+    of_four = columns | {"group": columns["four"]}
     variants: dict[str, Step] = {"BCE": plain(copy.deepcopy(model)), "worst of 4 groups": worst_group(model, 4)}
     for (name, (objective, make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
         algorithm, network, measured = make(), copy.deepcopy(model), objective()
-        problem = algorithm.pose(measured, copy.deepcopy(constraints), penalty, num_samples=10_000)
+        drawn = Drawn(of_four if "4 groups" in name else columns, UniformBatches(samples, 128, 0))
+        problem = algorithm.pose(
+            measured,
+            copy.deepcopy(constraints),
+            penalty,
+            num_samples=samples,
+            sampling=None if "unknown" in name else {"target": drawn},
+        )
         engine = Engine(network, problem, algorithm, compiled=compiled)
-        params = [*network.parameters(), *problem.objective.parameters()]
-        optimizer = momentum(params)
-        column = "four" if "group" in name else "group"
+        optimizer = momentum([*network.parameters(), *problem.objective.parameters()])
+        column = "four" if "4 groups" in name else "group"
 
         def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, c: str = column) -> None:
             e.train_batch(batch | {"group": batch[c]}, o)
 
         variants[name + ", compiled" * compiled] = step
-    data, generator = batches(40, (128, 122), "cpu"), torch.Generator().manual_seed(1)
-    for batch in data:  # other classes and groups at every place
-        batch["y"], batch["group"] = torch.randint(2, (2, 128), generator=generator)
-        batch["cell"] = torch.randint(200, (128,), generator=generator)
-        batch["four"] = torch.randint(4, (128,), generator=generator)
+    chosen = [torch.randperm(samples, generator=draw)[:128] for _ in range(40)]
+    data = [{"x": x[i], **{name: column[i] for name, column in columns.items()}} for i in chosen]
     return interleaved(variants, data, rounds, "cpu", clock=time.process_time, in_a_row=10)
 
 
