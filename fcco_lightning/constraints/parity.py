@@ -281,7 +281,7 @@ def pair_losses(loss: PairLoss, scores: Tensor, of_positives: Tensor, of_negativ
         loss: l.
         scores: s, shape (B,).
         of_positives: v, shape (s, B), >= 0.
-        of_negatives: w, shape (s, B), 0 where v is not.
+        of_negatives: w, shape (s, B), 0 for samples to which v gives a share.
     """
     size = len(scores)
     if size * size <= _AT_ONCE:

@@ -10,6 +10,7 @@ from fcco_lightning.outer import (
     GaussianAverage,
     Hinge,
     Log,
+    LogRatio,
     LogSumExp,
     LogWithTemperature,
     MoreauEnvelope,
@@ -94,6 +95,12 @@ def test_lipschitz_constant_of_the_logarithm_is_its_slope_at_the_floor():
     log = Log(tau=0.5, floor=0.1)
     u = torch.tensor([[0.1], [0.1001]], dtype=torch.float64)
     assert (log.value(u)[1] - log.value(u)[0]).item() / 0.0001 == pytest.approx(log.lipschitz, rel=1e-3)
+
+
+def test_lipschitz_constant_of_the_logarithm_of_a_quotient_is_its_slope_where_both_are_at_the_floor():
+    ratio = LogRatio(tau=0.5, floor=0.1)
+    slope = ratio.subgradient(torch.tensor([[0.1, 0.1]], dtype=torch.float64))
+    assert slope.norm().item() == pytest.approx(ratio.lipschitz)
 
 
 @pytest.mark.parametrize("outer", [Square(), SquaredHinge(), ChiSquare(), Power(), NegativeLog()], ids=repr)
