@@ -226,6 +226,7 @@ def test_estimated_weights_tend_to_those_of_the_probabilities():
     first = weighed(RowWeights(4), [2, 3])  # at first all rows are equally likely: n p = b
     assert first.tolist() == pytest.approx([0.5 * 17 / 17] * 2, rel=0.1)
     assert weighed(RowWeights(2), [0, 1]).tolist() == pytest.approx([0.5, 0.5])
+    assert weighed(RowWeights(100), [3]).tolist() == pytest.approx([17 / (100 * (1 + 16 / 100))])
 
 
 @pytest.mark.parametrize("named", [False, True])
