@@ -6,7 +6,7 @@ from sklearn.metrics import roc_auc_score
 
 from fcco_lightning.data import EventSampling, QuerySampling
 from fcco_lightning.data.datamodules import SyntheticDataModule
-from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, ProportionalHazards
+from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, LatentChoice, ProportionalHazards
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.metrics.survival import breslow_log_hazard, concordance
 
@@ -110,3 +110,17 @@ def test_simulated_problems_become_datamodules():
         assert names | {"x", "y", "index", "weight", "stratum", "stratum_size"} == set(batch)
         assert module.num_features == 10
     assert len(lists.tables["val"].columns["query"].unique()) == 5
+
+
+def test_responses_follow_the_mixture_over_latent_values():
+    problem = LatentChoice(num_latent=7, dim=3, sharpness=2.0, scale=3.0, seed=4)
+    sample = problem.sample(20_000, torch.Generator().manual_seed(0))
+    x = sample["x"].double().numpy()
+    vectors = torch.randn(2, 7, 3, generator=torch.Generator().manual_seed(4)).double().numpy()
+    e, a = vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
+    share = np.exp(2 * x @ e.T)
+    p = (share / share.sum(1, keepdims=True) / (1 + np.exp(-3 * x @ a.T))).sum(1)
+    np.testing.assert_allclose(problem.log_odds(sample["x"]), np.log(p / (1 - p)), atol=1e-4)
+    error = sample["y"].numpy() - p
+    assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(p))
+    assert abs((error * (p - p.mean())).mean()) < 4 * (error * p).std() / np.sqrt(len(p))

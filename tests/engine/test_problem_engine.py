@@ -18,7 +18,7 @@ from fcco_lightning import (
     HingePenalty,
     Objective,
 )
-from fcco_lightning.engine import InnerFunctions
+from fcco_lightning.engine import InnerFunctions, named_samples
 from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import NonFiniteError, StateIndexError
 from fcco_lightning.objectives.measurable import Rows
@@ -277,6 +277,15 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.second(self.first(x)).sum(1)
+
+
+@pytest.mark.parametrize(("count", "more"), [(9, ""), (10, ""), (13, " and 3 more")])
+def test_ten_samples_are_named(count, more):
+    bad = torch.arange(20) < count
+    numbers = [str(100 + i) for i in range(count)]
+    named = named_samples(bad, {"index": torch.arange(100, 120)})
+    assert named == f"the samples with index {', '.join(numbers[:10])}{more}"
+    assert named_samples(bad, {}).startswith("the samples with position 0, 1,")
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float32, torch.float64])
