@@ -87,9 +87,9 @@ def read_file(path: str | Path, *, to_continue: bool = False, whole: bool = Fals
             :class:`~fcco_lightning.FCCOModule` under a Trainer, or in another format.
     """
     path = Path(path)
-    content: dict[str, Any] = opened(path)
-    header = content.get("fcco") if isinstance(content, dict) else None
-    if not isinstance(header, dict):
+    content = opened(path)
+    header = content.get("fcco")
+    if header is None:
         raise _foreign(path, "it has no state of an algorithm")
     if header.get("version") != CHECKPOINT_VERSION:
         raise CheckpointError(f"checkpoint {path}: {another_format(header)}")
@@ -124,18 +124,23 @@ def another_format(header: Mapping[str, Any]) -> str:
     )
 
 
-def opened(path: Path) -> Any:
+def opened(path: Path) -> dict[str, Any]:
     """What the file holds, its tensors mapped from it, whoever wrote it.
 
     Raises:
-        CheckpointError: if it is missing or damaged, would run code, or differs from what it says it is made of.
+        CheckpointError: if it is missing or damaged, would run code, holds something else than a checkpoint, or differs
+            from what it says it is made of.
     """
     check_file(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a foreign file leads to
         raise _foreign(path, type(error).__name__) from error
-    changed = difference(content) if isinstance(content, Mapping) else None
+    if not isinstance(content, dict):
+        raise _foreign(path, f"it holds a {type(content).__name__}, not a mapping")
+    if not isinstance(content.get("fcco", {}), dict):
+        raise _foreign(path, "its entry `fcco` is no mapping")
+    changed = difference(content)
     if changed is not None:
         raise CheckpointError(
             f"checkpoint {path}: {changed}. Use an earlier one; if it was changed on purpose, take its entry "

@@ -14,6 +14,7 @@ from fcco_lightning import (
     ConfigError,
     Groups,
     GroupSampling,
+    RepeatedSampling,
     Splits,
     TabularDataModule,
     TwoDraws,
@@ -193,3 +194,17 @@ def test_arguments_out_of_range():
             make_one()
     assert with_num_batches(TwoDraws(GroupSampling(num_batches=3)), 3) == TwoDraws(GroupSampling(num_batches=3))
     assert with_num_batches(UniformSampling(4), 3) == UniformSampling(4, num_batches=3)
+
+
+@pytest.mark.parametrize(
+    ("batches", "larger", "part"),
+    [
+        (UniformSampling(8), UniformSampling(24), 8),
+        (BalancedSampling(8, 0.25), BalancedSampling(24, 0.25), 8),
+        (RepeatedSampling(UniformSampling(8), 2), RepeatedSampling(UniformSampling(24), 2), 16),
+        (TwoDraws(BalancedSampling(8)), TwoDraws(BalancedSampling(24)), 8),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_batches_of_several_parts_are_as_many_times_as_large(batches, larger, part):
+    assert batches.in_parts(3) == (larger, part)

@@ -125,6 +125,15 @@ def test_the_file_and_the_entry_are_named(saved, at, kind, named):
             way(path)
 
 
+@pytest.mark.parametrize("content", [[1, 2], torch.ones(2), {"fcco": []}], ids=["list", "tensor", "mapping"])
+def test_a_file_of_something_else_is_refused(saved, content):
+    path, ways = saved
+    torch.save(content, path)
+    for way in ways.values():
+        with pytest.raises(CheckpointError, match=f"checkpoint {path}: not written by `fcco fit`"):
+            way(path)
+
+
 def test_entries_may_be_taken_out_or_added_and_what_is_changed_on_purpose_is_said(saved):
     path, ways = saved
     whole = torch.load(path, weights_only=True)
