@@ -281,6 +281,13 @@ def test_fractions_split_every_class(make, table):
     assert make(eval_train=False).val_names == ["train"]
 
 
+def test_small_fractions_hold_every_class(make, table):
+    module = make(split_by="fractions", fractions=[0.9, 0.05, 0.05])
+    for loader in [*module.val_dataloader().values(), module.test_dataloader()]:
+        held = table.weather[[i for batch in loader for i in numbers(batch)]]
+        assert set(held) == set(CLASSES)
+
+
 def test_bdd100k_is_read_by_weather(tmp_path, make):
     entries = {"train": CLASSES[:3] * 3, "val": CLASSES[:3]}
     (tmp_path / "labels").mkdir()

@@ -13,9 +13,11 @@ from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning import AUC, ConstrainedClassifier, DataError, DemographicParity, MeanAtMost, SoftRate
 from fcco_lightning.errors import FCCOError
+from fcco_lightning.reports import classifier
 
 QUICK = {"hidden": (16,), "max_epochs": 12, "learning_rate": 0.03, "batch_size": 32, "random_state": 0}
 
@@ -52,6 +54,18 @@ def test_a_constraint_changes_decisions(problem, capfd, caplog):
     assert "constraint" in repr(model.report_)
     assert set(model.classes_) == {"yes", "no"}
     np.testing.assert_allclose(model.predict_proba(X)[:, 1], 1 / (1 + np.exp(-model.decision_function(X))))
+
+
+@pytest.mark.parametrize("max_epochs", [3, None])
+def test_the_step_falls_to_zero_with_the_last_update(problem, monkeypatch, max_epochs):
+    X, y, _ = problem
+    made = []
+    monkeypatch.setattr(classifier, "PolynomialLR", lambda *given: made.append(PolynomialLR(*given)) or made[-1])
+    ConstrainedClassifier(**QUICK | {"max_epochs": max_epochs}).fit(X, y)
+    (schedule,) = made
+    updates = 12 * (max_epochs or 42)  # of 400 samples in batches of 32; by default at least 500 in whole epochs
+    assert (schedule.total_iters, schedule.last_epoch) == (updates, updates)
+    assert schedule.get_last_lr() == [0.0]
 
 
 def test_what_a_training_leaves(problem, tmp_path):
