@@ -273,11 +273,11 @@ def perceptron(rounds: int) -> Table:
     draw = torch.Generator().manual_seed(1)
     columns = {name: torch.randint(kinds, (samples,), generator=draw) for name, kinds in KINDS.items()}
     columns["index"], x = torch.arange(samples), torch.randn(samples, 122, generator=draw)
-    of_four = columns | {"group": columns["four"]}
     variants: dict[str, Step] = {"BCE": plain(copy.deepcopy(model)), "worst of 4 groups": worst_group(model, 4)}
     for (name, (objective, make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
         algorithm, network, measured = make(), copy.deepcopy(model), objective()
-        drawn = Drawn(of_four if "4 groups" in name else columns, UniformBatches(samples, 128, 0))
+        column = "four" if "4 groups" in name else "group"
+        drawn = Drawn(columns | {"group": columns[column]}, UniformBatches(samples, 128, 0))
         problem = algorithm.pose(
             measured,
             copy.deepcopy(constraints),
@@ -287,7 +287,6 @@ def perceptron(rounds: int) -> Table:
         )
         engine = Engine(network, problem, algorithm, compiled=compiled)
         optimizer = momentum([*network.parameters(), *problem.objective.parameters()])
-        column = "four" if "4 groups" in name else "group"
 
         def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, c: str = column) -> None:
             e.train_batch(batch | {"group": batch[c]}, o)

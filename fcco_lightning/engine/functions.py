@@ -32,7 +32,7 @@ class InnerFunctions(nn.Module):
         micro_batch: largest number of samples that pass through the network at once; None for all.
 
     Attributes:
-        params: the parameters that are trained, as they were found by whoever looked last.
+        params: the parameters that are trained; an engine renews them where layers are frozen or unfrozen.
         by_all: the largest number of passes that a process needs, of each one's, where all must take as many; or None.
     """
 

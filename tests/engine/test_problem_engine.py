@@ -267,18 +267,6 @@ def test_a_batch_that_says_nothing_is_no_error(name):
     assert training.step(make_batch(6)).keys() == {"objective"}
 
 
-class Tied(nn.Module):
-    """One weight under two modules."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(self.first(x)).sum(1)
-
-
 @pytest.mark.parametrize(("count", "more"), [(9, ""), (10, ""), (13, " and 3 more")])
 def test_ten_samples_are_named(count, more):
     bad = torch.arange(20) < count
@@ -304,6 +292,18 @@ def test_what_is_computed_of_outputs_has_at_least_the_bits_of_float32(default, a
         torch.set_default_dtype(before)
     wide = torch.float32 if default == torch.bfloat16 else default
     assert (made.dtype, product.dtype) == (wide, wide)
+
+
+class Tied(nn.Module):
+    """One weight under two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x)).sum(1)
 
 
 def test_tied_weights_are_all_replaced_and_a_module_held_twice_comes_back():
