@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fcco_lightning.data.images import PixelImages
+from fcco_lightning.data.layouts import expecting
 from fcco_lightning.errors import DataError
 
 _SIDE = 32
@@ -23,12 +23,13 @@ _EXPECTED = (
 )
 
 
-def cifar(root: str | PathLike[str]) -> tuple[pd.DataFrame, PixelImages]:
+@expecting(_EXPECTED)
+def cifar(root: str | PathLike[str]) -> tuple[pd.DataFrame, NDArray[np.uint8]]:
     """Read CIFAR-10 or CIFAR-100, whichever binary version lies in ``root`` (or in the folder that it unpacks to).
 
     Returns:
         One row per image: ``label``, the name of its class; for CIFAR-100 also ``coarse``, that of its superclass; and
-        ``split``, "train" or "test".  Beside it the images of the same rows.
+        ``split``, "train" or "test".  Beside it the pixels of the same rows, (n, 32, 32, 3).
 
     Raises:
         DataError: if files are missing, cut off, or hold a label without a name.
@@ -46,12 +47,12 @@ def cifar(root: str | PathLike[str]) -> tuple[pd.DataFrame, PixelImages]:
     pickled = any((Path(root) / name).exists() for name in ("cifar-10-batches-py", "data_batch_1", "cifar-100-python"))
     hint = " What lies there is the version for Python, whose pickles can run any code: download the binary version."
     raise DataError(
-        f"root='{root}': there is neither data_batch_1.bin nor train.bin (working directory: {Path.cwd()}). "
-        f"Expected is {_EXPECTED}.{hint if pickled else ''}"
+        f"root='{root}': there is neither data_batch_1.bin nor train.bin (working directory: {Path.cwd()})."
+        f"{hint if pickled else ''}"
     )
 
 
-def _read(train: list[Path], test: list[Path], names: dict[str, list[str]]) -> tuple[pd.DataFrame, PixelImages]:
+def _read(train: list[Path], test: list[Path], names: dict[str, list[str]]) -> tuple[pd.DataFrame, NDArray[np.uint8]]:
     """Read records of one byte for each kind of label, and the pixels channel by channel."""
     tables, splits = [], []
     for path in [*train, *test]:
@@ -59,7 +60,7 @@ def _read(train: list[Path], test: list[Path], names: dict[str, list[str]]) -> t
         if records.size == 0 or records.size % (len(names) + _BYTES):
             raise DataError(
                 f"'{path}' holds {records.size} bytes, not a whole number of records of {len(names) + _BYTES}: it is "
-                f"cut off, or not {_EXPECTED}."
+                "cut off, or something else."
             )
         tables.append(records.reshape(-1, len(names) + _BYTES))
         splits += ["train" if path in train else "test"] * len(tables[-1])
@@ -68,24 +69,21 @@ def _read(train: list[Path], test: list[Path], names: dict[str, list[str]]) -> t
     for position, (kind, known) in enumerate(names.items()):
         codes = table[:, position]
         if codes.max() >= len(known):
-            raise DataError(
-                f"'{train[0].parent}' has the label {codes.max()}, but names of {len(known)} classes. Expected is "
-                f"{_EXPECTED}."
-            )
+            raise DataError(f"'{train[0].parent}' has the label {codes.max()}, but names of {len(known)} classes.")
         columns[kind] = np.array(known, dtype=object)[codes]
     pixels = table[:, len(names) :].reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
-    return pd.DataFrame({**columns, "split": splits}), PixelImages(np.ascontiguousarray(pixels))
+    return pd.DataFrame({**columns, "split": splits}), np.ascontiguousarray(pixels)
 
 
 def _bytes(path: Path) -> NDArray[np.uint8]:
     try:
         return np.fromfile(path, dtype=np.uint8)
     except OSError as error:
-        raise DataError(f"'{path}' cannot be read: {error}. Expected is {_EXPECTED}.") from error
+        raise DataError(f"'{path}' cannot be read: {error}.") from error
 
 
 def _names(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}. Expected is {_EXPECTED}.") from error
+        raise DataError(f"'{path}' cannot be read: {error}.") from error

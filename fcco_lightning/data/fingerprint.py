@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from fcco_lightning.data.columns import listed
-from fcco_lightning.data.images import FilesIn, PixelImages
+from fcco_lightning.data.images import FilesIn
 from fcco_lightning.errors import DataError
 
 _TIMES = "modification times"
@@ -71,10 +71,10 @@ def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -
             f"sizes of {what}": digest_of(str(size) for size, _ in facts),
             f"{_TIMES} of {what}": digest_of(str(time) for _, time in facts),
         }
-    if isinstance(images, Subset) and isinstance(images.dataset, PixelImages):
-        return {what: _short(np.ascontiguousarray(images.dataset.pixels[list(images.indices)]))}
-    if isinstance(images, PixelImages):
-        return {what: _short(np.ascontiguousarray(images.pixels))}
+    if isinstance(images, Subset) and isinstance(images.dataset, np.ndarray):
+        images = images.dataset[list(images.indices)]
+    if isinstance(images, np.ndarray):
+        return {what: _short(np.ascontiguousarray(images))}
     looked_at = range(0, len(images), 1 + len(images) // _LOOKED_AT)
     return {what: digest_of([str(len(images)), *(identity_of(images[i]) for i in looked_at)])}
 

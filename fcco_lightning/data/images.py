@@ -36,12 +36,11 @@ _ACCEPTED = (
     "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, its .parquet file, or a hub id "
     "'owner/name' or 'owner/name:split'"
 )
-After = Callable[[int, Tensor], Tensor]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Images(Protocol):
-    """n images by position: a list of paths, :class:`DatasetColumn`, or anything else with these two methods."""
+    """n images by position: a list of paths, the pixels of all, or anything else with these two methods."""
 
     def __len__(self) -> int: ...
 
@@ -53,8 +52,8 @@ class ImageTable(TensorTable):
 
     Args:
         images: n images, each a path, the bytes of a file, a dict with ``bytes`` or ``path`` (as ``datasets`` stores
-            them) or a PIL image.  They are turned as their EXIF data say and converted to RGB.  Only regular files are
-            opened: no pipe or device, which may never end.
+            them), a PIL image, or its pixels, grey (H, W) or coloured (H, W, 3), uint8.  They are turned as their EXIF
+            data say and converted to RGB.  Only regular files are opened: no pipe or device, which may never end.
         columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
         transform: PIL image in RGB -> float32 tensor of shape (3, H, W), see :func:`image_transform`.
         seed: what random transforms depend on, together with the epoch and the position; None for transforms that
@@ -81,7 +80,7 @@ class ImageTable(TensorTable):
 
     def __init__(
         self,
-        images: Images | Sequence[Any],
+        images: Images,
         columns: Mapping[str, Tensor],
         transform: Callable[[Any], Tensor],
         *,
@@ -89,7 +88,7 @@ class ImageTable(TensorTable):
         corrupt: Literal["error", "blank", "skip"] = "error",
         views: Literal[1, 2] = 1,
         most_pixels: int = MOST_PIXELS,
-        after: After | None = None,
+        after: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
         self.corrupt = one_of("corrupt", corrupt, ("error", "blank", "skip"))
         super().__init__(columns, size=len(images))
@@ -261,22 +260,6 @@ class FilesIn:
         if not self.allow_outside:
             require_inside(self.folder, [path], f"pairs in '{self.folder}'")
         return self.folder / path
-
-
-class PixelImages:
-    """Images whose pixels lie in memory, grey (n, H, W) or coloured (n, H, W, 3), uint8, handed out as PIL images."""
-
-    def __init__(self, pixels: NDArray[np.uint8]) -> None:
-        self.pixels = pixels
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def __getitem__(self, i: int) -> "Image":
-        """Return image ``i`` as PIL has it."""
-        import PIL.Image  # noqa: PLC0415  (only needed where images are)
-
-        return PIL.Image.fromarray(self.pixels[i])
 
 
 def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, DatasetColumn]:
@@ -479,6 +462,8 @@ def _decoded(stored: Any, most_pixels: int) -> "Image":
 
     if isinstance(stored, Mapping):
         stored = stored["path"] if stored.get("bytes") is None else stored["bytes"]
+    if isinstance(stored, np.ndarray):
+        stored = PIL.Image.fromarray(stored)
     if isinstance(stored, PIL.Image.Image):
         return _rgb(stored)
     file = io.BytesIO(stored) if isinstance(stored, bytes) else Path(stored)

@@ -39,7 +39,7 @@ _FOLDER = "a folder with metadata.csv (or .parquet), itself or in its subfolders
 
 
 @contextmanager
-def _expecting(layout: str) -> Iterator[None]:
+def expecting(layout: str) -> Iterator[None]:
     """Say with whatever is missing or damaged what is expected."""
     try:
         yield
@@ -47,7 +47,7 @@ def _expecting(layout: str) -> Iterator[None]:
         raise DataError(f"{error} Expected is {layout}.") from error.__cause__
 
 
-@_expecting(_CELEBA)
+@expecting(_CELEBA)
 def celeba(root: Root) -> pd.DataFrame:
     """Read CelebA (from its own site, from Kaggle or from WILDS).
 
@@ -81,7 +81,7 @@ def celeba(root: Root) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-@_expecting(_CAMELYON)
+@expecting(_CAMELYON)
 def camelyon17(root: Root) -> pd.DataFrame:
     """Read Camelyon17 as WILDS distributes it.
 
@@ -106,7 +106,7 @@ def camelyon17(root: Root) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-@_expecting(_AMAZON)
+@expecting(_AMAZON)
 def amazon(root: Root) -> pd.DataFrame:
     """Read the Amazon reviews as WILDS distributes them, without the rows that belong to no split.
 
@@ -145,7 +145,7 @@ def amazon(root: Root) -> pd.DataFrame:
     return frame.astype({"stars": np.int64, "year": np.int64})
 
 
-@_expecting(_CIVIL_COMMENTS)
+@expecting(_CIVIL_COMMENTS)
 def civilcomments(root: Root) -> pd.DataFrame:
     """Read CivilComments as WILDS distributes it, with a row for every identity that a comment mentions.
 
@@ -179,7 +179,7 @@ def civilcomments(root: Root) -> pd.DataFrame:
     )
 
 
-@_expecting(_BDD)
+@expecting(_BDD)
 def bdd100k(root: Root) -> pd.DataFrame:
     """Read the images of BDD100K with the attributes of the whole scene, as it is distributed (or from Kaggle).
 
@@ -201,7 +201,7 @@ def bdd100k(root: Root) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-@_expecting(_FOLDER)
+@expecting(_FOLDER)
 def folder(
     root: Root, metadata: str = "metadata.csv", file_column: str = "file_name", *, allow_outside: bool = False
 ) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fcco_lightning.data.images import PixelImages
+from fcco_lightning.data.layouts import expecting
 from fcco_lightning.errors import DataError
 
 CHEST = (
@@ -23,7 +23,8 @@ _EXPECTED = (
 )
 
 
-def medmnist(path: str | PathLike[str]) -> tuple[pd.DataFrame, PixelImages]:
+@expecting(_EXPECTED)
+def medmnist(path: str | PathLike[str]) -> tuple[pd.DataFrame, NDArray[np.uint8]]:
     """Read a two-dimensional data set of MedMNIST.
 
     Args:
@@ -31,7 +32,8 @@ def medmnist(path: str | PathLike[str]) -> tuple[pd.DataFrame, PixelImages]:
 
     Returns:
         One row per image: ``label``, the number of its class, or of ChestMNIST the columns :data:`CHEST` of 0 and 1;
-        and ``split``, "train", "val" or "test".  Beside it the images of the same rows.
+        and ``split``, "train", "val" or "test".  Beside it the pixels of the same rows, (n, H, W) or (n,
+        H, W, 3).
 
     Raises:
         DataError: if the file is missing, damaged, or holds something else.
@@ -47,10 +49,10 @@ def medmnist(path: str | PathLike[str]) -> tuple[pd.DataFrame, PixelImages]:
     if names is None or not pixels or [part.shape for part in labels] != [(n, width) for n in counts]:
         raise DataError(
             f"'{path}' holds images of {[part.shape for part in images]} and labels of "
-            f"{[part.shape for part in labels]}. Expected is {_EXPECTED}."
+            f"{[part.shape for part in labels]}."
         )
     frame = pd.DataFrame(np.concatenate(labels).astype(np.int64), columns=list(names))
-    return frame.assign(split=np.repeat(_PARTS, counts)), PixelImages(np.concatenate(images))
+    return frame.assign(split=np.repeat(_PARTS, counts)), np.concatenate(images)
 
 
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
@@ -60,4 +62,4 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"root='{path}' cannot be read: {error}. Expected is {_EXPECTED}.") from error
+        raise DataError(f"root='{path}' cannot be read: {error}.") from error

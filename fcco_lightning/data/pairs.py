@@ -67,8 +67,8 @@ class PairTable(ImageTable):
 
     def __init__(
         self,
-        images: Images | Sequence[Any],
-        captions: Images | Sequence[Any],
+        images: Images,
+        captions: Images,
         transform: Callable[[Any], Tensor],
         tokenizer: Callable[[list[str]], Tensor],
         *,
@@ -98,7 +98,7 @@ class PairTable(ImageTable):
 
 def read_pairs(
     source: Any, image_column: str | None = None, caption_column: str | None = None, *, allow_outside: bool = False
-) -> tuple[Images | Sequence[Any], Any]:
+) -> tuple[Images, Any]:
     """Read image-text pairs without decoding an image.
 
     Args:

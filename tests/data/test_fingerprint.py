@@ -13,7 +13,6 @@ from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.fingerprint import contents_of, contents_of_images, require_same
-from fcco_lightning.data.images import PixelImages
 from fcco_lightning.errors import DataError
 
 ROWS = 120
@@ -134,7 +133,7 @@ def test_pixels_in_memory():
     pixels = np.random.default_rng(0).integers(0, 255, (200, 2, 2, 3), dtype=np.uint8)
     edited = pixels.copy()
     edited[101, 1, 1, 1] ^= 1
-    assert contents_of_images(PixelImages(pixels), "x") != contents_of_images(PixelImages(edited), "x")
+    assert contents_of_images(pixels, "x") != contents_of_images(edited, "x")
 
 
 def test_images_of_pairs_and_tasks(tmp_path):

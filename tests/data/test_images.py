@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision.transforms import ColorJitter, Compose, RandomHorizontalFlip, ToTensor
 
-from fcco_lightning.data.images import DatasetColumn, FilesIn, ImageTable, PixelImages, image_transform
+from fcco_lightning.data.images import DatasetColumn, FilesIn, ImageTable, image_transform
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
@@ -87,12 +87,11 @@ def test_columns_of_datasets_in_memory_and_on_disk(make, tmp_path):
         assert torch.equal(make(images=column)[1]["x"], make()[2]["x"])
 
 
-def test_pixels_in_memory_are_handed_out_as_they_are():
-    for shape in (2, 4, 4), (2, 4, 4, 3):
-        levels = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
-        images = PixelImages(levels)
-        assert len(images) == 2
-        assert np.array_equal(np.asarray(images[1]), levels[1])
+@pytest.mark.parametrize("shape", [(2, 4, 4), (2, 4, 4, 3)])
+def test_pixels_in_memory_are_images(shape):
+    levels = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    expected = np.broadcast_to(levels[1].reshape(4, 4, -1), (4, 4, 3)) / 255
+    np.testing.assert_allclose(ImageTable(levels, {}, PLAIN)[1]["x"].permute(1, 2, 0), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

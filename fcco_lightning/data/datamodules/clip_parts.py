@@ -152,7 +152,7 @@ class Pairs:
         shards = [isinstance(source, (str, Path)) and str(source).endswith(".tar") for source in pairs]
         return [list(pairs)] if shards and all(shards) else list(pairs)
 
-    def read(self, source: Any) -> tuple[Images | Sequence[Any], Any]:
+    def read(self, source: Any) -> tuple[Images, Any]:
         """Return the images and the captions of one source."""
         return read_pairs(source, self.image_column, self.caption_column, allow_outside=self.allow_outside)
 

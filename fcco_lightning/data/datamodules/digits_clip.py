@@ -15,7 +15,7 @@ from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages
-from fcco_lightning.data.images import DatasetColumn, PixelImages, read_image_dataset
+from fcco_lightning.data.images import DatasetColumn, read_image_dataset
 from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -153,7 +153,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
             for split, part in made.items()
         ]
         frame = pd.concat(frames, ignore_index=True)
-        images = PixelImages(torch.cat([part.images for part in made.values()]).numpy())
+        images = torch.cat([part.images for part in made.values()]).numpy()
         return frame.assign(**{ROW: range(len(frame))}), images
 
     def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:  # noqa: ARG002  (all made from one seed)

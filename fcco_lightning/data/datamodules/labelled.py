@@ -12,7 +12,7 @@ from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data import layouts
 from fcco_lightning.data.cifar import cifar
 from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
-from fcco_lightning.data.images import MOST_PIXELS, DatasetColumn, PixelImages, read_image_dataset
+from fcco_lightning.data.images import MOST_PIXELS, Images, read_image_dataset
 from fcco_lightning.data.medmnist import medmnist
 from fcco_lightning.data.sources import is_hub_id, read_table
 from fcco_lightning.data.splits import keep_positives
@@ -79,9 +79,9 @@ class LabelledImages:
         if self.layout == "datasets" and is_hub_id(str(self.source).partition(":")[0]):
             read_image_dataset(self.source, self.image_column)
 
-    def read(self) -> tuple[pd.DataFrame, list[str] | DatasetColumn | PixelImages]:
+    def read(self) -> tuple[pd.DataFrame, Images]:
         """Return the columns of all samples with :data:`ROW` (their positions among the images), and the images."""
-        images: list[str] | DatasetColumn | PixelImages
+        images: Images
         root = self.root or ""
         if self.layout == "datasets":
             frame, images = read_image_dataset(self.source, self.image_column)
