@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.data.conditions import Condition, comparisons, values_of
+from fcco_lightning.data.conditions import Condition, comparisons, holds, values_of
 from fcco_lightning.errors import DataError
 
 _MAX_LISTED = 12
@@ -100,14 +100,13 @@ def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series
     others = [value for value in values if _key(_text(value)) not in present]
     for value in others:
         _require_comparison(value, column, listed(present.values()))
-    compared = [comparisons(value) for value in others]
 
     def test(cells: pd.Series) -> Tensor:
-        mask = marked(cells, [value for value in values if value not in others]).bool().numpy()
-        for bounds in compared:
-            numbers = cells.to_numpy(dtype=np.float64, na_value=np.nan)
-            mask = mask | np.logical_and.reduce([operate(numbers, bound) for operate, bound in bounds])
-        return torch.from_numpy(mask.astype(np.int64))
+        met = marked(cells, [value for value in values if value not in others]).bool()
+        if others:
+            numbers = torch.from_numpy(cells.to_numpy(dtype=np.float64, copy=True, na_value=np.nan))
+            met = met | holds(numbers, others, name)
+        return met.long()
 
     if not bool(test(column).any()):
         low, high = column.min(), column.max()

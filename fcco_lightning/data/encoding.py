@@ -162,10 +162,6 @@ class Encoding:
         if self.quantiles is not None:
             at_least("encoding.quantiles", self.quantiles, 2)
 
-    def encoder(self) -> "TabularEncoder":
-        """Return an encoder that is not yet fitted."""
-        return TabularEncoder(self)
-
 
 class TabularEncoder:
     """Standardises numbers and one-hot encodes the rest, in the column order of the frame it was fitted on.

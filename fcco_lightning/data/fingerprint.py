@@ -23,9 +23,7 @@ _AT_ONCE = 256  # columns that are copied together
 _LOOKED_AT = 64  # images whose contents stand for a data set without file names
 
 
-def fingerprint(
-    columns: Mapping[str, Tensor], names: Sequence[str], contents: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def fingerprint(columns: Mapping[str, Tensor], names: Sequence[str], contents: Mapping[str, str]) -> dict[str, Any]:
     """Return the number of rows, a digest of names and of the order of all labels, groups and further columns (n,).
 
     The ``contents`` are digests of what the network is given, by what they are of, see :func:`contents_of`.
@@ -34,7 +32,7 @@ def fingerprint(
     # Labels and groups, not features: integers hash the same on every platform, standardised floats may not.
     for name in sorted(columns.keys() - {"index"}):
         made.update(name.encode() + bytes(_plain(columns[name])))
-    return {"rows": len(columns["index"]), "digest": made.hexdigest()[:16], "contents": dict(contents or {})}
+    return {"rows": len(columns["index"]), "digest": made.hexdigest()[:16], "contents": dict(contents)}
 
 
 def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:

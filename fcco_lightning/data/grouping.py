@@ -162,10 +162,6 @@ class Groups:
         """The columns with the parts that their cells are put into."""
         return [GroupBy.of(given) for given in self.by]
 
-    def grouping(self) -> "Grouping":
-        """Return a grouping that is not yet fitted."""
-        return Grouping(self)
-
 
 class Grouping:
     """Groups of rows: the combinations of the parts of several columns that occur often enough.

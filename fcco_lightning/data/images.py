@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fcco_lightning.checks import at_least, finite, non_negative, one_of
+from fcco_lightning.checks import at_least, finite, fraction, non_negative, one_of
 from fcco_lightning.data.columns import require_columns
 from fcco_lightning.data.layouts import require_inside
 from fcco_lightning.data.sources import open_dataset
@@ -312,7 +312,8 @@ class ImageTransform:
         std: what they are divided by; None for ImageNet's.
         crop_pct: side of the centre crop as a share of the shorter side, in (0, 1].
         augment: random crops, flips and colours in training as timm makes them by default; a mapping changes arguments
-            of ``timm.data.create_transform``; False trains on what is evaluated.
+            of ``timm.data.create_transform``, such as ``{"scale": [0.7, 1.0], "color_jitter": 0.0}``; False trains on
+            what is evaluated.
         views: 2 gives training batches a second random view of every image, as the column ``x2``, for contrastive
             losses; it needs ``augment``.
 
@@ -412,17 +413,10 @@ def image_transform(
 ) -> Callable[[Any], Tensor]:
     """Return a transform of timm: PIL image in RGB -> float32 tensor of shape (3, size, size).
 
-    Args:
-        size: pixels of a side of the result.
-        mean: what is subtracted of the three channels, whose values lie in [0, 1].
-        std: what they are divided by afterwards.
-        augment: False resizes the shorter side to ``size / crop_pct`` and crops the centre.  True crops and resizes at
-            random, flips and jitters colours as timm does by default; a mapping gives other arguments of
-            ``timm.data.create_transform``, such as ``{"scale": [0.7, 1.0], "color_jitter": 0.0}``.
-        crop_pct: side of the centre crop as a share of the shorter side, in (0, 1].
-        interpolation: "bilinear", "bicubic" or "nearest".
-        crop_mode: what becomes of images that are not square: "center" cuts off their ends, "squash" squeezes them,
-            "border" puts them between borders.
+    ``size``, ``mean``, ``std``, ``augment`` and ``crop_pct`` are those of :class:`ImageTransform`: without ``augment``
+    the shorter side becomes ``size / crop_pct`` pixels, and the centre is cropped.  The ``interpolation`` is
+    "bilinear", "bicubic" or "nearest".  Of images that are not square the ``crop_mode`` "center" cuts off the ends,
+    "squash" squeezes them, and "border" puts them between borders.
 
     Raises:
         ConfigError: if an argument is out of range, or timm refuses it.
@@ -432,15 +426,13 @@ def image_transform(
     options = dict(augment) if isinstance(augment, Mapping) else {}
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise ConfigError(f"mean and std must hold 3 numbers each, std > 0, got {list(mean)} and {list(std)}.")
-    if not 0 < crop_pct <= 1:
-        raise ConfigError(f"crop_pct must lie in (0, 1], got {crop_pct!r}.")
     try:
         transform: Callable[[Any], Tensor] = create_transform(
             at_least("image_size", size, 1),
             is_training=augment is not False,
             mean=tuple(mean),
             std=tuple(std),
-            crop_pct=crop_pct,
+            crop_pct=fraction("crop_pct", crop_pct),
             interpolation=interpolation,
             crop_mode=crop_mode,
             **options,

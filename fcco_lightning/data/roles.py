@@ -20,7 +20,7 @@ from fcco_lightning.data.columns import (
     require_filled,
     text_of,
 )
-from fcco_lightning.data.grouping import Groups
+from fcco_lightning.data.grouping import Grouping, Groups
 from fcco_lightning.errors import ConfigError, DataError
 
 RESERVED = (
@@ -169,10 +169,10 @@ class Labels:
     """
 
     def __init__(self, columns: Columns, groups: Groups | None = None) -> None:
-        self.columns, self.grouping = columns, None if groups is None else groups.grouping()
+        self.columns, self.grouping = columns, None if groups is None else Grouping(groups)
         self.class_names: list[str] = []
         self.group_names: list[str] = []
-        self._as_features = groups is None or groups.as_features
+        self._hidden = set() if groups is None or groups.as_features else {part.column for part in groups.parts}
         if groups is not None:
             _refuse_other_roles(columns)
 
@@ -230,8 +230,7 @@ class Labels:
         Raises:
             DataError: if there are none.
         """
-        grouped = [] if self._as_features or self.grouping is None else self.grouping.columns
-        left_out = self.columns.unused | set(grouped)
+        left_out = self.columns.unused | self._hidden
         features = frame[[column for column in frame.columns if column not in left_out]]
         if features.shape[1] == 0:
             raise DataError(f"No feature column is left in {where} beside {sorted(left_out)}. Drop fewer columns.")

@@ -43,7 +43,7 @@ class TensorTable(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         """Return sample ``i``: every column without its first dimension."""
-        return {name: column[i] for name, column in self.columns.items()}
+        return {name: column[0] for name, column in self.__getitems__([range(len(self))[i]]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """Return the batch of the B rows ``indices``: every column with first dimension B.

@@ -159,10 +159,6 @@ class TextTable(TensorTable):
         super().__init__(columns, size=len(tokens.lengths))
         self.tokens = tokens
 
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """Return sample ``i``: ``x`` (L,) int64, its own tokens, and every column without its first dimension."""
-        return {name: column[0] for name, column in self.__getitems__([range(len(self))[i]]).items()}
-
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """Return the batch of the B rows ``indices``: ``x`` (B, L) int64 and every column with first dimension B.
 

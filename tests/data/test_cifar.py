@@ -1,7 +1,6 @@
 """CIFAR's binary version, classes that are positive together, imbalance, and two views of an image."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -19,7 +18,6 @@ from fcco_lightning import (
 )
 from fcco_lightning.data.cifar import cifar
 from fcco_lightning.data.datamodules.labelled import imbalanced
-from fcco_lightning.data.roles import Labels
 from fcco_lightning.errors import DataError
 
 CLASSES = ["airplane", "automobile", "bird", "cat"]
@@ -143,26 +141,6 @@ def test_imbalance_of_many_classes_and_out_of_range():
         imbalanced(torch.tensor([0, 1, 2]), 0.1, 0)
     with pytest.raises(ConfigError, match=r"splits.imbalance must be a share of positives in \(0, 1\), got 1.5"):
         ImageSplits(imbalance=1.5)
-
-
-@pytest.mark.parametrize(
-    ("positive", "message"),
-    [
-        (["dog"], "positive='dog' is not a value of column 'label'"),
-        (["a", "b", "c"], "must be some of the classes .* and not all of them"),
-        ([], "must be some of the classes"),
-    ],
-)
-def test_positive_classes_that_do_not_fit(positive, message):
-    with pytest.raises(DataError, match=message):
-        Labels(Columns("label", positive=positive)).fit(pd.DataFrame({"label": list("abc")}), "the table")
-
-
-def test_numbers_as_positive_classes():
-    labels, frame = Labels(Columns("digit", positive=[3, 8])), pd.DataFrame({"digit": [3, 1, 8, 3, 0]})
-    labels.fit(frame, "the table")
-    assert labels.read(frame, "the table")["y"].tolist() == [1, 0, 1, 1, 0]
-    assert labels.class_names == ["not 3 or 8", "3 or 8"]
 
 
 def test_two_views_differ_and_depend_on_epoch_and_sample_only(tmp_path):

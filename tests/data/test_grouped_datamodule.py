@@ -330,7 +330,7 @@ def test_group_by_on_the_command_line_and_in_plain_mappings(config, capsys):
     parsed = parser.parse_args([*required, "--data.groups.by=[sex, {column: age, bins: [33]}]"])
     module = parser.instantiate(parsed).data
     assert module.grouping.by == [GroupBy("sex"), GroupBy("age", bins=[33.0])]
-    assert Groups(config["groups"]["by"]).grouping().by == [GroupBy.of(part) for part in BY_CONFIG]
+    assert Groups(config["groups"]["by"]).parts == [GroupBy.of(part) for part in BY_CONFIG]
     for wrong in ([{"column": "age", "bin": [33]}], [{"bins": [33]}]):
         with pytest.raises(SystemExit):
             parser.parse_object({"data": {**config, "groups": {"by": wrong}}})

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fcco_lightning.data.grouping import GroupBy, Groups
+from fcco_lightning.data.grouping import GroupBy, Grouping, Groups
 from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -25,7 +25,7 @@ BY = ["job", {"column": "age", "bins": [30, 45]}, GroupBy("code", values={"1": "
 
 
 def fitted(frame, by=BY, min_size=1, small="drop"):
-    return Groups(by, min_size, small).grouping().fit(frame)
+    return Grouping(Groups(by, min_size, small)).fit(frame)
 
 
 def names_by_hand(frame):
@@ -113,7 +113,7 @@ def test_rejects_tables():
     ):
         fitted(frame, [GroupBy("job", values={"cok": "cook"}, other="x")])
     with pytest.raises(DataError, match="not fitted"):
-        Groups(["job"]).grouping().assign(frame)
+        Grouping(Groups(["job"])).assign(frame)
 
 
 def test_rejects_arguments():

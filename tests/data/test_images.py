@@ -257,13 +257,8 @@ def test_evaluation_transform_resizes_crops_and_normalises():
 
 def test_squashed_images_lose_nothing():
     image = Image.new("RGB", (40, 20), (255, 0, 0))
-    image.paste((0, 0, 255), (0, 0, 20, 20))  # the left half
+    image.paste((0, 0, 255), (0, 0, 10, 20))  # the left quarter, which a central square does not show
     options = {"mean": (0, 0, 0), "std": (1, 1, 1), "crop_pct": 1.0}
-    cut, squeezed = (image_transform(20, crop_mode=mode, **options)(image) for mode in ("center", "squash"))
-    assert cut[2].mean() == pytest.approx(0.5, abs=0.01)
-    assert squeezed[2].mean() == pytest.approx(0.5, abs=0.01)
-    image.paste((0, 0, 255), (0, 0, 10, 20))
-    image.paste((255, 0, 0), (10, 0, 40, 20))  # the left quarter, which a central square does not show
     cut, squeezed = (image_transform(20, crop_mode=mode, **options)(image) for mode in ("center", "squash"))
     assert cut[2].max() < 0.1
     assert squeezed[2].mean() == pytest.approx(0.25, abs=0.03)

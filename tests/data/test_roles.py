@@ -36,12 +36,15 @@ def test_without_groups_there_is_no_group():
     assert list(features) == ["age", "race"]
 
 
-def test_labels_may_be_numbers_or_several_classes():
+def test_labels_may_be_numbers_several_classes_or_classes_that_are_positive_together():
     labels, columns, _ = read(label="age", positive=None, target="number")
     assert (columns["y"].tolist(), columns["y"].dtype, labels.class_names) == ([1, 2, 3, 4], torch.float32, [])
     labels, columns, _ = read(label="race", positive=None, sensitive="income", favoured=">50K")
     assert labels.class_names == ["Asian", "Black", "White"]
     assert columns["y"].tolist() == [2, 1, 2, 0]
+    labels, columns, _ = read(label="age", positive=[3, 1])
+    assert labels.class_names == ["not 3 or 1", "3 or 1"]
+    assert columns["y"].tolist() == [1, 0, 1, 0]
 
 
 def test_further_columns_come_along_and_are_no_features():
@@ -87,6 +90,9 @@ def test_values_are_compared_by_meaning_not_by_type(cells, positive):
         (FRAME, {"positive": ">50K."}, r"positive='>50K.' is not a value of column 'income'.*'<=50K', '>50K'"),
         (FRAME, {"favoured": "white"}, r"favoured='white'.*'Asian', 'Black', 'White'"),
         (FRAME, {"label": "race", "positive": "White"}, "exactly two classes.* it has 3"),
+        (FRAME, {"label": "race", "positive": ["Blue"]}, "positive='Blue' is not a value of column 'race'"),
+        (FRAME, {"positive": [">50K", "<=50K"]}, "must be some of the classes .* and not all of them"),
+        (FRAME, {"positive": []}, "must be some of the classes"),
         (FRAME.assign(income=">50K"), {}, "exactly two classes.* it has 1"),
         (FRAME, {"extra": ["race"]}, "extra='race' must hold numbers.*pandas.factorize"),
         (FRAME, {"extra": ["tim"]}, "extra='tim' is not a column"),

@@ -4,9 +4,15 @@ import torch
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fcco_lightning.data import EventSampling, QuerySampling
-from fcco_lightning.data.datamodules import SyntheticDataModule
-from fcco_lightning.data.synthetic import GaussianGroups, GradedLists, LatentChoice, ProportionalHazards
+from fcco_lightning.data import EventSampling, GroupSampling, QuerySampling
+from fcco_lightning.data.datamodules import SyntheticDataModule, SyntheticTensorDataModule
+from fcco_lightning.data.synthetic import (
+    BlockDistributions,
+    GaussianGroups,
+    GradedLists,
+    LatentChoice,
+    ProportionalHazards,
+)
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.metrics.survival import breslow_log_hazard, concordance
 
@@ -72,11 +78,19 @@ def test_samples_depend_on_the_generator_only():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"dim": 1}, {"deltas": (0.0, 1.0)}, {"priors": (0.1, 1.0)}, {"favoured_share": 0.0}]
+    ("problem", "argument", "value"),
+    [
+        (GaussianGroups, "dim", 1),
+        (GaussianGroups, "deltas", (0.0, 1.0)),
+        (GaussianGroups, "priors", (0.1, 1.0)),
+        (GaussianGroups, "favoured_share", 0.0),
+        (ProportionalHazards, "dim", 2),
+        (BlockDistributions, "num_distributions", 2),  # they would overlap twice
+    ],
 )
-def test_rejects(arguments):
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        GaussianGroups(**arguments)
+def test_rejects(problem, argument, value):
+    with pytest.raises(ConfigError, match=argument):
+        problem(**{argument: value})
 
 
 def test_simulated_times_follow_the_model():
@@ -91,8 +105,6 @@ def test_simulated_times_follow_the_model():
     best = concordance(sample["time"][rows], event[rows], risk[rows])
     assert best > concordance(sample["time"][rows], event[rows], sample["x"][rows, 0]) + 0.05
     assert len(ProportionalHazards().sample(4000, torch.Generator().manual_seed(0))["time"].unique()) < 1000  # ties
-    with pytest.raises(ConfigError, match="dim"):
-        ProportionalHazards(dim=2)
 
 
 def test_simulated_lists_have_all_grades():
@@ -124,3 +136,43 @@ def test_responses_follow_the_mixture_over_latent_values():
     error = sample["y"].numpy() - p
     assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(p))
     assert abs((error * (p - p.mean())).mean()) < 4 * (error * p).std() / np.sqrt(len(p))
+
+
+def test_samples_of_block_distributions_follow_the_definition():
+    problem = BlockDistributions(noise=0.0)
+    sample = problem.sample(400, torch.Generator().manual_seed(0))
+    x, group = sample["x"].double().numpy(), sample["group"].numpy()
+    assert x.shape == (2000, 50)
+    for i in range(5):
+        inside = np.isin(np.arange(50) // 10, [i, (i + 1) % 5])
+        own = x[group == i]
+        assert len(own) == 400
+        assert (own[:, ~inside] == 0).all()
+        np.testing.assert_allclose(own[:, inside].mean(), 0, atol=0.03)  # 4 standard errors
+        np.testing.assert_allclose((own[:, inside] ** 2).mean(), 1 / 3, atol=0.02)
+        assert np.abs(own).max() <= 1
+    generator = torch.Generator().manual_seed(2)
+    first, second = (2 * torch.rand(*size, generator=generator).double().numpy() - 1 for size in ((10, 50), (10,)))
+    score = (1 / (1 + np.exp(-x @ first.T))) @ second
+    clear = np.abs(score) > 1e-5
+    assert (sample["y"].numpy() == (score > 0))[clear].all()
+
+
+def test_noise_changes_labels_near_the_boundary_only():
+    clean, noisy = (
+        BlockDistributions(noise=noise).sample(2000, torch.Generator().manual_seed(0)) for noise in (0.0, 0.1)
+    )
+    changed = clean["y"] != noisy["y"]
+    assert 0 < changed.float().mean() < 0.1
+    score = BlockDistributions().score(clean["x"])[changed]
+    assert score.abs().max() <= 0.1
+    assert 0.3 < (score > 0).float().mean() < 0.7  # it lifts and lowers scores alike
+
+
+def test_the_distributions_are_the_groups_of_the_datamodule():
+    module = SyntheticTensorDataModule(BlockDistributions(), 8, 2, batches=GroupSampling(5, 4))
+    module.setup()
+    assert module.num_groups == 5
+    assert module.num_train == 40
+    batch = next(iter(module.train_dataloader()))
+    assert batch["group"].bincount().tolist() == [4, 4, 4, 4, 4]

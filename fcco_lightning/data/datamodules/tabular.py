@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.data.columns import is_number, require_columns
 from fcco_lightning.data.datamodules.labels import LabelledDataModule
-from fcco_lightning.data.encoding import Encoding
+from fcco_lightning.data.encoding import Encoding, TabularEncoder
 from fcco_lightning.data.fingerprint import contents_of
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
@@ -88,7 +88,7 @@ class TabularDataModule(LabelledDataModule):
             )
         pooled = {f"pool[{i}]": source for i, source in enumerate(pool or [])}
         self.sources, self.splits = {"train": train, **pooled, "test": test}, splits
-        self.encoding, self.encoder = encoding, encoding.encoder()
+        self.encoding, self.encoder = encoding, TabularEncoder(encoding)
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
         self._digests: dict[str, str] = {}  # of the columns of the training split
 
