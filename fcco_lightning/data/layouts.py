@@ -1,12 +1,14 @@
 """Readers of well-known data sets as they lie on disk after unpacking.
 
 Each returns one row per sample with its ``file`` (relative to the root) or ``text``, labels, what groups are made of,
-and usually ``split``.  Nothing is decoded, and of the images only the first is looked up.
+and usually ``split``.  Nothing is decoded, and of the images only the first is looked up.  CIFAR and MedMNIST hold
+their images as pixels, which are returned beside the rows.
 """
 
 import csv
 import json
 import os
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -15,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.errors import DataError
 
 Root = str | PathLike[str]
+Pixels = NDArray[np.uint8]
 
 _CELEBA = (
     "the layout of CelebA: a folder img_align_celeba of .jpg files, list_attr_celeba.txt (or .csv), and possibly "
@@ -35,11 +39,25 @@ _BDD = (
     "the layout of BDD100K: images/100k/{train,val} with .jpg files, and labels/det_20/det_{train,val}.json, "
     "labels/bdd100k_labels_images_{train,val}.json or labels/100k/{train,val}/*.json"
 )
+_CIFAR = (
+    "the binary version of CIFAR-10 (data_batch_1.bin to data_batch_5.bin, test_batch.bin, batches.meta.txt) or of "
+    "CIFAR-100 (train.bin, test.bin, fine_label_names.txt, coarse_label_names.txt), cifar-10-binary.tar.gz or "
+    "cifar-100-binary.tar.gz unpacked"
+)
+CHEST = (
+    *("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia", "pneumothorax"),
+    *("consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia"),
+)
+"""The labels of ChestMNIST, in the order of its columns."""
+_MEDMNIST = (
+    "a file of MedMNIST such as chestmnist.npz, with train_images, val_images and test_images, (n, H, W) or (n, H, W, "
+    "3) of uint8, and train_labels, ... of (n, 1), or of (n, 14) for ChestMNIST"
+)
 _FOLDER = "a folder with metadata.csv (or .parquet), itself or in its subfolders train, val (or validation) and test"
 
 
 @contextmanager
-def expecting(layout: str) -> Iterator[None]:
+def _expecting(layout: str) -> Iterator[None]:
     """Say with whatever is missing or damaged what is expected."""
     try:
         yield
@@ -47,7 +65,7 @@ def expecting(layout: str) -> Iterator[None]:
         raise DataError(f"{error} Expected is {layout}.") from error.__cause__
 
 
-@expecting(_CELEBA)
+@_expecting(_CELEBA)
 def celeba(root: Root) -> pd.DataFrame:
     """Read CelebA (from its own site, from Kaggle or from WILDS).
 
@@ -81,7 +99,7 @@ def celeba(root: Root) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-@expecting(_CAMELYON)
+@_expecting(_CAMELYON)
 def camelyon17(root: Root) -> pd.DataFrame:
     """Read Camelyon17 as WILDS distributes it.
 
@@ -106,7 +124,7 @@ def camelyon17(root: Root) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-@expecting(_AMAZON)
+@_expecting(_AMAZON)
 def amazon(root: Root) -> pd.DataFrame:
     """Read the Amazon reviews as WILDS distributes them, without the rows that belong to no split.
 
@@ -145,7 +163,7 @@ def amazon(root: Root) -> pd.DataFrame:
     return frame.astype({"stars": np.int64, "year": np.int64})
 
 
-@expecting(_CIVIL_COMMENTS)
+@_expecting(_CIVIL_COMMENTS)
 def civilcomments(root: Root) -> pd.DataFrame:
     """Read CivilComments as WILDS distributes it, with a row for every identity that a comment mentions.
 
@@ -179,7 +197,7 @@ def civilcomments(root: Root) -> pd.DataFrame:
     )
 
 
-@expecting(_BDD)
+@_expecting(_BDD)
 def bdd100k(root: Root) -> pd.DataFrame:
     """Read the images of BDD100K with the attributes of the whole scene, as it is distributed (or from Kaggle).
 
@@ -201,7 +219,65 @@ def bdd100k(root: Root) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-@expecting(_FOLDER)
+@_expecting(_CIFAR)
+def cifar(root: Root) -> tuple[pd.DataFrame, Pixels]:
+    """Read CIFAR-10 or CIFAR-100, whichever binary version lies in ``root`` (or in the folder that it unpacks to).
+
+    The version for Python is a pickle, which runs whatever code its maker put into it; the binary version of the same
+    site holds the same images as plain bytes and is the one that is read.
+
+    Returns:
+        One row per image: ``label``, the name of its class; for CIFAR-100 also ``coarse``, that of its superclass; and
+        ``split``, "train" or "test".  Beside it the pixels of the same rows, (n, 32, 32, 3).
+
+    Raises:
+        DataError: if files are missing, cut off, or hold a label without a name.
+    """
+    for base in [Path(root) / name for name in (".", "cifar-10-batches-bin", "cifar-100-binary")]:
+        if (base / "data_batch_1.bin").is_file():
+            train = [base / f"data_batch_{i}.bin" for i in range(1, 6)]
+            return _cifar_images(train, base / "test_batch.bin", {"label": base / "batches.meta.txt"})
+        if (base / "train.bin").is_file():
+            names = {"coarse": base / "coarse_label_names.txt", "label": base / "fine_label_names.txt"}
+            return _cifar_images([base / "train.bin"], base / "test.bin", names)
+    pickled = any((Path(root) / name).exists() for name in ("cifar-10-batches-py", "data_batch_1", "cifar-100-python"))
+    hint = " What lies there is the version for Python, whose pickles can run any code: download the binary version."
+    raise DataError(
+        f"root='{root}': there is neither data_batch_1.bin nor train.bin (working directory: {Path.cwd()})."
+        f"{hint if pickled else ''}"
+    )
+
+
+@_expecting(_MEDMNIST)
+def medmnist(path: Root) -> tuple[pd.DataFrame, Pixels]:
+    """Read a two-dimensional data set of MedMNIST, as it is distributed: an .npz file.
+
+    Returns:
+        One row per image: ``label``, the number of its class, or of ChestMNIST the columns :data:`CHEST` of 0 and 1;
+        and ``split``, "train", "val" or "test".  Beside it the pixels of the same rows, (n, H, W) or (n, H, W, 3).
+
+    Raises:
+        DataError: if the file is missing, damaged, or holds something else.
+    """
+    parts = ("train", "val", "test")
+    arrays = _arrays(Path(path), [f"{part}_{kind}" for part in parts for kind in ("images", "labels")])
+    images = [arrays[f"{part}_images"] for part in parts]
+    labels = [arrays[f"{part}_labels"] for part in parts]
+    width = labels[0].shape[1] if labels[0].ndim == 2 else 0
+    names = {1: ("label",), len(CHEST): CHEST}.get(width)
+    counts = [len(part) for part in images]
+    shapes = {part.shape[1:] for part in images}
+    pixels = all(part.dtype == np.uint8 for part in images) and len(shapes) == 1 and images[0].ndim in (3, 4)
+    if names is None or not pixels or [part.shape for part in labels] != [(n, width) for n in counts]:
+        raise DataError(
+            f"'{path}' holds images of {[part.shape for part in images]} and labels of "
+            f"{[part.shape for part in labels]}."
+        )
+    frame = pd.DataFrame(np.concatenate(labels).astype(np.int64), columns=list(names))
+    return frame.assign(split=np.repeat(parts, counts)), np.concatenate(images)
+
+
+@_expecting(_FOLDER)
 def folder(
     root: Root, metadata: str = "metadata.csv", file_column: str = "file_name", *, allow_outside: bool = False
 ) -> pd.DataFrame:
@@ -328,6 +404,53 @@ def _json_items(path: Path) -> Iterator[Any]:
                 continue
             yield item
             start = end
+
+
+def _cifar_images(train: Sequence[Path], test: Path, names: Mapping[str, Path]) -> tuple[pd.DataFrame, Pixels]:
+    """Read records of one byte for each kind of label, and 3 x 32 x 32 bytes, the pixels channel by channel."""
+    size = len(names) + 3 * 32 * 32
+    tables, splits = [], []
+    for path in [*train, test]:
+        records = _bytes(path)
+        if records.size == 0 or records.size % size:
+            raise DataError(
+                f"'{path}' holds {records.size} bytes, not a whole number of records of {size}: it is cut off, or "
+                "something else."
+            )
+        tables.append(records.reshape(-1, size))
+        splits += ["test" if path == test else "train"] * len(tables[-1])
+    table = np.concatenate(tables)
+    columns = {}
+    for position, (kind, path) in enumerate(names.items()):
+        codes, known = table[:, position], _lines(path)
+        if codes.max() >= len(known):
+            raise DataError(f"'{path.parent}' has the label {codes.max()}, but names of {len(known)} classes.")
+        columns[kind] = np.array(known, dtype=object)[codes]
+    pixels = table[:, len(names) :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return pd.DataFrame({**columns, "split": splits}), np.ascontiguousarray(pixels)
+
+
+def _bytes(path: Path) -> NDArray[np.uint8]:
+    try:
+        return np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error}.") from error
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read: {error}.") from error
+
+
+def _arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
+    """The arrays of an .npz file, without running what a pickle in it might hold."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return {name: file[name] for name in names}
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"root='{path}' cannot be read: {error}.") from error
 
 
 def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bool) -> pd.DataFrame:

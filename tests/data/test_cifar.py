@@ -16,8 +16,8 @@ from fcco_lightning import (
     RepeatedSampling,
     UniformSampling,
 )
-from fcco_lightning.data.cifar import cifar
 from fcco_lightning.data.datamodules.labelled import imbalanced
+from fcco_lightning.data.layouts import cifar
 from fcco_lightning.errors import DataError
 
 CLASSES = ["airplane", "automobile", "bird", "cat"]

@@ -83,11 +83,11 @@ def test_state_survives_a_weights_only_checkpoint(tmp_path, quantiles, missing):
         restored.transform(test.assign(age="old"))
 
 
-@pytest.mark.parametrize(("bad", "row"), [(np.nan, 3), (np.inf, 3), (-np.inf, 3)])
-def test_numbers_that_are_not_finite_are_refused(bad, row):
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(bad):
     frame = make_frame(10, 0)
-    frame.loc[[row, 7], "hours"] = bad
-    with pytest.raises(DataError, match=rf"'hours' of the training split has 2 NaN.*row {row}.*missing='impute'"):
+    frame.loc[[3, 7], "hours"] = bad
+    with pytest.raises(DataError, match=r"'hours' of the training split has 2 NaN.*row 3.*missing='impute'"):
         TabularEncoder().fit(frame)
     encoder = TabularEncoder().fit(make_frame(10, 0))
     with pytest.raises(DataError, match="'hours' of the test split"):

@@ -2,15 +2,13 @@ import io
 import os
 import random
 
-import datasets
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Subset
 from torchvision.transforms import ColorJitter, Compose, RandomHorizontalFlip, ToTensor
 
-from fcco_lightning.data.images import DatasetColumn, FilesIn, ImageTable, image_transform
+from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
@@ -44,9 +42,9 @@ def as_bytes(i, kind="PNG"):
     return stream.getvalue()
 
 
-def test_decodes_paths_bytes_dicts_and_images(make, tmp_path):
+def test_decodes_paths_bytes_dicts_images_and_pixels(make, tmp_path):
     images = ["0.png", tmp_path / "1.png", as_bytes(2), {"bytes": as_bytes(3), "path": None}, {"path": "4.png"}]
-    images.append(Image.fromarray(pixels(5)))
+    images += [Image.fromarray(pixels(5)), pixels(6)]
     table = make(images=images)
     for i in range(len(images)):
         sample = table[i]
@@ -73,25 +71,6 @@ def test_refuses_sixteen_bits():
     table = ImageTable([Image.new("I;16", (2, 2), 300)], {"y": torch.zeros(1)}, PLAIN)
     with pytest.raises(DataError, match=r"mode is 'I;16', but only images of 8 bits"):
         table[0]
-
-
-def test_columns_of_datasets_in_memory_and_on_disk(make, tmp_path):
-    images = [Image.fromarray(pixels(i)) for i in range(ROWS)]
-    features = datasets.Features({"picture": datasets.Image(), "y": datasets.Value("int64")})
-    memory = datasets.Dataset.from_dict({"picture": images, "y": list(range(ROWS))}, features=features)
-    memory.save_to_disk(str(tmp_path / "saved"))
-    for dataset in memory, datasets.load_from_disk(str(tmp_path / "saved")):
-        column = Subset(DatasetColumn(dataset, "picture"), [7, 2])
-        assert len(column) == 2
-        assert torch.equal(make(images=column)[0]["x"], make()[7]["x"])
-        assert torch.equal(make(images=column)[1]["x"], make()[2]["x"])
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 4), (2, 4, 4, 3)])
-def test_pixels_in_memory_are_images(shape):
-    levels = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
-    expected = np.broadcast_to(levels[1].reshape(4, 4, -1), (4, 4, 3)) / 255
-    np.testing.assert_allclose(ImageTable(levels, {}, PLAIN)[1]["x"].permute(1, 2, 0), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

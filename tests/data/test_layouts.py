@@ -128,14 +128,6 @@ def test_camelyon17_refuses(tmp_path):
         layouts.camelyon17(tmp_path)
 
 
-REVIEWS = """"reviewerID","asin","overall","reviewText","summary","category","reviewYear"
-"A1","B1",5.0,"Good, and ""cheap"".","x","Books",2014
-"A2","B2",1.0,"NA","x","Books",2015
-"A1","B3",3.0,"","x","Electronics",2016
-"A3","B4",4.0,"unused","x","Electronics",2016
-"""
-
-
 # ------------------------------------------------------------------------------------------------------------- BDD100K
 
 SCENES = {  # as in the real files: in part without an attribute, and of the test images without anything

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fcco_lightning import Columns, GroupedImageDataModule, Groups, ImageTransform, LabelledImages, TabularMLP
-from fcco_lightning.data.medmnist import CHEST, medmnist
+from fcco_lightning.data.layouts import CHEST, medmnist
 from fcco_lightning.errors import DataError
 
 COUNTS = {"train": 8, "val": 4, "test": 4}

@@ -22,10 +22,6 @@ def test_batched_access_equals_torch_collation_of_single_samples(table):
         assert batch[name].dtype == expected[name].dtype
 
 
-def test_index_is_the_position(table):
-    assert [int(table[i]["index"]) for i in range(len(table))] == list(range(7))
-
-
 def test_collate_passes_mappings_and_collates_lists(table):
     batch = table.__getitems__([1, 2])
     assert collate(batch) is batch

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data import layouts
-from fcco_lightning.data.cifar import cifar
 from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
 from fcco_lightning.data.images import MOST_PIXELS, Images, read_image_dataset
-from fcco_lightning.data.medmnist import medmnist
 from fcco_lightning.data.sources import is_hub_id, read_table
 from fcco_lightning.data.splits import keep_positives
 from fcco_lightning.data.texts import texts_in
@@ -33,9 +31,8 @@ class LabelledImages:
     """Images with a table of their labels, in one of the layouts that are known.
 
     Args:
-        layout: "folder" (images and metadata.csv), "celeba", "camelyon17", "bdd100k" (these as distributed, see
-            :mod:`fcco_lightning.data.layouts`), "cifar" (the binary version, see :mod:`fcco_lightning.data.cifar`),
-            "medmnist" (an .npz file, see :mod:`fcco_lightning.data.medmnist`) or "datasets".
+        layout: "folder" (images and metadata.csv), "celeba", "camelyon17", "bdd100k" (these as distributed), "cifar"
+            (the binary version), "medmnist" (an .npz file), see :mod:`fcco_lightning.data.layouts`, or "datasets".
         root: folder of the images (the file of "medmnist"); for every layout but "datasets".
         source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``,
             a .parquet file, or a hub id "owner/name" or "owner/name:split".
@@ -86,7 +83,7 @@ class LabelledImages:
         if self.layout == "datasets":
             frame, images = read_image_dataset(self.source, self.image_column)
         elif self.layout in ("cifar", "medmnist"):
-            frame, images = {"cifar": cifar, "medmnist": medmnist}[self.layout](root)
+            frame, images = {"cifar": layouts.cifar, "medmnist": layouts.medmnist}[self.layout](root)
         elif self.layout == "folder":
             frame = layouts.folder(root, self.metadata, self.file_column, allow_outside=self.allow_outside)
             images = frame.pop("file").tolist()
