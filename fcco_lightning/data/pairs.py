@@ -19,7 +19,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.images import MOST_PIXELS, DatasetColumn, FilesIn, Images, ImageTable
-from fcco_lightning.data.sources import is_hub_id, open_dataset
+from fcco_lightning.data.sources import is_hub_id, open_dataset, shown
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
@@ -157,7 +157,7 @@ class _Reader:
     @property
     def where(self) -> str:
         """The source, for messages."""
-        return f"pairs={_short(self.source)}"
+        return f"pairs={shown(self.source)}"
 
     def read(self) -> tuple[Any, Any]:
         source = self.source
@@ -337,9 +337,3 @@ def _expanded(pattern: Any) -> list[str]:
             f"pairs={text!r}: no such file or folder (working directory: {Path.cwd()}). Accepted are {ACCEPTED}."
         )
     return paths
-
-
-def _short(source: Any) -> str:
-    if isinstance(source, (list, tuple)) and source:
-        return f"{_short(source[0])}" + (f" and {len(source) - 1} more" if len(source) > 1 else "")
-    return f"'{source}'" if isinstance(source, (str, PathLike)) else f"<{type(source).__name__}>"

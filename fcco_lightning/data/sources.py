@@ -52,11 +52,11 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
     read = _from_name if isinstance(source, (str, PathLike)) else _from_memory
     frame = read(source, argument)
     if frame.empty:
-        raise DataError(f"{argument}={_short(source)} has no rows or no columns.")
+        raise DataError(f"{argument}={shown(source)} has no rows or no columns.")
     frame = frame.reset_index(drop=True)
     if not isinstance(frame.columns, pd.MultiIndex):
         frame.columns = frame.columns.map(str)
-    _require_plain(frame, f"{argument}={_short(source)}")
+    _require_plain(frame, f"{argument}={shown(source)}")
     for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
         if pd.api.types.infer_dtype(frame[name], skipna=True) == "decimal":  # amounts in a data base, which are numbers
             frame[name] = frame[name].astype(float)
@@ -243,5 +243,8 @@ def _from_memory(source: Any, argument: str) -> pd.DataFrame:
     raise DataError(f"{argument} is a {type(source).__name__}. Accepted are {ACCEPTED}.")
 
 
-def _short(source: Any) -> str:
-    return repr(source) if isinstance(source, (str, PathLike)) else f"<{type(source).__name__}>"
+def shown(source: Any) -> str:
+    """Return a source as messages name it: its path, or its type; of several the first, and how many more."""
+    if isinstance(source, (list, tuple)) and source:
+        return f"{shown(source[0])}" + (f" and {len(source) - 1} more" if len(source) > 1 else "")
+    return f"'{source}'" if isinstance(source, (str, PathLike)) else f"<{type(source).__name__}>"

@@ -108,7 +108,7 @@ def test_unreadable_sources(tmp_path):
     cases = {
         "bad.parquet": "not a readable parquet",
         "empty.csv": "not a readable csv",
-        "header.csv": "no rows",
+        "header.csv": r"train='.*header.csv' has no rows",
         "t.xlsx": r"unknown suffix '\.xlsx'",
         "plain": "load_from_disk cannot read",
     }
