@@ -195,8 +195,7 @@ class Benchmark:
                     axes = {"lr": LEARNING_RATES} | ({"dual": DUAL_RATES[peer]} if peer in DUAL_RATES else {})
                     make = functools.partial(self.job, peer, cell, 0.2)
                     tunings[f"{cell}: {peer}"] = Tuning(axes, make, score, seeds=SEEDS, longest=0)
-        run_searches(tunings, self.given.jobs, ["val.objective", "val.violation"], train)
-        return {label: tuning.summary for label, tuning in tunings.items()}
+        return run_searches(tunings, self.given.jobs, ["val.objective", "val.violation"], train)
 
     def results(self, picks: dict[str, dict[str, Any]]) -> list[Job]:
         """The runs of the table."""
