@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from tests.test_configs import adult, compas
-from tests.texts import TINY, make_texts
+from tests.texts import TINY, make_mails
 
 FOLDER = Path(__file__).parents[1] / "examples/benchmarks"
 
@@ -234,8 +234,7 @@ def test_group_dro_tunes_and_writes_table_json_and_picture(command, runs, tmp_pa
 
 def test_text_groups_tunes_and_writes_its_tables(command, runs, tmp_path, monkeypatch, capsys):
     module, out = script("text_groups"), tmp_path / "out"
-    mails = make_texts(160).rename(columns={"list": "mailing_list"})
-    mails.assign(spam=(mails["spam"] == "spam").astype(int)).to_parquet(tmp_path / "m.parquet")
+    make_mails(160).to_parquet(tmp_path / "m.parquet")
     monkeypatch.setattr(module, "NETWORK", TINY)
     monkeypatch.setattr(module, "ADAPTIVE_RATES", [0.01, 0.02])
     arguments = ["--data", tmp_path / "m.parquet", "--epochs", 1, "--length", 12, "--seeds", 1, "--out", out]
