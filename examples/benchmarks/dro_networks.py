@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from runs import Job, Tuning, run_all, run_searches, table
 from sklearn.datasets import load_digits
-from timing import Step, interleaved, momentum, plain, report
+from timing import Step, engine_step, interleaved, momentum, plain, report
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -179,8 +179,7 @@ def cost(args: argparse.Namespace) -> None:
             engine = Engine(
                 copy.deepcopy(net).train(), algorithm.pose(copy.deepcopy(objective), num_samples=n), algorithm
             )
-            optimizer = momentum(engine.params)
-            variants[label] = lambda batch, e=engine, o=optimizer: e.train_batch(batch, o)  # type: ignore[misc]
+            variants[label] = engine_step(engine, momentum(engine.params))
         generator, data = torch.Generator().manual_seed(0), []
         for _ in range(4):
             index = torch.randint(n, (128,), generator=generator).unique()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from timing import Step
+from timing import Step, engine_step
 from torch import Tensor, nn
 
 from fcco_lightning import (
@@ -65,8 +65,7 @@ def through_engine(
     """One batch through the engine."""
     problem = algorithm.pose(objective, num_samples=module.num_train, sampling=module.sampling())
     engine = Engine(network, problem, algorithm, compiled=compiled)
-    steps = optimizer(engine.params)
-    return lambda batch: engine.train_batch(batch, steps)
+    return engine_step(engine, optimizer(engine.params))
 
 
 def available() -> bool:

@@ -182,7 +182,6 @@ class Benchmark:
             f"{METHODS[m]} ({name})": (m, settings, {"model.optimizer.lr": rates} | RHO.get(m, {}))
             for m in penalised
             for name, (settings, rates) in OPTIMIZERS.items()
-            if name in given.optimizers
         }
         if "icppac" in given.methods:
             self.methods[METHODS["icppac"]] = ("icppac", {}, ICPPAC)
@@ -259,7 +258,6 @@ def main() -> None:
     parser.add_argument("--train", required=True, help="training table")
     parser.add_argument("--test", help="test table (Adult)")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="as in the configs by default")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")

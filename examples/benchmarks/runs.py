@@ -270,4 +270,4 @@ def band(axes: Any, x: Sequence[float], curves: Sequence[Sequence[float]], label
 
 def seconds(runs: list[Job]) -> str:
     """Median time of a run."""
-    return f"{statistics.median(r['seconds'] for r in runs):.0f}"
+    return f"{statistics.median(r['seconds'] for r in runs):.1f}"

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from timing import Step, Table, compared, interleaved, momentum, operators_of, plain, report
+from timing import Step, Table, compared, engine_step, interleaved, momentum, operators_of, plain, report
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -95,8 +95,7 @@ def ours(network: nn.Module, algorithm: Algorithm, penalty: Any, optimizer: Any)
     """One batch through the engine."""
     objective, constraints = AUC(), [ROCFairness()]
     problem = algorithm.pose(objective, constraints, penalty, num_samples=10_000)
-    engine = Engine(network, problem.to(next(network.parameters()).device), algorithm)
-    return lambda batch: engine.train_batch(batch, optimizer)
+    return engine_step(Engine(network, problem.to(next(network.parameters()).device), algorithm), optimizer)
 
 
 def written_out(network: nn.Module, *, sonex: bool) -> Step:
@@ -176,8 +175,7 @@ def grouped(rounds: int, device: str, size: int = 64) -> dict[str, Any]:
     for algorithm in (BSGD(), SOX(0.8), OOA(0.01), ALEXR(1.0, 0.1), SONEX(0.8, 0.1, lam=0.1), SONX(0.8, 0.1)):
         objective: Objective = CVaRGroupDRO(0.15, num_groups=16).to(device)
         engine = Engine(copy.deepcopy(model), algorithm.pose(objective, num_samples=10_000).to(device), algorithm)
-        optimizer = momentum(engine.params)
-        variants[algorithm.name] = lambda batch, e=engine, o=optimizer: e.train_batch(batch, o)  # type: ignore[misc]
+        variants[algorithm.name] = engine_step(engine, momentum(engine.params))
     data = batches(4, (64, 3, size, size), device)
     for k, batch in enumerate(data):
         batch["group"] = (torch.arange(64, device=device) % 4 + 4 * k) % 16
@@ -326,6 +324,8 @@ def fitted(module: LightningModule, data: Any, steps: int) -> float:
 
 def under_trainer(rounds: int, steps: int = 160) -> Table:
     """MLP 122-256-256-1, batch 128: fits that take turns, against plain Lightning with the same loader."""
+    warnings.simplefilter("ignore")  # Lightning's, of loaders and of what is not logged
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)
     model, rows = TabularMLP([256, 256], 1, 122), 128 * (steps + 1)
     columns = {"x": torch.randn(rows, 122), "y": (torch.rand(rows) < 0.25).long(), "group": torch.arange(rows) % 2}
@@ -385,23 +385,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.groups:
-        results = {f"resnet18 64x64 batch 64 = 4 groups x 16 ({given.device})": grouped(given.rounds, given.device)}
-        report(results, given.out / "step_cost_groups.json")
-        return
-    if given.constraints:
-        results = {"MLP 122-256-256-1, batch 128": constrained(5 * given.rounds)}
-        report(results, given.out / "step_cost_constraints.json")
-        return
-    if given.perceptron:
-        results = {"MLP 122-256-256-1, batch 128": perceptron(given.rounds)}
-        report(results, given.out / "step_cost_perceptron.json")
-        return
-    if given.trainer:
-        warnings.simplefilter("ignore")  # Lightning's, of loaders and of what is not logged
-        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        report({"Trainer.fit, MLP 122-256-256-1": under_trainer(given.rounds)}, given.out / "step_cost_trainer.json")
-        return
+    title, images = "MLP 122-256-256-1, batch 128", f"resnet18 64x64 batch 64 = 4 groups x 16 ({given.device})"
+    parts: dict[str, Callable[[], dict[str, Table]]] = {
+        "groups": lambda: {images: grouped(given.rounds, given.device)},
+        "constraints": lambda: {title: constrained(5 * given.rounds)},
+        "perceptron": lambda: {title: perceptron(given.rounds)},
+        "trainer": lambda: {f"Trainer.fit, {title}": under_trainer(given.rounds)},
+    }
+    for part, measured in parts.items():
+        if getattr(given, part):
+            report(measured(), given.out / f"step_cost_{part}.json")
+            return
     results = {
         f"resnet18 32x32 batch 64 ({given.device})": resnet(given.rounds, given.device),
         "MLP batch 128, SOX (cpu)": mlp(20 * given.rounds, sonex=False),

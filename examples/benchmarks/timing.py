@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fcco_lightning import Engine
+
 Step = Callable[[Any], object]  # one training step on a batch
 Table = dict[str, dict[str, Any]]  # by row and column
 
@@ -33,6 +35,11 @@ def plain(network: nn.Module) -> Step:
         optimizer.step()
 
     return step
+
+
+def engine_step(engine: Engine, optimizer: torch.optim.Optimizer) -> Step:
+    """One batch through the engine."""
+    return lambda batch: engine.train_batch(batch, optimizer)
 
 
 def interleaved(

@@ -6,7 +6,6 @@ A run takes about a second, less than ``fcco fit`` takes to start, so the engine
 import functools
 import importlib.util
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import libauc_losses
 import torch
 from libauc_losses import RANKING, LibAUCStep, RankingLoss, through_engine
-from runs import Job, Tuning, run_all, run_searches, table, value
+from runs import Job, Tuning, run_all, run_searches, seconds, table, value
 from timing import Step
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -216,10 +215,7 @@ def scores(seeds: int, workers: int) -> tuple[dict[str, Any], list[Job]]:
     picks = run_searches(tunings, workers, ["val.auc"], train)
     jobs = [job(label, pick["picked"], seed) for label, pick in picks.items() for seed in range(seeds)]
     results = run_all(jobs, workers, FIGURES, train)
-    extra = {
-        "lr": lambda runs: f"{runs[0]['overrides']['lr']:g}",
-        "seconds": lambda runs: f"{statistics.median(run['seconds'] for run in runs):.1f}",
-    }
+    extra = {"lr": lambda runs: f"{runs[0]['overrides']['lr']:g}", "seconds": seconds}
     for data, positives in DATA.items():
         print(f"\n{data}, {positives}\n" + table([r for r in results if r["data"] == data], FIGURES, extra))
     return picks, results
