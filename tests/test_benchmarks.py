@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from tests.test_configs import adult, compas
-from tests.texts import TINY, make_texts
+from tests.texts import TINY, make_mails
 
 FOLDER = Path(__file__).parents[1] / "examples/benchmarks"
 
@@ -32,12 +32,30 @@ def lightning_talks_again_after_a_script():
     logger.setLevel(level)
 
 
-def in_this_process(jobs, workers, shown, run=None):
+class InThisProcess(contextlib.nullcontext):
+    """Takes the place of a pool of processes, and of what makes one."""
+
+    def __enter__(self):
+        return self
+
+    def Pool(self, size):  # noqa: N802
+        return self
+
+    def apply(self, function, arguments):
+        return function(*arguments)
+
+    def map(self, function, jobs):
+        return map(function, jobs)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Runs are carried out in this process, and searches are short."""
     import runs
 
-    done = [(run or runs.train)(job) for job in jobs]
-    assert all(isinstance(runs.value(job, name), float) for job in done for name in shown)
-    return done
+    for name, of in {"ProcessPoolExecutor": InThisProcess, "LONGEST": 0, "SEEDS": (100,)}.items():
+        monkeypatch.setattr(runs, name, of)
+    return runs
 
 
 def script(name):
@@ -46,6 +64,17 @@ def script(name):
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Carries out the command of a script with these arguments."""
+
+    def carry_out(module, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, arguments)])
+        module.main()
+
+    return carry_out
 
 
 def test_auc_dispatches_few_operators():
@@ -144,7 +173,7 @@ def test_protected_tasks_and_their_comparison_take_the_same_images_and_texts(mon
     assert alone == tasks == [("_embed_images", prepared["x"].shape), ("_embed_texts", prepared["text"].shape)]
 
 
-def test_contrastive_cost_writes_its_tables(tmp_path, monkeypatch, capsys):
+def test_contrastive_cost_writes_its_tables(command, tmp_path, monkeypatch, capsys):
     import torch
 
     s = script("contrastive_cost")
@@ -152,29 +181,25 @@ def test_contrastive_cost_writes_its_tables(tmp_path, monkeypatch, capsys):
         s, "objectives", lambda rounds, compiled: s.interleaved({"a": bool, "b": bool}, [1], rounds, "cpu")
     )
     monkeypatch.setattr(s, "protected_tasks", lambda rounds: {})
-    monkeypatch.setattr(sys, "argv", ["contrastive_cost.py", "--rounds", "4", "--out", str(tmp_path)])
-    s.main()
+    command(s, "--rounds", 4, "--out", tmp_path)
     first, _ = json.loads((tmp_path / "contrastive_cost.json").read_text()).values()
     assert first["a"]["ratio"] == 1
     assert first["b"]["25%"] <= first["b"]["ratio"] <= first["b"]["75%"]
     assert "| step | ms | ratio | 25% | 75% |" in capsys.readouterr().out
     (table,) = s.large(2, "tiny", 8, "cpu").values()  # what runs on a GPU with a larger model
     assert list(table) == list(s.variants(lambda: None))
-    monkeypatch.setattr(sys, "argv", ["contrastive_cost.py", "--gpu"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="CUDA"):
-        s.main()
+        command(s, "--gpu")
 
 
 @pytest.mark.filterwarnings("ignore")  # of the run in its own process
-def test_roc_fairness_writes_table_json_and_picture(tmp_path, monkeypatch, capsys):
+def test_roc_fairness_writes_table_json_and_picture(command, runs, tmp_path, capsys):
     module = script("roc_fairness")
     compas(400).to_csv(tmp_path / "c.csv", index=False)
     out = tmp_path / "out"
     arguments = ["--data", "compas", "--train", tmp_path / "c.csv", "--methods", "sonex", "sgd", "--seeds", 1]
-    monkeypatch.setattr(sys, "argv", ["roc_fairness.py", *map(str, arguments), "--epochs", "1", "--out", str(out)])
-    monkeypatch.setattr(module, "run_all", in_this_process)
-    module.main()
+    command(module, *arguments, "--epochs", 1, "--out", out)
     assert "| SONEX (Adam) | 1 |" in capsys.readouterr().out
     results = json.loads((out / "roc_fairness_compas_methods.json").read_text())
     assert [r["label"] for r in results] == [
@@ -184,7 +209,7 @@ def test_roc_fairness_writes_table_json_and_picture(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.filterwarnings("ignore")  # of the run in its own process
-def test_group_dro_tunes_and_writes_table_json_and_picture(tmp_path, monkeypatch, capsys):
+def test_group_dro_tunes_and_writes_table_json_and_picture(command, runs, tmp_path, monkeypatch, capsys):
     module, out = script("group_dro"), tmp_path / "out"
     adult(600).to_csv(tmp_path / "a.csv", index=False)
     adult(400).to_csv(tmp_path / "b.csv", index=False)
@@ -192,20 +217,10 @@ def test_group_dro_tunes_and_writes_table_json_and_picture(tmp_path, monkeypatch
     small = {"data.groups.min_size": 1, "data.groups.by": groups}
     monkeypatch.setattr(module, "GRIDS", module.GRIDS | {"alexr": {"model.algorithm.tau": [1.0]}})
     monkeypatch.setattr(module, "LEARNING_RATES", {"adult": [0.1, 0.3]})
-    runs = sys.modules["runs"]
-    monkeypatch.setattr(runs, "LONGEST", 0)
-    monkeypatch.setattr(runs, "SEEDS", (100,))
-
-    def small_runs(jobs, *rest):
-        return in_this_process([{**j, "overrides": small | j["overrides"]} for j in jobs], *rest)
-
-    for where in (module, runs):
-        monkeypatch.setattr(where, "run_all", small_runs)
+    monkeypatch.setattr(runs, "expand", lambda overrides, of=runs.expand: of(small | overrides))
     arguments = ["--data", "adult", "--train", tmp_path / "a.csv", "--test", tmp_path / "b.csv", "--epochs", 2]
     for more in (["--methods", "alexr", "--tune"], ["--methods", "alexr", "sgd", "--alpha", 0.25, "--seeds", 1]):
-        command = ["group_dro.py", *map(str, [*arguments, *more]), "--out", str(out)]
-        monkeypatch.setattr(sys, "argv", command)
-        module.main()
+        command(module, *arguments, *more, "--out", out)
     picks = json.loads((out / "group_dro_adult_picks.json").read_text())
     picked = picks["alexr"]["picked"]
     assert picked["model.optimizer.lr"] in (0.1, 0.3)
@@ -217,21 +232,14 @@ def test_group_dro_tunes_and_writes_table_json_and_picture(tmp_path, monkeypatch
     assert (out / "group_dro_adult_0.25.png").stat().st_size > 5000
 
 
-def test_text_groups_tunes_and_writes_its_tables(tmp_path, monkeypatch, capsys):
+def test_text_groups_tunes_and_writes_its_tables(command, runs, tmp_path, monkeypatch, capsys):
     module, out = script("text_groups"), tmp_path / "out"
-    mails = make_texts(160).rename(columns={"list": "mailing_list"})
-    mails.assign(spam=(mails["spam"] == "spam").astype(int)).to_parquet(tmp_path / "m.parquet")
+    make_mails(160).to_parquet(tmp_path / "m.parquet")
     monkeypatch.setattr(module, "NETWORK", TINY)
     monkeypatch.setattr(module, "ADAPTIVE_RATES", [0.01, 0.02])
-    runs = sys.modules["runs"]
-    monkeypatch.setattr(runs, "LONGEST", 0)
-    monkeypatch.setattr(runs, "SEEDS", (100,))
-    for where in (module, runs):
-        monkeypatch.setattr(where, "run_all", in_this_process)
     arguments = ["--data", tmp_path / "m.parquet", "--epochs", 1, "--length", 12, "--seeds", 1, "--out", out]
     for more in (["--methods", "sonex", "--tune"], ["--methods", "sonex", "sgd"], ["--ablation", "beta"]):
-        monkeypatch.setattr(sys, "argv", ["text_groups.py", *map(str, [*arguments, *more])])
-        module.main()
+        command(module, *arguments, *more)
     picked = json.loads((out / "text_groups_picks.json").read_text())["sonex"]["picked"]
     assert picked["lr"] in (0.01, 0.02)
     results = json.loads((out / "text_groups.json").read_text())
@@ -256,27 +264,24 @@ def images_of_digits(path, count):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the runs in their own process
-def test_imbalanced_images_are_searched_run_kept_and_printed(tmp_path, monkeypatch, capsys):
+def test_imbalanced_images_are_searched_run_kept_and_printed(command, runs, tmp_path, monkeypatch, capsys):
     import torch
     from sklearn.metrics import average_precision_score
 
-    s, runs = script("imbalanced_images"), sys.modules["runs"]
+    s = script("imbalanced_images")
     images_of_digits(tmp_path / "digits.parquet", 200)
     small = {"BATCH": 16, "LEARNING_RATES": [1e-2], "PLAIN": {"BCE": s.PLAIN["BCE"]}, "ALGORITHMS": {"SOX": s.SOX}}
     small["CHANGES"] = {name: s.CHANGES[name] for name in ("logistic", "an eighth of a batch positive")}
-    for name, of in (small | {"run_all": in_this_process}).items():
+    for name, of in small.items():
         monkeypatch.setattr(s, name, of)
-    monkeypatch.setattr(runs, "run_all", in_this_process)
     monkeypatch.setattr(s.libauc_losses, "available", lambda: False)
-    arguments = ["--data", str(tmp_path / "digits.parquet"), "--shares", "0.2", "--seeds", "1", "--epochs", "2"]
-    monkeypatch.setattr(sys, "argv", ["imbalanced_images.py", *arguments, "--out", str(tmp_path)])
-    s.main()
+    arguments = ["--data", tmp_path / "digits.parquet", "--shares", 0.2, "--seeds", 1, "--epochs", 2, "--out", tmp_path]
+    command(s, *arguments)
     assert capsys.readouterr().out.count("| SOX, sigmoid | 1 |") == 2  # from scratch and pretrained
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--ablation", "--starts", "scratch"])
-    s.main()
+    command(s, *arguments, "--ablation", "--starts", "scratch")
     assert "| logistic | 1 |" in capsys.readouterr().out
     kept = (tmp_path / "imbalanced_images.jsonl").read_text()
-    s.main()
+    command(s, *arguments)
     assert (tmp_path / "imbalanced_images.jsonl").read_text() == kept
 
     splits = torch.load(tmp_path / "digits_0.2_0.pt")
@@ -288,18 +293,16 @@ def test_imbalanced_images_are_searched_run_kept_and_printed(tmp_path, monkeypat
     assert rare == pytest.approx(average_precision_score(y.repeat_interleave(times), scores.repeat_interleave(times)))
 
 
-def test_dual_state_measures_memory_steps_files_and_training(tmp_path, monkeypatch, capsys):
-    module, out = script("dual_state"), tmp_path / "out.json"
-    arguments = ["--rows", "20000", "--batch", "64", "--rounds", "2", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["dual_state.py", *arguments])
-    module.main()
-    memory, many, few, files = json.loads(out.read_text()).values()
+def test_dual_state_measures_memory_steps_files_and_training(command, tmp_path, capsys):
+    module = script("dual_state")
+    command(module, "--rows", 20_000, "--batch", 64, "--rounds", 2, "--out", tmp_path)
+    memory, many, few, files = json.loads((tmp_path / "dual_state.json").read_text()).values()
     assert len(memory) == 2
     sent = [table["state, any rows"]["bytes sent by a process"] for table in (many, few)]
     assert 32 * 12 + 64 * 4 < sent[0] < 1000  # index and value of the own samples, all rows, little else
     assert sent[1] == pytest.approx(sent[0], rel=0.1)  # whatever the number of rows
     assert files["save"]["extra memory, MiB"] < 64
-    assert "| load in one process |" in capsys.readouterr().out
+    assert "| save and load |" in capsys.readouterr().out
     assert module.trainer_table(2, 3, batches=[64], repeats=1)["2 x 64"]["us per sample"] > 0
 
 
@@ -348,28 +351,21 @@ def test_a_search_leaves_the_edge_of_its_grid(best, bound):
     assert tuning.summary["on an edge that could not be moved"] == []
 
 
-def test_means_over_pairs_are_measured_beside_all_pairs_at_once(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["pair_cost.py", "--sizes", "16", "--rounds", "3"])
-    script("pair_cost").main()
+def test_means_over_pairs_are_measured_beside_all_pairs_at_once(command, capsys):
+    command(script("pair_cost"), "--sizes", 16, "--rounds", 3)
     lines = capsys.readouterr().out.splitlines()
     losses = [line.split(" | ")[1] for line in lines[2:]]
     assert losses == ["SquaredPair", "SquaredHingePair", "SigmoidPair", "LogisticPair"]
 
 
 @pytest.mark.parametrize("part", ["distributions", pytest.param("smooth", marks=pytest.mark.slow)])
-def test_weakly_convex_dro_writes_table_json_and_picture(part, tmp_path, monkeypatch, capsys):
+def test_weakly_convex_dro_writes_table_json_and_picture(part, command, runs, tmp_path, monkeypatch, capsys):
     module = script("weakly_convex_dro")
-    runs = sys.modules["runs"]
-    monkeypatch.setattr(runs, "LONGEST", 0)
     monkeypatch.setattr(module, "LOOKS", 3)
     for axes in module.AXES[part].values():
         for name, values in axes.items():
             monkeypatch.setitem(axes, name, values[:1])
-    for where in (module, runs):
-        monkeypatch.setattr(where, "run_all", in_this_process)
-    command = ["weakly_convex_dro.py", "--part", part, "--steps", "42", "--seeds", "1", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", command)
-    module.main()
+    command(module, "--part", part, "--steps", 42, "--seeds", 1, "--out", tmp_path)
     results = json.loads((tmp_path / f"weakly_convex_dro_{part}.json").read_text())["results"]
     assert {r["label"] for r in results} == set(module.AXES[part])
     for run in results:
@@ -379,7 +375,7 @@ def test_weakly_convex_dro_writes_table_json_and_picture(part, tmp_path, monkeyp
     assert (tmp_path / f"weakly_convex_dro_{part}.png").stat().st_size > 5000
 
 
-def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, monkeypatch):
+def test_robust_linear_models_are_measured_beside_the_transcription(command, tmp_path, monkeypatch):
     """Both reach the optimum, and the tables and pictures are written."""
     s = script("dro")
     x, y = s.synthetic(60, 3)
@@ -392,11 +388,10 @@ def test_robust_linear_models_are_measured_beside_the_transcription(tmp_path, mo
             solve = lambda progress: s.dro_transcription.solve(problem, progress, 0.25, size, s.dro_transcription.PLAIN)  # noqa: B023, E731
             np.testing.assert_allclose(s.run(solve, problem, 1e-7, 2000).w, best, atol=1e-3)
     pd.DataFrame(np.column_stack([x, y]), columns=["a", "b", "c", "y"]).to_csv(tmp_path / "t.csv", index=False)
-    arguments = ["dro.py", "--data", str(tmp_path / "t.csv"), "--rounds", "2", "--out", str(tmp_path), "--tol", "1e-3"]
     monkeypatch.setattr(s.dro_transcription, "compiled", lambda: None)  # seconds of compilation, where there is numba
     monkeypatch.setattr(s, "find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "argv", [*arguments, "--large", "100", "--features", "3", "--nus", "0.1", "--parts", "1"])
-    s.main()
+    arguments = ["--data", tmp_path / "t.csv", "--rounds", 2, "--out", tmp_path, "--tol", 1e-3]
+    command(s, *arguments, "--large", 100, "--features", 3, "--nus", 0.1, "--parts", 1)
     (table,) = json.loads((tmp_path / "dro.json").read_text()).values()
     assert table["transcription, b = n/d"]["of"] == "DRAGO, b = n/d"
     assert (tmp_path / "t.png").exists()
@@ -420,21 +415,15 @@ def test_losses_of_ranking_dispatch_few_operators():
     assert 5 <= min(counts.values()) <= max(counts.values()) <= 40
 
 
-def test_x_risks_are_measured_with_few_positives_and_beside_plain_steps(tmp_path, monkeypatch, capsys):
-    scores, cost, runs = script("xrisk_scores"), script("xrisk_cost"), sys.modules["runs"]
+def test_x_risks_are_measured_with_few_positives_and_beside_plain_steps(command, runs, tmp_path, monkeypatch, capsys):
+    scores, cost = script("xrisk_scores"), script("xrisk_cost")
     for name, value in {"STEPS": 4, "DATA": {"digits": "eights"}, "LEARNING_RATES": [1e-3, 1e-2]}.items():
         monkeypatch.setattr(scores, name, value)
     monkeypatch.setattr(scores, "methods", lambda: ["BCE, classes weighted", "AP, pretrained"])
     monkeypatch.setattr(cost, "RANKING", {"AUC": cost.RANKING["AUC"]})
     monkeypatch.setattr(cost, "ROWS", 1024)
     monkeypatch.setattr(cost.libauc_losses, "available", lambda: False)
-    monkeypatch.setattr(runs, "SEEDS", (100,))
-    monkeypatch.setattr(runs, "LONGEST", 0)
-    for where in (scores, runs):
-        monkeypatch.setattr(where, "run_all", in_this_process)
-    arguments = ["--part", "cost", "scores", "--seeds", "1", "--rounds", "2", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["xrisk.py", *arguments])
-    script("xrisk").main()
+    command(script("xrisk"), "--part", "cost", "scores", "--seeds", 1, "--rounds", 2, "--out", tmp_path)
     printed = capsys.readouterr().out
     assert "| mAP, ten labels |" in printed
     assert "| digits: AP, pretrained | 1 |" in printed
@@ -481,91 +470,32 @@ def test_the_optimum_of_cox_model_is_that_of_its_partial_likelihood():
         assert loss(w) < min(loss(w + step), loss(w - step))
 
 
-def run_shortly(arguments, monkeypatch, folder):
-    """A part whose runs take two epochs, one point of the search beside the next; what it printed is for the caller."""
-    fits, runs = script("xrisk_fits"), sys.modules["runs"]
-    monkeypatch.setattr(runs, "SEEDS", (100,))
-    monkeypatch.setattr(runs, "LONGEST", 0)
-
-    def short(jobs, *rest):
-        for job in jobs:
-            job["overrides"]["trainer.max_epochs"] = 2
-            if "model.pretrain.epochs" in job["overrides"]:
-                job["overrides"]["model.pretrain.epochs"] = 1
-        return in_this_process(jobs, *rest)
-
-    for where in (fits, runs):
-        monkeypatch.setattr(where, "run_all", short)
-    monkeypatch.setattr(sys, "argv", ["xrisk.py", *arguments, "--seeds", "1", "--out", str(folder)])
-    script("xrisk").main()
-    return {run["label"] for run in json.loads((folder / f"xrisk_{arguments[1]}.json").read_text())["runs"]}
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the runs in their own process
 @pytest.mark.parametrize("part", ["push", "neighbours", "survival", "ranking"])
-def test_parts_of_the_benchmark_of_x_risks(part, tmp_path, monkeypatch, capsys):
-    labels = run_shortly(["--part", part], monkeypatch, tmp_path)
+def test_parts_of_the_benchmark_of_x_risks(part, command, runs, tmp_path, monkeypatch, capsys):
+    def short(overrides, of=runs.expand):
+        pretrained = {"model.pretrain.epochs": 1} if "model.pretrain.epochs" in overrides else {}
+        return of(overrides) | {"trainer.max_epochs": 2} | pretrained
+
+    monkeypatch.setattr(runs, "expand", short)
+    script("xrisk_fits")
+    command(script("xrisk"), "--part", part, "--seeds", 1, "--out", tmp_path)
+    labels = {run["label"] for run in json.loads((tmp_path / f"xrisk_{part}.json").read_text())["runs"]}
     printed = capsys.readouterr().out
     assert all(f"| {label} | 1 |" in printed for label in labels)
 
 
-def own_table(part, folder):
-    """Arguments that name a small file of the kind that a part takes."""
-    rng = np.random.default_rng(0)
-    if part == "push":
-        for name, rows in (("train", 600), ("test", 200)):
-            adult(rows).to_csv(folder / f"{name}.csv", index=False)
-        return ["--train", str(folder / "train.csv"), "--test", str(folder / "test.csv")]
-    if part == "survival":
-        table = pd.DataFrame({"age": rng.normal(size=200), "drug": rng.choice(["a", "b"], 200)})
-        table["months"], table["died"] = rng.exponential(np.exp(-table["age"])), np.arange(200) % 2
-        table.loc[::9, "age"] = np.nan
-        table.to_csv(folder / "patients.csv", index=False)
-        return ["--train", str(folder / "patients.csv"), "--time", "months", "--event", "died"]
-    lines = [f"{i % 3} qid:{i // 40} 1:{rng.normal():.3f} 2:{rng.normal():.3f}" for i in range(1200)]
-    (folder / "lists.letor").write_text("\n".join(lines))
-    return ["--train", str(folder / "lists.letor")]
-
-
-def test_the_push_takes_two_tables_or_none(monkeypatch, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        run_shortly(["--part", "push", "--train", "a.csv"], monkeypatch, tmp_path)
-    assert "push takes --train and --test, or neither" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of the runs in their own process
-@pytest.mark.parametrize("part", ["push", "survival", "ranking"])
-def test_parts_take_a_table_of_ones_own(part, tmp_path, monkeypatch, capsys):
-    labels = run_shortly(["--part", part, *own_table(part, tmp_path)], monkeypatch, tmp_path)
-    printed = capsys.readouterr().out
-    assert all(f"| {label} | 1 |" in printed for label in labels)
-
-
-def test_micro_batches_save_memory(tmp_path, monkeypatch, capsys):
+def test_micro_batches_save_memory(command, tmp_path, monkeypatch):
     s = script("micro_batches")
     out = tmp_path / "micro_batches.json"
-    monkeypatch.setattr(sys, "argv", ["micro_batches.py", "--batch", "256", "--rounds", "2", "--out", str(out)])
     monkeypatch.setattr(s, "peak", lambda size, micro_batch: float(micro_batch or size))
-    monkeypatch.setattr(s.multiprocessing, "get_context", lambda _: InThisProcess)
-    s.main()
+    monkeypatch.setattr(s.multiprocessing, "get_context", InThisProcess)
+    command(s, "--batch", 256, "--rounds", 2, "--out", out)
     (table,) = json.loads(out.read_text()).values()
     assert [row["MiB"] for row in table.values()] == [256, 64, 16, 4]
     assert table["whole batch"]["ratio"] == 1
     assert s.largest_resident_set() > 50
-
-
-class InThisProcess:
-    """Takes the place of a pool of processes."""
-
-    def __init__(self, _):
-        pass
-
-    Pool = classmethod(lambda cls, size: contextlib.nullcontext(cls(size)))
-
-    def apply(self, function, arguments):
-        return function(*arguments)
 
 
 def test_divided_weights_are_counted_by_their_shapes():
@@ -577,25 +507,17 @@ def test_divided_weights_are_counted_by_their_shapes():
 
 
 @pytest.mark.slow
-def test_scaling_measures_processes(tmp_path, monkeypatch, capsys):
-    s = script("scaling")
+def test_scaling_measures_processes(command, tmp_path):
     out = tmp_path / "scaling.json"
-    sizes = ["--processes", "1", "2", "--batch", "8", "--width", "4", "--rounds", "2"]
-    monkeypatch.setattr(sys, "argv", ["scaling.py", *sizes, "--out", str(out)])
-    s.main()
+    command(script("scaling"), "--processes", 1, 2, "--batch", 8, "--width", 4, "--rounds", 2, "--out", out)
     (table,) = json.loads(out.read_text()).values()
     assert list(table) == ["P = 1", "P = 2"]
     assert all(value > 0 for row in table.values() for value in row.values())
-    monkeypatch.setattr(s, "CASES", {s.PAIRS: 8})
-    monkeypatch.setattr(sys, "argv", ["scaling.py", "--rows", "--processes", "2", "--rounds", "3", "--out", str(out)])
-    s.main()
-    (table,) = json.loads(out.read_text()).values()
-    assert table[f"{s.PAIRS}, P = 2"]["ratio"] > 0
 
 
-def test_peers_are_searched_and_run_beside_the_defaults(tmp_path, monkeypatch, capsys):
+def test_peers_are_searched_and_run_beside_the_defaults(command, runs, tmp_path, monkeypatch, capsys):
     """A gradient descent on the objective alone stands in for the other libraries, one of which breaks down."""
-    peers, methods, runs = script("peers"), sys.modules["peer_methods"], sys.modules["runs"]
+    peers, methods = script("peers"), sys.modules["peer_methods"]
 
     def broken(network, problem, lr, dual):
         raise ZeroDivisionError
@@ -606,12 +528,8 @@ def test_peers_are_searched_and_run_beside_the_defaults(tmp_path, monkeypatch, c
     monkeypatch.setattr(peers, "LEARNING_RATES", [1e-3])
     monkeypatch.setattr(peers, "DUAL_RATES", {name: [0.1] for name in libraries})
     monkeypatch.setattr(peers, "SYNTHETIC_ROWS", (600, 600))
-    for where in (peers, runs):
-        monkeypatch.setattr(where, "run_all", lambda jobs, workers, shown, run: [run(job) for job in jobs])
     for more in (["--tune"], []):
-        arguments = ["--problems", "equal opportunity", "--epochs", "1", "--seeds", "2", "--out", str(tmp_path), *more]
-        monkeypatch.setattr(sys, "argv", ["peers.py", *arguments])
-        peers.main()
+        command(peers, "--problems", "equal opportunity", "--epochs", 1, "--seeds", 2, "--out", tmp_path, *more)
     picked = json.loads((tmp_path / "peers_picks.json").read_text())["synthetic, equal opportunity: descent"]["picked"]
     assert picked == {"lr": 1e-3, "dual": 0.1}
     results = json.loads((tmp_path / "peers.json").read_text())

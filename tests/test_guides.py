@@ -2,23 +2,21 @@
 
 import contextlib
 import functools
-import io
 import re
 import shlex
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from PIL import Image
 
 from fcco_lightning.cli import commands, lightning_cli, run
 from fcco_lightning.cli.catalogue import members
 from fcco_lightning.cli.named_configs import with_files
 from fcco_lightning.cli.shorthands import written_out
-from tests.texts import TINY, make_texts
+from tests.test_configs import picture, shard
+from tests.texts import TINY, make_mails
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -32,8 +30,7 @@ def blocks(language):
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_python_example(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_python_example(capsys):
     (code,) = [b for b in blocks("python") if "trainer.fit(module, data)" in b]
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102
     gap = float(capsys.readouterr().out.strip().splitlines()[-1])
@@ -42,16 +39,14 @@ def test_python_example(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and "```python" in PAGES[page]])
-def test_python_blocks_of_guides_run(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_python_blocks_of_guides_run(page):
     names = {}
     for code in re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.S):
         exec(compile(code, page, "exec"), names)  # noqa: S102
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_constraints_example(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_constraints_example():
     (text,) = [b for b in blocks("yaml") if "MeanAtMost" in b]
     Path("own.yaml").write_text(text)
     names = [c["init_args"]["name"] for c in yaml.safe_load(text)["model"]["constraints"]]
@@ -63,8 +58,7 @@ def test_constraints_example(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_group_dro_example(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_group_dro_example():
     (text,) = [b for b in blocks("yaml") if "CVaRGroupDRO" in b]
     Path("own.yaml").write_text(text)
     rng = np.random.default_rng(0)
@@ -78,16 +72,14 @@ def test_group_dro_example(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_texts_example(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_texts_example():
     (text,) = [b for b in blocks("yaml") if "GroupedTextDataModule" in b]
     tokens, network = "{vocabulary: 120}", f"config: {TINY}"
     text = text.replace("{tokenizer: distilbert-base-uncased}", tokens).replace(
         "name: distilbert-base-uncased", network
     )
     Path("own.yaml").write_text(text)
-    mails = make_texts(120).rename(columns={"list": "mailing_list"})
-    mails.assign(spam=(mails["spam"] == "spam").astype(int)).to_parquet("mails.parquet")
+    make_mails(120).to_parquet("mails.parquet")
     batches = "{class_path: GroupSampling, init_args: {groups_per_batch: 4, samples_per_group: 2}}"
     arguments = ["--model.objective=WorstGroupDRO", f"--data.batches={batches}", "--trainer.max_epochs=1"]
     assert run(["fit", "--config", "own.yaml", *arguments, "--report.folder=out"]) == 0
@@ -134,8 +126,7 @@ def commands_of(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if "```bash" in PAGES[page] and "benchmarks" not in page])
-def test_commands_are_understood(page, parser_of, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_commands_are_understood(page, parser_of, monkeypatch):
     monkeypatch.setattr(commands, "_status", lambda work, given: 0)  # parsed, not carried out
     own = re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S)
     for name in ("my_clip.yaml", "my_changes.yaml"):
@@ -156,8 +147,7 @@ def test_commands_are_understood(page, parser_of, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if "```yaml" in PAGES[page]])
-def test_configurations_are_understood(page, parser_of, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_configurations_are_understood(page, parser_of):
     for text in re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S):
         Path("own.yaml").write_text(text)
         parser_of("fit").parse_args(with_files(["fit", "--config", "roc_fairness/adult_sonex", "--config", "own.yaml"]))
@@ -168,31 +158,21 @@ def test_all_blocks_are_of_a_kind_that_is_tested():
     assert kinds <= {"bash", "python", "text", "yaml"}  # what shows output or code that is not run is `text`
 
 
-def photo(path, i):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (20, 20), (20 * i % 256, 80, 120)).save(path)
-
-
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_clip_example(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     (text,) = [b for b in blocks("yaml") if "GlobalContrastive" in b]
     Path("own.yaml").write_text(text)
     rows = [(f"{label}{i}.png", label, split) for label in ("foggy", "clear", "rainy", "pc") for i in range(24)
             for split in [("train", "train", "test")[i % 3]]]  # fmt: skip
     for i, (name, *_) in enumerate(rows):
-        photo(Path("photos") / name, i)
+        picture(Path("photos") / name, 20 * i, side=20)
     pd.DataFrame(rows, columns=["file_name", "label", "split"]).to_csv("photos/metadata.csv", index=False)
     contents = [(Path("photos") / name).read_bytes() for name, *_ in rows[:6]]
     captioned = {"image": [{"bytes": c, "path": None} for c in contents], "caption": ["fog on a street"] * 6}
     pd.DataFrame(captioned).to_parquet("captions.parquet")
-    for shard in range(10):
-        with tarfile.open(f"laion-{shard:04}.tar", "w") as tar:
-            for name, content in ((f"{shard}.png", contents[0]), (f"{shard}.txt", b"a foggy morning")):
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+    for number in range(10):
+        shard(f"laion-{number:04}.tar", {f"{number}.png": contents[0], f"{number}.txt": b"a foggy morning"})
     small = [
         "--model.network.name=tiny",
         "--model.network.pretrained=null",

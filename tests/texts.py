@@ -32,3 +32,9 @@ def make_texts(rows: int, seed: int = 0) -> pd.DataFrame:
         for label, place in zip(spam, on_list, strict=True)
     ]
     return pd.DataFrame({"text": texts, "spam": spam, "list": on_list})
+
+
+def make_mails(rows: int) -> pd.DataFrame:
+    """The same with numbers in ``spam``, and ``mailing_list`` for ``list``."""
+    mails = make_texts(rows).rename(columns={"list": "mailing_list"})
+    return mails.assign(spam=(mails["spam"] == "spam").astype(int))

@@ -33,6 +33,8 @@ from typing import Any
 
 from runs import CONFIGS, Job, run_all, seconds, table, train, value
 
+from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
+
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # config and overrides
     "finetune": ("digits_finetune", {}),
     "sox": ("digits_sox", {}),
@@ -220,21 +222,18 @@ def pick(runs: list[Job], split: str) -> dict[str, Any]:
 
 def picture(results: list[Job], path: Path) -> None:
     """Gain on the target against the worst protected change on the test split, a point for every run."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 4.5), layout="constrained")
-    axes = figure.subplots()
+    figure = new_figure(6.5, 4.5)
+    (axes,) = row_of_axes(figure, 1)
     for marker, label in zip("osD^v<>P", dict.fromkeys(r["label"] for r in results), strict=False):
         runs = [r for r in results if r["label"] == label and "test" in r]
         lost = [100 * value(r, "test.worst_change") for r in runs]
         axes.plot(lost, [100 * value(r, "test.delta_target") for r in runs], marker, ls="", alpha=0.8, label=label)
     axes.axvline(100 * KEPT, color="0.5", lw=1, ls="--")
-    axes.set_xlabel("worst change of a protected digit (points, test)")
-    axes.set_ylabel("gain on the target digit (points, test)")
-    axes.grid(alpha=0.3)
+    lost, gained = "worst change of a protected digit (points, test)", "gain on the target digit (points, test)"
+    axes.set(xlabel=lost, ylabel=gained)
+    quiet_frame(axes)
     axes.legend()
-    FigureCanvasAgg(figure).print_figure(path, dpi=130)
+    save(figure, path)
 
 
 def main() -> None:
@@ -246,7 +245,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--tune", action="store_true", help=f"the grids, seeds {TUNING_SEEDS}")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -264,7 +262,6 @@ def main() -> None:
         chosen |= {f"data.digits.{name}": number for name, number in sizes(given.val, given.digits).items()}
         chosen |= REAL | {"data.digits.source": given.digits} if given.digits else {}
         chosen |= {} if method == "margin" else {"trainer.limit_val_batches": 0}  # the report evaluates the end
-        chosen |= dict(pair.split("=", 1) for pair in given.set)
         return {"label": method, "config": f"continual_clip/{config}", "seed": seed, "overrides": chosen}
 
     if given.tune:

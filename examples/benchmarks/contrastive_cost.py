@@ -273,21 +273,18 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="ViT-B-16 on CUDA instead of the parts for the CPU")
     parser.add_argument("--compiled", action="store_true", help="the two towers' steps also compiled by torch.compile")
     parser.add_argument("--rounds", type=int, default=400, help="of the two towers and on the GPU; tiny CLIP an eighth")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(1)
     if given.gpu and not torch.cuda.is_available():
         sys.exit("--gpu measures ViT-B-16 on a CUDA device, and torch finds none here. Leave it out for the CPU.")
     if given.gpu:
         report(large(given.rounds), given.out / "contrastive_cost_gpu.json")
         return
-    fewer, threads = max(2, given.rounds // 8), f"{given.threads} thread{'s' if given.threads > 1 else ''}"
+    rounds, fewer = given.rounds, max(2, given.rounds // 8)
     results = {
-        f"two towers 512-512-128, batch 256 ({threads}, {given.rounds} rounds)": objectives(
-            given.rounds, compiled=given.compiled
-        ),
-        f"CLIP tiny, 336 images and 336 texts ({threads}, {fewer} rounds)": protected_tasks(fewer),
+        f"two towers 512-512-128, batch 256 ({rounds} rounds)": objectives(rounds, compiled=given.compiled),
+        f"CLIP tiny, 336 images and 336 texts ({fewer} rounds)": protected_tasks(fewer),
     }
     report(results, given.out / "contrastive_cost.json")
 

@@ -18,15 +18,15 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from runs import Job, Tuning, run_all, run_searches, table
 from sklearn.datasets import load_digits
-from timing import Step, interleaved, report
+from timing import Step, engine_step, interleaved, momentum, plain, report
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -144,32 +144,18 @@ def run(job: Job) -> Job:
 def images(args: argparse.Namespace) -> None:
     """Search, then a table over seeds."""
 
-    def make(label: str) -> Callable[[dict[str, Any], int], Job]:
-        return lambda values, seed: {"label": label, "epochs": args.epochs, "seed": seed, "overrides": values}
+    def make(label: str, overrides: dict[str, Any], seed: int) -> Job:
+        return {"label": label, "epochs": args.epochs, "seed": seed, "overrides": overrides}
 
     tunings = {
-        name: Tuning(axes, make(name), lambda job: job["validation"]["rare"], BOUNDS) for name, axes in AXES.items()
+        name: Tuning(axes, partial(make, name), lambda job: job["validation"]["rare"], BOUNDS)
+        for name, axes in AXES.items()
     }
-    run_searches(tunings, 1, ["validation.rare"], run)
-    picks = {name: tuning.summary for name, tuning in tunings.items()}
-    jobs = [make(name)(pick["picked"], seed) for name, pick in picks.items() for seed in range(args.seeds)]
+    picks = run_searches(tunings, 1, ["validation.rare"], run)
+    jobs = [make(name, pick["picked"], seed) for name, pick in picks.items() for seed in range(args.seeds)]
     results = run_all(jobs, 1, FIGURES, run)
     (args.out / "dro_networks.json").write_text(json.dumps({"picks": picks, "results": results}, indent=1))
-    for name, pick in picks.items():
-        print(f"picked {name}: {pick}")
     print("\n" + table(results, FIGURES, {}))
-
-
-def plain(model: nn.Module) -> Step:
-    """The mean of the losses, by SGD."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-
-    def step(batch: Columns) -> None:
-        optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(model(batch["x"]).flatten(), batch["y"].float()).backward()
-        optimizer.step()
-
-    return step
 
 
 def cost(args: argparse.Namespace) -> None:
@@ -193,8 +179,7 @@ def cost(args: argparse.Namespace) -> None:
             engine = Engine(
                 copy.deepcopy(net).train(), algorithm.pose(copy.deepcopy(objective), num_samples=n), algorithm
             )
-            optimizer = torch.optim.SGD(engine.params, lr=1e-6, momentum=0.9)
-            variants[label] = lambda batch, e=engine, o=optimizer: e.train_batch(batch, o)  # type: ignore[misc]
+            variants[label] = engine_step(engine, momentum(engine.params))
         generator, data = torch.Generator().manual_seed(0), []
         for _ in range(4):
             index = torch.randint(n, (128,), generator=generator).unique()

@@ -6,21 +6,16 @@ two processes::
 
     uv run python examples/benchmarks/dual_state.py                      # memory, steps and files
     uv run python examples/benchmarks/dual_state.py --trainer            # training steps
-    uv run python examples/benchmarks/dual_state.py --device cuda        # rows on a GPU
 
 - Memory of a process over that of n/P float32 values.
-- Steps: read, average (``torch.lerp``) and write the rows of a batch, against ``index_select`` and ``index_copy_`` on a
-  plain tensor; with samples from anywhere, against the two collectives alone.  Once more with a tenth of the rows.
+- Steps: read, average (``torch.lerp``) and write the rows of a batch, wherever they are, against the two collectives
+  alone.  Once more with a tenth of the rows.
 - Files: save and load against the same bytes without format and checksum, in chunks of the same size.  What is loaded
   was written just before, so it comes from the page cache.
 - Trainer: ``Trainer.fit`` of a job like Adult (SONEX, ROC fairness) against one process with the union batch.
-- GPU: the same steps in one process, against the memory bandwidth in sectors of 32 bytes.
-
-Parts that are not run keep their earlier results in the JSON file.
 """
 
 import argparse
-import json
 import logging
 import os
 import shutil
@@ -33,13 +28,14 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
+from timing import Table, report
 from torch import Tensor
 
 from fcco_lightning import (
@@ -62,14 +58,12 @@ GAMMA = 0.1
 STEPS = 10  # of each variant in a round
 WARM_UP = 3  # rounds
 FIRST_STEPS = 20  # of a training, left out
-PLAIN, EXCHANGE = "plain, one process", "collectives"
-STEP_BASES = dict.fromkeys(["plain, every process", "state, one process"], PLAIN)
-STEP_BASES |= dict.fromkeys([EXCHANGE, "state, any rows"], EXCHANGE)
-FILE_BASES = {name: f"plain {name}" for name in ("save", "load", "save and load", "load in one process")}
+EXCHANGE = "collectives"
+STEP_BASES = {"state, any rows": EXCHANGE}
+FILE_BASES = {name: f"plain {name}" for name in ("save", "load", "save and load")}
 
 Step = Callable[[Tensor, Tensor], object]
 Rounds = dict[str, list[float]]  # what was measured in every round
-Table = dict[str, dict[str, float]]  # by row and column
 
 
 def job(size: int) -> Callable[..., list[Any]]:
@@ -104,11 +98,9 @@ def join(rank: int, size: int, port: int) -> None:
         dist.init_process_group("gloo", timeout=timedelta(minutes=3))
 
 
-def timed(action: Callable[[], object], *, alone: bool = False) -> float:
-    """Seconds, from a moment when all processes are ready; ``alone`` lets the first one do it while the others wait."""
+def timed(action: Callable[[], object]) -> float:
+    """Seconds, from a moment when all processes are ready."""
     dist.barrier()
-    if alone and dist.get_rank():
-        return 0.0
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
@@ -131,18 +123,10 @@ def compared(of_each: Sequence[tuple[Rounds, Rounds]], extra: str, bases: Mappin
     }
 
 
-class Variant(NamedTuple):
-    """A way to read, average and write ``batch`` of ``rows``; in the first process ``alone``, or in all."""
-
-    step: Step
-    rows: range
-    batch: int
-    alone: bool = False
-
-    def draw(self, random: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
-        """Different rows, with inner values, for the steps of one round."""
-        chosen = (random.choice(len(self.rows), self.batch, replace=False) for _ in range(STEPS))
-        return [(torch.from_numpy(c) + self.rows.start, torch.randn(self.batch, 1)) for c in chosen]
+def drawn(num_rows: int, batch: int, random: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Different rows, with inner values, for the steps of one round."""
+    chosen = (random.choice(num_rows, batch, replace=False) for _ in range(STEPS))
+    return [(torch.from_numpy(c), torch.randn(batch, 1)) for c in chosen]
 
 
 def filled(num_rows: int, processes: Processes) -> DualState:
@@ -150,16 +134,6 @@ def filled(num_rows: int, processes: Processes) -> DualState:
     state = DualState(num_rows, processes=processes, layout="sharded")
     state.rows.normal_()
     return state
-
-
-def plain(table: Tensor) -> Step:
-    """The least that a step needs."""
-    return lambda index, values: table.index_copy_(0, index, torch.lerp(table.index_select(0, index), values, GAMMA))
-
-
-def own_rows(state: DualState) -> Step:
-    """Rows of a state that is not divided."""
-    return lambda index, values: state.scatter_(index, torch.lerp(state.gather(index), values, GAMMA))
 
 
 def any_rows(state: DualState) -> Step:
@@ -192,26 +166,18 @@ def collectives(processes: Processes, share: int, batch: int) -> tuple[Step, int
 
 def steps(num_rows: int, batch: int, rounds: int) -> tuple[Rounds, Rounds]:
     """Seconds per step of every variant, and bytes that this process sends."""
-    processes, random, everywhere = Processes(), np.random.default_rng(), range(num_rows)
-    first, share = processes.rank == 0, shard_of(batch, processes.rank, processes.size)[1]
-    state, one = filled(num_rows, processes), filled(num_rows if first else 1, Processes(alone=True))
-    table = one.rows.clone() if first else state.rows.clone()
+    processes, random = Processes(), np.random.default_rng()
+    share = shard_of(batch, processes.rank, processes.size)[1]
     exchange, exchanged = collectives(processes, share, batch)
-    variants = {
-        PLAIN: Variant(plain(table), everywhere, batch, alone=True),
-        "plain, every process": Variant(plain(table), range(len(state.rows)), batch),
-        "state, one process": Variant(own_rows(one), everywhere, batch, alone=True),
-        EXCHANGE: Variant(exchange, everywhere, share),
-        "state, any rows": Variant(any_rows(state), everywhere, share),
-    }
+    variants = {EXCHANGE: exchange, "state, any rows": any_rows(filled(num_rows, processes))}
     times, sent = ({name: list[float]() for name in variants} for _ in range(2))
     for _ in range(WARM_UP + rounds):
-        drawn = {name: v.draw(random) if first or not v.alone else [] for name, v in variants.items()}
-        for name, (step, _, _, alone) in variants.items():
+        rows = {name: drawn(num_rows, share, random) for name in variants}
+        for name, step in variants.items():
             before = processes.bytes
-            seconds = timed(lambda s=step, d=drawn[name]: [s(*arguments) for arguments in d], alone=alone)
+            seconds = timed(lambda s=step, given=rows[name]: [s(*arguments) for arguments in given])
             times[name].append(seconds / STEPS)
-            sent[name].append((processes.bytes - before) / STEPS or exchanged * (step is exchange))
+            sent[name].append((processes.bytes - before) / STEPS or exchanged)
     return {name: t[WARM_UP:] for name, t in times.items()}, {name: b[WARM_UP:] for name, b in sent.items()}
 
 
@@ -226,7 +192,7 @@ def memory(num_rows: int, batch: int) -> dict[str, float]:
 
     def use(state: DualState) -> None:
         share = shard_of(batch, processes.rank, processes.size)[1]
-        for index, values in Variant(any_rows(state), range(state.num_rows), share).draw(random):
+        for index, values in drawn(state.num_rows, share, random):
             any_rows(state)(index, values)
 
     use(filled(batch, processes))  # from here on all code is loaded and all buffers are made
@@ -264,9 +230,8 @@ def files(num_rows: int, rounds: int, folder: Path) -> tuple[Rounds, Rounds]:
     """Seconds of saving and loading, and MiB of memory that they took for a while."""
     processes = Processes()
     state, rank = filled(num_rows, processes), processes.rank
-    ours, theirs = folder / "ours", [folder / f"plain.{r}" for r in range(processes.size)]
-    into, whole = torch.ones_like(state.rows), torch.ones(num_rows if rank == 0 else 0, 1)
-    shards = whole.split(max(1, len(state.rows)))
+    ours, theirs = folder / "ours", folder / f"plain.{rank}"
+    into = torch.ones_like(state.rows)
 
     def save() -> None:
         parts = processes.everyone(write_part(ours, "rows", "benchmark", state.first, state.rows, num_rows))
@@ -274,17 +239,15 @@ def files(num_rows: int, rounds: int, folder: Path) -> tuple[Rounds, Rounds]:
             write_manifest(ours, "benchmark", {"rows": num_rows}, parts)
 
     actions: dict[str, Callable[[], object]] = {
-        "plain save": lambda: plain_bytes(theirs[rank], state.rows, write=True),
+        "plain save": lambda: plain_bytes(theirs, state.rows, write=True),
         "save": save,
-        "plain load": lambda: plain_bytes(theirs[rank], into),
+        "plain load": lambda: plain_bytes(theirs, into),
         "load": lambda: read_rows(ours, read_manifest(ours), "rows", state.first, into),
-        "plain load in one process": lambda: list(map(plain_bytes, theirs, shards)),
-        "load in one process": lambda: read_rows(ours, read_manifest(ours), "rows", 0, whole),
     }
     times, peaks = ({name: list[float]() for name in actions} for _ in range(2))
     for _ in range(rounds):
         for name, action in actions.items():
-            seconds, extra = peak(lambda a=action, n=name: timed(a, alone="in one process" in n))
+            seconds, extra = peak(lambda a=action: timed(a))
             times[name].append(seconds)
             peaks[name].append(extra)
         dist.barrier()
@@ -332,65 +295,21 @@ def trainer_table(size: int, count: int, batches: Sequence[int] = (64, 128, 512,
     return compared([(times, samples)], "us per sample", {name: f"one process, {name}" for name in samples})
 
 
-def gpu_microseconds(action: Callable[[], object]) -> float:
-    """By CUDA events; the GPU is kept busy at first, so that it does not wait for work that can be queued."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    torch.cuda._sleep(20_000_000)
-    start.record()
-    action()
-    end.record()
-    torch.cuda.synchronize()
-    return 1e3 * start.elapsed_time(end)
-
-
-def gpu_table(num_rows: int, batch: int, rounds: int) -> Table:
-    """Steps with all rows on one GPU, in batches of several sizes."""
-    if not torch.cuda.is_available():
-        raise SystemExit("--device cuda: torch sees no GPU here. Leave it out to measure on the CPU.")
-    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
-    state, random = filled(num_rows, Processes()).cuda(), np.random.default_rng()
-    table, copy = state.rows.clone(), state.rows.clone()
-    limit = 8e-3 * num_rows / np.median([gpu_microseconds(lambda: copy.copy_(table)) for _ in range(rounds)])
-    result = {f"copy of {num_rows:,} rows": {"GB/s": float(limit)}}
-    for size in sorted(s for s in {batch, 2**16, 2**20} if s <= num_rows):
-        for name, step in {"plain": plain(table), "state": own_rows(state)}.items():
-            times = []
-            for _ in range(WARM_UP + rounds):
-                drawn = [(i.cuda(), v.cuda()) for i, v in Variant(step, range(num_rows), size).draw(random)]
-                times.append(gpu_microseconds(lambda s=step, d=drawn: [s(*arguments) for arguments in d]) / STEPS)
-            us = float(np.median(times[WARM_UP:]))
-            speed = 2e-3 * 32 * size / us  # a sector read and a sector written per row
-            result[f"{name}, {size} rows"] = {"us": us, "GB/s": speed, "of the copy": float(speed / limit)}
-    dist.destroy_process_group()
-    return result
-
-
 def measured(given: argparse.Namespace) -> dict[str, Table]:
     """The tables that were asked for, by title."""
     size, rows, batch, rounds = given.processes, given.rows, given.batch, given.rounds
-    if given.device == "cuda":
-        return {f"GPU, {rows:,} rows": gpu_table(rows, batch, rounds)}
     if given.trainer:
         return {f"Trainer.fit, {size} processes": trainer_table(size, 4 * rounds)}
     call, where = job(size), f"{size} processes"
-    tables = {f"Memory over n/P values, {rows:,} rows, {where}": dict(enumerate(call(memory, rows, batch)))}
+    of_each = {f"process {rank}": row for rank, row in enumerate(call(memory, rows, batch))}
+    tables = {f"Memory over n/P values, {rows:,} rows, {where}": of_each}
     for n in (rows, rows // 10):
-        of_each = call(steps, n, batch, rounds)
-        tables[f"Steps, {batch} of {n:,} rows, {where}"] = compared(of_each, "bytes sent by a process", STEP_BASES)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=given.out.parent) as folder:
-        of_each = call(files, rows, max(3, rounds // 10), Path(folder))
-    tables[f"Files, {rows:,} rows, {where}"] = compared(of_each, "extra memory, MiB", FILE_BASES)
+        found = call(steps, n, batch, rounds)
+        tables[f"Steps, {batch} of {n:,} rows, {where}"] = compared(found, "bytes sent by a process", STEP_BASES)
+    with tempfile.TemporaryDirectory(dir=given.out) as folder:
+        found = call(files, rows, max(3, rounds // 10), Path(folder))
+    tables[f"Files, {rows:,} rows, {where}"] = compared(found, "extra memory, MiB", FILE_BASES)
     return tables
-
-
-def show(title: str, table: Table) -> None:
-    """Print Markdown."""
-    columns = list(dict.fromkeys(column for row in table.values() for column in row))
-    print(f"\n{title}\n| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
-    for name, row in table.items():
-        print(f"| {name} | {' | '.join(f'{row[c]:,.4g}' if c in row else '' for c in columns)} |")
 
 
 def main() -> None:
@@ -400,16 +319,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--batch", type=int, default=4096, help="of all processes; of each one, where it owns the rows")
     parser.add_argument("--rounds", type=int, default=50, help="a tenth for files, 4 times as many training steps")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--trainer", action="store_true", help="measure training steps instead")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/dual_state.json"))
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
-    tables = measured(given)
-    for title, table in tables.items():
-        show(title, table)
-    earlier = json.loads(given.out.read_text()) if given.out.exists() else {}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(earlier | tables, indent=1))
+    given.out.mkdir(parents=True, exist_ok=True)
+    report(measured(given), given.out / f"dual_state{'_trainer' if given.trainer else ''}.json")
 
 
 if __name__ == "__main__":

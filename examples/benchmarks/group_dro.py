@@ -20,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runs import Axes, Job, Tuning, run_all, run_searches, seconds, table, value
+from runs import Axes, Job, Tuning, band, run_all, run_searches, seconds, table, value
+
+from fcco_lightning.evaluation.pictures.style import label_epochs, new_figure, row_of_axes, save
 
 METHODS = {
     "adult": ("sgd", "sgd_uw", "ooa", "bsgd", "sox", "msvr", "sonx", "alexr", "sonex", "alexr2"),
@@ -64,24 +66,14 @@ def grid(method: str, data: str, epochs: int | None) -> Axes:
 
 def picture(results: list[Job], path: Path) -> None:
     """CVaR of the training losses against epochs: the mean over seeds, and their range."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
+    figure = new_figure(7, 4.5)
+    (axes,) = row_of_axes(figure, 1)
     for label in dict.fromkeys(r["label"] for r in results):
         curves = [r["curves"][CURVE] for r in results if r["label"] == label and "curves" in r]
-        epochs = range(1, len(curves[0]) + 1)
-        columns = list(zip(*curves, strict=True))
-        (line,) = axes.plot(epochs, [sum(c) / len(c) for c in columns], "o-", ms=3, label=label)
-        axes.fill_between(
-            epochs, [min(c) for c in columns], [max(c) for c in columns], alpha=0.15, color=line.get_color()
-        )
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("CVaR of the groups' training losses")
-    axes.grid(alpha=0.3)
+        band(axes, range(1, len(curves[0]) + 1), curves, label)
+    label_epochs(axes, "CVaR of the groups' training losses", "")
     axes.legend()
-    FigureCanvasAgg(figure).print_figure(path, dpi=130)
+    save(figure, path)
 
 
 def main() -> None:
@@ -128,10 +120,7 @@ def main() -> None:
             m: Tuning(grid(m, given.data, given.epochs), functools.partial(tuning_job, m), SCORES[given.data], BOUNDS)
             for m in methods
         }
-        run_searches(tunings, given.jobs, ["val.tail_accuracy", "val.cvar_loss"])
-        for m, tuning in tunings.items():
-            picks[m] = tuning.summary
-            print(f"picked {m}: {picks[m]}")
+        picks |= run_searches(tunings, given.jobs, ["val.tail_accuracy", "val.cvar_loss"])
         picks_file.write_text(json.dumps(picks, indent=1))
         return
     jobs = [job(m, seed, {}) for m in methods for seed in range(given.seeds)]

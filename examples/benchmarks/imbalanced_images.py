@@ -17,7 +17,6 @@ Finished runs are appended to ``imbalanced_images.jsonl`` in the output folder a
 import argparse
 import functools
 import itertools
-import json
 import logging
 import time
 import warnings
@@ -59,6 +58,7 @@ from fcco_lightning import (
 from fcco_lightning.models import head_of, renew
 
 NETWORK, BATCH, EPOCHS = "test_resnet", 64, 8
+KEPT = "imbalanced_images.jsonl"
 ALGORITHMS: dict[str, Callable[..., Any]] = {"SOX": SOX, "SOAP": SOAP, "MOAP": MOAP, "BSGD": BSGD}
 PAIR_LOSSES = {"logistic": LogisticPair(), "margin .3": SquaredHingePair(0.3), "margin 3": SquaredHingePair(3.0)}
 LIBAUC = "LibAUC APLoss"
@@ -173,11 +173,7 @@ def figures(network: TimmModel, columns: dict[str, Tensor], share: float) -> dic
 
 
 def train(job: Job) -> Job:
-    """One run, unless it is kept from before."""
-    kept = Path(job["folder"]) / "imbalanced_images.jsonl"
-    for line in kept.read_text().splitlines() if kept.exists() else ():
-        if (done := json.loads(line))["job"] == job:
-            return {**job, **done["result"]}
+    """One run."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -190,10 +186,7 @@ def train(job: Job) -> Job:
         start(network, job, splits, epochs)
     fit(network, job, splits, epochs)
     result: Job = {name: figures(network, columns, job["share"]) for name, columns in splits.items()}
-    result["seconds"] = round(time.process_time() - began, 1)
-    with kept.open("a") as file:
-        file.write(json.dumps({"job": job, "result": result}) + "\n")
-    return {**job, **result}
+    return {**job, **result, "seconds": round(time.process_time() - began, 1)}
 
 
 def search(jobs: dict[str, Job], given: argparse.Namespace) -> dict[str, Tuning]:
@@ -211,9 +204,7 @@ def search(jobs: dict[str, Job], given: argparse.Namespace) -> dict[str, Tuning]
         )
         for label in jobs
     }
-    run_searches(tunings, 1, ["val.average_precision"], train)
-    for label, tuning in tunings.items():
-        print(f"picked {label}: {tuning.summary}")
+    run_searches(tunings, 1, ["val.average_precision"], train, given.out / KEPT)
     return tunings
 
 
@@ -251,7 +242,7 @@ def compare(share: float, begin: str, given: argparse.Namespace) -> None:
         for label, job in jobs.items()
         for seed in range(given.seeds)
     ]
-    results = run_all(runs, 1, FIGURES[:2], train)
+    results = run_all(runs, 1, FIGURES[:2], train, given.out / KEPT)
     plain = [run for run in results if run["label"] == "BCE"]
     extra = {"above BCE": functools.partial(ahead, plain=plain), "lr": rate, "s": seconds}
     print(f"\n{share:.0%} positives, {begin}\n" + table(results, FIGURES, extra) + "\n", flush=True)

@@ -1,17 +1,71 @@
-"""The losses of LibAUC as training steps, for the benchmarks that compare with it; LibAUC is no dependency.
+"""The ranking losses of this project and of LibAUC as training steps; LibAUC is no dependency.
 
 ``uv pip install --no-deps libauc==2.0.1 tqdm`` installs what is needed of it.
 """
 
+import functools
 import importlib.util
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
+from timing import Step, engine_step
 from torch import Tensor, nn
+
+from fcco_lightning import (
+    AUC,
+    SGD,
+    SOX,
+    Algorithm,
+    AUCMargin,
+    AveragePrecision,
+    CVaRPartialAUC,
+    Engine,
+    KLPartialAUC,
+    Objective,
+    SquaredHingePair,
+    TensorDataModule,
+)
 
 INSTALL = "uv pip install --no-deps libauc==2.0.1 tqdm"
 GAMMA, MAX_FPR = 0.9, 0.3  # 0.9 is LibAUC's default
+
+
+class RankingLoss(NamedTuple):
+    """A loss of scores of one label; ``theirs`` is LibAUC's of the same kind."""
+
+    objective: Callable[..., Objective]
+    algorithm: Callable[[], Algorithm]
+    theirs: str
+
+
+def moving_averages() -> Algorithm:
+    """SOX with the gamma that LibAUC takes."""
+    return SOX(GAMMA)
+
+
+RANKING = {
+    "AP": RankingLoss(AveragePrecision, moving_averages, "APLoss"),
+    "pAUC, KL": RankingLoss(KLPartialAUC, moving_averages, "pAUC_KL"),
+    "pAUC, CVaR": RankingLoss(functools.partial(CVaRPartialAUC, max_fpr=MAX_FPR), SGD, "pAUC_CVaR"),
+    "AUC": RankingLoss(functools.partial(AUC, SquaredHingePair()), SGD, "pairwise AUC"),
+    "AUC margin": RankingLoss(AUCMargin, moving_averages, "AUCM"),
+}
+
+
+def through_engine(
+    network: nn.Module,
+    objective: Objective,
+    algorithm: Algorithm,
+    module: TensorDataModule,
+    optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
+    *,
+    compiled: bool = False,
+) -> Step:
+    """One batch through the engine."""
+    problem = algorithm.pose(objective, num_samples=module.num_train, sampling=module.sampling())
+    engine = Engine(network, problem, algorithm, compiled=compiled)
+    return engine_step(engine, optimizer(engine.params))
 
 
 def available() -> bool:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from timing import Step, interleaved, report
+from timing import Step, engine_step, interleaved, report
 
 from fcco_lightning import AUC, SGD, Engine, SquaredHingePair, TabularMLP
 from fcco_lightning.models.batch import Columns
@@ -36,8 +36,7 @@ def step_of(network: torch.nn.Module, size: int, micro_batch: int | None) -> Ste
     algorithm = SGD()
     problem = algorithm.pose(AUC(SquaredHingePair()), num_samples=size)
     engine = Engine(network, problem, algorithm, micro_batch=micro_batch)
-    optimizer = torch.optim.SGD(engine.params, lr=1e-4)
-    return lambda batch: engine.train_batch(batch, optimizer)
+    return engine_step(engine, torch.optim.SGD(engine.params, lr=1e-4))
 
 
 def network_of() -> TabularMLP:

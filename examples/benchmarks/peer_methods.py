@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from sklearn.base import BaseEstimator
-from timing import Step
+from timing import Step, engine_step
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch.optim import Adam, Optimizer
@@ -191,8 +191,7 @@ def ours(network: nn.Module, problem: Fairness, module: TabularDataModule) -> St
     algorithm = default_algorithm(objective, constrained=True)
     posed = algorithm.pose(objective, [problem.constraint()], num_samples=module.num_train, sampling=module.sampling())
     engine = Engine(network, posed, algorithm)
-    optimizer = AdamType(engine.params)
-    return lambda batch: engine.train_batch(batch, optimizer)
+    return engine_step(engine, AdamType(engine.params))
 
 
 def cooper(

@@ -33,7 +33,7 @@ import pandas as pd
 import peer_methods
 import torch
 from peer_methods import OURS, PROBLEMS
-from runs import Job, Tuning, run_all, run_searches, table, value
+from runs import Job, Tuning, run_all, run_searches, seconds, table, value
 
 from fcco_lightning import Columns, Splits, SyntheticDataModule, TabularDataModule, TabularMLP, UniformSampling
 
@@ -195,8 +195,7 @@ class Benchmark:
                     axes = {"lr": LEARNING_RATES} | ({"dual": DUAL_RATES[peer]} if peer in DUAL_RATES else {})
                     make = functools.partial(self.job, peer, cell, 0.2)
                     tunings[f"{cell}: {peer}"] = Tuning(axes, make, score, seeds=SEEDS, longest=0)
-        run_searches(tunings, self.given.jobs, ["val.objective", "val.violation"], train)
-        return {label: tuning.summary for label, tuning in tunings.items()}
+        return run_searches(tunings, self.given.jobs, ["val.objective", "val.violation"], train)
 
     def results(self, picks: dict[str, dict[str, Any]]) -> list[Job]:
         """The runs of the table."""
@@ -211,11 +210,6 @@ class Benchmark:
 def rates(runs: list[Job]) -> str:
     """What the search picked."""
     return ", ".join(f"{name} {rate:g}" for name, rate in runs[0]["overrides"].items()) or "default"
-
-
-def seconds(runs: list[Job]) -> str:
-    """Median time of a run."""
-    return f"{statistics.median(run['seconds'] for run in runs):.1f}"
 
 
 def main() -> None:

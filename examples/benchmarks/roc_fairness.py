@@ -25,6 +25,8 @@ from typing import Any
 
 from runs import CHEAP, SEEDS, Axes, Job, Tuning, run_all, run_searches, seconds, table, value
 
+from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
+
 METHODS = {
     "alexr2": "ALEXR2",
     "sonex": "SONEX",
@@ -148,11 +150,8 @@ def median(column: str) -> Any:
 
 def picture(results: list[Job], path: Path, x: str) -> None:
     """Test AUC against ``x`` on the test split, one colour per method, one dot per seed, medians joined."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
+    figure = new_figure(7, 4.5)
+    (axes,) = row_of_axes(figure, 1)
     names = [METHODS.get(r["method"], r["method"]) for r in results]
     for i, name in enumerate(dict.fromkeys(names)):
         of_method = [r for r, n in zip(results, names, strict=True) if n == name and "test" in r]
@@ -163,11 +162,11 @@ def picture(results: list[Job], path: Path, x: str) -> None:
             mine = [r for r in runs if r["label"] == label]
             middle.append([statistics.median(value(r, c) for r in mine) for c in (f"test.{x}", "test.auc")])
         axes.plot(*zip(*middle, strict=True), "D-", ms=5, color=f"C{i}", label=name)
-    axes.set_xlabel({"worst_violation": "worst violation max h (test)", "roc_gap": "hard ROC gap (test)"}[x])
-    axes.set_ylabel("AUC (test)")
-    axes.grid(alpha=0.3)
+    name = {"worst_violation": "worst violation max h (test)", "roc_gap": "hard ROC gap (test)"}[x]
+    axes.set(xlabel=name, ylabel="AUC (test)")
+    quiet_frame(axes)
     axes.legend()
-    FigureCanvasAgg(figure).print_figure(path, dpi=130)
+    save(figure, path)
 
 
 class Benchmark:
@@ -183,7 +182,6 @@ class Benchmark:
             f"{METHODS[m]} ({name})": (m, settings, {"model.optimizer.lr": rates} | RHO.get(m, {}))
             for m in penalised
             for name, (settings, rates) in OPTIMIZERS.items()
-            if name in given.optimizers
         }
         if "icppac" in given.methods:
             self.methods[METHODS["icppac"]] = ("icppac", {}, ICPPAC)
@@ -202,10 +200,7 @@ class Benchmark:
         for label, (method, settings, axes) in self.methods.items():
             make = functools.partial(self.tuning_job, label, method, settings)
             tunings[label] = Tuning(axes, make, score)
-        run_searches(tunings, self.given.jobs, ["train.auc", "train.worst_violation", "val.auc"])
-        for label, tuning in tunings.items():
-            self.picks[label] = tuning.summary
-            print(f"picked {label}: {tuning.summary}")
+        self.picks |= run_searches(tunings, self.given.jobs, ["train.auc", "train.worst_violation", "val.auc"])
 
     def tuning_job(
         self, label: str, method: str, settings: dict[str, Any], overrides: dict[str, Any], seed: int
@@ -263,7 +258,6 @@ def main() -> None:
     parser.add_argument("--train", required=True, help="training table")
     parser.add_argument("--test", help="test table (Adult)")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="as in the configs by default")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")

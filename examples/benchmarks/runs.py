@@ -70,11 +70,6 @@ def expand(overrides: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _name(job: Job) -> str:
-    """What tells a job from others, also after it has run."""
-    return json.dumps([job["label"], job.get("config"), job["seed"], job["overrides"]], sort_keys=True, default=str)
-
-
 def run_all(
     jobs: list[Job],
     workers: int,
@@ -89,22 +84,25 @@ def run_all(
     the code has changed since: remove it for that.  Results come in the order of the jobs.
     """
     lines = kept.read_text().splitlines() if kept and kept.exists() else []
-    known = {_name(done): done for done in map(json.loads, lines)}
-    left, results = [job for job in jobs if _name(job) not in known], []
+    known = {_name(line["job"]): line["done"] for line in map(json.loads, lines)}
+    left = [job for job in jobs if _name(job) not in known]
     if len(left) < len(jobs):
         print(f"{len(jobs) - len(left)} of {len(jobs)} runs are in {kept}; remove it to run them again", flush=True)
     with ProcessPoolExecutor(workers) as pool:
-        for done in pool.map(run, left):
-            results.append(done)
+        for job, done in zip(left, pool.map(run, left), strict=True):
+            known[_name(job)] = done
             if kept and "failed" not in done:
                 with kept.open("a") as file:
-                    file.write(json.dumps(done) + "\n")
+                    file.write(json.dumps({"job": job, "done": done}) + "\n")
             figures = " ".join(f"{name}={value(done, name):.4f}" for name in shown) if "train" in done else "FAILED"
             print(
                 f"{done['label']} seed {done['seed']} {done['overrides']}: {figures} {done.get('seconds')}s", flush=True
             )
-    carried_out = iter(results)
-    return [known[_name(job)] if _name(job) in known else next(carried_out) for job in jobs]
+    return [known[_name(job)] for job in jobs]
+
+
+def _name(job: Job) -> str:
+    return json.dumps(job, sort_keys=True, default=str)
 
 
 Axes = dict[str, list[Any]]  # hyperparameter -> its values, in order
@@ -217,18 +215,26 @@ class Tuning:
 
 
 def run_searches(
-    tunings: dict[str, Tuning], workers: int, shown: Sequence[str], run: Callable[[Job], Job] = train
-) -> None:
-    """All searches side by side, so that no worker waits for the end of a small grid."""
+    tunings: dict[str, Tuning],
+    workers: int,
+    shown: Sequence[str],
+    run: Callable[[Job], Job] = train,
+    kept: Path | None = None,
+) -> dict[str, dict[str, Any]]:
+    """All searches side by side, so that no worker waits for the end of a small grid; their summaries, also printed."""
     open_searches = {label: tuning.search() for label, tuning in tunings.items()}
     wanted = {label: next(search) for label, search in open_searches.items()}
     while wanted:
-        results = iter(run_all([job for jobs in wanted.values() for job in jobs], workers, shown, run))
+        results = iter(run_all([job for jobs in wanted.values() for job in jobs], workers, shown, run, kept))
         following = {}
         for label, jobs in wanted.items():
             with contextlib.suppress(StopIteration):
                 following[label] = open_searches[label].send([next(results) for _ in jobs])
         wanted = following
+    picks = {label: tuning.summary for label, tuning in tunings.items()}
+    for label, pick in picks.items():
+        print(f"picked {label}: {pick}", flush=True)
+    return picks
 
 
 def value(job: Job, column: str) -> float:
@@ -254,6 +260,14 @@ def table(
     return "\n".join(lines)
 
 
+def band(axes: Any, x: Sequence[float], curves: Sequence[Sequence[float]], label: str) -> None:
+    """Draw the mean of the curves of several seeds, and their range."""
+    columns = list(zip(*curves, strict=True))
+    (line,) = axes.plot(x, [statistics.fmean(column) for column in columns], label=label)
+    low, high = [min(column) for column in columns], [max(column) for column in columns]
+    axes.fill_between(x, low, high, alpha=0.15, color=line.get_color())
+
+
 def seconds(runs: list[Job]) -> str:
     """Median time of a run."""
-    return f"{statistics.median(r['seconds'] for r in runs):.0f}"
+    return f"{statistics.median(r['seconds'] for r in runs):.1f}"

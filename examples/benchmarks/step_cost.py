@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from timing import Step, Table, interleaved, momentum, plain, report
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from timing import Step, Table, compared, engine_step, interleaved, momentum, operators_of, plain, report
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, StackDataset
 
 from fcco_lightning import (
     ALEXR,
@@ -95,8 +95,7 @@ def ours(network: nn.Module, algorithm: Algorithm, penalty: Any, optimizer: Any)
     """One batch through the engine."""
     objective, constraints = AUC(), [ROCFairness()]
     problem = algorithm.pose(objective, constraints, penalty, num_samples=10_000)
-    engine = Engine(network, problem.to(next(network.parameters()).device), algorithm)
-    return lambda batch: engine.train_batch(batch, optimizer)
+    return engine_step(Engine(network, problem.to(next(network.parameters()).device), algorithm), optimizer)
 
 
 def written_out(network: nn.Module, *, sonex: bool) -> Step:
@@ -176,8 +175,7 @@ def grouped(rounds: int, device: str, size: int = 64) -> dict[str, Any]:
     for algorithm in (BSGD(), SOX(0.8), OOA(0.01), ALEXR(1.0, 0.1), SONEX(0.8, 0.1, lam=0.1), SONX(0.8, 0.1)):
         objective: Objective = CVaRGroupDRO(0.15, num_groups=16).to(device)
         engine = Engine(copy.deepcopy(model), algorithm.pose(objective, num_samples=10_000).to(device), algorithm)
-        optimizer = momentum(engine.params)
-        variants[algorithm.name] = lambda batch, e=engine, o=optimizer: e.train_batch(batch, o)  # type: ignore[misc]
+        variants[algorithm.name] = engine_step(engine, momentum(engine.params))
     data = batches(4, (64, 3, size, size), device)
     for k, batch in enumerate(data):
         batch["group"] = (torch.arange(64, device=device) % 4 + 4 * k) % 16
@@ -313,35 +311,21 @@ class Plain(LightningModule):
         return momentum(self.parameters())
 
 
-class Clock(Callback):
-    """Seconds of the processor at the end of every batch."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Look at it."""
-        self.ends.append(time.process_time())
-
-
 def fitted(module: LightningModule, data: Any, steps: int) -> float:
-    """Median milliseconds of the processor per step of ``Trainer.fit``, its loader included."""
-    clock, first = Clock(), steps // 4
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    flags = {
-        "max_steps": steps,
-        "max_epochs": -1,
-        "limit_val_batches": 0,
-        "logger": False,
-        "accelerator": "cpu",
-    } | quiet
-    Trainer(callbacks=[clock], **flags).fit(module, data)
-    ends = clock.ends[first:]
-    return 1e3 * statistics.median(b - a for a, b in itertools.pairwise(ends))
+    """Median seconds of the processor per step of ``Trainer.fit``, its loader included."""
+    ends: list[float] = []
+    clock = LambdaCallback(on_train_batch_end=lambda *_: ends.append(time.process_time()))
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    flags = {"max_steps": steps, "max_epochs": -1, "limit_val_batches": 0, "accelerator": "cpu"}
+    Trainer(callbacks=[clock], **flags, **quiet).fit(module, data)
+    ends = ends[steps // 4 :]
+    return statistics.median(b - a for a, b in itertools.pairwise(ends))
 
 
 def under_trainer(rounds: int, steps: int = 160) -> Table:
     """MLP 122-256-256-1, batch 128: fits that take turns, against plain Lightning with the same loader."""
+    warnings.simplefilter("ignore")  # Lightning's, of loaders and of what is not logged
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)
     model, rows = TabularMLP([256, 256], 1, 122), 128 * (steps + 1)
     columns = {"x": torch.randn(rows, 122), "y": (torch.rand(rows) < 0.25).long(), "group": torch.arange(rows) % 2}
@@ -368,8 +352,9 @@ def under_trainer(rounds: int, steps: int = 160) -> Table:
             m(), copy.deepcopy(c), p, compiled=how
         )
     table = {name: column[:256] for name, column in columns.items()}
+    samples = StackDataset(index=range(rows), **columns)
     loaders: dict[str, Callable[[], Any]] = {
-        "torch's loader": lambda: DataLoader(Samples(columns), batch_size=128, shuffle=True, drop_last=True),
+        "torch's loader": lambda: DataLoader(samples, batch_size=128, shuffle=True, drop_last=True),
         "own loader": lambda: TensorDataModule({"train": columns, "test": table}, batches=UniformSampling(128)),
     }
     result: Table = {}
@@ -378,45 +363,14 @@ def under_trainer(rounds: int, steps: int = 160) -> Table:
         for _ in range(rounds):
             for name, make in modules.items():
                 times[name].append(fitted(make(), data(), steps))
-        for name, own in times.items():
-            ratios = [a / b for a, b in zip(own, times["plain Lightning"], strict=True)]
-            low, _, high = statistics.quantiles(ratios, n=4)
-            row = {"ms": statistics.median(own), "ratio": statistics.median(ratios), "25%": low, "75%": high}
-            result[f"{name}, {loader}"] = row
+        result |= {f"{name}, {loader}": compared(own, times["plain Lightning"]) for name, own in times.items()}
     return result
-
-
-class Samples(Dataset[dict[str, Tensor]]):
-    """A table sample by sample, as a data set for torch's loader gives it."""
-
-    def __init__(self, columns: dict[str, Tensor]) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns["y"])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"index": index} | {name: column[index] for name, column in self.columns.items()}
-
-
-class Counter(TorchDispatchMode):
-    """Counts dispatched operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 def operators() -> int:
     """Operators of AUC's forward at batch 128."""
     (batch,) = batches(1, (128, 4), "cpu")
-    with Counter() as counter:
-        AUC().measure(torch.randn(128, requires_grad=True), batch)
-    return counter.count
+    return operators_of(lambda: AUC().measure(torch.randn(128, requires_grad=True), batch))
 
 
 def main() -> None:
@@ -428,27 +382,20 @@ def main() -> None:
     parser.add_argument("--constraints", action="store_true", help="1 to 1000 caps, and differences, perceptron")
     parser.add_argument("--perceptron", action="store_true", help="against cross-entropy, also compiled")
     parser.add_argument("--trainer", action="store_true", help="Trainer.fit against plain Lightning, fits of 160 steps")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.groups:
-        results = {f"resnet18 64x64 batch 64 = 4 groups x 16 ({given.device})": grouped(given.rounds, given.device)}
-        report(results, given.out / "step_cost_groups.json")
-        return
-    if given.constraints:
-        results = {"MLP 122-256-256-1, batch 128": constrained(5 * given.rounds)}
-        report(results, given.out / "step_cost_constraints.json")
-        return
-    if given.perceptron:
-        results = {"MLP 122-256-256-1, batch 128": perceptron(given.rounds)}
-        report(results, given.out / "step_cost_perceptron.json")
-        return
-    if given.trainer:
-        warnings.simplefilter("ignore")  # Lightning's, of loaders and of what is not logged
-        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        report({"Trainer.fit, MLP 122-256-256-1": under_trainer(given.rounds)}, given.out / "step_cost_trainer.json")
-        return
+    torch.set_num_threads(1)
+    title, images = "MLP 122-256-256-1, batch 128", f"resnet18 64x64 batch 64 = 4 groups x 16 ({given.device})"
+    parts: dict[str, Callable[[], dict[str, Table]]] = {
+        "groups": lambda: {images: grouped(given.rounds, given.device)},
+        "constraints": lambda: {title: constrained(5 * given.rounds)},
+        "perceptron": lambda: {title: perceptron(given.rounds)},
+        "trainer": lambda: {f"Trainer.fit, {title}": under_trainer(given.rounds)},
+    }
+    for part, measured in parts.items():
+        if getattr(given, part):
+            report(measured(), given.out / f"step_cost_{part}.json")
+            return
     results = {
         f"resnet18 32x32 batch 64 ({given.device})": resnet(given.rounds, given.device),
         "MLP batch 128, SOX (cpu)": mlp(20 * given.rounds, sonex=False),

@@ -191,10 +191,7 @@ def main() -> None:
             m: Tuning({"lr": rates[m]}, functools.partial(job, m), lambda r: -value(r, "val.cvar_loss"))
             for m in methods
         }
-        run_searches(tunings, given.jobs, ["val.cvar_loss", "val.worst_group_accuracy"], train)
-        picks |= {m: tuning.summary for m, tuning in tunings.items()}
-        for m in methods:
-            print(f"picked {m}: {picks[m]}")
+        picks |= run_searches(tunings, given.jobs, ["val.cvar_loss", "val.worst_group_accuracy"], train)
         picks_file.write_text(json.dumps(picks, indent=1))
         return
     jobs = [

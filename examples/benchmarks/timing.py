@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fcco_lightning import Engine
 
 Step = Callable[[Any], object]  # one training step on a batch
 Table = dict[str, dict[str, Any]]  # by row and column
@@ -32,6 +35,11 @@ def plain(network: nn.Module) -> Step:
         optimizer.step()
 
     return step
+
+
+def engine_step(engine: Engine, optimizer: torch.optim.Optimizer) -> Step:
+    """One batch through the engine."""
+    return lambda batch: engine.train_batch(batch, optimizer)
 
 
 def interleaved(
@@ -75,17 +83,38 @@ def interleaved(
     table: Table = {}
     for name, own in times.items():
         base = (bases or {}).get(name, names[0])
-        ratios = [a / b for a, b in zip(own, times[base], strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        row = {"ms": 1e3 * statistics.median(own), "ratio": statistics.median(ratios), "25%": low, "75%": high}
-        table[name] = row | ({"of": base} if bases else {})
+        table[name] = compared(own, times[base]) | ({"of": base} if bases else {})
     return table
+
+
+def compared(own: list[float], base: list[float]) -> dict[str, Any]:
+    """Median milliseconds of seconds by round, and median and quartiles of their ratios to those of the base."""
+    ratios = [a / b for a, b in zip(own, base, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return {"ms": 1e3 * statistics.median(own), "ratio": statistics.median(ratios), "25%": low, "75%": high}
 
 
 def _now(device: str, clock: Callable[[], float]) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return clock()
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of(forward: Callable[[], object]) -> int:
+    """How many operators a function dispatches."""
+    with _Counter() as counter:
+        forward()
+    return counter.count
 
 
 def report(results: Mapping[str, Table], path: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from runs import Axes, Job, Tuning, run_all, run_searches, seconds, table
+from runs import Axes, Job, Tuning, band, run_all, run_searches, seconds, table
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -43,6 +43,7 @@ from fcco_lightning import (
     SampleDRO,
     TabularMLP,
 )
+from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
 from fcco_lightning.objectives import Quantity
 
 RADIUS, THETA, LOOKS = 50.0, 10.0, 60
@@ -196,43 +197,19 @@ def run(job: Job) -> Job:
     return {**job, "train": {}, "test": figures(task, network), **own}
 
 
-def search(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The best parameters of every method, and what was looked at."""
-
-    def make(label: str) -> Callable[[dict[str, Any], int], Job]:
-        return lambda values, seed: {
-            "label": label, "task": given.part, "steps": given.steps, "seed": seed, "overrides": values
-        }  # fmt: skip
-
-    axes = AXES[given.part]
-    tunings = {m: Tuning(axes[m], make(m), lambda job: -job["test"]["psi"], seeds=(100,)) for m in axes}
-    run_searches(tunings, given.jobs, ["test.psi"], run)
-    return {m: tuning.summary for m, tuning in tunings.items()}
-
-
 def picture(results: list[Job], path: Path) -> None:
     """Psi, error and F-score against samples seen: the mean over seeds, and their range."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = new_figure(12, 3.6)
     names = {"psi": "objective", "error": "test error [%]", "f_score": "F-score [%]"}
-    for axes, (name, written) in zip(figure.subplots(1, 3), names.items(), strict=True):
+    for axes, (name, written) in zip(row_of_axes(figure, 3), names.items(), strict=True):
         for label in dict.fromkeys(r["label"] for r in results):
             runs = [r for r in results if r["label"] == label]
-            columns = list(zip(*([look[name] for look in r["curves"]] for r in runs), strict=True))
-            steps = [runs[0]["steps"] * i / (len(columns) - 1) for i in range(len(columns))]
-            (line,) = axes.plot(steps, [sum(c) / len(c) for c in columns], label=label)
-            axes.fill_between(
-                steps, [min(c) for c in columns], [max(c) for c in columns], alpha=0.15, color=line.get_color()
-            )
-        if name != "f_score":
-            axes.set_yscale("log")
-        axes.set_xlabel("batches")
-        axes.set_ylabel(written)
-        axes.grid(alpha=0.3)
+            curves = [[look[name] for look in r["curves"]] for r in runs]
+            band(axes, torch.linspace(0, runs[0]["steps"], len(curves[0])).tolist(), curves, label)
+        axes.set(xlabel="batches", ylabel=written, yscale="linear" if name == "f_score" else "log")
+        quiet_frame(axes)
     axes.legend()
-    FigureCanvasAgg(figure).print_figure(path, dpi=80)
+    save(figure, path)
 
 
 def main() -> None:
@@ -245,14 +222,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    picks = search(given)
-    for method, pick in picks.items():
-        print(f"picked {method}: {pick}")
-    jobs = [
-        {"label": m, "task": given.part, "steps": given.steps, "seed": seed, "overrides": pick["picked"]}
-        for m, pick in picks.items()
-        for seed in range(given.seeds)
-    ]
+
+    def job(method: str, overrides: dict[str, Any], seed: int) -> Job:
+        return {"label": method, "task": given.part, "steps": given.steps, "seed": seed, "overrides": overrides}
+
+    tunings = {
+        method: Tuning(axes, functools.partial(job, method), lambda run: -run["test"]["psi"], seeds=(100,))
+        for method, axes in AXES[given.part].items()
+    }
+    picks = run_searches(tunings, given.jobs, ["test.psi"], run)
+    jobs = [job(method, pick["picked"], seed) for method, pick in picks.items() for seed in range(given.seeds)]
     results = run_all(jobs, given.jobs, FIGURES, run)
     name = f"weakly_convex_dro_{given.part}"
     (given.out / f"{name}.json").write_text(json.dumps({"picks": picks, "results": results}, indent=1))

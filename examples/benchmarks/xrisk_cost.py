@@ -4,15 +4,12 @@ import copy
 import functools
 import itertools
 import time
-from collections.abc import Callable
 
 import libauc_losses
 import torch
-from libauc_losses import GAMMA, LibAUCStep
-from step_cost import Counter
-from timing import Step, Table, interleaved, momentum, plain
+from libauc_losses import GAMMA, RANKING, LibAUCStep, RankingLoss, moving_averages, through_engine
+from timing import Step, Table, interleaved, momentum, operators_of, plain
 from torch import Tensor, nn
-from xrisk_losses import RANKING, RankingLoss, moving_averages, through_engine
 
 from fcco_lightning import (
     BalancedSampling,
@@ -103,20 +100,13 @@ def operators(*, others: bool) -> Table:
             ours = objective()
             algorithm().pose(ours, num_samples=ROWS, sampling=module.sampling())
             given = batch | {"threshold": torch.zeros(BATCH, 1, requires_grad=True)}
-            row = {"here": counted(functools.partial(ours.measure, scores, given))}
+            row = {"here": operators_of(functools.partial(ours.measure, scores, given))}
             if others:
                 loss = libauc_losses.made(theirs, ROWS, int(batch["y"].sum()), labels)
                 step = LibAUCStep(nn.Identity(), loss, momentum([scores]))
-                row["LibAUC"] = counted(functools.partial(step.forward, torch.sigmoid(scores), batch))
+                row["LibAUC"] = operators_of(functools.partial(step.forward, torch.sigmoid(scores), batch))
             table[name] = row
     return table
-
-
-def counted(forward: Callable[[], object]) -> int:
-    """Dispatched operators."""
-    with Counter() as counter:
-        forward()
-    return counter.count
 
 
 def cost(rounds: int, *, compiled: bool) -> dict[str, Table]:

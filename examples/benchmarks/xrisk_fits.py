@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fcco_lightning import (
     Columns,
-    Encoding,
     EventSampling,
     GaussianGroups,
     GradedLists,
@@ -35,7 +34,6 @@ from fcco_lightning.evaluation.metrics.survival import partial_likelihood
 
 Overrides = dict[str, Any]
 LEARNING_RATES = [1e-3, 3e-3, 1e-2]
-WRITTEN = {"data.columns.label": "y", "data.columns.positive": 1}  # of the tables that are written here
 PUSH_EXPONENT = 4.0
 
 
@@ -83,7 +81,7 @@ class Comparison(NamedTuple):
 
 def compare(part: str, given: argparse.Namespace) -> tuple[dict[str, Any], list[Job]]:
     """Search, run and print; the picks and the runs."""
-    what = COMPARISONS[part](given)
+    what = COMPARISONS[part](given.out)
     picks: dict[str, Any] = {}
     if what.score is not None:
         axes = {"model.optimizer.lr": what.rates}
@@ -93,8 +91,7 @@ def compare(part: str, given: argparse.Namespace) -> tuple[dict[str, Any], list[
             )
             for label in what.methods
         }
-        run_searches(tunings, given.jobs, [])
-        picks = {label: tuning.summary for label, tuning in tunings.items()}
+        picks = run_searches(tunings, given.jobs, [])
     jobs = [
         what.job(label, picks.get(label, {"picked": {}})["picked"], seed)
         for label in what.methods
@@ -137,15 +134,13 @@ class PushLoss(RankingEvaluation):
         return super().__call__(outputs, batch) | {"push_loss": float(means.pow(PUSH_EXPONENT).mean())}
 
 
-def push(given: argparse.Namespace) -> Comparison:
-    """The p-norm push of a linear model, p = 4, batches of 64 (SOX paper, Tables 3 and 4)."""
-    data: Overrides = {"data.train": given.train, "data.test": given.test}
-    data |= {"data.columns.label": given.label, "data.columns.positive": given.positive}
-    if given.train is None:
-        data = WRITTEN | {"data.train": given.out / "push_train.csv", "data.test": given.out / "push_test.csv"}
-        for seed, split in enumerate(("train", "test")):
-            sample = GaussianGroups().sample(8000, torch.Generator().manual_seed(seed))
-            write(sample["x"], sample["y"], data[f"data.{split}"])
+def push(folder: Path) -> Comparison:
+    """The p-norm push of a linear model, p = 4, batches of 64 (SOX paper, Tables 3 and 4), on tables written here."""
+    data: Overrides = {"data.columns.label": "y", "data.columns.positive": 1}
+    for seed, split in enumerate(("train", "test")):
+        sample = GaussianGroups().sample(8000, torch.Generator().manual_seed(seed))
+        data[f"data.{split}"] = folder / f"push_{split}.csv"
+        write(sample["x"], sample["y"], data[f"data.{split}"])
     shape = {"model.network.hidden": [], "data.batches.batch_size": 64, "model.objective.p": PUSH_EXPONENT}
     shape |= {"trainer.max_epochs": 5}
     return Comparison(
@@ -168,7 +163,7 @@ def write(x: Tensor, y: Tensor, path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- neighbours
 
 
-def neighbours(given: argparse.Namespace) -> Comparison:  # noqa: ARG001
+def neighbours(folder: Path) -> Comparison:  # noqa: ARG001
     """Linear maps of scikit-learn's digits to 8 dimensions, judged by 3 nearest neighbours within the test split."""
     return Comparison(
         "xrisk/digits_nca_sox",
@@ -216,9 +211,9 @@ REMEMBERED: dict[str, Overrides] = {
 }
 
 
-def survival(given: argparse.Namespace) -> Comparison:
+def survival(folder: Path) -> Comparison:  # noqa: ARG001
     """A linear Cox model from batches that hold as many events as censored patients."""
-    rows = patients(given, 0).num_train
+    rows = patients(0).num_train
     methods = {
         f"batch {size}, {name}": overrides
         | {f"data.batches.{kind}_per_batch": size // 2 for kind in ("events", "censored")}
@@ -228,16 +223,9 @@ def survival(given: argparse.Namespace) -> Comparison:
     }
     shape = {"model.network.hidden": [], "model.objective.ties": "breslow"}
 
-    def data(seed: int) -> Overrides:
-        if given.train is None:
-            return {"data.data_seed": seed, "data.num_train": PATIENTS}
-        columns = {"label": given.event, "extra": f"{{time: {given.time}, event: {given.event}}}"}
-        named = {f"data.columns.{name}": column for name, column in columns.items()}
-        return {"data.train": given.train, "data.splits.seed": seed, "data.splits.val_fraction": 0.0} | named
-
     @functools.cache
     def best(seed: int) -> dict[str, dict[str, float]]:
-        return full_batch(patients(given, seed))
+        return full_batch(patients(seed))
 
     def gap(runs: list[Job]) -> str:
         shares = [
@@ -248,10 +236,10 @@ def survival(given: argparse.Namespace) -> Comparison:
         return f"{statistics.fmean(shares):.2f} +- {spread:.2f}"
 
     return Comparison(
-        "xrisk/synthetic_cox_sox" if given.train is None else "xrisk/survival_cox_sox",
+        "xrisk/synthetic_cox_sox",
         methods,
         ("train.loss", "test.c_index"),
-        lambda seed: shape | data(seed),
+        lambda seed: shape | {"data.data_seed": seed, "data.num_train": PATIENTS},
         lambda run: -value(run, "train.loss"),
         rates=[0.001, 0.003, 0.01],
         others=lambda seed: [beside("full batch, L-BFGS", seed, lambda: best(seed))],
@@ -259,18 +247,9 @@ def survival(given: argparse.Namespace) -> Comparison:
     )
 
 
-def patients(given: argparse.Namespace, seed: int) -> TabularDataModule:
-    """The data of the configs."""
-    module: TabularDataModule = SyntheticDataModule(
-        PATIENTS, 4000, problem=ProportionalHazards(), batches=EventSampling(), data_seed=seed
-    )
-    if given.train is not None:
-        module = TabularDataModule(
-            given.train,
-            columns=Columns(given.event, positive=1, extra={"time": given.time, "event": given.event}),
-            splits=Splits(test_fraction=0.2, seed=seed),
-            encoding=Encoding(missing="impute"),
-        )
+def patients(seed: int) -> SyntheticDataModule:
+    """The data of the config."""
+    module = SyntheticDataModule(PATIENTS, 4000, problem=ProportionalHazards(), batches=EventSampling(), data_seed=seed)
     module.setup()
     return module
 
@@ -293,7 +272,7 @@ def optimum(columns: dict[str, Tensor]) -> Tensor:
     return torch.from_numpy(minimize(loss, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B", options=options).x)
 
 
-def full_batch(module: TabularDataModule) -> dict[str, dict[str, float]]:
+def full_batch(module: SyntheticDataModule) -> dict[str, dict[str, float]]:
     """What the optimum reaches, and F(0) - F*."""
     train, test = (module.tables[name].columns for name in ("train", "test"))
     w = optimum(train)
@@ -309,42 +288,34 @@ def full_batch(module: TabularDataModule) -> dict[str, dict[str, float]]:
 # ------------------------------------------------------------------------------------------------------------- ranking
 
 
-def ranking(given: argparse.Namespace) -> Comparison:
+def ranking(folder: Path) -> Comparison:  # noqa: ARG001
     """ListNet, NDCG from scratch and after ListNet, all of the same number of epochs, and LambdaMART."""
-    own = given.train is not None
-    epochs = 20 if own else 30
     smooth = {"model.objective": "NDCG", "model.objective.loss": "SigmoidPair", "model.objective.loss.scale": 0.5}
     first = {
-        "model.pretrain.epochs": epochs // 2,
+        "model.pretrain.epochs": 15,
         "model.pretrain.objective": "ListNet",
         "model.pretrain.algorithm": "SOX",
     }
     return Comparison(
-        "xrisk/letor_list_net_sox" if own else "xrisk/synthetic_list_net_sox",
+        "xrisk/synthetic_list_net_sox",
         {
             "ListNet": {},
             "NDCG, after ListNet": smooth | first | {"model.pretrain.new_head": "false"},
             "NDCG": smooth,
         },
         ("test.ndcg_5", "test.ndcg_10"),
-        lambda seed: {"data.train": given.train, "data.splits.seed": seed} if own else {"data.data_seed": seed},
-        others=functools.partial(lambda_mart, given.train),
+        lambda seed: {"data.data_seed": seed},
+        others=lambda_mart,
     )
 
 
-def lambda_mart(path: str | None, seed: int) -> Iterable[Job]:
+def lambda_mart(seed: int) -> Iterable[Job]:
     """LightGBM's, with its default parameters, on the same splits."""
     if not importlib.util.find_spec("lightgbm"):
         return
     from lightgbm import LGBMRanker
 
-    module: TabularDataModule = SyntheticDataModule(
-        400, 200, problem=GradedLists(), batches=QuerySampling(), data_seed=seed
-    )
-    if path is not None:
-        columns = Columns("label", target="number", extra={"query": "qid"})
-        splits = Splits(test_fraction=0.2, val_fraction=0.1, seed=seed, whole="query")
-        module = TabularDataModule(path, columns=columns, splits=splits)
+    module = SyntheticDataModule(400, 200, problem=GradedLists(), batches=QuerySampling(), data_seed=seed)
     module.setup()
     train, test = (module.tables[name].columns for name in ("train", "test"))
 
@@ -359,7 +330,7 @@ def lambda_mart(path: str | None, seed: int) -> Iterable[Job]:
     yield beside("LambdaMART (LightGBM)", seed, run)
 
 
-COMPARISONS: dict[str, Callable[[argparse.Namespace], Comparison]] = {
+COMPARISONS: dict[str, Callable[[Path], Comparison]] = {
     "push": push,
     "neighbours": neighbours,
     "survival": survival,

@@ -6,19 +6,17 @@ A run takes about a second, less than ``fcco fit`` takes to start, so the engine
 import functools
 import importlib.util
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import libauc_losses
 import torch
-from libauc_losses import LibAUCStep
-from runs import Job, Tuning, run_all, run_searches, table, value
+from libauc_losses import RANKING, LibAUCStep, RankingLoss, through_engine
+from runs import Job, Tuning, run_all, run_searches, seconds, table, value
 from timing import Step
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from xrisk_losses import RANKING, RankingLoss, through_engine
 
 from fcco_lightning import (
     AUC,
@@ -209,18 +207,15 @@ def scores(seeds: int, workers: int) -> tuple[dict[str, Any], list[Job]]:
     tunings = {
         label: Tuning(
             {"lr": [0.03, 0.1, 0.3] if TREES in label else LEARNING_RATES},
-            lambda overrides, seed, label=label: job(label, overrides, seed),  # type: ignore[misc]
+            functools.partial(job, label),
             lambda run: value(run, "val.auc"),
         )
         for label in pairs
     }
-    run_searches(tunings, workers, ["val.auc"], train)
-    jobs = [job(label, tuning.picked, seed) for label, tuning in tunings.items() for seed in range(seeds)]
+    picks = run_searches(tunings, workers, ["val.auc"], train)
+    jobs = [job(label, pick["picked"], seed) for label, pick in picks.items() for seed in range(seeds)]
     results = run_all(jobs, workers, FIGURES, train)
-    extra = {
-        "lr": lambda runs: f"{runs[0]['overrides']['lr']:g}",
-        "seconds": lambda runs: f"{statistics.median(run['seconds'] for run in runs):.1f}",
-    }
+    extra = {"lr": lambda runs: f"{runs[0]['overrides']['lr']:g}", "seconds": seconds}
     for data, positives in DATA.items():
         print(f"\n{data}, {positives}\n" + table([r for r in results if r["data"] == data], FIGURES, extra))
-    return {label: tuning.summary for label, tuning in tunings.items()}, results
+    return picks, results

@@ -1,6 +1,7 @@
 """Every algorithm by name: how it is made and what it can do."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from fcco_lightning import (
@@ -103,6 +104,13 @@ def penalised() -> Objective:
     return GroupMaxForm(None, None, 3, KLPenalty(0.5))
 
 
+guided = partial(Member, max_form=True, restarts=True)
+PGSMD_OF_GROUPS = guided(
+    lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3)),
+    lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3)),
+)
+
+
 ALGORITHMS: dict[str, Member] = {
     "SGD": Member(SGD, SGD, compositional=False, rows=False),
     "BSGD": Member(BSGD, BSGD, rows=False, exact_rows=False),
@@ -137,13 +145,7 @@ ALGORITHMS: dict[str, Member] = {
         exact_rows=False,
         penalty=lambda: AugmentedLagrangian(5.0, 0.3, decisions=True),
     ),
-    "ALEXR2, multipliers": Member(
-        lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=0.4, gamma_prime=0.2),
-        lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=0.1, gamma=1.0, gamma_prime=0.0),
-        convex=True,
-        jacobian="old",
-        penalty=lambda: NuPI(0.3, 2.0, 0.5),
-    ),
+    "ALEXR2, multipliers": alexr2("old")._replace(penalty=lambda: NuPI(0.3, 2.0, 0.5)),
     "SOXBoost": Member(lambda: SOXBoost(0.4, first_stage=3), lambda: SOXBoost(1.0, first_stage=3), shards=False),
     "ALEXR": alexr("halves"),
     "ALEXR, part": alexr("part"),
@@ -162,57 +164,34 @@ ALGORITHMS: dict[str, Member] = {
     "OOA": Member(lambda: OOA(0.3), lambda: OOA(1e-12), max_form=True),
     "OOA, Euclidean": Member(lambda: OOA(0.02, "euclidean"), lambda: OOA(1e-12, "euclidean"), max_form=True),
     "SMD": Member(lambda: SMD(0.3), lambda: SMD(1e-12), max_form=True),
-    "PGSMD": Member(
-        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3)),
-        lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3)),
-        max_form=True,
-        restarts=True,
-    ),
-    "PGSMD, Euclidean, in a ball": Member(
+    "PGSMD": PGSMD_OF_GROUPS,
+    "PGSMD, Euclidean, in a ball": guided(
         lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.02), "euclidean", radius=1.5),
         lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3), "euclidean"),
-        max_form=True,
-        restarts=True,
     ),
-    "PGSMD, samples": Member(
-        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3)),
-        lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3)),
-        max_form=True,
-        objective=lambda: SampleDRO(CappedSimplex(0.5)),
-        restarts=True,
-    ),
-    "PGSMD, best start": Member(
+    "PGSMD, samples": PGSMD_OF_GROUPS._replace(objective=lambda: SampleDRO(CappedSimplex(0.5))),
+    "PGSMD, best start": guided(
         lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3, best_start=True)),
         lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3, best_start=True)),
-        max_form=True,
         objective=penalised,
-        restarts=True,
         gradients=False,
     ),
-    "PGSMD, linearised": Member(
+    "PGSMD, linearised": guided(
         lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.3), linearised=True),
         lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3), linearised=True),
-        max_form=True,
-        restarts=True,
     ),
-    "PGSVRG": Member(
+    "PGSVRG": guided(
         lambda: PGSVRG(0.4, 0.2, 0.3, J=3, K=2),
         lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=2),
-        max_form=True,
-        restarts=True,
     ),
-    "PGSVRG, linearised": Member(
+    "PGSVRG, linearised": guided(
         lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=3, linearised=True),
         lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=2, linearised=True),
-        max_form=True,
-        restarts=True,
     ),
-    "PGSVRG, penalty": Member(
+    "PGSVRG, penalty": guided(
         lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=3),
         lambda: PGSVRG(0.4, 0.2, 0.3, J=2, K=2),
-        max_form=True,
         objective=penalised,
-        restarts=True,
     ),
     "SCENT": Member(lambda: SCENT(0.4, 0.4), lambda: SCENT(1e12, 1.0), exact_rows=False, logarithm=True),
     "PDSCA": Member(lambda: PDSCA(0.3, 0.4, row_gamma=0.4), lambda: PDSCA(1e-12, 1.0, row_gamma=1.0)),

@@ -7,7 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, ChiSquareBall, KLBall, Simplex, SpectralRisk
+from fcco_lightning.ambiguity import (
+    AmbiguitySet,
+    CappedSimplex,
+    ChiSquareBall,
+    ChiSquarePenalty,
+    EuclideanPenalty,
+    KLBall,
+    KLPenalty,
+    Simplex,
+    SpectralRisk,
+)
 
 Array = NDArray[np.float64]
 
@@ -94,3 +104,4 @@ MEMBERS = {
     "ESRM": spectral("esrm", 3.0, lambda u: np.expm1(3 * u) / np.expm1(3)),
     "spectral CVaR": spectral("cvar", 0.45, lambda u: np.maximum(0, (u - 0.55) / 0.45)),
 }
+PENALTIES = {"chi-square": ChiSquarePenalty, "euclidean": EuclideanPenalty, "kl": KLPenalty}

@@ -47,37 +47,12 @@ def at_most(quantity, where, kappa):
     return formula
 
 
-def difference(quantity, first, second, kappa):
-    def formula(s, columns):
-        q = quantity(s, columns)
-        return [abs(subset_mean(q, columns, first) - subset_mean(q, columns, second)) - kappa]
-
-    return formula
-
-
 def soft_rates(s, columns):
     return [sigmoid((a - 0.2) / 0.5) for a in s]
 
 
 def logistic_losses(s, columns):
     return [logistic(a, y) for a, y in zip(s, columns["y"], strict=True)]
-
-
-def roc(kappa, temperature, standard):
-    def formula(s, columns):
-        if standard:
-            centre = mean(s)
-            unit = mean([(a - centre) ** 2 for a in s]) ** 0.5
-            s = [(a - centre) / unit for a in s]
-        rows = []
-        for label in (1, 0):
-            for tau in THRESHOLDS:
-                above = [sigmoid((a - tau) / temperature) for a in s]
-                rates = [subset_mean(above, columns, {"y": label, "group": g}) for g in (1, 0)]
-                rows.append(abs(rates[0] - rates[1]) - kappa)
-        return rows
-
-    return formula
 
 
 def forgetting(kappa):
@@ -112,15 +87,10 @@ def near(quantity, where, target, kappa):
     return formula
 
 
-PAIRS, REST, WHOLE = (
-    [([1], [0]), ([2], [0]), ([2], [1])],
-    [([0], [1, 2]), ([1], [0, 2]), ([2], [0, 1])],
-    [
-        ([0], [0, 1, 2]),
-        ([1], [0, 1, 2]),
-        ([2], [0, 1, 2]),
-    ],
-)
+TWO = [([1], [0])]
+PAIRS = [([1], [0]), ([2], [0]), ([2], [1])]
+REST = [([0], [1, 2]), ([1], [0, 2]), ([2], [0, 1])]
+WHOLE = [([0], [0, 1, 2]), ([1], [0, 1, 2]), ([2], [0, 1, 2])]
 BOTH_WAYS = [(a, b) for pair in PAIRS for a, b in (pair, pair[::-1])]
 
 
@@ -136,8 +106,12 @@ def rate_parity(sides, classes, kappa):
     return formula
 
 
-def roc_of_many(sides, kappa, temperature):
+def roc(sides, kappa, temperature, *, standard=False):
     def formula(s, columns):
+        if standard:
+            centre = mean(s)
+            unit = mean([(a - centre) ** 2 for a in s]) ** 0.5
+            s = [(a - centre) / unit for a in s]
         rows = []
         for label in (1, 0):
             for a, b in sides:
@@ -199,101 +173,72 @@ _THREE = table_columns(group=THREE_GROUPS)
 _AGES = {**_THREE, "age": torch.tensor([20.0, 30.0, 22.0, 41.0, 19.0, 24.0, 67.0, 33.0, 21.0])}
 
 
-def many(make, brute, unbiased=("uniform", "balanced"), missing="group"):
+BOTH = ("uniform", "balanced")
+
+
+def on_scores(make, brute, columns, unbiased=BOTH, missing="group", seed=0):
+    return Case(make, scores(seed=seed), columns, brute, unbiased=unbiased, missing=missing, bad_outputs=scores(N, 2))
+
+
+def many(make, brute, unbiased=BOTH):
     """A constraint on three groups."""
-    return Case(make, scores(seed=3), _THREE, brute, unbiased=unbiased, missing=missing, bad_outputs=scores(N, 2))
+    return on_scores(make, brute, _THREE, unbiased, seed=3)
 
 
-_FIRST, _SECOND = {"y": 1, "group": 1}, {"y": 1, "group": 0}
 _PROTECTED = {
     "y": torch.tensor(GROUP),
     "task": torch.tensor([0, 0, -1, 1, 0, 0, -1, 0, 1]),
     "protected_loss": torch.linspace(0.2, 1.0, N, dtype=torch.float64),
     "old_logits": scores(N, 3, seed=4),
 }
-_TWO = table_columns(group=TWO_GROUPS)
+_TABLE, _TWO = table_columns(), table_columns(group=TWO_GROUPS)
 
 CASES = {
-    "mean of everyone": Case(
-        lambda: MeanAtMost(LogisticLoss(), 0.5),
-        scores(),
-        table_columns(),
-        at_most(logistic_losses, {}, 0.5),
-        unbiased=("uniform",),
-        missing="y",
-        bad_outputs=scores(N, 2),
+    "mean of everyone": on_scores(
+        lambda: MeanAtMost(LogisticLoss(), 0.5), at_most(logistic_losses, {}, 0.5), _TABLE, ("uniform",), "y"
     ),
-    "false positive rate": Case(
+    "false positive rate": on_scores(
         lambda: MeanAtMost(SoftRate(0.2, 0.5), 0.1, {"y": 0}),
-        scores(),
-        table_columns(),
         at_most(soft_rates, {"y": 0}, 0.1),
-        unbiased=("uniform", "balanced"),
+        _TABLE,
         missing="y",
-        bad_outputs=scores(N, 2),
     ),
-    "loss of the group of one": Case(
+    "loss of the group of one": on_scores(
         lambda: MeanAtMost(LogisticLoss(), 0.2, {"group": 2}),
-        scores(),
-        table_columns(),
         at_most(logistic_losses, {"group": 2}, 0.2),
-        unbiased=("uniform", "balanced", "groups"),
-        missing="group",
-        bad_outputs=scores(N, 2),
+        _TABLE,
+        (*BOTH, "groups"),
     ),
-    "equal opportunity": Case(
-        lambda: MeanDifferenceAtMost(SoftRate(0.2, 0.5), 0.02, _FIRST, _SECOND),
-        scores(),
+    "equal opportunity": on_scores(
+        lambda: MeanDifferenceAtMost(SoftRate(0.2, 0.5), 0.02, {"y": 1, "group": 1}, {"y": 1, "group": 0}),
+        rate_parity(TWO, [{"y": 1}], 0.02),
         _TWO,
-        difference(soft_rates, _FIRST, _SECOND, 0.02),
-        unbiased=("uniform", "balanced"),
-        missing="group",
-        bad_outputs=scores(N, 2),
     ),
-    "roc": Case(
-        lambda: ROCFairness(THRESHOLDS, 0.05, 0.7),
-        scores(),
-        _TWO,
-        roc(0.05, 0.7, standard=False),
-        unbiased=("uniform", "balanced"),
-        missing="group",
-        bad_outputs=scores(N, 2),
+    "roc": on_scores(lambda: ROCFairness(THRESHOLDS, 0.05, 0.7), roc(TWO, 0.05, 0.7), _TWO),
+    "roc, standard scores": on_scores(
+        lambda: ROCFairness(THRESHOLDS, 0.05, 0.7, StandardScores()), roc(TWO, 0.05, 0.7, standard=True), _TWO, ()
     ),
-    "roc, standard scores": Case(
-        lambda: ROCFairness(THRESHOLDS, 0.05, 0.7, StandardScores()),
-        scores(),
-        _TWO,
-        roc(0.05, 0.7, standard=True),
-        unbiased=(),
-        missing="group",
-        bad_outputs=scores(N, 2),
-    ),
-    "rate of a subset by any column": Case(
+    "rate of a subset by any column": on_scores(
         lambda: MeanAtMost(SoftRate(0.2, 0.5), 0.1, {"group": [0, 2], "age": "<25"}),
-        scores(),
-        _AGES,
         at_most(soft_rates, {"group": [0, 2], "age": "<25"}, 0.1),
-        unbiased=("uniform",),
-        missing="age",
-        bad_outputs=scores(N, 2),
+        _AGES,
+        ("uniform",),
+        "age",
     ),
-    "rate near a target": Case(
+    "rate near a target": on_scores(
         lambda: MeanNear(SoftRate(0.2, 0.5), 0.9, 0.02, {"y": 0}),
-        scores(),
-        table_columns(),
         near(soft_rates, {"y": 0}, 0.9, 0.02),
-        unbiased=("uniform", "balanced"),
+        _TABLE,
         missing="y",
-        bad_outputs=scores(N, 2),
     ),
-    "roc of pairs": many(lambda: ROCFairness(THRESHOLDS, 0.05, 0.7, groups=NAMES), roc_of_many(PAIRS, 0.05, 0.7)),
+    "roc of pairs": many(lambda: ROCFairness(THRESHOLDS, 0.05, 0.7, groups=NAMES), roc(PAIRS, 0.05, 0.7)),
     "roc against the rest": many(
         lambda: ROCFairness(THRESHOLDS, 0.05, 0.7, against="rest", groups=NAMES),
-        roc_of_many(REST, 0.05, 0.7),
+        roc(REST, 0.05, 0.7),
     ),
     "roc against the whole": many(
         lambda: ROCFairness(THRESHOLDS, 0.02, 0.7, against="whole", groups=NAMES),
-        roc_of_many(WHOLE, 0.02, 0.7),
+        roc(WHOLE, 0.02, 0.7),
         (),
     ),
     "demographic parity": many(
@@ -312,15 +257,7 @@ CASES = {
         lambda: PredictiveParity(0.02, SoftRate(0.2, 0.5), groups=NAMES), precision_parity(PAIRS, 0.02), ("uniform",)
     ),
     "auc of every group": many(lambda: GroupAUCAtLeast(0.7, groups=NAMES), group_auc(0.7)),
-    "equal aucs": Case(
-        lambda: AUCParity(0.02),
-        scores(seed=3),
-        _TWO,
-        auc_parity([([1], [0])], 0.02),
-        unbiased=("uniform", "balanced"),
-        missing="group",
-        bad_outputs=scores(N, 2),
-    ),
+    "equal aucs": on_scores(lambda: AUCParity(0.02), auc_parity(TWO, 0.02), _TWO, seed=3),
     "non-forgetting": Case(
         lambda: NonForgetting(kappa=0.1, names=["a", "b"]),
         scores(N, 3),

@@ -143,6 +143,10 @@ def contrastive(tau=0.2, *, itself=True, rho=0.0, learnt=None, mini_batch=False)
     return formula
 
 
+def of_labels(make, brute, **changes):
+    return Case(make, scores(), table_columns(), brute, unbiased=("uniform", "balanced"), missing="y", **changes)
+
+
 def of_groups(make, brute, **changes):
     return Case(
         make, scores(), table_columns(), brute, missing="group", bad_outputs=scores(N, 1).unsqueeze(2), **changes
@@ -158,12 +162,8 @@ _LABELS = {"y": (scores(N, 2, seed=5) > 0).long(), "group": torch.tensor(GROUP)}
 _TASKS = {"outputs": scores(N, 2), "columns": _LABELS, "missing": "group", "bad_outputs": scores(N, 3)}
 
 CASES = {
-    "cross entropy": Case(
-        CrossEntropy, scores(), table_columns(), cross_entropy, unbiased=("uniform", "balanced"), missing="y"
-    ),
-    "squared error": Case(
-        SquaredError, scores(), table_columns(), squared_error, unbiased=("uniform", "balanced"), missing="y"
-    ),
+    "cross entropy": of_labels(CrossEntropy, cross_entropy),
+    "squared error": of_labels(SquaredError, squared_error),
     "cross entropy of classes": Case(
         CrossEntropy,
         scores(N, 3),
@@ -172,23 +172,9 @@ CASES = {
         unbiased=("uniform", "balanced"),
         missing="y",
     ),
-    "auc": Case(
-        AUC,
-        scores(),
-        table_columns(),
-        auc(lambda d: sigmoid(-d)),
-        unbiased=("uniform", "balanced"),
-        missing="y",
-        bad_outputs=scores(N, 2),
-    ),
-    "auc with logistic pairs": Case(
-        lambda: AUC(LogisticPair()),
-        scores(),
-        table_columns(),
-        auc(lambda d: torch.log1p(torch.exp(-d))),
-        unbiased=("uniform", "balanced"),
-        missing="y",
-        bad_outputs=scores(N, 2),
+    "auc": of_labels(AUC, auc(lambda d: sigmoid(-d)), bad_outputs=scores(N, 2)),
+    "auc with logistic pairs": of_labels(
+        lambda: AUC(LogisticPair()), auc(lambda d: torch.log1p(torch.exp(-d))), bad_outputs=scores(N, 2)
     ),
     "cvar": of_groups(lambda: CVaRGroupDRO(0.5, num_groups=3, threshold=0.6), cvar(2)),
     "worst group": of_groups(lambda: WorstGroupDRO(num_groups=3, threshold=0.6), cvar(3)),
@@ -198,14 +184,8 @@ CASES = {
     ),
     "kl": of_groups(lambda: KLGroupDRO(0.7, num_groups=3, threshold=0.6), kl(0.7)),
     "max form": of_groups(lambda: GroupMaxForm(num_groups=3), lambda s, c: max(risks(s, c)), coupled=True),
-    "samples": Case(
-        lambda: SampleDRO(CappedSimplex(1 / 3)),
-        scores(),
-        table_columns(),
-        lambda s, c: mean(sorted(losses(s, c))[-3:]),
-        unbiased=("uniform", "balanced"),
-        coupled=True,
-        missing="y",
+    "samples": of_labels(
+        lambda: SampleDRO(CappedSimplex(1 / 3)), lambda s, c: mean(sorted(losses(s, c))[-3:]), coupled=True
     ),
     "tasks": Case(
         lambda: MultiTaskGroupDRO(2, MultiLabelLoss(), num_groups=3),

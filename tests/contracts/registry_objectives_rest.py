@@ -15,6 +15,7 @@ from fcco_lightning import (
     ViewContrastive,
 )
 from fcco_lightning.models.outputs import ClassVectors, Embeddings, LatentVectors
+from tests.contracts.registry_objectives_ranking import binary
 from tests.contracts.sampled import BAG, GROUP, STRATUM, Case, N, logistic, mean, scores, sigmoid, table_columns
 
 
@@ -151,15 +152,7 @@ CASES = {
         missing="reward",
         bad_outputs=scores(N, 3),
     ),
-    "robust logistic": Case(
-        RobustLogistic,
-        scores(),
-        table_columns(),
-        robust_logistic,
-        unbiased=("uniform", "balanced"),
-        missing="y",
-        bad_outputs=scores(N, 2),
-    ),
+    "robust logistic": binary(RobustLogistic, robust_logistic),
     "sampled softmax": Case(
         lambda: SampledSoftmax(5),
         scores(N + 5, 4),

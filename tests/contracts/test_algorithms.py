@@ -3,15 +3,13 @@
 import pytest
 import torch
 
-from fcco_lightning import SOX, CVaRGroupDRO, Objective
-from fcco_lightning.algorithms import Algorithm
+from fcco_lightning import CVaRGroupDRO, Objective
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Ratio
 from fcco_lightning.state.processes import Processes
 from tests.state import pool as pools
 
-from .completeness import concrete_classes, unregistered
 from .divided import train_all
 from .registry_algorithms import ALGORITHMS
 from .trainings import BROKEN, Margins, MergedMargins, Training, assert_same_bits, leaves, make_batch, make_batches
@@ -23,14 +21,6 @@ def every(**wanted):
     """All members with these capabilities."""
     chosen = [name for name, m in ALGORITHMS.items() if all(getattr(m, k) == v for k, v in wanted.items())]
     return pytest.mark.parametrize("name", chosen)
-
-
-def test_every_algorithm_is_registered(monkeypatch):
-    assert unregistered(concrete_classes(Algorithm), ALGORITHMS.values()) == []
-    dummies = type("Dummy", (SOX,), {}), type("_Private", (SOX,), {})
-    for dummy in dummies:  # the check itself
-        monkeypatch.setattr(f"fcco_lightning.algorithms.sox.{dummy.__name__}", dummy, raising=False)
-    assert unregistered(concrete_classes(Algorithm), ALGORITHMS.values()) == ["Dummy"]
 
 
 # ------------------------------------------------------------------------------------------------------------- resume

@@ -35,15 +35,6 @@ def columns(index):
     return {"x": X[index], "y": Y[index], "group": GROUP[index], "index": index}
 
 
-class One:
-    """A member with gamma = 1."""
-
-    def __init__(self, member):
-        self.make, self.optimizer, self.jacobian = member.gamma_one, member.optimizer, member.jacobian
-        self.max_form, self.logarithm = member.max_form, member.logarithm
-        self.objective, self.penalty = member.objective, member.penalty
-
-
 def batches_of(member, name):
     """The batches, all equally likely, and the plan that the weights of rows follow."""
     if member.jacobian == "halves":
@@ -58,7 +49,7 @@ def mean_gradient(member, name, objective, limits, rows):
     """Mean of G over all batches, every time from these rows and the same weights; and the training."""
     batches, plan = batches_of(member, name)
     drawn = Drawn({"y": Y, "group": GROUP}, ListedDraws(plan, N))
-    training = Training(One(member), objective=objective, limits=limits, drawn=drawn)
+    training = Training(member._replace(make=member.gamma_one), objective=objective, limits=limits, drawn=drawn)
     algorithm, engine = training.algorithm, training.engine
     training.optimizer.param_groups[0]["lr"] = 0.0
     total = 0.0

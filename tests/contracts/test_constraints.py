@@ -5,11 +5,9 @@ from itertools import combinations
 import pytest
 import torch
 
-from fcco_lightning import MeanAtMost, SoftRate
-from fcco_lightning.constraints import Constraint, DifferenceAtMost
+from fcco_lightning import SoftRate
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.outer import AbsoluteDifference, Hinge, SquaredHinge
-from tests.contracts.completeness import concrete_classes, unregistered
 from tests.contracts.registry_constraints import CASES
 from tests.contracts.sampled import WAYS, Bench, N, as_lists, assert_refused, united
 
@@ -37,17 +35,6 @@ def measured(bench, index=None):
     direct, rows = bench.part.measure(bench.network(columns["x"]), columns)
     assert direct is bench.part.rows_of(columns) is None  # constraints have all rows, in their order, and no g_0
     return rows
-
-
-def test_every_constraint_is_registered():
-    assert unregistered(concrete_classes(Constraint), CASES.values(), [DifferenceAtMost]) == []
-
-
-def test_a_constraint_that_nobody_registered_is_noticed():
-    class Forgotten(MeanAtMost):
-        pass
-
-    assert unregistered([Forgotten, MeanAtMost, Constraint], CASES.values()) == ["Forgotten"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,10 +1,7 @@
 """What every evaluation of the package keeps to, on an example with figures computed by other libraries."""
 
-import importlib
-import inspect
 import json
 import math
-import pkgutil
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,7 +28,6 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torchmetrics.functional.classification import binary_accuracy
 
-import fcco_lightning.evaluation
 from fcco_lightning import (
     AttentionPooling,
     BagEvaluation,
@@ -48,6 +44,7 @@ from fcco_lightning import (
     ValueEvaluation,
 )
 from fcco_lightning.evaluation import ClassEvaluation, NeighbourEvaluation
+from tests.contracts.completeness import concrete_classes
 from tests.evaluation.reference import by_group, group_figures, probabilities, split
 
 SINGLE = 1e-5  # some figures are computed in float32
@@ -367,19 +364,8 @@ def case(request):
     return request.param()
 
 
-def concrete_evaluations():
-    package = fcco_lightning.evaluation
-    modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
-    return {
-        kind
-        for module in modules
-        for _, kind in inspect.getmembers(module, inspect.isclass)
-        if issubclass(kind, Evaluation) and not inspect.isabstract(kind) and kind.__module__ == module.__name__
-    }
-
-
 def test_every_evaluation_of_the_package_has_an_example():
-    assert concrete_evaluations() == CASES.keys()
+    assert concrete_classes(Evaluation) == CASES.keys()
 
 
 def test_the_figures_are_those_of_other_libraries(case):

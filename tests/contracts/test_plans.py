@@ -1,6 +1,5 @@
 """What every batch plan keeps to, whatever its kind."""
 
-import inspect
 from itertools import chain, combinations, islice, product
 
 import pytest
@@ -10,6 +9,7 @@ from fcco_lightning.data.loader import RankBatches, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, UniformBatches
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import DataError
+from tests.contracts.completeness import concrete_classes
 from tests.contracts.registry_plans import PLANS
 from tests.plans import BagBatches, BalancedBatches, GroupBatches, QueryBatches
 
@@ -37,13 +37,8 @@ def within(values, expected):
     return abs(float(values.mean()) - expected) <= 4 * float(values.std()) / len(values) ** 0.5 + 1e-9
 
 
-def concrete(kind):
-    own = [] if inspect.isabstract(kind) else [kind]
-    return own + [found for below in kind.__subclasses__() for found in concrete(below)]
-
-
 def test_every_kind_of_plan_is_registered():
-    ours = {kind for kind in concrete(BatchPlan) if kind.__module__.startswith("fcco_lightning.")}
+    ours = concrete_classes(BatchPlan)
     assert ours == {type(case.tiny) for case in PLANS.values()} == {type(case.make(0)) for case in PLANS.values()}
 
 

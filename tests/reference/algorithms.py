@@ -10,7 +10,7 @@ A row is a running value ``u_i`` of g_i; the threshold is not in it, so ``y_i = 
 At the first visit ``u_i = g_i(w_t; batch)``, which a method with stale rows uses in its gradient as well.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -27,27 +27,16 @@ class Optimizer(Protocol):
     def step(self, w: Array, gradient: Array) -> Array: ...
 
 
-class PlainSGD:
-    """``w <- (w - lr G) / (1 + lr mu)``: with mu the proximal step of ``mu/2 |w|^2``; lr a number or an array (d,)."""
-
-    def __init__(self, lr: float | Array, mu: float = 0.0) -> None:
-        self.lr, self.mu = lr, mu
-
-    def step(self, w: Array, gradient: Array) -> Array:
-        return (w - self.lr * gradient) / (1 + self.lr * self.mu)
-
-
 class HeavyBall:
-    """``v <- (1 - beta) v + beta G``, ``w <- w - lr v``; the first v is G itself, or beta G if it starts from zero."""
+    """``v <- (1 - beta) v + beta G``, ``w <- w - lr v``; the first v is G itself."""
 
-    def __init__(self, lr: float | Array, beta: float = 0.1, zero_start: bool = False) -> None:
-        self.lr, self.beta, self.zero_start = lr, beta, zero_start
+    def __init__(self, lr: float, beta: float = 0.1) -> None:
+        self.lr, self.beta = lr, beta
         self.v: Array | None = None
 
     def step(self, w: Array, gradient: Array) -> Array:
-        if self.v is None:
-            self.v = np.zeros_like(gradient) if self.zero_start else gradient
-        self.v = (1 - self.beta) * self.v + self.beta * gradient
+        v = gradient if self.v is None else self.v
+        self.v = (1 - self.beta) * v + self.beta * gradient
         return w - self.lr * self.v
 
 
@@ -60,21 +49,9 @@ class Method:
         self.rows: list[Array] = [np.zeros((part.term.n_rows, part.term.width)) for part in problem.parts]
         self.seen = [np.zeros(part.term.n_rows, dtype=bool) for part in problem.parts]
         self.gradient: Array = np.zeros_like(self.w)
-        self.slopes: list[Array] = []  # the y of the rows present, per part
 
     def step(self, batch: Batch) -> None:
         raise NotImplementedError
-
-    def run(self, batches: Iterable[Batch]) -> Iterator[tuple[Array, list[Array]]]:
-        """Weights and rows (copies) after every step."""
-        for batch in batches:
-            self.step(batch)
-            yield self.w.copy(), [rows.copy() for rows in self.rows]
-
-    def set_rows(self, rows: list[Array]) -> None:
-        """Every row takes this value and counts as seen."""
-        self.rows = [np.array(one, dtype=float) for one in rows]
-        self.seen = [np.ones(len(one), dtype=bool) for one in rows]
 
     def _before(self, k: int, inner: Inner) -> Array:
         """Rows before this step, the fresh value where a row was never seen."""
@@ -86,22 +63,10 @@ class Method:
         self.seen[k][rows] = True
 
     def _add(self, part: Part, w: Array, inner: Inner, y: Array) -> None:
-        self.slopes.append(y)
         self.gradient = self.gradient + part.gradient(w, inner, y)
 
     def _start(self, point: Point, batch: Indices) -> None:
-        self.slopes = []
         self.gradient = self.problem.direct_gradient(point, batch)
-
-
-class SGD(Method):
-    """Plain stochastic gradient of the direct objectives; the problem has no parts with rows."""
-
-    def step(self, batch: Batch) -> None:
-        if self.problem.parts:
-            raise ValueError("SGD is for problems without rows")
-        self._start(self.problem.at(self.w), np.asarray(batch))
-        self.w = self.optimizer.step(self.w, self.gradient)
 
 
 class SingleLoop(Method):
@@ -163,15 +128,14 @@ class SOAP(SOX):
 class MOAP(SOX):
     """``u_i <- (1 - gamma) u_i + gamma g_i / p_i`` if present, ``(1 - gamma) u_i`` if not; G uses the new u_i.
 
-    ``1/p_i`` is ``n/B1``.  ``first_visit``: a row never seen takes g_i itself, otherwise it starts from zero.
+    ``1/p_i`` is ``n/B1``.  A row never seen takes g_i itself.
     """
 
     fresh = True
-    first_visit = True
 
     def _update(self, k: int, inner: Inner, before: Inner | None) -> Array:
         presence = self.problem.parts[k].presence[inner.rows][:, None]
-        seen = self.seen[k][inner.rows][:, None] | (not self.first_visit)
+        seen = self.seen[k][inner.rows][:, None]
         old = self.rows[k][inner.rows]
         new = np.where(seen, (1 - self.gamma) * old + self.gamma * inner.values / presence, inner.values)
         self.rows[k] = (1 - self.gamma) * self.rows[k]  # all rows shrink; those present are written afterwards

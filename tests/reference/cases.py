@@ -1,31 +1,20 @@
-"""Complete problems of the families (a) to (e) with a sampler, a start and the probabilities of their rows.
+"""Complete problems of three families with a sampler, a start and the probabilities of their rows.
 
 ``make_case(name)`` gives whole batches; ``make_case(name, halved=True)`` has the presence probabilities of half a
-batch, for the methods that halve it with ``alternating``.
+batch, for the methods that halve it.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from .networks import Array, Data, Indices, Linear, Tanh, TwoTowers, make_data
-from .outer import GapHinge, Hinge, Log, Ratio
-from .probabilities import Balanced, Groups, Sampler, Uniform
-from .toy import (
-    AveragePrecision,
-    Contrastive,
-    GroupRisks,
-    MeanRate,
-    MeanSquare,
-    PairLoss,
-    Part,
-    Problem,
-    RateGap,
-    Term,
-)
+from .networks import Array, Data, Indices, Tanh, TwoTowers, make_data
+from .outer import GapHinge, Hinge, Log
+from .probabilities import Groups, Sampler, Uniform
+from .toy import Contrastive, GroupRisks, MeanRate, PairLoss, Part, Problem, RateGap, Term
 
 ALPHA, RHO, TEMPERATURE = 0.5, 4.0, 0.4
-CASES = ("groups", "constraints", "contrastive", "precision")
+CASES = ("groups", "constraints", "contrastive")
 
 
 def presences(sampler: Sampler, term: Term, data: Data) -> Array:
@@ -36,8 +25,7 @@ def presences(sampler: Sampler, term: Term, data: Data) -> Array:
         return np.array([sampler.present(np.flatnonzero(term.member))])
     if isinstance(term, RateGap):
         return np.array([sampler.both(*(np.flatnonzero(member) for member in term.members))])
-    samples = term.positives if isinstance(term, AveragePrecision) else range(len(data))
-    return np.array([sampler.present([i]) for i in samples])
+    return np.array([sampler.present([i]) for i in range(len(data))])
 
 
 @dataclass(frozen=True)
@@ -54,23 +42,21 @@ class Case:
         return [self.sampler.draw(rng) for _ in range(count)]
 
 
-def make_case(name: str, *, lam: float = 0.05, halved: bool = False, linear: bool = False) -> Case:
-    """The cases of ``CASES``; ``lam`` smooths the hinges; ``linear`` takes linear scores instead of the hidden layer.
+def make_case(name: str, *, lam: float = 0.05, halved: bool = False) -> Case:
+    """The cases of ``CASES``; ``lam`` smooths the hinges.
 
     * groups: ``s + (1/4) sum_i (1/alpha) [R_i - s]_+``, 3 of 4 groups with 8 samples each (with replacement).
-    * constraints: the AUC pair loss and .05 mean s^2 under three constraints (shares 1/3): the mean rate of the 3
-      samples of the smallest group, the rate gap between the two largest groups at level 0, and the same at level .5;
-      uniform batches of 24 of 200.
+    * constraints: the AUC pair loss under three constraints (shares 1/3): the mean rate of the 3 samples of the
+      smallest group, the rate gap between the two largest groups at level 0, and the same at level .5; uniform batches
+      of 24 of 200.
     * contrastive: 40 pairs, uniform batches of 8, tau = .4.
-    * precision: 60 samples, 6 positives and 6 negatives in a batch.
     """
-    sizes = {"contrastive": (25, 12, 3), "precision": (35, 22, 3)}.get(name, (120, 60, 17, 3))
+    sizes = (25, 12, 3) if name == "contrastive" else (120, 60, 17, 3)
     data = make_data(sizes)
-    scored = Linear if linear else Tanh
-    network = TwoTowers(data) if name == "contrastive" else scored(data, extra=int(name == "groups"))
+    network = TwoTowers(data) if name == "contrastive" else Tanh(data, extra=int(name == "groups"))
     smallest, first, second = data.members(len(sizes) - 1), data.members(0), data.members(1)
-    share, half = 2 if halved else 1, Uniform(len(data), 1)
-    direct: tuple[tuple[MeanSquare | PairLoss, float], ...] = ()
+    share = 2 if halved else 1
+    direct: tuple[tuple[PairLoss, float], ...] = ()
     terms: list[Term]
     sampler: Sampler
     if name == "groups":
@@ -81,15 +67,10 @@ def make_case(name: str, *, lam: float = 0.05, halved: bool = False, linear: boo
         terms = [MeanRate(data, smallest, Hinge(RHO, 0.1, lam))]
         terms += [RateGap(data, first, second, GapHinge(RHO, 0.02, lam), level, 0.5) for level in (0.0, 0.5)]
         classes = [np.flatnonzero(data.labels == label) for label in (0, 1)]
-        direct = ((PairLoss(data), half.both(*classes)), (MeanSquare(0.05), 1.0))
-    elif name == "contrastive":
+        direct = ((PairLoss(data), sampler.both(*classes)),)  # measured on the whole batch
+    else:
         sampler, half = Uniform(40, 8), Uniform(40, 8 // share)
         terms = [Contrastive(data, Log(TEMPERATURE), TEMPERATURE)]
-    elif name == "precision":
-        sampler, half = Balanced(data.labels, 6, 6), Balanced(data.labels, 6 // share, 6 // share)
-        terms = [AveragePrecision(data, Ratio(), strata="classes")]
-    else:
-        raise ValueError(name)
     parts = tuple(Part(term, presences(half, term, data), 1 / len(terms)) for term in terms)
     w = np.random.default_rng(5).normal(size=network.size) * 0.5
     return Case(data, Problem(network, len(data), parts, direct), sampler, w)

@@ -48,24 +48,6 @@ class Hinge:
 
 
 @dataclass(frozen=True)
-class SquaredHinge:
-    """``f(u) = rho/2 [u - kappa]_+^2``; the envelope has ``rho / (1 + lam rho)`` in the place of rho."""
-
-    rho: float
-    kappa: float = 0.0
-    lam: float = 0.0
-
-    def value(self, u: Array) -> Array:
-        return self.rho / (1 + self.lam * self.rho) / 2 * np.maximum(u[:, 0] - self.kappa, 0.0) ** 2
-
-    def gradient(self, u: Array) -> Array:
-        return self.rho / (1 + self.lam * self.rho) * np.maximum(u - self.kappa, 0.0)
-
-    def dual_step(self, g: Array, y: Array, tau: float) -> Array:
-        return np.maximum((g - self.kappa + tau * y) / (1 / self.rho + self.lam + tau), 0.0)
-
-
-@dataclass(frozen=True)
 class GapHinge:
     """``f(u_1, u_2) = rho [|u_1 - u_2| - kappa]_+`` with its envelope in the plane.
 
@@ -99,25 +81,6 @@ class GapHinge:
 
 
 @dataclass(frozen=True)
-class GapSquaredHinge:
-    """``f(u_1, u_2) = rho/2 [|u_1 - u_2| - kappa]_+^2``, not smoothed."""
-
-    rho: float
-    kappa: float
-
-    def value(self, u: Array) -> Array:
-        return self.rho / 2 * np.maximum(np.abs(u[:, 0] - u[:, 1]) - self.kappa, 0.0) ** 2
-
-    def gradient(self, u: Array) -> Array:
-        d = u[:, 0] - u[:, 1]
-        a = np.sign(d) * self.rho * np.maximum(np.abs(d) - self.kappa, 0.0)
-        return np.stack([a, -a], axis=1)
-
-    def dual_step(self, g: Array, y: Array, tau: float) -> Array:
-        raise NotImplementedError("GapSquaredHinge has a u-form only")
-
-
-@dataclass(frozen=True)
 class Log:
     """``f(u) = tau sum_k log u_k``: concave, so there is no dual step."""
 
@@ -131,17 +94,3 @@ class Log:
 
     def dual_step(self, g: Array, y: Array, tau: float) -> Array:
         raise NotImplementedError("Log is not convex")
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """``f(u_1, u_2) = -u_1 / u_2``: not convex, so there is no dual step."""
-
-    def value(self, u: Array) -> Array:
-        return -u[:, 0] / u[:, 1]
-
-    def gradient(self, u: Array) -> Array:
-        return np.stack([-1 / u[:, 1], u[:, 0] / u[:, 1] ** 2], axis=1)
-
-    def dual_step(self, g: Array, y: Array, tau: float) -> Array:
-        raise NotImplementedError("Ratio is not convex")

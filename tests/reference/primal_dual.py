@@ -1,36 +1,22 @@
-"""ALEXR, ALEXR2, SOX-boost, OOA and SMD in NumPy, one class each.
+"""ALEXR, ALEXR2 and OOA in NumPy, one class each.
 
 The pair (y, Jacobian) of ALEXR and ALEXR2 comes from one of four choices:
 
-* "halves": ``first, second = split(batch)``; the first moves y, the second gives the Jacobian.  A row of which only the
-  second speaks uses the y its stored row stands for; a row never seen uses its value in the second half, unwritten.
+* "halves": the first B // 2 samples move y, the others give the Jacobian.  A row of which only the second half speaks
+  uses the y its stored row stands for; a row never seen uses its value in the second half, unwritten.
 * "part": ``step(batch, other)``; the second, independent batch ``other`` moves y, ``batch`` gives the Jacobian.
 * "old": y from the rows before this step (a row never seen: its fresh value); then the rows move with the whole batch.
 * "reuse": the same batch moves y and gives the Jacobian, which biases G by ``Cov(y_i, Jac g_i)``.
 
-The direct objectives are measured on the batch that gives the Jacobian, or on all samples of ``batch`` with
-``direct_on="all"``.  The presence probabilities of the problem are those of the batch that gives the Jacobian.
+The direct objectives are measured on all samples of ``batch``.  The presence probabilities of the parts are those of
+the batch that gives the Jacobian.
 """
-
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .algorithms import SOX, Batch, HeavyBall, Method, Optimizer
+from .algorithms import Batch, Method, Optimizer
 from .networks import Array, Indices, Point
-from .toy import GroupRisks, Inner, Part, Problem
-
-Split = Callable[[Indices], tuple[Indices, Indices]]
-
-
-def by_position(batch: Indices) -> tuple[Indices, Indices]:
-    """The first B // 2 samples, and the others."""
-    return batch[: len(batch) // 2], batch[len(batch) // 2 :]
-
-
-def alternating(batch: Indices) -> tuple[Indices, Indices]:
-    """Samples 0, 2, 4, .. and samples 1, 3, 5, ..: every group of a grouped batch lies in both."""
-    return batch[::2], batch[1::2]
+from .toy import Inner, Problem
 
 
 class PrimalDual(Method):
@@ -51,22 +37,19 @@ class PrimalDual(Method):
         tau: float | None = None,
         theta: float = 0.0,
         pair: str = "halves",
-        split: Split = by_position,
-        direct_on: str = "jacobian",
     ) -> None:
         super().__init__(problem, w, optimizer)
         if (gamma is None) == (tau is None):
             raise ValueError("give gamma (u-form) or tau (y-form)")
-        if pair not in {"halves", "part", "old", "reuse"} or direct_on not in {"jacobian", "all"}:
-            raise ValueError((pair, direct_on))
-        self.gamma, self.tau, self.theta = gamma, tau, theta
-        self.pair, self.split, self.direct_on = pair, split, direct_on
+        if pair not in {"halves", "part", "old", "reuse"}:
+            raise ValueError(pair)
+        self.gamma, self.tau, self.theta, self.pair = gamma, tau, theta, pair
 
     def _batches(self, batch: Batch, other: Batch | None) -> tuple[Indices, Indices]:
         """The batch that moves y and the one that gives the Jacobian."""
         whole = np.asarray(batch)
         if self.pair == "halves":
-            return self.split(whole)
+            return whole[: len(whole) // 2], whole[len(whole) // 2 :]
         if self.pair == "part":
             if other is None:
                 raise ValueError("pair='part' asks for step(batch, other)")
@@ -96,7 +79,7 @@ class PrimalDual(Method):
     def _estimate(self, batch: Batch, other: Batch | None, point: Point, previous: Point) -> None:
         """Move the rows and set ``gradient`` at ``point``."""
         mover, giver = self._batches(batch, other)
-        self._start(point, np.asarray(batch) if self.direct_on == "all" else giver)
+        self._start(point, np.asarray(batch))
         for k, part in enumerate(self.problem.parts):
             inner = part.term.measure(point, giver)
             if self.pair == "old":
@@ -109,7 +92,7 @@ class PrimalDual(Method):
 
 
 class ALEXR(PrimalDual):
-    """ALEXR paper, Alg. 1: the dual step, then the optimizer; ``PlainSGD(lr, mu)`` is proximal for ``mu/2 |w|^2``."""
+    """ALEXR paper, Alg. 1: the dual step, then the optimizer."""
 
     def __init__(self, problem: Problem, w: Array, optimizer: Optimizer, **options: object) -> None:
         super().__init__(problem, w, optimizer, **options)  # type: ignore[arg-type]
@@ -150,12 +133,6 @@ class ALEXR2(PrimalDual):
         self.inner_step, self.z = 0, self.w
         self.point = self.previous = self.problem.at(self.w)
 
-    def restart(self, w: Array, rows: list[Array]) -> None:
-        """A new round from this centre and these rows, all seen."""
-        self.w = np.array(w, dtype=float)
-        self.set_rows(rows)
-        self._new_round()
-
     def step(self, batch: Batch, other: Batch | None = None) -> None:
         self._estimate(batch, other, self.point, self.previous)
         nu, eta = self.nu, self.eta
@@ -166,35 +143,6 @@ class ALEXR2(PrimalDual):
             self.outer_gradient = (self.w - self.z) / nu
             self.w = self.optimizer.step(self.w, self.outer_gradient)
             self._new_round()
-
-
-class SOXBoost(SOX):
-    """SOX in stages: in stage k lr, beta and gamma are halved k times and the number of steps doubled k times.
-
-    ``picks[k]`` in 0..T_k - 1 names the iterate (w, rows, v) of stage k that is handed on (SOX paper, Alg. 2: drawn
-    uniformly; T_k - 1 is the last one).
-    """
-
-    optimizer: HeavyBall
-
-    def __init__(
-        self, problem: Problem, w: Array, optimizer: HeavyBall, gamma: float, first_steps: int, picks: Sequence[int]
-    ) -> None:
-        super().__init__(problem, w, optimizer, gamma)
-        self.stage, self.steps_left, self.first_steps, self.picks = 0, first_steps, first_steps, picks
-
-    def step(self, batch: Batch) -> None:
-        super().step(batch)
-        length = self.first_steps * 2**self.stage
-        if length - self.steps_left == self.picks[self.stage]:
-            self._kept = (self.w, [r.copy() for r in self.rows], [s.copy() for s in self.seen], self.optimizer.v)
-        self.steps_left -= 1
-        if self.steps_left == 0:
-            self.w, self.rows, self.seen, self.optimizer.v = self._kept
-            self.stage, self.steps_left = self.stage + 1, 2 * length
-            self.optimizer.lr = self.optimizer.lr / 2
-            self.optimizer.beta /= 2
-            self.gamma /= 2
 
 
 def project_capped_kl(p: Array, cap: float) -> Array:
@@ -218,19 +166,15 @@ class OOA(Method):
     """Group DRO by dual ascent on ``{q: sum q = 1, q_i <= 1/(alpha n)}`` (ALEXR paper sec. 5.1, extended to CVaR).
 
     ``h_i = R_i(batch)/p_i`` for groups present, 0 for others; ``q <- P_KL(q exp(eta_q h))``; then
-    ``G = grad g_0 + sum_present (q_i/p_i) grad R_i`` with the new q (``fresh=False``: the q from before).  The one part
-    is a ``GroupRisks`` whose outer function and threshold are not used.  ``rows[0]`` is q as (groups, 1).
+    ``G = grad g_0 + sum_present (q_i/p_i) grad R_i`` with the new q.  The one part is a ``GroupRisks`` whose outer
+    function and threshold are not used.  ``rows[0]`` is q as (groups, 1).
     """
 
-    def __init__(
-        self, problem: Problem, w: Array, optimizer: Optimizer, alpha: float, eta_q: float, fresh: bool = True
-    ) -> None:
+    def __init__(self, problem: Problem, w: Array, optimizer: Optimizer, alpha: float, eta_q: float) -> None:
         super().__init__(problem, w, optimizer)
         (self.part,) = problem.parts
-        if not isinstance(self.part.term, GroupRisks):
-            raise TypeError("OOA and SMD work on group risks")
         n = self.part.term.n_rows
-        self.cap, self.eta_q, self.fresh = 1 / (alpha * n), eta_q, fresh
+        self.cap, self.eta_q = 1 / (alpha * n), eta_q
         self.q = np.full(n, 1 / n)
         self.rows = [self.q[:, None]]
 
@@ -242,25 +186,8 @@ class OOA(Method):
         ascent = np.zeros_like(self.q)
         ascent[inner.rows] = inner.values[:, 0] / chances
         exponent = self.eta_q * ascent
-        new = project_capped_kl(self.q * np.exp(exponent - exponent.max()), self.cap)
-        used = new if self.fresh else self.q
-        self.slopes = [used[inner.rows][:, None]]
+        self.q = project_capped_kl(self.q * np.exp(exponent - exponent.max()), self.cap)
+        self.rows = [self.q[:, None]]
         self.gradient = self.problem.direct_gradient(point, batch)
-        self.gradient = self.gradient + (used[inner.rows] / chances) @ inner.jacobians[:, 0]
-        self.q, self.rows = new, [new[:, None]]
+        self.gradient = self.gradient + (self.q[inner.rows] / chances) @ inner.jacobians[:, 0]
         self.w = self.optimizer.step(self.w, self.gradient)
-
-
-class SMD(OOA):
-    """As OOA with every group in every batch (presence 1)."""
-
-    def step(self, batch: Batch) -> None:
-        rows = self.part.term.measure(self.problem.at(self.w), np.asarray(batch)).rows
-        if np.any(self.part.presence != 1) or len(rows) < len(self.q):
-            raise ValueError("SMD asks for all groups in every batch, presence 1")
-        super().step(batch)
-
-
-def certain(term: GroupRisks) -> Part:
-    """A part whose rows are all present in every batch."""
-    return Part(term, np.ones(term.n_rows))

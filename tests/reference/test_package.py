@@ -3,7 +3,6 @@
 The reference was written from the papers alone, in NumPy with gradients by hand; nothing is shared with the package.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +36,8 @@ from fcco_lightning.models.outputs import Embeddings
 
 from . import algorithms as single
 from . import primal_dual as dual
-from .cases import ALPHA, RHO, TEMPERATURE, Case, make_case
+from .cases import ALPHA, CASES, RHO, TEMPERATURE, Case, make_case
+from .probabilities import Sampler
 
 LR, BETA, STEPS = 0.05, 0.3, 30
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}  # the same arithmetic in another order, float64
@@ -47,11 +47,9 @@ LAM = 0.05
 class Draws:
     """The reference's formulas in the place of a batch plan."""
 
-    strata = torch.arange(200)  # every sample is a stratum: counts say which samples are meant
-
-    def __init__(self, case: Case) -> None:
-        self.sampler = case.sampler
-        self.strata = torch.arange(len(case.data))
+    def __init__(self, sampler: Sampler, n: int) -> None:
+        self.sampler = sampler
+        self.strata = torch.arange(n)  # every sample is a stratum: counts say which samples are meant
 
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
         sampler = self.sampler
@@ -118,7 +116,7 @@ class Job:
             self.constraints,
             HingePenalty(RHO),
             num_samples=len(self.case.data),
-            sampling={"target": Drawn(self.columns, Draws(self.case))},
+            sampling={"target": Drawn(self.columns, Draws(self.case.sampler, len(self.case.data)))},
             dtype=torch.float64,
         )
         return Engine(self.network, problem, algorithm)
@@ -133,13 +131,7 @@ class Job:
 
 
 def job(name, *, lam=0.0, halved=False):
-    case = make_case(name, lam=lam, halved=halved)
-    if name == "constraints":  # the package has the pair loss as the objective
-        direct = case.problem.direct[0]
-        if halved:  # it is measured on the whole batch
-            direct = (direct[0], case.sampler.both(*(np.flatnonzero(case.data.labels == y) for y in (0, 1))))
-        case.problem.direct = (direct,)
-    return Job(name, case)
+    return Job(name, make_case(name, lam=lam, halved=halved))
 
 
 def by_sample(batch):
@@ -178,10 +170,9 @@ SINGLE = {
     "SONX-theory": (SONX(0.4, "theory"), single.SONX, {"gamma": 0.4, "correction": "theory"}),
     "MSVR": (MSVR(0.4, 0.2, b=0.3), single.MSVR, {"gamma": 0.4, "correction": 0.2, "b": 0.3}),
 }
-FAMILIES = ("groups", "constraints", "contrastive")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 @pytest.mark.parametrize("name", SINGLE)
 def test_single_loops(name, family):
     if (name, family) == ("SONX-theory", "contrastive"):
@@ -203,10 +194,6 @@ DUAL_FAMILIES = ("groups", "constraints")
 CHOICES = ("halves", "part", "old", "reuse")
 
 
-def dual_options(choice):
-    return {"pair": choice, "split": dual.by_position, "direct_on": "all"}
-
-
 def second_draws(one, choice):
     return one.case.batches(STEPS, seed=4) if choice == "part" else None
 
@@ -218,9 +205,7 @@ def test_alexr(mirror, choice, family):
     tau, theta = 1.5, 0.5
     one = job(family, halved=choice == "halves")
     form = {"gamma": 1 / (1 + tau)} if mirror else {"tau": tau}
-    reference = dual.ALEXR(
-        one.case.problem, one.w, single.HeavyBall(LR, BETA), theta=theta, **form, **dual_options(choice)
-    )
+    reference = dual.ALEXR(one.case.problem, one.w, single.HeavyBall(LR, BETA), theta=theta, **form, pair=choice)
     compare(one, ALEXR(tau, theta, mirror, jacobian=choice), reference, others=second_draws(one, choice))
 
 
@@ -237,7 +222,7 @@ def test_alexr2(choice, family):
         theta=0.5,
         inner_steps=3,
         **loop,
-        **dual_options(choice),
+        pair=choice,
     )
     algorithm = ALEXR2(K=3, lam=LAM, gamma=0.4, gamma_prime=0.2, jacobian=choice, **loop)
     compare(one, algorithm, reference, others=second_draws(one, choice))
@@ -245,8 +230,6 @@ def test_alexr2(choice, family):
 
 def test_ooa():
     one = job("groups")
-    (part,) = one.case.problem.parts
-    one.case.problem.parts = (replace(part, term=part.term),)
     one.params = list(one.network.parameters())  # the threshold takes no part
     reference = dual.OOA(one.case.problem, one.w, single.HeavyBall(LR, BETA), ALPHA, 0.05)
     engine = one.engine(OOA(0.05))

@@ -27,7 +27,7 @@ from .networks import Tanh, make_data
 from .outer import Hinge
 from .probabilities import Groups, Uniform
 from .proximally_guided import Steps
-from .test_package import Drawn
+from .test_package import Drawn, Draws
 from .toy import GroupRisks, Part, Problem
 
 GAMMA, THETA, ALPHA, LIPSCHITZ = 0.8, 0.5, 0.4, 0.4
@@ -62,21 +62,10 @@ class Job:
         else:
             objective = GroupMaxForm(ambiguity, LogisticLoss(), self.n, penalty)
         known = {name: c for name, c in self.columns.items() if name != "x"}
-        drawn = Drawn(known, Absence(self.sampler, len(known["y"])))
         n = len(known["y"])
+        drawn = Drawn(known, Draws(self.sampler, n))
         problem = algorithm.pose(objective, num_samples=n, sampling={"target": drawn}, dtype=torch.float64)
         return Engine(self.network, problem, algorithm)
-
-
-class Absence:
-    """The reference's probabilities in the place of a batch plan."""
-
-    def __init__(self, sampler, n):
-        self.sampler, self.strata = sampler, torch.arange(n)
-
-    def absence(self, counts, share=1.0):
-        assert share == 1
-        return self.sampler.absent(np.flatnonzero(counts.numpy()))
 
 
 def compare(job, algorithm, box, *, penalty=None, ambiguity=None, steps=60):

@@ -151,7 +151,7 @@ BOXES = {
     "ALEXR2": (
         lambda: ALEXR2(K=3, eta=0.2, nu=0.4, lam=LAM, gamma=0.4, gamma_prime=0.2),
         lambda problem, step: dual.ALEXR2(
-            problem, START, step, gamma=0.4, theta=0.5, inner_steps=3, eta=0.2, nu=0.4, pair="old", direct_on="all"
+            problem, START, step, gamma=0.4, theta=0.5, inner_steps=3, eta=0.2, nu=0.4, pair="old"
         ),
     ),
 }

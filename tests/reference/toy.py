@@ -43,19 +43,6 @@ def merge(rows: Indices, values: Array, jacobians: Array) -> Inner:
 # Direct objectives: value(point, batch) and gradient(point, batch); the batch of all samples gives the exact ones.
 
 
-class MeanSquare:
-    """``g_0 = coefficient * mean s_i^2``."""
-
-    def __init__(self, coefficient: float = 1.0) -> None:
-        self.coefficient = coefficient
-
-    def value(self, point: Point, batch: Indices) -> float:
-        return float(self.coefficient * np.mean(point.scores[batch] ** 2))
-
-    def gradient(self, point: Point, batch: Indices) -> Array:
-        return self.coefficient * 2 * point.scores[batch] @ point.jacobian[batch] / len(batch)
-
-
 class MeanLogistic:
     """``g_0 = mean log(1 + exp(-(2 y_i - 1) s_i))``: empirical risk minimisation."""
 
@@ -218,46 +205,6 @@ class Contrastive(Term):
         return merge(batch, np.stack(values, axis=1), np.stack(jacobians, axis=1))
 
 
-class AveragePrecision(Term):
-    """``(1/n_+) sum_{i positive} -u_i1 / u_i2``, ``u_i1 = (1/n) sum_{j positive} l_ij``, ``u_i2 = (1/n) sum_j l_ij``.
-
-    ``l_ij = [margin - (s_i - s_j)]_+^2``.  Row r belongs to the r-th positive sample (``positives[r]``).  The anchor
-    itself weighs 1/n.  ``strata="uniform"``: each of the other B - 1 places weighs (1 - 1/n)/(B - 1); ``"classes"``:
-    other positives weigh (n_+ - 1)/n/(B_+ - 1), negatives n_-/n/B_-.
-    """
-
-    width = 2
-
-    def __init__(self, data: Data, outer: Outer, margin: float = 1.0, strata: str = "uniform") -> None:
-        self.outer, self.margin, self.strata, self.labels = outer, margin, strata, data.labels
-        self.positives = np.flatnonzero(data.labels == 1)
-        self.n_rows, self.n = len(self.positives), len(data)
-        self.row_of = np.cumsum(data.labels) - 1  # of a positive sample
-        self.floor = margin**2 / self.n
-
-    def _weights(self, positive: Array) -> Array:
-        """Weight of place j beside an anchor at another place, (B,)."""
-        size, n_positive, n = len(positive), int(positive.sum()), self.n
-        if self.strata == "uniform":
-            return np.full(size, (1 - 1 / n) / max(size - 1, 1))
-        beside = (self.n_rows - 1) / n / max(n_positive - 1, 1)
-        return np.where(positive, beside, (n - self.n_rows) / n / max(size - n_positive, 1))
-
-    def measure(self, point: Point, batch: Indices) -> Inner:
-        positive = self.labels[batch] == 1
-        anchors = np.flatnonzero(positive)
-        scores, jacobian = point.scores[batch], point.jacobian[batch]
-        over = np.maximum(self.margin - scores[anchors][:, None] + scores[None, :], 0.0)  # (A, B)
-        weights = np.tile(self._weights(positive), (len(anchors), 1))
-        weights[np.arange(len(anchors)), anchors] = 1 / self.n
-        values, jacobians = [], []
-        for part in (positive, np.ones_like(positive)):
-            values.append((weights * part * over**2).sum(axis=1))
-            slopes = weights * part * 2 * over  # by s_j; the anchor's own place has slope 0 in sum with -s_i
-            jacobians.append(slopes @ jacobian - slopes.sum(axis=1)[:, None] * jacobian[anchors])
-        return merge(self.row_of[batch[anchors]], np.stack(values, axis=1), np.stack(jacobians, axis=1))
-
-
 @dataclass(frozen=True)
 class Part:
     """A term in the problem: its share in F and the probability (rows,) that a row is present in a batch.
@@ -279,7 +226,7 @@ class Part:
 
 
 Network = Linear | Tanh | TwoTowers
-Direct = MeanSquare | MeanLogistic | PairLoss
+Direct = MeanLogistic | PairLoss
 
 
 class Problem:

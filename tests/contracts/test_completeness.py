@@ -1,0 +1,39 @@
+"""Every class of the package for which there is a contract is in a registry, so that it is held to it."""
+
+import pytest
+
+from fcco_lightning import SOX
+from fcco_lightning.algorithms import Algorithm
+from fcco_lightning.ambiguity import AmbiguitySet, Penalty
+from fcco_lightning.constraints import Constraint, DifferenceAtMost
+from fcco_lightning.estimators import Estimator
+from fcco_lightning.objectives import Objective
+from tests.contracts import registry_ambiguity, registry_constraints, registry_objectives
+from tests.contracts.completeness import unregistered
+from tests.contracts.registry_algorithms import ALGORITHMS
+from tests.contracts.registry_estimators import ESTIMATORS
+
+REGISTRIES = {
+    Algorithm: (ALGORITHMS, ()),
+    AmbiguitySet: (registry_ambiguity.MEMBERS, ()),
+    Constraint: (registry_constraints.CASES, [DifferenceAtMost]),
+    Estimator: (ESTIMATORS, ()),
+    Objective: (registry_objectives.CASES, registry_objectives.BASES),
+    Penalty: (registry_ambiguity.PENALTIES, ()),
+}
+
+
+def missing(base):
+    members, bases = REGISTRIES[base]
+    return unregistered(base, [getattr(member, "make", member) for member in members.values()], bases)
+
+
+@pytest.mark.parametrize("base", REGISTRIES)
+def test_every_class_is_registered(base):
+    assert missing(base) == []
+
+
+def test_what_nobody_registered_is_noticed(monkeypatch):
+    for name in ("Dummy", "_Private"):
+        monkeypatch.setattr(f"fcco_lightning.algorithms.sox.{name}", type(name, (SOX,), {}), raising=False)
+    assert missing(Algorithm) == ["Dummy"]
