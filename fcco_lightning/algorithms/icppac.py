@@ -175,7 +175,7 @@ def _signed(reading: Reading) -> Tensor:
     """``h + kappa`` of a constraint with one side, s of ``|s| <= kappa``, with graph, (m, 1)."""
     constraint = reading.term.part
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
-    return constraint.number(reading.values.detach()).value(reading.values).unsqueeze(1)
+    return constraint.number().value(reading.values).unsqueeze(1)
 
 
 def _sides(reading: Reading, s: Tensor) -> Tensor:

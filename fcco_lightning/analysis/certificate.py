@@ -272,7 +272,7 @@ def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor
     numbers, signs, exceeded = [like.new_zeros(0)], [like.new_zeros(0)], [like.new_zeros(0)]
     for c in constraints:
         values = _whole(c, samples)
-        outer = c.number(values)
+        outer = c.number()
         s, slope = outer.value(values.detach()), outer.subgradient(values.detach())
         product = (slope * values).sum(1)
         numbers.append(s + product - product.detach())

@@ -143,7 +143,7 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tens
     index, inner = inner_values(constraint, wide, {**known, "weight": weight})
     if not len(index):
         return {}
-    slopes = constraint.number(inner).subgradient(inner.detach())
+    slopes = constraint.number().subgradient(inner.detach())
     subsets = constraint.subsets(known)
     found: dict[int, _Means] = {}
     for i, values, slope in zip(index.tolist(), inner, slopes, strict=True):
@@ -207,7 +207,7 @@ def _influence(value: Tensor, weight: Tensor) -> Tensor:
 
 def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
     tail, rates = (1 - level) / 2, len(means.sizes) > 0
-    s = float(constraint.number(means.values).value(means.values.unsqueeze(0)))
+    s = float(constraint.number().value(means.values.unsqueeze(0)))
     below, above = _of_rates(means, tail) if rates else (means.quantile(tail) * means.error,) * 2
     low, high = s - below, s + above
     noise = math.nan

@@ -154,17 +154,3 @@ def only_of(shares: Tensor, values: Tensor) -> Tensor:
     """
     nowhere = shares.sum(list(range(shares.dim() - 1))) == 0
     return values.masked_fill(nowhere if values.dim() == 1 else nowhere.unsqueeze(1), 0.0)
-
-
-def means_over(member: Tensor, values: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-    """The means of values over subsets of a batch, as one product of matrices; 0 where there is no sample.
-
-    Args:
-        member: see :func:`shares_of`.
-        values: of the samples, with graph, shape (B,) or (B, t).
-        batch: columns.
-
-    Returns: the means, shape (...,) or (..., t), and which subsets have samples, shape (...,), bool.
-    """
-    shares, known = shares_of(member, batch, values.dtype)
-    return shares @ only_of(shares, values), known

@@ -103,13 +103,10 @@ class Constraint(Measurable, ABC):
         """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
         return self.outer(phi)
 
-    def number(self, like: Tensor) -> OuterFunction:  # noqa: ARG002
+    def number(self) -> OuterFunction:
         """The number s_i as a function of the inner values: (b, k) -> (b,).
 
         Where there is one side it is ``h_i + kappa``.
-
-        Args:
-            like: a tensor of the device and dtype on which it is computed.
         """
         return self.signed(_Itself())
 
@@ -128,7 +125,7 @@ class Constraint(Measurable, ABC):
 
     def violation(self, values: Tensor) -> Tensor:
         """h_i at the :attr:`tolerance` from inner values: (b, k) -> (b,).  Positive where it is violated."""
-        s = self.number(values).value(values)
+        s = self.number().value(values)
         return (s if self.sides == 1 else s.abs()) - self.tolerance
 
     @property

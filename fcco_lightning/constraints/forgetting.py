@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from fcco_lightning.checks import finite, non_negative, positive
-from fcco_lightning.constraints.averages import means_over, only_of
+from fcco_lightning.constraints.averages import only_of, shares_of
 from fcco_lightning.constraints.base import ValueAtMost
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
@@ -82,7 +82,9 @@ class ProtectedTasks(ValueAtMost, ABC):
         member = self._of_tasks(task) & _known(old)
         if isinstance(outputs, Tensor):
             outputs = only_of(member, outputs)
-        means, known = means_over(member, self.change(outputs, batch, old.nan_to_num()), batch)
+        change = self.change(outputs, batch, old.nan_to_num())
+        shares, known = shares_of(member, batch, change.dtype)
+        means = shares @ only_of(shares, change)
         return None, Rows(nan_where((task >= len(self.names)).any(), means.unsqueeze(1)), known)
 
     def _of_tasks(self, task: Tensor) -> Tensor:

@@ -82,4 +82,4 @@ class MultiplierRows(nn.Module):
     def _signed(self, values: Tensor) -> Any:
         """``h + kappa``, or s of two sides, shape (n, 1)."""
         values = values.to(self.state.held.dtype)
-        return self.constraint.number(values).value(values).unsqueeze(1)
+        return self.constraint.number().value(values).unsqueeze(1)

@@ -1,7 +1,6 @@
 """Objectives: what is measured of the network's outputs."""
 
-from fcco_lightning.objectives.auc import AUC
-from fcco_lightning.objectives.auc_margin import AUCMargin
+from fcco_lightning.objectives.auc import AUC, AUCMargin
 from fcco_lightning.objectives.average_precision import AveragePrecision, MeanAveragePrecision
 from fcco_lightning.objectives.base import (
     BinaryObjective,
@@ -17,7 +16,6 @@ from fcco_lightning.objectives.base import (
 from fcco_lightning.objectives.bellman import BellmanResidual, TemporalDifference
 from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
 from fcco_lightning.objectives.cox import CoxPartialLikelihood
-from fcco_lightning.objectives.cross_entropy import CrossEntropy
 from fcco_lightning.objectives.exposure import Exposure
 from fcco_lightning.objectives.group_dro import (
     ChiSquareGroupDRO,
@@ -29,9 +27,9 @@ from fcco_lightning.objectives.group_dro import (
     WorstGroupDRO,
 )
 from fcco_lightning.objectives.latent_variable import LatentVariable
-from fcco_lightning.objectives.list_mle import ListMLE
-from fcco_lightning.objectives.list_net import ListNet
 from fcco_lightning.objectives.lists import ListObjective
+from fcco_lightning.objectives.listwise import ListMLE, ListNet
+from fcco_lightning.objectives.mean_losses import CrossEntropy, SquaredError
 from fcco_lightning.objectives.measurable import Measurable, Rows, nan_where
 from fcco_lightning.objectives.multi_instance import MultiInstanceAUC
 from fcco_lightning.objectives.ndcg import NDCG
@@ -62,7 +60,6 @@ from fcco_lightning.objectives.recall_at_k import RecallAtK
 from fcco_lightning.objectives.robust_logistic import RobustLogistic
 from fcco_lightning.objectives.sample_dro import SampleDRO
 from fcco_lightning.objectives.sampled_softmax import SampledSoftmax
-from fcco_lightning.objectives.squared_error import SquaredError
 from fcco_lightning.objectives.view_contrastive import ViewContrastive
 
 __all__ = [

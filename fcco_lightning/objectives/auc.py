@@ -1,14 +1,19 @@
-"""Area under the ROC curve as a mean over pairs."""
+"""Area under the ROC curve: as a mean over pairs, and the margin loss that is made of two means."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from fcco_lightning.checks import positive
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import BinaryObjective, require_binary_labels, required_column
+from fcco_lightning.objectives.base import BinaryObjective, RowDomain, require_binary_labels, required_column
+from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pair_sums import pair_mean
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.ranking import both_classes, class_shares, few, warn_of_ratios
+from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 
 
 class AUC(BinaryObjective):
@@ -42,6 +47,64 @@ class AUC(BinaryObjective):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
         """The mean over the pairs of the batch."""
-        scores, positive = self.scores(outputs), required_column(batch, "y", self) == 1
-        (w, v), _ = class_shares(positive, batch.get("weight"), scores.dtype)
-        return pair_mean(self.loss, scores, v, w, few(positive, self.most)), None
+        scores, is_positive = self.scores(outputs), required_column(batch, "y", self) == 1
+        (w, v), _ = class_shares(is_positive, batch.get("weight"), scores.dtype)
+        return pair_mean(self.loss, scores, v, w, few(is_positive, self.most)), None
+
+
+class AUCMargin(BinaryObjective):
+    r"""``E[(s - a)^2 | y = 1] + E[(s - b)^2 | y = 0] + [margin + E[s | y = 0] - E[s | y = 1]]_+^2``.
+
+    Source: Yuan et al., Large-scale robust deep AUC maximization (2021).
+
+    At the best a and b, which are trained with the network, the first two terms are the variances of the scores s of
+    positives and negatives.  The last term is ``max over alpha >= 0 of 2 alpha (margin + u_2 - u_1) - alpha^2``, so
+    this is that paper's min-max problem without its dual variable: one row remembers the mean scores u_2 of the
+    negatives and u_1 of the positives, in this order.  With alpha of either sign it would be the mean of
+    ``(margin - (s_i - s_j))^2`` over all pairs.
+
+    Where samples are not drawn uniformly, means are weighted by the column ``weight``.
+
+    Args:
+        margin: wanted distance between the mean scores, > 0.
+        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
+            :class:`BinaryObjective`.
+
+    Raises:
+        ConfigError: if the margin is out of range.
+    """
+
+    width = 2
+
+    def __init__(self, margin: float = 1.0, *, sigmoid: bool = False) -> None:
+        super().__init__(sigmoid=sigmoid)
+        self.outer: OuterFunction = Linear(SquaredHinge(rho=2.0, kappa=-positive("margin", margin)), (1.0, -1.0))
+        self.margin = margin
+        self.a, self.b = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+        """One row."""
+        return RowDomain(1)
+
+    def rows_of(self, batch: Columns) -> None:
+        """The one row."""
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
+        """A batch speaks of the means if it holds both classes."""
+        return [self.direct_subsets(columns)]
+
+    def direct_subsets(self, columns: Columns) -> Sequence[Tensor]:
+        return both_classes(columns, self)
+
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        require_binary_labels(batch, self)
+        warn_of_ratios(batch, self)
+
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows]:
+        """The mean squared distances from a and b, and the mean scores; nothing of a batch that lacks a class."""
+        scores, is_positive = self.scores(outputs), required_column(batch, "y", self) == 1
+        shares, known = class_shares(is_positive, batch.get("weight"), scores.dtype)
+        scores = scores.where(known, 0.0)
+        centres = torch.stack([self.b, self.a]).unsqueeze(1)
+        spread = ((scores - centres).square() * (shares * known)).sum()
+        return spread, Rows((shares @ scores).unsqueeze(0), known.unsqueeze(0))

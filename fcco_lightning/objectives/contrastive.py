@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.checks import greater, one_of
 from fcco_lightning.checks import positive as above_zero
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import HERE, Columns
 from fcco_lightning.objectives.base import Objective, RowDomain, SampleParameters, required_column
 from fcco_lightning.objectives.log_means import by_table, log_means, on_diagonal
@@ -129,8 +129,7 @@ class GlobalContrastive(PairObjective):
     ) -> None:
         super().__init__()
         one_of("positive", positive, SELF_WEIGHTS)
-        if learn not in ("no", "global", "per_sample"):
-            raise ConfigError(f"learn must be 'no', 'global' or 'per_sample', got {learn!r}.")
+        one_of("learn", learn, ("no", "global", "per_sample"))
         self.tau = greater("tau", tau, LEAST_TAU, equal=True)
         self.positive = positive
         self.temperature = Temperature(tau, tau_min) if learn == "global" else None

@@ -148,7 +148,7 @@ class _ShiftedGroupObjective(GroupObjective):
     base: OuterFunction
     scale: float = 1.0
 
-    def __init__(self, loss: Quantity | None, num_groups: int | None, threshold: float) -> None:
+    def __init__(self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0) -> None:
         super().__init__(loss, num_groups)
         self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
 
@@ -202,9 +202,6 @@ class WorstGroupDRO(_ShiftedGroupObjective):
     """
 
     base = Hinge(rho=1.0)
-
-    def __init__(self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0) -> None:
-        super().__init__(loss, num_groups, threshold)
 
     def _set_num_groups(self, num_groups: int) -> None:
         self.ambiguity, self.base = CappedSimplex(1 / num_groups), Hinge(rho=float(num_groups))

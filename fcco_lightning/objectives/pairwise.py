@@ -34,7 +34,7 @@ class SigmoidPair(PairLoss):
         return torch.sigmoid(d * (-1 / self.scale))
 
     def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        losses = torch.sigmoid(d * (-1 / self.scale))
+        losses = self(d)
         slopes = (losses - 1).mul_(losses)
         return losses, slopes if self.scale == 1 else slopes.div_(self.scale)
 
@@ -50,11 +50,14 @@ class SquaredPair(PairLoss):
         positive("margin", self.margin)
 
     def __call__(self, d: Tensor) -> Tensor:
-        return (self.margin - d).square()
+        return self._gap(d).square()
 
     def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        gap = self.margin - d
+        gap = self._gap(d)
         return gap.square(), gap.mul_(-2)
+
+    def _gap(self, d: Tensor) -> Tensor:
+        return self.margin - d
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,8 @@ class SquaredHingePair(SquaredPair):
 
     square = "hinge"
 
-    def __call__(self, d: Tensor) -> Tensor:
-        return (self.margin - d).relu().square()
-
-    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        gap = (self.margin - d).relu_()
-        return gap.square(), gap.mul_(-2)
+    def _gap(self, d: Tensor) -> Tensor:
+        return (self.margin - d).relu_()
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,8 @@ class ExponentialPair(PairLoss):
         return exp_with_tangent(d / -self.scale, _MOST_IN_FLOAT32)
 
     def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        exponent = d / -self.scale
-        power = exponent.clamp(max=_MOST_IN_FLOAT32)
-        excess = exponent.sub_(power)
-        value = power.exp_()
-        return value * excess.add_(1), value.div(-self.scale)
+        losses, slopes = _exp_with_slope(d / -self.scale, _MOST_IN_FLOAT32)
+        return losses, slopes.div_(-self.scale)
 
 
 @dataclass(frozen=True)
@@ -122,9 +118,14 @@ class ExponentialOf(PairLoss):
         return exp_with_tangent(self.loss(d).double() / self.lam, _MOST_EXPONENT)
 
     def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        losses, slopes = self.loss.with_slope(d)
-        exponent = losses.double().div_(self.lam)
-        power = exponent.clamp(max=_MOST_EXPONENT)
-        excess = exponent.sub_(power)
-        value = power.exp_()
-        return value * excess.add_(1), slopes / self.lam * value
+        inner, slopes = self.loss.with_slope(d)
+        losses, by_exponent = _exp_with_slope(inner.double().div_(self.lam), _MOST_EXPONENT)
+        return losses, slopes / self.lam * by_exponent
+
+
+def _exp_with_slope(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """:func:`exp_with_tangent` of x, which is overwritten, and its derivative."""
+    power = x.clamp(max=most)
+    excess = x.sub_(power)
+    slope = power.exp_()
+    return slope * excess.add_(1), slope

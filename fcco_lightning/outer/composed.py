@@ -154,10 +154,6 @@ class AbsoluteDistance(OfArgument):
     def back(self, u: Tensor, slope: Tensor) -> Tensor:
         return self._away(u).sign() * slope
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        d = self._away(u)
-        return self.centre + d.sign() * self.phi.prox(d.abs(), lam)
-
     def average(self, u: Tensor, sigma: float) -> Tensor:
         """``E phi(|d|) = E phi(d) + E phi(-d) - phi(0)``, because phi is constant below 0."""
         self._require_flat()
@@ -297,11 +293,6 @@ class Shifted(OfArgument):
 
     def back(self, u: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG002
         return slope if self.scale == 1 else slope / self.scale
-
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        r"""``s + c prox_{lam h / c^2}((u - s) / c)``."""
-        moved = self.outer.prox(self.argument(u).detach(), lam / self.scale**2)
-        return known_at(self.shift, u).detach() + self.scale * moved
 
     def conjugate(self, y: Tensor) -> Tensor:
         """``h*(c y) + <y, s>``."""

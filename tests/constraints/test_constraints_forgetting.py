@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import rel_entr, softmax
-from sklearn.metrics import log_loss
 from torch.nn.functional import log_softmax
 
 from fcco_lightning import Distillation, Hinge, NonForgetting, SquaredLoss
@@ -24,17 +23,6 @@ def of_tasks(*names):
     return NonForgetting(names=names)
 
 
-def test_rows_are_mean_changes_of_the_protected_tasks_present():
-    direct, (values, weight, _) = of_tasks("a", "b", "c").measure(LOGITS, BATCH)
-    assert direct is None
-    assert weight.tolist() == [True, True, False]
-    assert values.isfinite().all()
-    probabilities = LOGITS.softmax(1)
-    for k, rows, old in ((0, [2, 5], 0.5), (1, [0, 4], 0.3)):
-        loss = log_loss(BATCH["y"][rows], probabilities[rows], labels=[0, 1, 2])
-        assert values[k].item() == pytest.approx(loss - old, abs=1e-7)
-
-
 def test_the_old_model_changes_nothing():
     limit = of_tasks("a", "b")
     kept = limit.reference(LOGITS, BATCH)
@@ -47,12 +35,6 @@ def test_another_loss():
     limit = NonForgetting(SquaredLoss(), names=["a"])
     batch = {"y": torch.tensor([0.0, 1.0]), "task": torch.tensor([0, 0]), "protected_loss": torch.tensor([0.5, 0.5])}
     assert limit.measure(outputs, batch)[1].values.item() == pytest.approx((1 + 4) / 2 - 0.5)
-
-
-def test_a_batch_without_protected_samples_has_no_rows():
-    values, weight, _ = of_tasks("a").measure(LOGITS, BATCH | {"task": torch.full((6,), -1)})[1]
-    assert weight.tolist() == [False]
-    assert values.isfinite().all()
 
 
 def test_tasks_come_from_the_datamodule():

@@ -16,23 +16,6 @@ def data():
     return scores, {"y": y, "group": group, "index": torch.arange(50)}
 
 
-@pytest.mark.parametrize(
-    ("constraint", "width"),
-    [
-        (MeanAtMost(SoftRate(), 0.1, {"y": 2}), 1),
-        (MeanDifferenceAtMost(SoftRate(), 0.1, {"y": 1}, {"y": 2}), 2),
-        (MeanDifferenceAtMost(SoftRate(), 0.1, {"y": 2}, {"y": 1}), 2),
-    ],
-)
-def test_an_empty_subset_leaves_the_row_out(data, constraint, width):
-    _, rows = constraint.measure(*data)
-    assert rows.weight.tolist() == [False]
-    assert rows.values.shape == (1, width)
-    assert rows.values.isfinite().all()
-    (gradient,) = torch.autograd.grad((rows.values * rows.weight.unsqueeze(1)).sum(), data[0])
-    assert torch.equal(gradient, torch.zeros(50, dtype=torch.float64))
-
-
 def test_an_unknown_column_is_refused_by_name(data):
     with pytest.raises(DataError, match=r"\['sex'\], the batch has \['group', 'index', 'y'\]"):
         MeanAtMost(SoftRate(), 0.1, {"y": 1, "sex": 1}).measure(*data)

@@ -6,7 +6,6 @@ import torch
 from fcco_lightning.constraints import QuantileScores, RawScores, ROCFairness, StandardScores
 from fcco_lightning.errors import ConfigError
 
-EXACT = 1e-12  # means of 60 numbers of order one, float64
 THRESHOLDS = (-0.5, 0.0, 1.0)
 
 
@@ -28,14 +27,6 @@ def test_the_favoured_group_comes_first():
     assert (values > 0.5).tolist() == [[True, False], [True, False]]
 
 
-def test_a_batch_of_one_group_has_no_rows():
-    scores, batch = sample()
-    values, weight, _ = ROCFairness(THRESHOLDS).measure(scores, batch | {"group": torch.ones_like(batch["group"])})[1]
-    assert weight.tolist() == [False] * 6
-    assert values.shape == (6, 2)
-    assert values.isfinite().all()
-
-
 @pytest.mark.parametrize(("shift", "factor"), [(100.0, 1.0), (0.0, 0.01), (-7.0, 30.0)])
 def test_standard_scores_do_not_change_under_shift_and_scale(shift, factor):
     scores, batch = sample()
@@ -46,12 +37,6 @@ def test_standard_scores_do_not_change_under_shift_and_scale(shift, factor):
     assert not torch.allclose(
         raw.measure(factor * scores + shift, batch)[1].values, raw.measure(scores, batch)[1].values, atol=0.01
     )
-
-
-def test_standard_scores_have_mean_zero_and_deviation_one():
-    standard = StandardScores()(sample()[0])
-    assert standard.mean().item() == pytest.approx(0, abs=EXACT)
-    assert standard.std(correction=0).item() == pytest.approx(1, abs=EXACT)
 
 
 def test_standard_scores_of_equal_scores_are_zero_with_a_finite_gradient():

@@ -13,7 +13,7 @@ from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives import SigmoidPair
 from fcco_lightning.objectives.cox import tie_shares
 from tests.contracts.registry_objectives_lists import CASES
-from tests.contracts.sampled import Bench
+from tests.contracts.sampled import Bench, Drawn
 from tests.plans import GroupBatches
 
 
@@ -107,13 +107,6 @@ def test_list_mle_is_the_likelihood_of_the_order_in_the_model_of_plackett_and_lu
     assert value == pytest.approx(-math.log(likelihood))
 
 
-def test_list_net_is_the_cross_entropy_of_softmaxes():
-    h, y, query = scores(8), torch.tensor([0, 2, 1, 0, 0, 0, 3, 1]), torch.tensor([4, 4, 4, 4, 9, 9, 9, 9])
-    value, *_ = full_value(ListNet(), h, query=query, y=y)
-    expected = -(y.double().view(2, 4).softmax(1) * h.view(2, 4).log_softmax(1)).sum(1).mean()
-    assert value == pytest.approx(expected.item())
-
-
 @pytest.mark.parametrize("top_k", [None, 3])
 def test_with_sharp_surrogates_ndcg_is_the_true_one(top_k):
     h, y = scores(20, seed=3), torch.randint(4, (20,), generator=torch.Generator().manual_seed(1))
@@ -160,17 +153,12 @@ def test_the_logged_value_counts_the_importance_of_items():
     bench = Bench(CASES["list net"])
     algorithm = BSGD()
     problem = algorithm.pose(
-        bench.objective, num_samples=9, sampling={"target": _Drawn(bench.columns)}, dtype=torch.float64
+        bench.objective, num_samples=9, sampling={"target": Drawn(bench.columns, None)}, dtype=torch.float64
     )
     engine = Engine(bench.network, problem, algorithm)
     optimizer = torch.optim.SGD(bench.network.parameters(), lr=0.0)
     logged = engine.train_batch(bench.batch(range(9)), optimizer)["objective"]
     assert logged.item() == pytest.approx(bench.brute()[0].item())
-
-
-class _Drawn:
-    def __init__(self, columns):
-        self.columns, self.plan = columns, None
 
 
 # ---- neighbours

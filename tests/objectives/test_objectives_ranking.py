@@ -269,23 +269,19 @@ every = pytest.mark.parametrize("name", MAKES)
 
 
 @every
-def test_labels_that_are_not_0_and_1_are_refused(name):
-    y = 2 * Y - 1
-    with pytest.raises(DataError, match=r"needs the labels 0 and 1 in `y`, got -1 at position 1"):
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (2 * Y - 1, r"needs the labels 0 and 1 in `y`, got -1 at position 1"),
+        (0 * Y, "compares positives with negatives, but the training split has 0 samples with y = 1"),
+        (0 * Y + 1, f"compares positives with negatives, but the training split has {N} samples with y = 1"),
+        (torch.stack([Y, Y], 1), r"needs one label per sample, shape \(n,\), the training split has y of shape"),
+    ],
+    ids=["-1 and 1", "all 0", "all 1", "two labels"],
+)
+def test_splits_from_which_no_order_can_be_learnt_are_refused(name, y, message):
+    with pytest.raises(DataError, match=message):
         posed(MAKES[name](), y, plan=UniformBatches(N, 16))
-
-
-@every
-@pytest.mark.parametrize("label", [0, 1])
-def test_a_split_of_one_class_is_refused(name, label):
-    with pytest.raises(DataError, match=r"compares positives with negatives, but the training split has"):
-        posed(MAKES[name](), torch.full((N,), label), plan=UniformBatches(N, 16))
-
-
-@every
-def test_several_labels_of_a_sample_are_refused(name):
-    with pytest.raises(DataError, match=r"needs one label per sample, shape \(n,\), the training split has y of shape"):
-        posed(MAKES[name](), torch.stack([Y, Y], 1), plan=UniformBatches(N, 16))
 
 
 @every

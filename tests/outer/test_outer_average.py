@@ -41,16 +41,6 @@ def test_average_is_the_integral(case, sigma):
         assert found == pytest.approx(integral(case.outer, u, sigma), abs=3e-5 * case.outer.lipschitz)
 
 
-@pytest.mark.parametrize("case", AVERAGED, ids=case_name)
-def test_subgradient_is_the_slope(case):
-    smooth, u = GaussianAverage(case.outer, 0.2), case.rows(20).requires_grad_()
-    (slope,) = torch.autograd.grad(smooth.value(u).sum(), u)
-    step = 1e-5 * torch.eye(case.width, dtype=torch.float64)
-    quotients = [(smooth.value(u + e) - smooth.value(u - e)) / 2e-5 for e in step]
-    assert torch.allclose(smooth.subgradient(u), torch.stack(quotients, dim=1), atol=1e-7)
-    assert torch.allclose(slope, smooth.subgradient(u), rtol=1e-12)
-
-
 @pytest.mark.parametrize("sigma", [0.05, 0.7])
 @pytest.mark.parametrize("case", AVERAGED, ids=case_name)
 def test_average_lies_above_by_at_most_c_sigma_and_its_gradient_is_lipschitz(case, sigma):
@@ -80,5 +70,3 @@ def test_a_threshold_is_learnt_through_the_average():
 def test_functions_without_a_closed_form_are_refused(outer, width):
     with pytest.raises(ConfigError, match="has no closed"):
         GaussianAverage(outer, 0.1).value(torch.ones(1, width))
-    with pytest.raises(ConfigError, match="has no closed-form prox"):
-        GaussianAverage(Hinge(), 0.1).prox(torch.ones(1, 1), 0.1)

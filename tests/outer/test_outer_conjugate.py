@@ -7,7 +7,6 @@ from fcco_lightning.outer import (
     AbsoluteDifference,
     ChiSquare,
     Hinge,
-    Linear,
     LogSumExp,
     Maximum,
     Shifted,
@@ -95,22 +94,6 @@ def test_conjugate_prox_is_the_argmin(case, tau):
         assert case.outer.conjugate_prox(torch.tensor([[y]], dtype=torch.float64), tau).item() == pytest.approx(
             v, abs=ARGMIN
         )
-
-
-@pytest.mark.parametrize("tau", [0.2, 0.3, 2.0])
-@pytest.mark.parametrize("case", [c for c in WITH_PROX if isinstance(c.outer, Linear)], ids=case_name)
-def test_conjugate_prox_of_a_function_of_a_sum_or_difference_is_the_argmin_on_its_line(case, tau):
-    weights = torch.tensor(case.outer.weights, dtype=torch.float64)
-    for row in case.rows(5):
-
-        def objective(a, row=row):
-            v = a * weights
-            return case.outer.conjugate(v) + (v - row).square().sum(-1) / (2 * tau)
-
-        reach = min(case.outer.phi.lipschitz, 12.0)
-        a, _ = minimum(objective, -reach, reach)
-        expected = (a * weights).tolist()
-        assert case.outer.conjugate_prox(row.unsqueeze(0), tau)[0].tolist() == pytest.approx(expected, abs=ARGMIN)
 
 
 def test_conjugate_prox_of_every_wide_function_satisfies_the_three_point_inequality():

@@ -125,12 +125,6 @@ def test_rows_that_need_a_gradient_get_one_too():
     assert torch.allclose(u.grad, outer.subgradient(u.detach()), rtol=EXACT)
 
 
-def test_rows_keep_their_dtype():
-    outer = Shifted(Hinge(), torch.zeros(3, 1, dtype=torch.float64))
-    u = torch.ones(3, 1)
-    assert outer.value(u).dtype == outer.subgradient(u).dtype == outer.prox(u, 0.1).dtype == torch.float32
-
-
 def test_a_parameter_of_other_rows_is_refused():
     outer = Shifted(Hinge(), torch.zeros(3, 1))
     assert outer.value(torch.zeros(3, 1)).shape == (3,)

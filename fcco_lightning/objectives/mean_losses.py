@@ -1,10 +1,10 @@
-"""Plain cross-entropy."""
+"""Means of a loss over the samples, without inner functions."""
 
 from torch import Tensor
 
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective, mean_over_data
-from fcco_lightning.objectives.quantities import CrossEntropyLoss
+from fcco_lightning.objectives.quantities import CrossEntropyLoss, SquaredLoss
 
 
 class CrossEntropy(Objective):
@@ -19,3 +19,13 @@ class CrossEntropy(Objective):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
         return mean_over_data(CrossEntropyLoss()(outputs, batch), batch), None
+
+
+class SquaredError(Objective):
+    r"""``g_0(w) = mean_i (output_i - y_i)^2``, summed over the outputs of a sample, for labels that are numbers.
+
+    Where samples are not drawn uniformly, the batch's weights make it an unbiased estimate of the mean over the data.
+    """
+
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
+        return mean_over_data(SquaredLoss()(outputs, batch), batch), None

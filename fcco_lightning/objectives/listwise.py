@@ -1,4 +1,4 @@
-"""ListNet: cross-entropy between the distributions that grades and scores define on a list."""
+"""Losses of ranked lists made of exponentials of scores: ListNet and ListMLE."""
 
 from typing import Literal
 
@@ -43,3 +43,26 @@ class ListNet(ListObjective):
     def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:  # noqa: ARG002
         """exp(h_j - h_i)."""
         return exp_with_tangent(difference)
+
+
+class ListMLE(ListObjective):
+    r"""Negative log likelihood of the right order of every list in the Plackett-Luce model.
+
+    Source: named in the SOX paper, section 5; Xia et al. (2008).
+
+    ``F(w) = (1/Q) sum_q sum over items i of q of log g_i``, ``g_i = exp(0) + sum over j with y_j < y_i of exp(h_j -
+    h_i)``: item i is chosen before all items that are less relevant.  Items of equal grades are in no order, so they
+    are not compared with each other; without ties F is exactly ListMLE.  Items with none below them own no row, and
+    lists of one grade do not count.  Beyond a difference of 60, exp goes on as its tangent, so that none overflows.
+    See :class:`ListObjective` for the columns and the batches.
+    """
+
+    outer = Log()
+
+    def importance(self, lists: Lists) -> Tensor:
+        """1 for every item that is not among the least relevant of its list."""
+        return (lists.grade > lists.extreme("amin")[lists.of]).double()
+
+    def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:
+        """exp(h_j - h_i) where j is less relevant than i, else 0."""
+        return exp_with_tangent(difference) * (others < own)
