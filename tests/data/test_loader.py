@@ -11,7 +11,6 @@ from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training.progress import LoopProgress
 from tests.combinations import every_pair
-from tests.plans import BalancedBatches
 
 ROWS, BATCH, EPOCHS = 23, 4, 3  # 5 batches an epoch, 3 rows left over
 
@@ -131,10 +130,6 @@ def test_resume_of_shortened_epochs(tmp_path):
         assert before + fit(0, tmp_path, ckpt=path, **limits) == whole
 
 
-def test_uninterrupted_run_follows_the_plan(tmp_path):
-    assert fit(0, tmp_path) == expected()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_prepared_but_undelivered_batches_are_not_counted(workers):
     loader = make_loader(workers)
@@ -170,25 +165,6 @@ def test_lightning_collects_its_state():
     combined = CombinedLoader({"a": make_loader(), "b": make_loader()}, "min_size")
     next(iter(combined))
     assert combined._state_dicts() == [{"epoch": 0, "given": 1, "batch_size": BATCH}] * 2
-
-
-@pytest.mark.parametrize("plan", [UniformBatches(24, 6), BalancedBatches(torch.arange(24) % 2, 6)])
-def test_ranks_share_out_the_union_batch(plan):
-    table = TensorTable({"x": torch.ones(24, 1)})
-    ranks = [[b["index"] for b in ResumableLoader(table, plan, rank=r, world_size=3)] for r in range(3)]
-    for union, *parts in zip(plan.batches(0), *ranks, strict=True):
-        assert torch.equal(union, torch.cat(parts))
-        assert [len(part) for part in parts] == [2, 2, 2]
-
-
-def test_resume_with_another_number_of_processes():
-    table, plan = TensorTable({"x": torch.ones(24, 1)}), UniformBatches(24, 6)
-    two = ResumableLoader(table, plan, rank=1, world_size=2)
-    batches = iter(two)
-    next(batches)
-    one = ResumableLoader(table, plan)
-    one.load_state_dict(two.state_dict())
-    assert [b["index"].tolist() for b in one] == [b.tolist() for b in plan.batches(0)][1:]
 
 
 def test_rejects_another_union_batch():
