@@ -200,3 +200,13 @@ def test_arguments_out_of_range():
 )
 def test_batches_of_several_parts_are_as_many_times_as_large(batches, larger, part):
     assert batches.in_parts(3) == (larger, part)
+
+
+def test_batches_of_several_parts_are_those_that_were_set_last():
+    module = make(UniformSampling(8))
+    module.batches = UniformSampling(4)
+    for parts in (3, 2):
+        assert module.accumulate(parts) == 4
+        assert module.batches == UniformSampling(4 * parts)
+    module.as_asked_for()
+    assert module.batches == UniformSampling(4)
