@@ -3,10 +3,10 @@ from collections import Counter
 import pytest
 import torch
 
-from fcco_lightning.data.plans import RowsOf, UniformBatches
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.plans.base import listed_numbers
 from fcco_lightning.errors import ConfigError, DataError
-from tests.plans import BalancedBatches, GroupBatches
+from tests.plans import BalancedBatches
 
 LABELS = (torch.arange(100) % 10 == 0).long()  # 10 positives, 90 negatives
 
@@ -66,14 +66,6 @@ def test_epochs_of_any_number_of_batches_go_through_whole_permutations(count):
     assert all(len(batch.unique()) == 10 for batch in batches)
     counts = torch.bincount(batches.flatten(), minlength=42)
     assert counts.max() - counts.min() <= 1
-
-
-def test_rows_of_a_table():
-    rows = torch.tensor([3, 14, 15, 92, 65, 35])
-    inner = GroupBatches(torch.tensor([0, 1, 0, 1, 0, 1]), 2, 2, seed=5, num_batches=3)
-    plan = RowsOf(inner, rows)
-    assert (plan.batch_size, plan.seed, plan.num_batches) == (4, 5, 3)
-    assert torch.equal(epoch_of(plan, 1), rows[epoch_of(inner, 1)])
 
 
 def test_rejects():

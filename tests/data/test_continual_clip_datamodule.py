@@ -1,7 +1,6 @@
 import io
 import json
 import tarfile
-from types import SimpleNamespace
 
 import datasets
 import pandas as pd
@@ -16,6 +15,7 @@ from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
 from tests.components import CLIP, DIGITS, composed
+from tests.contracts.test_datamodules import placed
 
 # An image is filled with its number, so that what a batch holds can be told from its pixels.
 COLOUR = 2
@@ -243,19 +243,7 @@ def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, work
 
 def test_shares_of_processes_are_the_union_batch(make):
     module = make(batch_size=2, samples_per_task=1, num_batches=5)
-
-    class Place:
-        limit_train_batches, world_size = 1.0, 2
-        strategy = SimpleNamespace(root_device=torch.device("cpu"))
-
-        def __init__(self, rank):
-            self.global_rank = rank
-
-    parts = []
-    for rank in 0, 1:
-        module.trainer = Place(rank)
-        parts.append(batches(module))
-    module.trainer = None
+    parts = [batches(placed(module, rank, 2)) for rank in (0, 1)]
     whole = batches(make(batch_size=4, samples_per_task=2, num_batches=5))
     for left, right, both in zip(*parts, whole, strict=True):
         for name in "target", "protected":
@@ -398,12 +386,6 @@ def test_identity_tells_batches_apart(make):
         ({"corrupt": "blank"}, "images.corrupt must be 'error' or 'skip'"),
         ({"pair_corrupt": "blank"}, "pairs.corrupt must be one of 'error', 'skip'"),
         ({"model": "tinny"}, "tinny"),
-        ({"layout": "folders"}, "layout must be one of 'folder', .*'bdd100k', 'cifar', 'medmnist', 'datasets'"),
-        ({"root": None}, "layout='folder' needs root"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"samples_per_task": 0}, "samples_per_group"),
-        ({"num_batches": 0}, "num_batches"),
-        ({"fractions": [0.5, 0.5, 0]}, "goes with splits.by='fractions' only"),
         ({"augment": {"no_such": 1}}, "no_such"),
     ],
 )

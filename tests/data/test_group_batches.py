@@ -3,8 +3,6 @@ from collections import Counter
 import pytest
 import torch
 
-from fcco_lightning.data.loader import RankBatches, ResumableLoader
-from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 from tests.plans import GroupBatches
 
@@ -15,10 +13,6 @@ GROUPS = torch.repeat_interleave(torch.arange(6), torch.tensor(SIZES))[SHUFFLED]
 
 def epoch_of(plan, epoch=0):
     return torch.stack(list(plan.batches(epoch)))
-
-
-def loader_of(plan, **arguments):
-    return ResumableLoader(TensorTable({"group": GROUPS}), plan, **arguments)
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -80,23 +74,6 @@ def test_with_replacement_draws_are_uniform_and_independent():
 def test_with_replacement_a_batch_may_ask_for_more_than_a_group_has():
     batch = epoch_of(GroupBatches(GROUPS, 6, 12, replacement=True))[0]
     assert Counter(GROUPS[batch].tolist()) == dict.fromkeys(range(6), 12)
-
-
-@pytest.mark.parametrize("replacement", [False, True])
-def test_processes_share_the_union_batch_evenly(replacement):
-    table = TensorTable({"group": GROUPS})
-    plan = GroupBatches(GROUPS, 4, 3, seed=2, replacement=replacement)
-    whole = epoch_of(plan, 1).tolist()
-    for world_size in (1, 2, 3):
-        shares = [RankBatches(table, plan, rank, world_size) for rank in range(world_size)]
-        for share in shares:
-            share.set_epoch(1)
-        for union, *parts in zip(whole, *shares, strict=True):
-            assert [row for part in parts for row in part] == union
-            for group in set(GROUPS[union].tolist()):
-                counts = [GROUPS[part].tolist().count(group) for part in parts]
-                assert sum(counts) == 3
-                assert max(counts) - min(counts) <= (3 % world_size != 0)
 
 
 def test_many_groups_and_many_samples():

@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import torch
 from jsonargparse import ArgumentParser
-from lightning.pytorch import Trainer
 from PIL import Image
 
 from fcco_lightning import CrossEntropy, CVaRGroupDRO, FCCOModule, GroupedImageDataModule, GroupEvaluation, TimmModel
 from fcco_lightning.errors import ConfigError, DataError
 from tests.components import IMAGES, composed
+from tests.contracts.test_datamodules import quiet
 
 # A row's image is filled with its position, so that what a batch holds can be told from its pixels.
 COLOUR = 4
@@ -247,7 +247,7 @@ def test_column_split_refuses(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": "imagenet"}, "layout must be one of 'folder'"),
+        ({"layout": "imagenet"}, "layout must be one of 'folder', .*'bdd100k', 'cifar', 'medmnist', 'datasets'"),
         ({"layout": "datasets"}, "layout='datasets' needs source, and no root"),
         ({"source": "owner/name"}, "layout='folder' needs root, and no source"),
         ({"split_by": "random"}, "splits.by must be"),
@@ -285,15 +285,6 @@ def test_checkpoints_belong_to_one_training_split(folder):
         make(folder).load_state_dict(state)
 
 
-def test_before_setup():
-    flat = {"root": "somewhere", "label": "y", "group_by": ["y"]}
-    module = GroupedImageDataModule(**composed(flat, IMAGES))
-    with pytest.raises(DataError, match=r"does not exist before GroupedImageDataModule.setup"):
-        _ = module.num_groups
-    with pytest.raises(DataError, match=r"root='somewhere': no such folder"):
-        module.setup()
-
-
 def test_from_the_command_line():
     parser = ArgumentParser()
     parser.add_class_arguments(GroupedImageDataModule, "data")
@@ -304,19 +295,6 @@ def test_from_the_command_line():
     assert made.data.transform.augment == {"scale": [0.5, 1.0]}
     assert made.data.grouping.columns == ["a", "b"]
     assert made.network.model.fc.out_features == 3
-
-
-def trainer(path, **limits):
-    return Trainer(
-        **limits,
-        accelerator="cpu",
-        default_root_dir=path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
 
 
 @pytest.mark.filterwarnings("ignore:The id_val split")
@@ -330,7 +308,7 @@ def test_fits_a_network_of_timm(tmp_path, objective, evaluation):
     data = GroupedImageDataModule(**composed({**CAMELYON, **BATCHES, **flat}, IMAGES))
     module = FCCOModule(TimmModel("resnet18"), objective, evaluation=evaluation)
     before = [p.clone() for p in module.parameters()]
-    run = trainer(tmp_path, max_epochs=1)
+    run = quiet(tmp_path, max_epochs=1)
     run.fit(module, data)
     assert run.global_step == 2
     assert all(torch.isfinite(p).all() for p in module.parameters())
@@ -348,7 +326,7 @@ def test_a_resumed_run_ends_with_the_same_weights(folder, tmp_path):
         data = GroupedImageDataModule(**composed({**flat, **TINY, "augment": True, "num_batches": 3}, IMAGES))
         network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 1), torch.nn.Flatten(0))
         module = FCCOModule(network, CrossEntropy())
-        made = trainer(tmp_path, max_epochs=-1, max_steps=steps)
+        made = quiet(tmp_path, max_epochs=-1, max_steps=steps)
         made.fit(module, data, ckpt_path=ckpt)
         if save:
             made.save_checkpoint(save)

@@ -11,7 +11,6 @@ from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training.progress import LoopProgress
 from tests.combinations import every_pair
-from tests.plans import BalancedBatches
 
 ROWS, BATCH, EPOCHS = 23, 4, 3  # 5 batches an epoch, 3 rows left over
 
@@ -166,16 +165,6 @@ def test_lightning_collects_its_state():
     combined = CombinedLoader({"a": make_loader(), "b": make_loader()}, "min_size")
     next(iter(combined))
     assert combined._state_dicts() == [{"epoch": 0, "given": 1, "batch_size": BATCH}] * 2
-
-
-def test_resume_with_another_number_of_processes():
-    table, plan = TensorTable({"x": torch.ones(24, 1)}), UniformBatches(24, 6)
-    two = ResumableLoader(table, plan, rank=1, world_size=2)
-    batches = iter(two)
-    next(batches)
-    one = ResumableLoader(table, plan)
-    one.load_state_dict(two.state_dict())
-    assert [b["index"].tolist() for b in one] == [b.tolist() for b in plan.batches(0)][1:]
 
 
 def test_rejects_another_union_batch():

@@ -1,7 +1,5 @@
 """How training batches are drawn, as datamodules and configurations say it."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,6 +21,7 @@ from fcco_lightning import (
 from fcco_lightning.data.datamodules.base import INPUTS
 from fcco_lightning.data.plans import Drawn
 from fcco_lightning.data.sampling import with_num_batches
+from tests.contracts.test_datamodules import placed
 
 
 def make_frame(rows=200):
@@ -51,14 +50,6 @@ def batches_of(module):
     return [batch for batch, _, _ in iter(module.train_dataloader())]
 
 
-class Processes:
-    limit_train_batches = 1.0
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-
-    def __init__(self, rank, world_size):
-        self.global_rank, self.world_size = rank, world_size
-
-
 SAMPLINGS = [
     UniformSampling(8, drop_last=False),
     UniformSampling(8, num_batches=3),
@@ -70,7 +61,7 @@ SAMPLINGS = [
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
 def test_a_datamodule_says_what_its_batches_are_drawn_from(sampling):
     module = make(sampling, seed=4)
-    module.trainer = Processes(0, 2)
+    placed(module, 0, 2)
     drawn = module.sampling()
     assert list(drawn) == ["target"]
     assert isinstance(drawn["target"], Drawn)
@@ -186,7 +177,8 @@ def test_arguments_out_of_range():
         (lambda: GroupSampling(0), "groups_per_batch"),
         (lambda: GroupSampling(samples_per_group=0), "samples_per_group"),
         (lambda: TwoDraws(TwoDraws(UniformSampling())), "TwoDraws takes single draws"),
-        (lambda: make(BalancedSampling(prevalence="mine")).sampling(), "prevalence"),
+        (lambda: BalancedSampling(prevalence="mine"), "prevalence"),
+        (lambda: make(eval_batch_size=0), "eval_batch_size"),
         (lambda: with_num_batches(BalancedSampling(), 3), "BalancedSampling has epochs of a fixed length"),
         (lambda: with_num_batches(UniformSampling(num_batches=4), 3), "num_batches=4 is not the 3"),
     ]:
@@ -208,3 +200,13 @@ def test_arguments_out_of_range():
 )
 def test_batches_of_several_parts_are_as_many_times_as_large(batches, larger, part):
     assert batches.in_parts(3) == (larger, part)
+
+
+def test_batches_of_several_parts_are_those_that_were_set_last():
+    module = make(UniformSampling(8))
+    module.batches = UniformSampling(4)
+    for parts in (3, 2):
+        assert module.accumulate(parts) == 4
+        assert module.batches == UniformSampling(4 * parts)
+    module.as_asked_for()
+    assert module.batches == UniformSampling(4)

@@ -19,7 +19,7 @@ from fcco_lightning.data.conditions import Condition, Value, Where, comparisons,
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
-from fcco_lightning.data.sampling import Sampling, UniformSampling
+from fcco_lightning.data.sampling import Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -71,7 +71,7 @@ class SplitDataModule(LightningDataModule):
         super().__init__()
         self.allow_changed = allow_changed
         self.batches, self.seed = batches, at_least("seed", seed, 0)
-        self._asked_for, self._accumulated = batches, False
+        self._asked_for: Sampling | None = None  # the batches before they were made larger
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.num_workers = num_workers
         self.tables: dict[str, TensorTable] = {}
@@ -139,14 +139,15 @@ class SplitDataModule(LightningDataModule):
                 "whole. Raise their own numbers, and set --model.execution.micro_batch to the number of samples that "
                 "fit into memory."
             )
-        self.batches, size = self._asked_for.in_parts(parts)
-        self._accumulated = True
+        self.as_asked_for()
+        larger, size = self.batches.in_parts(parts)
+        self._asked_for, self.batches = self.batches, larger
         return size
 
     def as_asked_for(self) -> None:
         """Draw batches as the arguments say, also after :meth:`accumulate`."""
-        if self._accumulated:
-            self.batches, self._accumulated = self._asked_for, False
+        if self._asked_for is not None:
+            self.batches, self._asked_for = self._asked_for, None
 
     @property
     def _joined(self) -> bool:
@@ -309,7 +310,7 @@ class SplitDataModule(LightningDataModule):
     def _drawn(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
         """Return the part with its plan, and the second draw beside it if there is one."""
         second = {"dual" if part == "target" else f"{part}_dual": (name, plan.second_draw())}
-        return {part: (name, plan)} | (second if sampling.draws == 2 else {})
+        return {part: (name, plan)} | (second if isinstance(sampling, TwoDraws) else {})
 
     def state_dict(self) -> dict[str, Any]:
         """Return what identifies the training split, as plain values."""

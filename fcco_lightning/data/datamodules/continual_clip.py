@@ -208,7 +208,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
         """Return what tells images apart from others: their paths, or the contents of some that are no files."""
-        files = images.images if isinstance(images, FilesIn) else images
+        files = images.images
         if isinstance(files, list):
             return [str(files[row]) for row in rows]
         return [identity_of(files[row]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]

@@ -14,7 +14,7 @@ from fcco_lightning.data import digits as digit_images
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
-from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages
+from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
 from fcco_lightning.data.images import DatasetColumn, read_image_dataset
 from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.errors import ConfigError, DataError
@@ -119,7 +119,6 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         kept = None if protected is None else _digit_names("protected", protected)
         super().__init__(
             model=model,
-            pretrained=None,
             images=LabelledImages(root=""),  # the images are made, not read
             classes=Classes(
                 _digit_names("target", [7] if target is None else target),
@@ -129,7 +128,6 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
                 caption_templates=digit_images.TEMPLATES,
             ),
             pairs=Pairs(augment=False),
-            splits=ImageSplits(),
             batches=batches,
             **loading,
         )

@@ -45,6 +45,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
 
     _identifying = "texts, columns, groups, tokens and splits"
     _kind = "texts"
+    origin: LabelledTexts
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
             eval_batch_size=eval_batch_size,
             **samples,
         )
-        self._column, self.tokens = texts.column, tokens
+        self.tokens = tokens
         self.tokenizer: Any = None
         self.max_length: int | None = None
         self.cut: dict[str, int] = {}
@@ -107,7 +108,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return how texts become tokens, and what identifies the training split, as plain values."""
         learnt = None if self.tokens.vocabulary is None else self.tokenizer.backend_tokenizer.to_str()
-        texts = {"column": self._column, "max_length": self.max_length, "pretrained": self.tokens.tokenizer}
+        texts = {"column": self.origin.column, "max_length": self.max_length, "pretrained": self.tokens.tokenizer}
         return {"texts": {**texts, "tokenizer": learnt}, **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -62,11 +62,6 @@ def most_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> Tensor:
     return torch.where(drawn <= sizes, torch.minimum(drawn, marked), drawn * (marked > 0))
 
 
-def sum_of_largest(numbers: Tensor, count: int) -> int:
-    """Return the sum of the ``count`` largest of m >= ``count`` whole numbers."""
-    return int(numbers.topk(count).values.sum())
-
-
 def mean_product(factors: NDArray[np.float64], count: int) -> float:
     r"""Return the mean over all choices of ``count`` of m numbers a_1..a_m in [0, 1] of the product of those chosen.
 

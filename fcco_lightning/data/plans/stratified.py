@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.data.plans.base import BatchPlan, with_strata
-from fcco_lightning.data.plans.draws import cycle, mean_product, most_of_each, none_drawn_of_each, sum_of_largest
+from fcco_lightning.data.plans.draws import cycle, mean_product, most_of_each, none_drawn_of_each
 
 Choose = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]
 Choice = tuple[Tensor, int]
@@ -162,7 +162,7 @@ class StratifiedBatches(BatchPlan):
         """The most of the units of every kind; all draws of a stratum with replacement may be its marked row."""
         own = self.drawn * (counts > 0) if self.replacement else most_of_each(self._sizes, counts, self.drawn)
         of_unit = torch.zeros(len(self._units), dtype=torch.int64).index_add(0, self._unit, own)
-        return sum(sum_of_largest(of_unit[members], count) for members, count in self._choices)
+        return sum(int(of_unit[members].topk(count).values.sum()) for members, count in self._choices)
 
     def _stratum_sizes(self) -> Tensor:
         return self._sizes
@@ -209,11 +209,6 @@ class StratifiedBatches(BatchPlan):
             first, size = int(self._firsts[stratum]), int(self._sizes[stratum])
             cycles[stratum] = cycle(self._rows[first : first + size], int(self.drawn[stratum]), generator)
         return cycles[stratum]
-
-
-def in_turn(members: Tensor, count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield ``count`` of ``members`` for every batch: they are gone through in a random order, again and again."""
-    return cycle(members, count, generator)
 
 
 def at_random(members: Tensor, count: int, generator: torch.Generator) -> Iterator[Tensor]:

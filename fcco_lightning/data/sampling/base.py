@@ -44,11 +44,6 @@ class Sampling(ABC):
             "own numbers, and set --model.execution.micro_batch to the number of samples that fit into memory."
         )
 
-    @property
-    def draws(self) -> int:
-        """Number of independent draws in a batch."""
-        return 1
-
     def table(self, table: TensorTable) -> TensorTable | LabelTable:
         """Return the table whose rows are drawn: that of the training split, unless another view of it is needed."""
         return table

@@ -31,7 +31,7 @@ class RepeatedSampling(Sampling):
 
     def __post_init__(self) -> None:
         at_least("copies", self.copies, 2)
-        if self.batches.draws != 1:
+        if isinstance(self.batches, TwoDraws):
             raise ConfigError("RepeatedSampling takes single draws as batches, got TwoDraws. Put it inside TwoDraws.")
 
     def in_parts(self, parts: int) -> tuple["RepeatedSampling", int]:
@@ -61,13 +61,8 @@ class TwoDraws(Sampling):
     batches: Sampling
 
     def __post_init__(self) -> None:
-        if self.batches.draws != 1:
+        if isinstance(self.batches, TwoDraws):
             raise ConfigError("TwoDraws takes single draws as batches, got TwoDraws. Leave one of the two out.")
-
-    @property
-    def draws(self) -> int:
-        """Two."""
-        return 2
 
     def in_parts(self, parts: int) -> tuple["TwoDraws", int]:
         """Return two larger draws."""

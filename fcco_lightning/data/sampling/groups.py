@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import one_of
 from fcco_lightning.data.plans import StratifiedBatches
-from fcco_lightning.data.plans.stratified import Weighting, at_random, in_turn
+from fcco_lightning.data.plans.draws import cycle
+from fcco_lightning.data.plans.stratified import Weighting, at_random
 from fcco_lightning.data.sampling.base import Prevalence, Sampling, require_counts, required_column
 from fcco_lightning.data.table import LabelTable, TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -231,7 +232,7 @@ class QuerySampling(Sampling):
             units,
             drawn,
             [(torch.arange(every), self.queries_per_batch)],
-            choose=in_turn,
+            choose=cycle,
             num_batches=self.num_batches or -(-every // self.queries_per_batch),
             seed=seed,
             positive=positive | alone,
@@ -294,7 +295,7 @@ class BagSampling(Sampling):
             torch.arange(every).unsqueeze(1),
             torch.full((every,), self.instances_per_bag * world_size),
             choices,
-            choose=in_turn,
+            choose=cycle,
             num_batches=self.num_batches or max(-(-len(members) // chosen) for members, chosen in choices),
             seed=seed,
         )

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 from fcco_lightning import (
     SOX,
@@ -20,6 +19,7 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.data import BalancedSampling, Groups
+from tests.contracts.test_datamodules import quiet
 
 NAMES = ["rare", "common", "half"]
 
@@ -94,16 +94,7 @@ def test_mean_average_precision_is_trained(batches, tmp_path):
         algorithm=SOX(gamma=0.5),
         optimizer=lambda params: torch.optim.Adam(params, lr=0.02),
     )
-    trainer = Trainer(
-        max_epochs=10,
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        accelerator="cpu",
-        enable_model_summary=False,
-    )
-    table = data(batches)
+    trainer, table = quiet(tmp_path, max_epochs=10), data(batches)
     trainer.fit(module, table)
     figures = trainer.test(module, table, verbose=False)[0]
     assert figures["test_average_precision"] > 0.6

@@ -1,20 +1,14 @@
-import os
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 
 from fcco_lightning.data import Columns, Splits
-from fcco_lightning.data.datamodules.synthetic import SyntheticDataModule
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
-from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 from tests.components import TABLE, composed
+from tests.conftest import DATA_FOLDER as DATA
 
-DATA = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[3].parent / "shared/data"))
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no benchmark data in {DATA} (set FCCO_DATA)")
 ROLES = {"label": "y", "positive": 1, "sensitive": "sex", "favoured": "M"}
 ADULT = {"label": "income", "positive": ">50K", "sensitive": "sex", "favoured": "Male"}
@@ -80,15 +74,6 @@ def test_the_encoder_sees_the_training_split_only():
     assert abs(module.tables["test"].columns["x"][:, 0].mean().item()) > 1e-4
 
 
-def test_training_batches_follow_seed_and_share():
-    module = make(seed=5)
-    expected = UniformBatches(module.num_train, 8, seed=5).batches(0)
-    for batch, rows in zip(module.train_dataloader(), expected, strict=True):
-        assert torch.equal(batch["index"], rows)
-    for batch in make(positive_fraction=0.25).train_dataloader():
-        assert batch["y"].sum() == 2
-
-
 @pytest.mark.parametrize("change", [{"split_seed": 3}, {"train": make_frame(400)}, {"use_sensitive": False}])
 def test_a_checkpoint_of_other_rows_is_refused(change):
     state = make().state_dict()
@@ -112,32 +97,6 @@ def test_rejects_bad_tables():
         make(test=frame.assign(y=frame["y"].map({0: "no", 1: "1"})), test_fraction=None)
     with pytest.raises(DataError, match="batch_size=161 exceeds the 160 rows"):
         make(batch_size=161).train_dataloader()
-
-
-def test_the_command_line_builds_it(tmp_path):
-    make_frame().to_csv(tmp_path / "t.csv", index=False)
-    (tmp_path / "c.yaml").write_text(
-        "data: {columns: {label: y, positive: 1, sensitive: sex, favoured: M}, splits: {test_fraction: 0.2}}\n"
-    )
-    parser = ArgumentParser()
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(TabularDataModule, "data")
-    config = parser.parse_args([f"--config={tmp_path / 'c.yaml'}", f"--data.train={tmp_path / 't.csv'}"])
-    module = parser.instantiate(config).data
-    module.setup()
-    assert module.num_train == 160
-
-
-def test_synthetic_data_take_the_same_path():
-    module = SyntheticDataModule(num_train=400, num_test=300, val_fraction=0.25)
-    module.setup()
-    assert [len(table) for table in module.tables.values()] == [300, 100, 300]
-    assert module.num_features == module.problem.dim + 1
-    again = SyntheticDataModule(num_train=400, num_test=300, val_fraction=0.25)
-    again.load_state_dict(module.state_dict())
-    again.setup()
-    assert torch.equal(again.tables["test"].columns["x"], module.tables["test"].columns["x"])
-    assert next(iter(again.train_dataloader()))["x"].shape == (128, 21)
 
 
 def test_queries_are_kept_whole():
