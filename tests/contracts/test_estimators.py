@@ -18,7 +18,7 @@ def test_every_estimator_is_registered(monkeypatch):
     assert unregistered(concrete_classes(Estimator), ESTIMATORS.values()) == []
     dummies = type("Dummy", (EMA,), {}), type("_Private", (EMA,), {})
     for dummy in dummies:  # the check itself
-        monkeypatch.setattr(f"fcco_lightning.estimators.primal.{dummy.__name__}", dummy, raising=False)
+        monkeypatch.setattr(f"fcco_lightning.estimators.base.{dummy.__name__}", dummy, raising=False)
     assert unregistered(concrete_classes(Estimator), ESTIMATORS.values()) == ["Dummy"]
 
 

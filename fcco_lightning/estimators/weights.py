@@ -1,13 +1,14 @@
-"""Copies of the trainable parameters as they were at an earlier point."""
+"""Copies of the trainable parameters: at an earlier point, and at the point z of an inner loop."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.state.divided import divided_as, parts_of
+from fcco_lightning.state.divided import divided_as, hold, parts_of
 
 
 class PreviousWeights:
@@ -47,6 +48,46 @@ class PreviousWeights:
         """Restore, on the devices of ``params``."""
         self._copy = like_parameters(state["copy"], params)
         self._valid = bool(state["valid"])
+
+
+class InnerPoint:
+    """Weights z of an inner loop around w: the parameters hold z inside :meth:`held`, and w whenever else.
+
+    Costs one copy of the trainable parameters, made at the first :meth:`restart`.
+
+    Args:
+        params: the trainable parameters.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        self._params = params
+        self.tensors: list[Tensor] = []
+        """z outside :meth:`held`, and w inside; empty before the first :meth:`restart`."""
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Let z start at w."""
+        if self.tensors:
+            torch._foreach_copy_(parts_of(self.tensors), parts_of(self._params))
+        else:
+            self.tensors = [p.detach().clone() for p in self._params]
+
+    @contextmanager
+    def held(self) -> Iterator[list[Tensor]]:
+        """Let the parameters hold z; gives w."""
+        self._swap()
+        try:
+            yield self.tensors
+        finally:
+            self._swap()
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Take stored values of z; none if the next inner loop starts anew."""
+        self.tensors = like_parameters(tensors, self._params)
+
+    def _swap(self) -> None:
+        for i, p in enumerate(self._params):
+            self.tensors[i] = hold(p, self.tensors[i])
 
 
 def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) -> list[Tensor]:
