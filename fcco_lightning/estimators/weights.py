@@ -16,11 +16,14 @@ class PreviousWeights:
 
     The copy is made at the first :meth:`remember` and refreshed in place afterwards.  It costs the memory of one copy
     of the trainable parameters.
+
+    Attributes:
+        tensors: the copies in the order of the parameters, or None if there is no previous point.
     """
 
     def __init__(self) -> None:
         self._copy: list[Tensor] = []
-        self._valid = False
+        self.tensors: list[Tensor] | None = None
 
     @torch.no_grad()
     def remember(self, params: Sequence[nn.Parameter]) -> None:
@@ -29,25 +32,20 @@ class PreviousWeights:
             torch._foreach_copy_(parts_of(self._copy), parts_of(params))
         else:
             self._copy = [p.detach().clone() for p in params]
-        self._valid = True
+        self.tensors = self._copy
 
     def forget(self) -> None:
         """Let there be no previous point, as at the start: w_{-1} = w_0."""
-        self._valid = False
-
-    @property
-    def tensors(self) -> list[Tensor] | None:
-        """The copies in the order of ``params``, or None if there is no previous point."""
-        return self._copy if self._valid else None
+        self.tensors = None
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""
-        return {"copy": list(self._copy), "valid": self._valid}
+        return {"copy": list(self._copy), "valid": self.tensors is not None}
 
     def load_state_dict(self, state: dict[str, Any], params: Sequence[nn.Parameter]) -> None:
         """Restore, on the devices of ``params``."""
         self._copy = like_parameters(state["copy"], params)
-        self._valid = bool(state["valid"])
+        self.tensors = self._copy if state["valid"] else None
 
 
 class InnerPoint:
