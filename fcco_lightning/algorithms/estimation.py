@@ -130,7 +130,7 @@ class Estimation(Algorithm, ABC):
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
         estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, _ = self.held(reading, estimator)
-        return estimator.recalled(rows, inner, outer), outer
+        return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
 
     def held(self, reading: Reading, estimator: Estimator) -> tuple[Tensor, Tensor, Sampling]:
         """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.

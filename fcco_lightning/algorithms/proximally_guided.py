@@ -12,7 +12,7 @@ from fcco_lightning.algorithms.base import along
 from fcco_lightning.algorithms.max_form import Geometry, MaxForm
 from fcco_lightning.checks import positive
 from fcco_lightning.engine import Engine, Reading, Term
-from fcco_lightning.estimators import InnerPoint, ProximalDescent, like_parameters
+from fcco_lightning.estimators import InnerPoint, ProximalDescent
 
 
 class ProximallyGuided(MaxForm, ABC):
@@ -98,10 +98,6 @@ class ProximallyGuided(MaxForm, ABC):
         self._point.load(state["iterate"])
         self._stage, self._count = int(state["stage"]), int(state["inner_count"])
         self._pass.load_state_dict(state["pass"])
-
-    def stored(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Tensors of a checkpoint, on the devices of the parameters."""
-        return like_parameters(tensors, self._params)
 
 
 class FullPass:

@@ -92,10 +92,6 @@ class Estimator(ABC):
         """The inner values at which rows say that the outer gradients are taken; ``inner`` are the fresh ones."""
         return rows
 
-    def recalled(self, rows: Tensor, inner: Tensor, outer: OuterFunction) -> Tracked:
-        """Rows as they are, with the outer gradients that they stand for; arguments as of :meth:`update`."""
-        return Tracked(rows, self.weights(rows, outer), self.values(rows, inner))
-
     def decay(self) -> float:
         """Factor on ALL rows before those of the batch are written; 1 for every estimator but MOAP's."""
         return 1.0
