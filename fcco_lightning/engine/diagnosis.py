@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.engine.estimates import Evaluated
-from fcco_lightning.engine.functions import RandomState, read
+from fcco_lightning.engine.functions import read
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.running import Method, Running
 from fcco_lightning.errors import NonFiniteError
@@ -59,8 +59,8 @@ def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:
     Raises:
         NonFiniteError: always, unless a part says in other words what is wrong with the data.
     """
-    random, weights = RandomState(engine.params[0].device), [p.data for p in engine.params]
-    with torch.no_grad(), random.again(), engine.functions.at(weights):  # so that no buffer moves
+    weights = [p.data for p in engine.params]
+    with torch.no_grad(), engine.functions.elsewhere(weights):  # so that no buffer moves
         seen = engine.seen or engine.evaluate(engine.given)
         check(engine.problem, engine.algorithm, seen)
         of_values = not all_finite(values)

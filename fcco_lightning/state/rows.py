@@ -125,7 +125,7 @@ class DualState(nn.Module):
         values = values.detach().to(self.held.dtype)
         if index is None:
             rows = self.rows
-            rows.copy_(values[self.first : self.first + len(rows)])
+            rows.copy_(values[self.first : self.first + len(rows)] if self.divided else values)
         else:
             self.held.index_copy_(0, self._local(index) if self.divided else index, values)
 
