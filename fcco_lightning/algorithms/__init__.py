@@ -6,7 +6,7 @@ from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.algorithms.bsgd import BSGD
 from fcco_lightning.algorithms.default import default_algorithm
 from fcco_lightning.algorithms.double_loop import DoubleLoop
-from fcco_lightning.algorithms.estimation import Estimation
+from fcco_lightning.algorithms.estimation import Estimation, SingleLoop
 from fcco_lightning.algorithms.icppac import ICPPAC
 from fcco_lightning.algorithms.max_form import MaxForm
 from fcco_lightning.algorithms.moap import MOAP
@@ -17,7 +17,6 @@ from fcco_lightning.algorithms.pg_smd import PGSMD
 from fcco_lightning.algorithms.pg_svrg import PGSVRG
 from fcco_lightning.algorithms.scent import SCENT
 from fcco_lightning.algorithms.sgd import SGD
-from fcco_lightning.algorithms.single_loop import SingleLoop
 from fcco_lightning.algorithms.soap import SOAP
 from fcco_lightning.algorithms.sonex import SONEX
 from fcco_lightning.algorithms.sonx import SONX

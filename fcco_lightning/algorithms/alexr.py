@@ -1,6 +1,6 @@
 """ALEXR."""
 
-from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.algorithms.two_draws import Jacobian, TwoDraws
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What algorithms with one and with two loops share: rows by an estimator, outer functions by a smoothing."""
+"""Rows by an estimator, outer functions by a smoothing: what most algorithms share, and those with one loop are."""
 
 from abc import ABC
 from typing import Any
@@ -130,7 +130,7 @@ class Estimation(Algorithm, ABC):
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
         estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, _ = self.held(reading, estimator)
-        return estimator.recalled(rows, inner, outer), outer
+        return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
 
     def held(self, reading: Reading, estimator: Estimator) -> tuple[Tensor, Tensor, Sampling]:
         """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.
@@ -153,3 +153,29 @@ class Estimation(Algorithm, ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._previous.load_state_dict(state["previous"], self._params)
+
+
+class SingleLoop(Estimation):
+    """``G`` with outer gradients from the estimator, then the user's optimizer.
+
+    An instance of this class is an algorithm without a name of its own: any estimator with any smoothing.
+
+    Raises:
+        ConfigError: from ``pose``, if it would remember inner functions and the problem has none.
+    """
+
+    def prepare(self, problem: Problem) -> None:
+        if not problem.all_terms and problem.penalty.acts and self.estimator.remembers:
+            raise ConfigError(
+                f"{self.name} would do nothing that SGD does not: {type(problem.objective).__name__} has no inner "
+                "functions, and there are no constraints. Use SGD, add a constraint, or choose an objective with inner "
+                "functions, such as AveragePrecision."
+            )
+        super().prepare(problem)
+
+    def iteration(self, engine: Engine, batch: Batch) -> None:
+        engine.descend(self.surrogate(engine, batch))
+        engine.commit()
+        if self.needs_previous:
+            self._previous.remember(engine.params)
+        engine.update()

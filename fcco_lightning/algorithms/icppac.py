@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.algorithms.base import Algorithm
-from fcco_lightning.algorithms.directional import along
+from fcco_lightning.algorithms.base import Algorithm, along
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.constraints.multipliers import Enforcement

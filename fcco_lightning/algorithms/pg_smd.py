@@ -10,6 +10,7 @@ from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
 from fcco_lightning.algorithms.stages import ConcaveStages, Stage, Stages
 from fcco_lightning.engine import Engine, Problem, Surrogate, Term
 from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.estimators import like_parameters
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.numerics import look
 
@@ -127,4 +128,4 @@ class PGSMD(ProximallyGuided):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._mean = self.stored(state["mean"])
+        self._mean = like_parameters(state["mean"], self._params)

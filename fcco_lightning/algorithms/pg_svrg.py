@@ -12,7 +12,7 @@ from fcco_lightning.ambiguity import Penalty
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.engine import Engine, Surrogate, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import PreviousWeights
+from fcco_lightning.estimators import PreviousWeights, like_parameters
 from fcco_lightning.models.batch import Batch
 
 
@@ -222,6 +222,6 @@ class PGSVRG(ProximallyGuided):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._snapshots, self._full = int(state["snapshots"]), self.stored(state["full"])
+        self._snapshots, self._full = int(state["snapshots"]), like_parameters(state["full"], self._params)
         self._snapshot.load_state_dict(state["snapshot"], self._params)
         self._q.copy_(state["q"])

@@ -1,6 +1,6 @@
 """SCENT."""
 
-from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA, EntropicMirror

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.estimators import Minibatch
 from fcco_lightning.objectives import Objective

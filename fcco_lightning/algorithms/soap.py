@@ -1,6 +1,6 @@
 """SOAP."""
 
-from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.estimators import EMA
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.estimators import CorrectedEMA
 from fcco_lightning.outer import MoreauSmoothing
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.checks import at_least
 from fcco_lightning.engine import Engine, Problem, Term
 from fcco_lightning.errors import ConfigError

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fcco_lightning.algorithms.single_loop import SingleLoop
+from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.checks import non_negative
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.constraints.multipliers import Enforcement

@@ -5,15 +5,13 @@ from fcco_lightning.engine.batches import (
     as_batch,
     columns_of,
     other_columns,
-    outputs_of,
-    outputs_of_columns,
     part_name,
     usable,
 )
 from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_weights
 from fcco_lightning.engine.engine import Engine
 from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
-from fcco_lightning.engine.functions import InnerFunctions, read, wide
+from fcco_lightning.engine.functions import InnerFunctions, outputs_of, outputs_of_columns, read, wide
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import BatchDraws, Drawn
 from fcco_lightning.engine.terms import Reading, Term

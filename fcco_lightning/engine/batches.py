@@ -1,4 +1,4 @@
-"""A loader's batch as a record of named parts of columns, and the network's outputs for it."""
+"""A loader's batch as a record of named parts of columns."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import TARGET, Batch, Columns
 
-_OF_SHAPES = ("shape", "size", "channels", "dimension")  # words of torch's errors about them
 _REMEDIES = {
     "index": "Give the position 0..n-1 of every sample in the training split, shape (B,): IndexedDataset(dataset) adds "
     "it.",
@@ -165,25 +163,6 @@ def part_name(batch: Mapping[str, Any], name: str | None) -> str:
     return name
 
 
-def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
-    """The network's outputs by part of the batch; all parts pass through it together.
-
-    Args:
-        network: a :class:`BatchNetwork` is given the batch, any other module the columns ``x`` of all parts at once.
-        batch: parts by name, see :func:`usable`.
-    """
-    if isinstance(network, BatchNetwork):
-        return dict(network(batch))
-    if len(batch) == 1:
-        ((name, columns),) = batch.items()
-        return {name: _call(network, columns["x"])}
-    inputs = [columns["x"] for columns in batch.values()]
-    sizes = [len(x) for x in inputs]
-    leaves, structure = pytree.tree_flatten(_call(network, torch.cat(inputs)))
-    pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
-    return {name: pytree.tree_unflatten(list(one), structure) for name, one in zip(batch, pieces, strict=True)}
-
-
 def _input(columns: Columns, network: nn.Module) -> Any:
     """The column ``x``, in the type of the weights where that is wider, or where it is float64.
 
@@ -192,43 +171,19 @@ def _input(columns: Columns, network: nn.Module) -> Any:
     """
     if "x" not in columns:
         raise DataError(f"a batch has no column `x`, the network's input; it has {sorted(columns)}.")
-    x, dtype = columns["x"], _type_of_weights(network)
+    x, dtype = columns["x"], type_of_weights(network)
     if not isinstance(x, Tensor) or dtype is None or not x.is_floating_point() or x.dtype == dtype:
         return x
     return x.to(dtype) if x.dtype == torch.float64 or dtype.itemsize > x.dtype.itemsize else x
 
 
-def _type_of_weights(network: nn.Module) -> torch.dtype | None:
+def type_of_weights(network: nn.Module) -> torch.dtype | None:
+    """The type of the first weights of a network; None where it has none."""
     for module in network.modules():  # the first one with weights is near: `parameters()` would walk over all names
         for p in module._parameters.values():
             if p is not None and p.is_floating_point():
                 return p.dtype
     return None
-
-
-def _call(network: nn.Module, x: Any) -> Any:
-    """The network's outputs.
-
-    Raises:
-        DataError: if it does not take an input of this type.
-    """
-    dtype = x.dtype if isinstance(x, Tensor) else None
-    try:
-        return network(x)
-    except (TypeError, RuntimeError) as error:
-        known, text = dtype is not None and dtype == _type_of_weights(network), str(error)
-        misshapen = isinstance(error, RuntimeError) and any(word in text for word in _OF_SHAPES)
-        if not misshapen and (known or not (isinstance(error, TypeError | NotImplementedError) or "type" in text)):
-            raise
-        raise DataError(
-            f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
-            "numbers, with a row for every sample and as many columns as the network has inputs: torch.stack, .float()."
-        ) from error
-
-
-def outputs_of_columns(network: nn.Module, columns: Columns) -> Any:
-    """The network's outputs for the columns of one loader, as in evaluation."""
-    return next(iter(outputs_of(network, usable(as_batch(columns), network)).values()))
 
 
 def columns_of(given: Any) -> Columns:

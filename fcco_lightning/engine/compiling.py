@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
-from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.engine.running import Running
 from fcco_lightning.models.batch import Batch
 
@@ -80,8 +79,7 @@ class Compiled:
         """Columns with the parameters of samples, and the outputs at previous weights."""
         engine, earlier = self._engine, None
         if before is not None:
-            random = RandomState(engine.params[0].device)
-            with torch.no_grad(), random.again(), engine.functions.at(before):
+            with torch.no_grad(), engine.functions.elsewhere(before):
                 earlier = self._outputs(batch)
         parameters = engine.problem.row_parameters
         return Evaluated({}, batch if parameters is None else parameters.attach(batch), earlier, before, {})

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.engine.estimates import Evaluated
-from fcco_lightning.engine.functions import RandomState, read
+from fcco_lightning.engine.functions import read
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.running import Method, Running
 from fcco_lightning.errors import NonFiniteError
-from fcco_lightning.models.batch import Batch, Columns
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import all_finite
 
 _OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
@@ -59,13 +59,14 @@ def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:
     Raises:
         NonFiniteError: always, unless a part says in other words what is wrong with the data.
     """
-    random, weights = RandomState(engine.params[0].device), [p.data for p in engine.params]
-    with torch.no_grad(), random.again(), engine.functions.at(weights):  # so that no buffer moves
+    weights = [p.data for p in engine.params]
+    with torch.no_grad(), engine.functions.elsewhere(weights):  # so that no buffer moves
         seen = engine.seen or engine.evaluate(engine.given)
         check(engine.problem, engine.algorithm, seen)
         of_values = not all_finite(values)
         text = _of_value(engine, seen) if of_values else _of_gradient(engine, seen, values)
-    raise NonFiniteError(text + causes(engine.given, engine.functions.network))
+    bad_inputs = "".join(_bad_inputs(columns) for columns in engine.given.values())
+    raise NonFiniteError(text + bad_inputs + narrow_weights(engine.functions.network))
 
 
 def _of_value(engine: Running, seen: Evaluated) -> str:
@@ -104,16 +105,6 @@ def _blame(engine: Running, seen: Evaluated) -> str:
     return "a sum of finite values, a new value of a row, or a value at the previous weights,"
 
 
-def causes(batch: Batch, network: nn.Module) -> str:
-    """Samples whose input ``x`` is not finite, and weights of type float16, each a sentence behind a blank.
-
-    Args:
-        batch: that was trained on.
-        network: with its present weights.
-    """
-    return "".join(_bad_inputs(columns) for columns in batch.values()) + narrow_weights(network)
-
-
 def narrow_weights(network: nn.Module) -> str:
     """A sentence behind a blank on what float16 does not hold, if a weight is of that type; else nothing."""
     if all(p.dtype != torch.float16 for p in network.parameters()):
@@ -134,6 +125,7 @@ def named_samples(bad: Tensor, columns: Columns) -> str:
 
 
 def _bad_inputs(columns: Columns) -> str:
+    """A sentence behind a blank on the samples whose input ``x`` is not finite; nothing if there are none."""
     x: Any = columns.get("x")
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         return ""

@@ -1,23 +1,24 @@
 """The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, name_index, refuse
 from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
-from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read
+from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read, unite
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.running import Method
 from fcco_lightning.engine.terms import Reading, Term
-from fcco_lightning.engine.union import unite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import TARGET, Batch, Columns
 from fcco_lightning.numerics import all_finite, look
@@ -96,7 +97,9 @@ class Engine:
         self.checked = False  # whether the parts have looked at a batch
         self._estimates = Estimates(None)
         self.network_alone = self._only_network()
-        self._forget()
+        # where a failure here is told to the other processes, if there are any
+        self._guarded = self.processes.guard if self.processes.size > 1 else nullcontext
+        self.discard()
         algorithm.start(self)
 
     # ------------------------------------------------------------------------------------------------- for the loop
@@ -119,9 +122,11 @@ class Engine:
         if not self.params:
             raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
         self.optimizer, self.last_batch = optimizer, last_batch
-        self._clear()  # before the forwards: their activations then have that memory
-        self.problem.follow_pace(optimizer)
-        with self.processes.guard():
+        for p in self.params:
+            p.grad = None  # before the forwards: their activations then have that memory
+        for multipliers in self.problem.multipliers_of_terms:
+            multipliers.follow(optimizer)
+        with self._guarded():
             columns = self.received(batch)
         self.problem.objective.most = self.problem.most
         try:
@@ -131,7 +136,7 @@ class Engine:
             raise
         finally:
             self.problem.objective.most = ()
-            self._forget()
+            self.discard()
         return self._estimates
 
     def close_inner_loop(self, optimizer: Optimizer) -> None:
@@ -214,7 +219,7 @@ class Engine:
         Raises:
             NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
         """
-        with self.processes.guard():
+        with self._guarded():
             random = None if before is None else RandomState(self.params[0].device)
             outputs = [self.functions.outputs(batch)]
             if before is not None and random is not None:
@@ -255,7 +260,9 @@ class Engine:
                 g0 = found if own else g0
                 if wanted and rows is not None:
                     reading = term.reading(rows, earlier, columns)
-                    readings.append(reading._replace(decided=self._decided(seen, term)))
+                    if term.multipliers is not None and term.multipliers.decisions is not None:
+                        reading = reading._replace(decided=self._decided(seen, term.multipliers.constraint))
+                    readings.append(reading)
         weight = self.problem.direct_weight
         return Measured(g0 if g0 is None or weight == 1 else weight * g0, readings)
 
@@ -265,16 +272,18 @@ class Engine:
         The surrogate's rows are written by :meth:`commit`.
         """
         self._estimates = surrogate.estimates
-        value, leaf, by_rows = surrogate.value, self._leaf, surrogate.by_rows
+        value, by_rows, of_samples = surrogate.value, surrogate.by_rows, self.problem.row_parameters
         self._looked_at.append(value.detach())
         self._proposals += surrogate.proposals
         self._counted += surrogate.counted
         if surrogate.gradients is not None:
             self.backend.put(value, self.params, surrogate.gradients)
         elif value.requires_grad:
-            by_rows = self.backend.backward(value, leaf)
-            self.backend.synchronise(self.params)
-        self._move_parameters(by_rows)
+            by_rows = self.backend.backward(value, None if of_samples is None else of_samples.leaf)
+            if self.processes.size > 1:
+                self.backend.synchronise(self.params)
+        if of_samples is not None:
+            self._proposals += of_samples.step(by_rows)
 
     def gradients(
         self, value: Tensor, *, own: bool = False, graph: bool = False, of_samples: bool = False
@@ -289,13 +298,14 @@ class Engine:
             of_samples: whether the parameters of single samples, if there are any, move by the value.
         """
         self._looked_at.append(value.detach())
-        leaves = [self._leaf] if of_samples and self._leaf is not None else []
+        rows = self.problem.row_parameters if of_samples else None
+        leaves = [] if rows is None or rows.leaf is None else [rows.leaf]
         found: Sequence[Tensor | None] = [None] * (len(self.params) + len(leaves))
         if value.requires_grad:
             found = self.backend.gradients(value, [*self.params, *leaves], keep=own, graph=graph)
         of_weights = [torch.zeros_like(w) if g is None else g for w, g in zip(self.params, found, strict=False)]
-        if leaves:
-            self._move_parameters(found[-1])
+        if rows is not None and leaves:
+            self._proposals += rows.step(found[-1])
         if own:
             return of_weights
         of_weights = [g.detach().clone() for g in of_weights]
@@ -318,7 +328,7 @@ class Engine:
             NonFiniteError: if something is NaN or infinite; nothing has changed then.
         """
         self.backend.prepare(mover or self.optimizer)
-        values, known = self._looked_at, self.problem.knows_units
+        values, known = self._looked_at, None if self.problem.units_known else self.problem.have_units()
         for proposal in self._proposals:
             values.append(proposal.rows if proposal.finite is None else proposal.finite)
         gradients, questions = self._gradients, [question for question in (asked, known) if question is not None]
@@ -338,12 +348,13 @@ class Engine:
             weights.count(index, each)
         if known is not None:
             self.problem.take_units(self._estimates, known=answers[-1])
-        self._forget()
+        self.discard()
         return usable
 
     def discard(self) -> None:
-        """Forget what was proposed and is not going to be committed."""
-        self._forget()
+        """Forget the batch, and what was proposed and has not been committed."""
+        self._proposals, self._counted, self._looked_at, self._gradients = [], [], [], []
+        self.given, self.seen = {}, None
 
     def update(
         self, gradient: Sequence[Tensor] | None = None, *, by: Optimizer | None = None, clip: bool = True
@@ -364,11 +375,6 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------- details
 
-    def _clear(self) -> None:
-        """Forget the last gradient."""
-        for p in self.params:
-            p.grad = None
-
     @property
     def params(self) -> list[nn.Parameter]:
         """The parameters that are trained."""
@@ -378,16 +384,6 @@ class Engine:
     def alone(self) -> bool:
         """Whether this process has all samples of a batch, and evaluates the network on all of them at once."""
         return self.processes.size == 1 and self.functions.micro_batch is None
-
-    @property
-    def _leaf(self) -> Tensor | None:
-        """The parameters of the batch's samples, until the first gradient of an iteration has moved them."""
-        return None if self.problem.row_parameters is None else self.problem.row_parameters.leaf
-
-    def _move_parameters(self, gradient: Tensor | None) -> None:
-        parameters = self.problem.row_parameters
-        moved = None if parameters is None else parameters.step(gradient)
-        self._proposals += [] if moved is None else [moved]
 
     def _measured(self, seen: Evaluated, part: Measurable) -> tuple[_Found, _Found, Columns]:
         """A part at the present weights and, without graph, at the other ones, if there are any; its columns."""
@@ -403,17 +399,10 @@ class Engine:
         return part.measure(outputs, columns), there, columns
 
     @torch.no_grad()
-    def _decided(self, seen: Evaluated, term: Term) -> Tensor | None:
-        """The values of a constraint on decisions, where its multipliers follow them."""
-        multipliers = term.multipliers
-        if multipliers is None or multipliers.decisions is None:
-            return None
-        return multipliers.constraint.decided(*read(seen.outputs, seen.batch, multipliers.constraint))
+    def _decided(self, seen: Evaluated, constraint: Constraint) -> Tensor:
+        """The values of a constraint on decisions."""
+        return constraint.decided(*read(seen.outputs, seen.batch, constraint))
 
     def _only_network(self) -> bool:
         """Whether all that is trained is the network's, so that the other parts are the same at other weights."""
         return all(name.startswith("network.") for name in self.functions.trainable())
-
-    def _forget(self) -> None:
-        self._proposals, self._counted, self._looked_at, self._gradients = [], [], [], []
-        self.given, self.seen = {}, None

@@ -1,4 +1,4 @@
-"""The network, the objective and the constraints: what is evaluated on a batch, at the present and at other weights."""
+"""Network, objective and constraints: evaluated on the batch of all processes, at the present and at other weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,14 +11,20 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.engine.batches import outputs_of, part_name
+from fcco_lightning.engine.batches import as_batch, described, other_columns, part_name, type_of_weights, usable
 from fcco_lightning.engine.micro_batches import recomputed
-from fcco_lightning.models.batch import Batch
+from fcco_lightning.errors import DataError
+from fcco_lightning.models import BatchNetwork
+from fcco_lightning.models.batch import HERE, Batch, Columns
 from fcco_lightning.objectives import Measurable, Objective
 from fcco_lightning.state.divided import hold
+from fcco_lightning.state.processes import Processes
 
+_OF_SHAPES = ("shape", "size", "channels", "dimension")  # words of torch's errors about them
 _HALF = (torch.bfloat16, torch.float16)
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
+# marks: a process was asked to stop; a batch is the last one of an epoch
+STOP, LAST = 1, 2
 
 
 class InnerFunctions(nn.Module):
@@ -84,6 +90,50 @@ class InnerFunctions(nn.Module):
             yield
 
 
+def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
+    """The network's outputs by part of the batch; all parts pass through it together.
+
+    Args:
+        network: a :class:`BatchNetwork` is given the batch, any other module the columns ``x`` of all parts at once.
+        batch: parts by name, see :func:`usable`.
+    """
+    if isinstance(network, BatchNetwork):
+        return dict(network(batch))
+    if len(batch) == 1:
+        ((name, columns),) = batch.items()
+        return {name: _call(network, columns["x"])}
+    inputs = [columns["x"] for columns in batch.values()]
+    sizes = [len(x) for x in inputs]
+    leaves, structure = pytree.tree_flatten(_call(network, torch.cat(inputs)))
+    pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
+    return {name: pytree.tree_unflatten(list(one), structure) for name, one in zip(batch, pieces, strict=True)}
+
+
+def _call(network: nn.Module, x: Any) -> Any:
+    """The network's outputs.
+
+    Raises:
+        DataError: if it does not take an input of this type.
+    """
+    dtype = x.dtype if isinstance(x, Tensor) else None
+    try:
+        return network(x)
+    except (TypeError, RuntimeError) as error:
+        known, text = dtype is not None and dtype == type_of_weights(network), str(error)
+        misshapen = isinstance(error, RuntimeError) and any(word in text for word in _OF_SHAPES)
+        if not misshapen and (known or not (isinstance(error, TypeError | NotImplementedError) or "type" in text)):
+            raise
+        raise DataError(
+            f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
+            "numbers, with a row for every sample and as many columns as the network has inputs: torch.stack, .float()."
+        ) from error
+
+
+def outputs_of_columns(network: nn.Module, columns: Columns) -> Any:
+    """The network's outputs for the columns of one loader, as in evaluation."""
+    return next(iter(outputs_of(network, usable(as_batch(columns), network)).values()))
+
+
 def in_full(device: str) -> AbstractContextManager[None]:
     """Without autocast, and with no narrower type than float32 for new tensors.
 
@@ -136,14 +186,65 @@ class RandomState:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Inside, the random state goes on from there; afterwards it is what it was before."""
-        left = RandomState(self._device)
-        self._restore()
-        try:
+        with torch.random.fork_rng([] if self._cuda is None else [self._device]):
+            torch.set_rng_state(self._cpu)
+            if self._cuda is not None:
+                torch.cuda.set_rng_state(self._cuda, self._device)
             yield
-        finally:
-            left._restore()
 
-    def _restore(self) -> None:
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
+
+def unite(
+    outputs: Sequence[dict[str, Any]],
+    batch: Batch,
+    network: nn.Module,
+    processes: Processes,
+    *,
+    stop: bool = False,
+    last: bool = False,
+) -> tuple[list[dict[str, Any]], Batch, bool]:
+    """Gather outputs and columns of all processes, with the graph of this process's outputs.
+
+    One collective for every part of the batch.
+
+    Args:
+        outputs: of the network by part, for every point of evaluation: tensors or nested tuples, lists and dicts of
+            tensors with first dimension b.
+        batch: this process's columns by part, the objective's first.
+        network: whose inputs are left out.
+        processes: of the job.
+        stop: whether this process was asked to stop.
+        last: whether this process's epoch ends with the batch.
+
+    Returns: the outputs at every point and the columns, for the samples of all processes, and whether any was asked to
+        stop.
+
+    Raises:
+        DataError: on all processes, if the epoch ends with the batch on some of them only.
+        PeerError: if another process has failed.
+    """
+    if processes.size == 1:
+        return list(outputs), batch, stop
+    united: list[dict[str, Any]] = [{} for _ in outputs]
+    together: dict[str, dict[str, Tensor]] = {}
+    for name, part in batch.items():
+        columns = other_columns(network, part)
+        leaves, structure = pytree.tree_flatten([of_point[name] for of_point in outputs])
+        union = processes.gather([*leaves, *columns.values()], STOP * stop | LAST * last)
+        _require_same_end([bool(mark & LAST) for mark in union.marks])
+        for point, whole in zip(united, pytree.tree_unflatten(union.tensors[: len(leaves)], structure), strict=True):
+            point[name] = whole
+        together[name] = dict(zip(columns, union.tensors[len(leaves) :], strict=True))
+        owner = torch.arange(len(union.sizes)).repeat_interleave(torch.tensor(union.sizes))
+        together[name][HERE] = owner == processes.rank
+        stop = union.any_mark(STOP)
+    return united, together, stop
+
+
+def _require_same_end(last: Sequence[bool]) -> None:
+    """Refuse epochs that end on some processes only: the others would wait for them for ever."""
+    if any(last) and not all(last):
+        ends, goes_on = last.index(True), last.index(False)
+        raise DataError(
+            f"the epoch of process {ends} ends with this batch, that of process {goes_on} does not. Give every process "
+            "the same number of batches, with a datamodule of this package or --trainer.limit_train_batches."
+        )

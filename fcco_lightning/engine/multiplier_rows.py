@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fcco_lightning.constraints import Constraint, Multipliers
 from fcco_lightning.outer import Multiplied, OuterFunction, excess
@@ -34,13 +35,22 @@ class MultiplierRows(nn.Module):
     def __init__(self, rule: Multipliers, constraint: Constraint, dtype: torch.dtype, processes: Processes) -> None:
         super().__init__()
         self.register_buffer("unit", torch.tensor(float("nan"), dtype=dtype))
-        self.rule, self.constraint, self.pace = rule, constraint, torch.ones((), dtype=torch.float64)
+        self.rule, self.constraint = rule, constraint
+        self._pace, self.pace = 1.0, torch.ones((), dtype=torch.float64)
         start = torch.tensor(rule.begin(constraint.together), dtype=dtype).repeat_interleave(constraint.sides)
         self.state = DualState(constraint.num_rows, len(start), dtype, processes)
         self.state.scatter_(None, start.expand(constraint.num_rows, -1))
         self.decisions: DualState | None = None
         if rule.decisions and constraint.smooths:
             self.decisions = DualState(constraint.num_rows, constraint.width, dtype, processes)
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Let the dual steps follow the schedule of the learning rate."""
+        group = optimizer.param_groups[0]
+        first = group.get("initial_lr", group["lr"])  # a schedule notes it
+        pace = float(group["lr"] / first) if first else 1.0
+        if pace != self._pace:
+            self._pace, self.pace = pace, torch.tensor(pace, dtype=torch.float64)
 
     @torch.no_grad()
     def measure(self, objective: Tensor) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
@@ -55,6 +54,8 @@ class Problem(nn.Module):
         direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
         most: what the plan promises the objective of its batches, see :attr:`Objective.most`.
         terms: the objective's, if it has inner functions, then one of each constraint.
+        multipliers_of_terms: the multipliers of every constraint, as they are remembered; none with a penalty.
+        units_known: whether these have their unit, as far as the engine has looked.
     """
 
     objective: Objective
@@ -78,7 +79,6 @@ class Problem(nn.Module):
         self.__dict__["objective"] = objective  # no submodule: its parameters are not the problem's
         self.constraints = kept_together(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
-        self._pace, self._units_known = 1.0, False
         objective.prepare(num_samples)
         objective.join(self.processes)
         terms: list[Term] = []
@@ -86,7 +86,8 @@ class Problem(nn.Module):
             terms.append(self._objective_term(num_samples, layout, objective_share))
         terms += [self._constraint_term(c, constraint_share) for c in self.constraints]
         self.all_terms, self.terms = terms, nn.ModuleList(terms)
-        self._multipliers = tuple(term.multipliers for term in terms if term.multipliers is not None)
+        self.multipliers_of_terms = [term.multipliers for term in terms if term.multipliers is not None]
+        self.units_known = not self.multipliers_of_terms
         per_sample = objective.sample_parameters
         self.row_parameters = (
             None
@@ -117,38 +118,26 @@ class Problem(nn.Module):
         """Whether single samples find rows by their index."""
         return self.row_parameters is not None or any(term.per_sample and term.state for term in self.all_terms)
 
-    def follow_pace(self, optimizer: Optimizer) -> None:
-        """Let the steps of multipliers follow the schedule of the learning rate."""
-        group = optimizer.param_groups[0]
-        first = group.get("initial_lr", group["lr"])  # a schedule notes it
-        pace = float(group["lr"] / first) if first else 1.0
-        if pace != self._pace:
-            self._pace = pace
-            for multipliers in self._multipliers:
-                multipliers.pace = torch.tensor(pace, dtype=torch.float64)
-
-    @property
-    def knows_units(self) -> Tensor | None:
-        """Whether the units of multipliers are known, as a tensor; None where that has been read, or there are none."""
-        held = self._multipliers
-        return None if self._units_known or not held else torch.stack([~m.unit.isnan() for m in held]).all()
+    def have_units(self) -> Tensor:
+        """Whether all multipliers have their unit, as a tensor."""
+        return torch.stack([~multipliers.unit.isnan() for multipliers in self.multipliers_of_terms]).all()
 
     def take_units(self, estimates: Mapping[str, Tensor], *, known: bool) -> None:
         """Let the multipliers take their unit from the first batch that says something of the objective.
 
         Args:
             estimates: of the parts of F on a batch.
-            known: whether the units were known before it, as :attr:`knows_units` says.
+            known: whether the units were known before it, as :meth:`have_units` says.
         """
         if known:
-            self._units_known = True
+            self.units_known = True
         elif "objective" in estimates:
-            for multipliers in self._multipliers:
+            for multipliers in self.multipliers_of_terms:
                 multipliers.measure(estimates["objective"])
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._units_known = False  # the units are those of the checkpoint, which may not know them
+        self.units_known = not self.multipliers_of_terms  # the units are those of the checkpoint, if it knows them
 
     def multipliers(self) -> dict[str, float]:
         """The multiplier of every row of the constraints by its name, see :meth:`Term.multiplier_values`.

@@ -50,7 +50,7 @@ class RowParameters(nn.Module):
         self.leaf = torch.where(held.isnan(), self.spec.start, held).requires_grad_()
         return {**batch, name: {**columns, self.spec.name: self.leaf}}
 
-    def step(self, gradient: Tensor | None) -> Proposal | None:
+    def step(self, gradient: Tensor | None) -> list[Proposal]:
         """What the parameters attached last become.
 
         Args:
@@ -58,10 +58,10 @@ class RowParameters(nn.Module):
         """
         leaf, self.leaf = self.leaf, None
         if leaf is None or gradient is None:
-            return None
+            return []
         again: Copies | None = copies(self._index) if self.repeats else None
         number: Tensor | int = len(leaf)  # the surrogate is a mean over the sampled i, a repeated one counting once
         if again is not None:
             gradient, number = again.total(gradient), (1 / again.count.to(leaf.dtype)).sum().round()
         moved = leaf.detach() - self.spec.lr * number * gradient.detach()
-        return Proposal(self.state, self._index, moved.clamp(self.spec.least, self.spec.most))
+        return [Proposal(self.state, self._index, moved.clamp(self.spec.least, self.spec.most))]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.errors import ConfigError, StateIndexError
-from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable
 from fcco_lightning.objectives.measurable import Rows
@@ -191,15 +190,14 @@ class Term(nn.Module):
         again = copies(names) if self.repeats and names is not None else None
         relevance = None if now.weight.dtype == torch.bool else now.weight
         present = now.weight if relevance is None else now.weight != 0
-        values, each, before = (
-            now.values,
-            present.to(now.values.dtype),
-            None if earlier is None else earlier.values.detach(),
-        )
+        values, each = now.values, present.to(now.values.dtype)
+        before = None if earlier is None else earlier.values.detach()
         if again is not None:
-            each = _of_copies(each, again)
-            values, before = _mean(values, each, again), None if before is None else _mean(before, each, again)
-        chance = self.weights(index, owners(batch, self.part), each, again)
+            each = each / again.total(each).clamp(min=1)
+            values = _mean(values, each, again)
+            before = None if before is None else _mean(before, each, again)
+        owners = batch[self.part.part[0]] if isinstance(self.part.part, tuple) else batch
+        chance = self.weights(index, owners, each, again)
         weight = each * (chance if self.share == 1 else self.share * chance)
         return Reading(
             self,
@@ -242,17 +240,6 @@ class Term(nn.Module):
             f"inner values of the {self.name} must have shape (r, {self.width}), got {tuple(values.shape)}. Give the "
             "class the right `width`, or return values with two dimensions."
         )
-
-
-def owners(batch: Any, part: Measurable) -> Columns:
-    """The columns of the samples that own the rows, of a part that is measured on several."""
-    columns: Columns = batch[part.part[0]] if isinstance(part.part, tuple) else batch
-    return columns
-
-
-def _of_copies(each: Tensor, again: Copies) -> Tensor:
-    """1/c of the c copies of which the batch says something."""
-    return each / again.total(each).clamp(min=1)
 
 
 def _mean(values: Tensor, each: Tensor, again: Copies) -> Tensor:

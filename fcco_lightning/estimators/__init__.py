@@ -1,13 +1,18 @@
 """What is remembered of inner values, the outer gradients that follow, and how weights move along a gradient."""
 
-from fcco_lightning.estimators.base import Estimator, Sampling, Tracked, fill
+from fcco_lightning.estimators.base import (
+    EMA,
+    CorrectedEMA,
+    Estimator,
+    Minibatch,
+    Sampling,
+    ScaledEMA,
+    Tracked,
+    fill,
+)
 from fcco_lightning.estimators.dual import DualMirror, DualProx, EntropicMirror
-from fcco_lightning.estimators.inner_point import InnerPoint
-from fcco_lightning.estimators.optimizers import AdamType, HeavyBall, ProximalSGD
-from fcco_lightning.estimators.previous import PreviousWeights, like_parameters
-from fcco_lightning.estimators.primal import EMA, CorrectedEMA, Minibatch, ScaledEMA
-from fcco_lightning.estimators.proximal_descent import ProximalDescent
-from fcco_lightning.estimators.storm import Storm
+from fcco_lightning.estimators.optimizers import AdamType, HeavyBall, ProximalDescent, ProximalSGD, Storm
+from fcco_lightning.estimators.weights import InnerPoint, PreviousWeights, like_parameters
 
 __all__ = [
     "EMA",

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.estimators.base import Estimator, Sampling, Tracked
-from fcco_lightning.estimators.primal import CorrectedEMA
+from fcco_lightning.estimators.base import CorrectedEMA, Estimator, Sampling, Tracked
 from fcco_lightning.outer import OuterFunction
 
 

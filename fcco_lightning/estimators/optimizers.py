@@ -1,14 +1,15 @@
-"""Optimizers in the papers' notation, where ``torch.optim`` has none of that name."""
+"""How weights move along a gradient: optimizers in the papers' notation, inner iterations, variance reduction."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.divided import part_of, parts_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -135,3 +136,71 @@ class ProximalSGD(Optimizer):
                 for p in params:
                     p.mul_(shrink)
         return None
+
+
+class ProximalDescent(Optimizer):
+    r"""Inner iteration ``z <- (nu z + eta w - eta nu G) / (eta + nu)`` around the centre w.
+
+    Source: SONEX paper, Alg. 2 line 11.
+
+    It is the minimiser over v of ``<G, v> + |v - w|^2 / (2 nu) + |v - z|^2 / (2 eta)``.
+
+    With a radius, every tensor of parameters is then projected onto its ball ``|v| <= radius``, which gives the
+    minimiser over that ball (PG-SMD paper, Alg. 1 line 5 with g the indicator of a ball).
+
+    Args:
+        params: parameters that hold z.
+        eta: inner step size, > 0.
+        nu: smoothing of the whole objective, > 0.
+        radius: of the ball that holds each tensor, > 0; None for no ball.
+
+    Attributes:
+        centre: w, in the order of ``params``; to be set before the first step.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], eta: float, nu: float, radius: float | None = None) -> None:
+        super().__init__(params, {"eta": positive("eta", eta), "nu": positive("nu", nu)})
+        self.radius = None if radius is None else positive("radius", radius)
+        self.centre: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One inner iteration; a parameter without gradient is only pulled towards the centre."""
+        loss = None if closure is None else closure()
+        group = self.param_groups[0]
+        eta, nu = group["eta"], group["nu"]
+        z = parts_of(group["params"])
+        moving = [(part_of(p), part_of(p.grad)) for p in group["params"] if p.grad is not None]
+        if moving:
+            points, grads = zip(*moving, strict=True)
+            torch._foreach_add_(points, grads, alpha=-eta)
+        # (nu (z - eta G) + eta w) / (eta + nu), as one interpolation
+        torch._foreach_lerp_(z, parts_of(self.centre), eta / (eta + nu))
+        if self.radius is not None:
+            for point in z:
+                point.mul_((self.radius / torch.linalg.vector_norm(point)).clamp(max=1.0))
+        return loss
+
+
+class Storm:
+    r"""``v_t = G(w_t; B) + (1 - b) (v_{t-1} - G(w_{t-1}; B))``, both on the same samples; ``v_0 = G(w_0; B)``.
+
+    Args:
+        b: weight of the plain gradient, in (0, 1]; 1 is no variance reduction.
+    Source: the papers name STORM (ALEXR paper, section 3.2; SONEX paper, section 4.1); the formula is general
+    knowledge.
+    """
+
+    def __init__(self, b: float = 0.1) -> None:
+        self.b = fraction("b", b)
+        self.v: list[Tensor] = []
+
+    @torch.no_grad()
+    def update(self, gradients: Sequence[Tensor], previous: Sequence[Tensor] | None) -> list[Tensor]:
+        """The new v, from the gradients at w_t and at w_{t-1} (None at the first step)."""
+        new = [g.clone() for g in gradients]
+        if previous is not None and self.v:
+            torch._foreach_sub_(parts_of(self.v), parts_of(previous))
+            torch._foreach_add_(parts_of(new), parts_of(self.v), alpha=1 - self.b)
+        self.v = new
+        return new

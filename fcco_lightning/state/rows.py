@@ -41,6 +41,9 @@ class DualState(nn.Module):
         layout: "replicated", "sharded", or "auto": sharded from 1,000,000 values (rows x width) on.
         sink: whether :meth:`gather` and :meth:`scatter_` take n for "no row".
 
+    Attributes:
+        divided: whether other processes hold rows that this one does not.
+
     Example:
         >>> state = DualState(num_rows=3)
         >>> state.write(torch.tensor([2]), torch.tensor([[0.5]]))
@@ -70,6 +73,7 @@ class DualState(nn.Module):
         one_of("layout", layout, get_args(Layout))
         self.processes, self.sink = processes or Processes(), sink
         self.sharded = layout == "sharded" or (layout == "auto" and num_rows * width >= SHARDED_FROM)
+        self.divided = self.sharded and self.processes.size > 1
         mine = (self.processes.rank, self.processes.size) if self.sharded else (0, 1)
         self.first, count = shard_of(num_rows, *mine)
         self.register_buffer("held", torch.full((count + 1, width), float("nan"), dtype=dtype), persistent=False)
@@ -78,11 +82,6 @@ class DualState(nn.Module):
     def rows(self) -> Tensor:
         """The rows held here, a view: shape (n, k), or (about n/P, k) where sharded."""
         return self.held[:-1]
-
-    @property
-    def divided(self) -> bool:
-        """Whether other processes hold rows that this one does not."""
-        return self.sharded and self.processes.size > 1
 
     @property
     def seen(self) -> Tensor:
@@ -125,7 +124,8 @@ class DualState(nn.Module):
         """
         values = values.detach().to(self.held.dtype)
         if index is None:
-            self.rows.copy_(values[self.first : self.first + len(self.rows)])
+            rows = self.rows
+            rows.copy_(values[self.first : self.first + len(rows)] if self.divided else values)
         else:
             self.held.index_copy_(0, self._local(index) if self.divided else index, values)
 

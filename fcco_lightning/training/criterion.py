@@ -141,7 +141,8 @@ class Criterion(nn.Module):
         self._end(write=self._accumulates())
         columns = engine.received(batch)
         self._outputs.given = outputs if len(columns) > 1 else dict.fromkeys(columns, outputs)
-        engine.problem.follow_pace(engine.optimizer)
+        for multipliers in engine.problem.multipliers_of_terms:
+            multipliers.follow(engine.optimizer)
         try:
             surrogate = self.algorithm.surrogate(engine, columns)
         except IndexError:

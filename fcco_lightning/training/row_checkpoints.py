@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
-from fcco_lightning.state.checkpoint_files import opened, rows_folder
+from fcco_lightning.state.checkpoint_files import STRUCTURE, opened, rows_folder, structure_of
 from fcco_lightning.state.divided import TABLE, gathered, place_of, put_back, rows_here, take_out
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import (
@@ -31,7 +31,6 @@ from fcco_lightning.state.row_files import (
     write_manifest,
     write_part,
 )
-from fcco_lightning.state.structure import STRUCTURE, structure_of
 from fcco_lightning.training.sharding import ShardedWeights
 
 _ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed

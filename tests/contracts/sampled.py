@@ -20,7 +20,7 @@ from fcco_lightning import OOA, SGD, SOX, Engine, Objective
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.engine import Evaluated, Measured, Reading, Surrogate
-from fcco_lightning.engine.union import unite
+from fcco_lightning.engine.functions import unite
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import HERE
 from fcco_lightning.state import DualState

@@ -8,6 +8,7 @@ from fcco_lightning.estimators import AdamType, HeavyBall, ProximalDescent, Prox
 
 EXACT = 1e-14  # the same arithmetic in another order, float64
 ARGMIN = 1e-6  # scipy's minimiser
+CONVERGED = 1e-9  # 400 contractions by at most 0.95
 
 
 def parameters(*sizes, seed=0):
@@ -42,6 +43,30 @@ def test_proximal_descent_is_the_argmin_of_its_model():
     optimizer.step()
     assert flat(params) == pytest.approx(model.x, abs=ARGMIN)
     assert flat(params) == pytest.approx((nu * z + eta * w - eta * nu * g) / (eta + nu), abs=EXACT)
+
+
+@pytest.mark.parametrize(("eta", "nu"), [(0.1, 0.4), (0.3, 2.0)])
+def test_iterates_of_proximal_descent_tend_to_the_proximal_point(eta, nu):
+    """Of ``F(z) = z'Az/2 - b'z``, which is a linear system's solution."""
+    a = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    b, w = torch.tensor([[1.0, -2.0], [1.0, 3.0]], dtype=torch.float64)
+    p = torch.nn.Parameter(w.clone())
+    descent = ProximalDescent([p], eta, nu)
+    descent.centre = [w]
+    for _ in range(400):
+        p.grad = a @ p.detach() - b
+        descent.step()
+    proximal_point = torch.linalg.solve(a + torch.eye(2, dtype=torch.float64) / nu, b + w / nu)
+    assert torch.allclose(p.detach(), proximal_point, atol=CONVERGED, rtol=0)
+
+
+def test_every_tensor_of_proximal_descent_stays_in_its_ball():
+    far, near = torch.nn.Parameter(torch.tensor([3.0, 4.0])), torch.nn.Parameter(torch.tensor([0.3, 0.4]))
+    step = ProximalDescent([far, near], eta=0.1, nu=1.0, radius=1.0)
+    step.centre = [far.detach().clone(), near.detach().clone()]
+    step.step()
+    torch.testing.assert_close(far.detach(), torch.tensor([0.6, 0.8]))
+    torch.testing.assert_close(near.detach(), torch.tensor([0.3, 0.4]))
 
 
 def test_proximal_descent_pulls_a_parameter_without_gradient_towards_the_centre():
@@ -208,6 +233,7 @@ def test_proximal_sgd_takes_no_closure():
         (lambda p: ProximalSGD(p, radius=0.0), "radius"),
         (lambda p: ProximalDescent(p, eta=0.0, nu=1.0), "eta"),
         (lambda p: ProximalDescent(p, eta=1.0, nu=-1.0), "nu"),
+        (lambda p: ProximalDescent(p, eta=1.0, nu=float("nan")), "nu"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(make, name):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fcco_lightning.state.packing import pack, packed_size, unpack
+from fcco_lightning.state.processes import pack, packed_size, unpack
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(), (3,), (2, 2), (1,), (0,)]  # behind the first dimension

@@ -14,8 +14,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.cli.checkpoint_tools import convert, describe
 from fcco_lightning.errors import CheckpointError, FCCOError
-from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file
-from fcco_lightning.state.structure import structure_of
+from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file, structure_of
 from tests.conftest import make_data, make_frame
 from tests.evidence import count
 

@@ -1,13 +1,14 @@
-"""Copies of the trainable parameters as they were at an earlier point."""
+"""Copies of the trainable parameters: at an earlier point, and at the point z of an inner loop."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.state.divided import divided_as, parts_of
+from fcco_lightning.state.divided import divided_as, hold, parts_of
 
 
 class PreviousWeights:
@@ -15,11 +16,14 @@ class PreviousWeights:
 
     The copy is made at the first :meth:`remember` and refreshed in place afterwards.  It costs the memory of one copy
     of the trainable parameters.
+
+    Attributes:
+        tensors: the copies in the order of the parameters, or None if there is no previous point.
     """
 
     def __init__(self) -> None:
         self._copy: list[Tensor] = []
-        self._valid = False
+        self.tensors: list[Tensor] | None = None
 
     @torch.no_grad()
     def remember(self, params: Sequence[nn.Parameter]) -> None:
@@ -28,25 +32,60 @@ class PreviousWeights:
             torch._foreach_copy_(parts_of(self._copy), parts_of(params))
         else:
             self._copy = [p.detach().clone() for p in params]
-        self._valid = True
+        self.tensors = self._copy
 
     def forget(self) -> None:
         """Let there be no previous point, as at the start: w_{-1} = w_0."""
-        self._valid = False
-
-    @property
-    def tensors(self) -> list[Tensor] | None:
-        """The copies in the order of ``params``, or None if there is no previous point."""
-        return self._copy if self._valid else None
+        self.tensors = None
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""
-        return {"copy": list(self._copy), "valid": self._valid}
+        return {"copy": list(self._copy), "valid": self.tensors is not None}
 
     def load_state_dict(self, state: dict[str, Any], params: Sequence[nn.Parameter]) -> None:
         """Restore, on the devices of ``params``."""
         self._copy = like_parameters(state["copy"], params)
-        self._valid = bool(state["valid"])
+        self.tensors = self._copy if state["valid"] else None
+
+
+class InnerPoint:
+    """Weights z of an inner loop around w: the parameters hold z inside :meth:`held`, and w whenever else.
+
+    Costs one copy of the trainable parameters, made at the first :meth:`restart`.
+
+    Args:
+        params: the trainable parameters.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        self._params = params
+        self.tensors: list[Tensor] = []
+        """z outside :meth:`held`, and w inside; empty before the first :meth:`restart`."""
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Let z start at w."""
+        if self.tensors:
+            torch._foreach_copy_(parts_of(self.tensors), parts_of(self._params))
+        else:
+            self.tensors = [p.detach().clone() for p in self._params]
+
+    @contextmanager
+    def held(self) -> Iterator[list[Tensor]]:
+        """Let the parameters hold z; gives w."""
+        self._swap()
+        try:
+            yield self.tensors
+        finally:
+            self._swap()
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Take stored values of z; none if the next inner loop starts anew."""
+        self.tensors = like_parameters(tensors, self._params)
+
+    def _swap(self) -> None:
+        for i, p in enumerate(self._params):
+            self.tensors[i] = hold(p, self.tensors[i])
 
 
 def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) -> list[Tensor]:
