@@ -4,6 +4,8 @@ Each kind is an :class:`FCCOError` and also the built-in kind that a caller woul
 ``except FCCOError`` and ``except ValueError`` work.  Messages name the argument, its value, the rule and the way out.
 """
 
+from collections.abc import Sequence
+
 
 class FCCOError(Exception):
     """Base of all errors raised on purpose by ``fcco_lightning``."""
@@ -46,3 +48,8 @@ class CheckpointError(FCCOError, RuntimeError):
 
 class PeerError(FCCOError, RuntimeError):
     """Another process of the job has failed, so this one stops in the same step; the other's message says why."""
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """The end of a message about a name that is unknown: whether one of these was meant; nothing if there are none."""
+    return f" Did you mean {' or '.join(names)}?" if names else ""

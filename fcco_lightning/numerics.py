@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 _BISECTIONS = 100  # halves any float64 bracket down to its last bit
+_ROOT = 1e-14  # absolute and relative error of a root
 _FEW = 1024  # entries up to which a table of all pairs is faster than sorting
 
 
@@ -136,43 +137,22 @@ def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[b
     return True, [bool(a) for a in answers]
 
 
-def root(h: Callable[[float], float], guess: float, tolerance: float = 0.0) -> float:
-    """Root of a non-decreasing function of one number, by a bracket that doubles and then the Illinois method.
+def root(h: Callable[[float], float], tolerance: float) -> float:
+    """Root of a non-decreasing function of one number, by steps from 0 that double and then Brent's method.
 
     Args:
         h: continuous and non-decreasing, with a root.
-        guess: where to begin.
-        tolerance: where ``|h|`` is at most this the search ends; it also ends where the bracket has no inner point.
+        tolerance: a step to where ``|h|`` is at most this has found the root.
 
-    Returns: the point found.
+    Returns: the root to about 1e-14.
     """
-    low, at_low = _expand(h, guess, -1.0, tolerance)
-    high, at_high = _expand(h, guess, 1.0, tolerance)
-    side = 0
-    for _ in range(_BISECTIONS):
-        if abs(at_low) <= tolerance or abs(at_high) <= tolerance:
-            break
-        middle = (low * at_high - high * at_low) / (at_high - at_low)
-        if not low < middle < high:
-            middle = (low + high) / 2
-            if not low < middle < high:
-                break
-        value = h(middle)
-        if abs(value) <= tolerance:
-            return middle
-        if value < 0:  # the other end counts half where the same one moves twice
-            low, at_low, at_high, side = middle, value, at_high / 2 if side < 0 else at_high, -1
-        else:
-            high, at_high, at_low, side = middle, value, at_low / 2 if side > 0 else at_low, 1
-    return low if abs(at_low) < abs(at_high) else high
+    from scipy.optimize import brentq  # noqa: PLC0415 (slow to import)
 
-
-def _expand(h: Callable[[float], float], start: float, step: float, tolerance: float) -> tuple[float, float]:
-    """The first of ``start, start + step, start + 3 step, ...`` at which h has the sign of the step or is 0."""
-    point, value = start, h(start)
-    for _ in range(_BISECTIONS):
-        if value * step >= 0 or abs(value) <= tolerance:
-            break
-        point, step = point + step, 2 * step
+    before, point, value = 0.0, 0.0, h(0.0)
+    step = 1.0 if value < 0 else -1.0
+    while value * step < 0 and abs(value) > tolerance:
+        before, point, step = point, point + step, 2 * step
         value = h(point)
-    return point, value
+    if not abs(value) > tolerance:  # found, or NaN
+        return point
+    return float(brentq(h, before, point, xtol=_ROOT, rtol=_ROOT))

@@ -3,7 +3,15 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from fcco_lightning.numerics import Known, all_finite, counts, first_of_equals, increasing_root, project_to_simplex
+from fcco_lightning.numerics import (
+    Known,
+    all_finite,
+    counts,
+    first_of_equals,
+    increasing_root,
+    project_to_simplex,
+    root,
+)
 
 EXACT = 1e-12  # closed forms in float64
 SLSQP = 1e-6  # what the reference solver reaches
@@ -38,14 +46,20 @@ def test_projection_of_rows_far_from_the_simplex_in_float32():
 def test_root_of_an_increasing_function():
     target = torch.tensor([-8.0, 0.0, 2.0, 27.0], dtype=torch.float64)
     bound = torch.full_like(target, 5.0)
-    root = increasing_root(lambda v: v**3 - target, -bound, bound)
-    assert torch.allclose(root**3, target, atol=EXACT)
+    found = increasing_root(lambda v: v**3 - target, -bound, bound)
+    assert torch.allclose(found**3, target, atol=EXACT)
 
 
 def test_root_at_the_ends_of_the_bracket():
     low, high = torch.zeros(1), torch.ones(1)
     assert increasing_root(lambda v: v + 0.0, low, high).item() == pytest.approx(0, abs=1e-6)
     assert increasing_root(lambda v: v - 1.0, low, high).item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("target", [-1e6, -2.0, 0.0, 0.3, 4e9])
+def test_root_of_a_function_of_one_number(target):
+    assert root(lambda x: x**3 - target, 1e-15) == pytest.approx(np.cbrt(target), rel=1e-13)
+    assert root(lambda x: float("nan"), 1e-15) == 0  # for whoever asked to find
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

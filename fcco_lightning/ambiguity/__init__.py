@@ -2,9 +2,8 @@
 
 from fcco_lightning.ambiguity.balls import ChiSquareBall, KLBall
 from fcco_lightning.ambiguity.base import AmbiguitySet, BestResponse, Weights
-from fcco_lightning.ambiguity.capped_simplex import CappedSimplex
 from fcco_lightning.ambiguity.penalties import ChiSquarePenalty, EuclideanPenalty, KLPenalty, Penalty
-from fcco_lightning.ambiguity.simplex import Simplex
+from fcco_lightning.ambiguity.simplex import CappedSimplex, Simplex
 from fcco_lightning.ambiguity.spectral import SpectralRisk
 
 __all__ = [

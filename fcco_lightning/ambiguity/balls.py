@@ -39,7 +39,7 @@ class _Ball(AmbiguitySet):
         def inside(log_lam: float) -> float:
             return -self.distance(_sum_to_one(*equation(math.exp(log_lam)))[0])
 
-        lam = math.exp(root(inside, 0.0, _ON_BALL))
+        lam = math.exp(root(inside, _ON_BALL))
         return *_sum_to_one(*equation(lam)), lam
 
 
@@ -152,7 +152,7 @@ class KLBall(_Ball):
         def ahead(log_s: float) -> float:
             return self.distance((math.exp(log_s) * v).softmax(0))
 
-        s = math.exp(root(ahead, 0.0, _ON_BALL))
+        s = math.exp(root(ahead, _ON_BALL))
         return (s * v).softmax(0), s
 
     @on_host
@@ -183,12 +183,7 @@ def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
 
 
 def _entropic_root(r: Tensor, a: float, b: float) -> Tensor:
-    """Find q with ``a q + b log q = r``, as ``a e^x + b x = r`` by Newton's method from above the root."""
-    x, rounding = torch.minimum(r / b, (r / a).clamp(min=1).log()), 4 * torch.finfo(r.dtype).eps
-    for _ in range(_STEPS):
-        e = a * x.exp()
-        step = (e + b * x - r) / (e + b)
-        x = x - step
-        if float((step.abs() / (1 + x.abs())).max()) <= rounding:
-            break
-    return x.exp()
+    """Find q with ``a q + b log q = r``: b/a times Wright's function, the w with ``w + log w = r/b + log(a/b)``."""
+    from scipy.special import wrightomega  # noqa: PLC0415 (slow to import)
+
+    return torch.from_numpy(wrightomega((r / b + math.log(a / b)).numpy())) * (b / a)

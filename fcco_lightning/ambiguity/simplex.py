@@ -1,12 +1,18 @@
-"""All weights: the set behind the worst case itself."""
+"""All weights, the set behind the worst case, and weights with a cap, that behind the conditional value at risk."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.ambiguity.base import AmbiguitySet, Weights
+from fcco_lightning.checks import fraction
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import project_to_simplex
+
+_ROUNDING = 1e-9  # alpha n counts as whole, and as 1, up to it
+_TABLE = 2**15  # entries up to which a table is faster than a search
 
 
 @dataclass(frozen=True)
@@ -22,3 +28,93 @@ class Simplex(AmbiguitySet):
 
     def nearest_kl(self, log_p: Tensor) -> Weights:
         return Weights(log_p.softmax(0), log_p.logsumexp(0) - torch.full_like(log_p[0], len(log_p)).log() - 1)
+
+
+@dataclass(frozen=True)
+class CappedSimplex(AmbiguitySet):
+    r"""``{q >= 0, sum q = 1, q_i <= 1/(alpha n)}``: ``max <q, R>`` is the mean of the worst alpha n of the R_i (CVaR).
+
+    alpha = 1/n caps nothing (the worst group), alpha = 1 leaves only the mean.
+
+    Args:
+        alpha: share of the groups, in [1/n, 1].
+    Source: ALEXR paper, section 5.1; SONEX paper, F.1.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        fraction("alpha", self.alpha)
+
+    def check(self, num_groups: int) -> None:
+        if self.alpha * num_groups < 1 - _ROUNDING:
+            raise ConfigError(
+                f"alpha={self.alpha!r} of {num_groups} groups is {self.alpha * num_groups:.3g} of a group, must be at "
+                f"least one. Use alpha >= {1 / num_groups:.6g}, or WorstGroupDRO or Simplex for the worst group alone."
+            )
+
+    def cap(self, n: int) -> float:
+        """Largest weight of one of ``n`` groups."""
+        return min(1.0, 1 / (self.alpha * n))
+
+    def worst_case(self, risks: Tensor) -> Tensor:
+        cap, n = self.cap(len(risks)), len(risks)
+        before = cap * torch.arange(n, device=risks.device, dtype=risks.dtype)
+        weights = (1 - before).clamp(min=0, max=cap)  # of the worst group, the next one, ...
+        return torch.empty_like(weights).scatter_(0, risks.argsort(descending=True), weights)
+
+    def nearest(self, v: Tensor) -> Weights:
+        # q = clip(v - t, 0, cap); its sum falls with t, linearly between the ends of the pieces, v and v - cap
+        cap, top = self.cap(len(v)), v.max()
+        v = v - top  # changes nothing but t, and keeps the digits of large v
+        t = _last_end(v, cap)
+        inner = (v > t).sum() - (v - cap > t).sum()
+        t = t + ((v - t).clamp(min=0, max=cap).sum() - 1) / inner.clamp(min=1)
+        q = (v - t).clamp(min=0, max=cap)
+        return Weights(_of_sum_one(q, v, cap), top + t)
+
+    def nearest_kl(self, log_p: Tensor) -> Weights:
+        # q = min(c p, cap): the k largest entries are at the cap, the others share what is left; k is the least that
+        # fits, and is not read from the device, which would have to be waited for
+        cap, n = self.cap(len(log_p)), len(log_p)
+        most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
+        descending = log_p.sort(descending=True).values
+        tails = descending.flip(0).logcumsumexp(0).flip(0)[: most + 1]  # log of sum_{j > k} p_j for k = 0..most
+        log_c = (1 - cap * torch.arange(most + 1, device=log_p.device, dtype=log_p.dtype)).log() - tails
+        rounding = 1e-12 + 4 * torch.finfo(log_c.dtype).eps * descending.abs().max()
+        too_large = log_c[:most] + descending[:most] > math.log(cap) + rounding
+        log_c = log_c.index_select(0, too_large.sum(0, keepdim=True))
+        q = torch.exp(log_c + log_p).clamp(max=cap)
+        # of a large exponent the exponential keeps few digits, of a sum all
+        inside = torch.where(q < cap, q, 0.0)
+        q = q + inside * ((1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny))
+        return Weights(q.clamp(max=cap), -log_c.squeeze(0) - math.log(n) - 1)
+
+
+def _of_sum_one(q: Tensor, v: Tensor, cap: float) -> Tensor:
+    """Weights in [0, cap] that add up to 1, where t keeps few digits behind the point, or none, as v is large.
+
+    Those between the bounds make up for it; if there are none, the next ones in the order of v.
+    """
+    excess, inside = q.sum() - 1, (q > 0) & (q < cap)
+    next_up, next_down = torch.where(q < cap, v, -torch.inf).amax(), torch.where(q > 0, v, torch.inf).amin()
+    chosen = torch.where(inside.any(), inside, v == torch.where(excess < 0, next_up, next_down))
+    return torch.where(chosen, q - excess / chosen.sum().clamp(min=1), q).clamp(min=0, max=cap)
+
+
+def _last_end(v: Tensor, cap: float) -> Tensor:
+    """The largest end t of a piece, of v or v - cap, at which ``sum_i clip(v_i - t, 0, cap)`` is at least 1, a scalar.
+
+    Every sum is that of numbers in [0, cap]: a difference of two sums of v would lose all digits where v is large.
+    """
+    ends, least = torch.cat([v, v - cap]), 1 - 16 * torch.finfo(v.dtype).eps
+    if len(ends) * len(v) <= _TABLE:
+        sums = (v - ends.unsqueeze(1)).clamp(min=0, max=cap).sum(1)
+        return torch.where(sums >= least, ends, ends.amin()).amax()
+    ends, place = ends.sort().values, torch.zeros(1, dtype=torch.int64, device=v.device)
+    for power in reversed(range((len(ends) - 1).bit_length())):  # by bisection, as the sums fall
+        after = place + 2**power
+        t = ends.index_select(0, after.clamp(max=len(ends) - 1))
+        enough = (v - t).clamp(min=0, max=cap).sum() >= least
+        place = torch.where(enough & (after < len(ends)), after, place)
+    return ends.index_select(0, place).squeeze(0)

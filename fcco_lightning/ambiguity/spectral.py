@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, on_host
-from fcco_lightning.ambiguity.capped_simplex import CappedSimplex
+from fcco_lightning.ambiguity.simplex import CappedSimplex
 from fcco_lightning.checks import fraction, greater, one_of, positive
 
 Spectrum = Literal["extremile", "esrm", "cvar"]
@@ -111,15 +111,11 @@ def _pooled(log_p: Array, sigma: Array) -> Array:
     for single in zip(log_p.tolist(), sigma.tolist(), strict=True):
         block = (*single, 1)
         while blocks and _ratio(blocks[-1]) <= _ratio(block):
-            block = _joined(blocks.pop(), block)
+            log_p_before, sigma_before, size = blocks.pop()
+            block = (float(np.logaddexp(log_p_before, block[0])), sigma_before + block[1], size + block[2])
         blocks.append(block)
     logs, weights, sizes = (np.array(column) for column in zip(*blocks, strict=True))
     return np.asarray(np.repeat(weights, sizes) * np.exp(log_p - np.repeat(logs, sizes)))
-
-
-def _joined(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[float, float, int]:
-    low, high = sorted((a[0], b[0]))
-    return high + math.log1p(math.exp(low - high)), a[1] + b[1], a[2] + b[2]
 
 
 def _ratio(block: tuple[float, float, int]) -> float:

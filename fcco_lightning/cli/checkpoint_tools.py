@@ -70,23 +70,16 @@ class StoredRows(NamedTuple):
                 "an earlier one."
             )
 
-    @property
-    def nbytes(self) -> int:
-        """Of the rows."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
-
 
 class Checkpoint(NamedTuple):
     """A checkpoint that ``fcco fit`` wrote, not yet read.
 
     Attributes:
-        path: the file.
         content: as the Trainer saved it; tensors are mapped from the file.
         weights: tensors of the network by name (``network.*``), and others that are no rows.
         states: dual states.
     """
 
-    path: Path
     content: dict[str, Any]
     weights: dict[str, Tensor]
     states: list[StoredRows]
@@ -105,7 +98,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     states = [_rows(path, name, header["tables"][name], content) for name in names]
     rows = {f"{state.name}.{part}" for state in states for part in ("rows", "_extra_state")}
     weights = {k: v for k, v in content["state_dict"].items() if isinstance(v, Tensor) and k not in rows}
-    return Checkpoint(path, content, weights, states)
+    return Checkpoint(content, weights, states)
 
 
 def _rows(path: Path, name: str, described: Mapping[str, Any], content: Mapping[str, Any]) -> StoredRows:
@@ -196,7 +189,7 @@ def _described(state: StoredRows) -> dict[str, Any]:
         "width": state.shape[1],
         "dtype": str(state.dtype).removeprefix("torch."),
         "files": state.files,
-        "bytes": state.nbytes,
+        "bytes": math.prod(state.shape) * state.dtype.itemsize,
         "seen": written / state.shape[0],
         **{k: v if written and math.isfinite(v) else None for k, v in of_rows.items()},
         "verified": True,  # or pieces() has raised

@@ -7,7 +7,7 @@ import copy
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,8 @@ from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.evaluation.pictures import plot_front
 from fcco_lightning.reports.summary_table import METRICS, read_report
 
-Fit = Callable[[Sequence[str]], str]
-"""Runs ``fcco fit`` with these arguments; what it printed, if they hold ``--print_config``."""
 
-
-def print_front(options: Sequence[str], kappas: str | None, factors: str, out: str, fit: Fit | None = None) -> None:
+def print_front(options: Sequence[str], kappas: str | None, factors: str, out: str) -> None:
     """Train the points that are not finished, print the front as a table, write and draw it.
 
     Args:
@@ -33,17 +30,16 @@ def print_front(options: Sequence[str], kappas: str | None, factors: str, out: s
         kappas: of all constraints, point by point, separated by commas; None to multiply those of the configuration.
         factors: by what, point by point, separated by commas.
         out: folder for the points, ``front.csv``, ``front.json`` and ``front.png``.
-        fit: trains; by default in a process of its own.
 
     Raises:
         ConfigError: see :func:`points`, and if the folder holds points of another front.
     """
-    fit, folder = fit or _fit_apart, Path(out)
-    config = yaml.safe_load(fit([*options, "--print_config"]))
+    folder = Path(out)
+    config = yaml.safe_load(fit_apart([*options, "--print_config"]))
     planned = points(config, _numbers("kappas", kappas) if kappas else None, _numbers("factors", factors))
     before: Path | None = None
     for label, point in planned.items():
-        before = train_point(folder / label, point, before, fit)
+        before = train_point(folder / label, point, before)
     rows = front([folder / label for label in planned])
     hidden = "train " if any(name.startswith("test ") for name in rows[0]) else "test "
     print_rows([{name: value for name, value in row.items() if not name.startswith(hidden)} for row in rows])
@@ -97,14 +93,13 @@ def _with_kappa(config: Mapping[str, Any], kappas: Sequence[float]) -> dict[str,
     return changed
 
 
-def train_point(folder: Path, config: Mapping[str, Any], before: Path | None, fit: Fit) -> Path:
+def train_point(folder: Path, config: Mapping[str, Any], before: Path | None) -> Path:
     """Train a point, unless it is finished; go on with it if it was interrupted.
 
     Args:
         folder: of the point.
         config: with its kappas.
         before: checkpoint of the point before, with whose weights and multipliers this one begins; None for none.
-        fit: trains.
 
     Returns: its own checkpoint.
 
@@ -125,7 +120,7 @@ def train_point(folder: Path, config: Mapping[str, Any], before: Path | None, fi
     if read_report(folder) is None:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        fit(["--config", str(path), "--ckpt_path", "auto"])
+        fit_apart(["--config", str(path), "--ckpt_path", "auto"])
         if read_report(folder) is None:
             raise FCCOError(f"the point {folder} has not been finished. The same command goes on with it.")
     return checkpoints / "last.ckpt"
@@ -181,8 +176,14 @@ def _numbers(name: str, text: str) -> list[float]:
         raise ConfigError(f"--{name} {text}: numbers separated by commas are needed, such as 0.1,0.05.") from error
 
 
-def _fit_apart(options: Sequence[str]) -> str:
-    """``fcco fit`` in a process of its own, which an interrupt of this one leaves the time to save."""
+def fit_apart(options: Sequence[str]) -> str:
+    """``fcco fit`` in a process of its own, which an interrupt of this one leaves the time to save.
+
+    Returns: what it printed, if the options hold ``--print_config``.
+
+    Raises:
+        FCCOError: if it has failed.
+    """
     shown = "--print_config" in options
     command = [sys.executable, "-m", "fcco_lightning", "fit", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE if shown else None, text=True) as process:  # noqa: S603

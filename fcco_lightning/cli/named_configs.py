@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fcco_lightning import ROOT
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, did_you_mean
 
 
 def named_configs() -> dict[str, Path]:
@@ -41,9 +41,8 @@ def find_config(name: str) -> Path:
         raise ConfigError(f"--config {name}: there are {' and '.join(found)}. Name one of them.")
     every = [*known, *(full.partition("/")[2] for full in known)]
     close = list(dict.fromkeys(difflib.get_close_matches(asked, every, n=2, cutoff=0.6)))
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
     raise ConfigError(
-        f"--config {name}: there is no such file, and no configuration of that name.{hint} "
+        f"--config {name}: there is no such file, and no configuration of that name.{did_you_mean(close)} "
         "fcco list configs names them."
     )
 

@@ -16,17 +16,13 @@ from lightning.pytorch.cli import LightningArgumentParser
 from fcco_lightning import MERGED
 from fcco_lightning.cli.catalogue import close_to, use_of
 from fcco_lightning.cli.options import options
+from fcco_lightning.errors import did_you_mean
 from fcco_lightning.training.execution import in_place_of
 
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _MOST_LISTED = 25  # options of a class that a message names
 
 _ANY = re.DOTALL | re.MULTILINE
-
-
-def did_you_mean(names: Sequence[str]) -> str:
-    """A question, or nothing."""
-    return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
 class ArgumentParser(LightningArgumentParser):

@@ -256,7 +256,9 @@ def search(
         ConfigError: if Optuna is missing, an argument is out of range, or the folder holds another search.
     """
     study = _study(Path(folder), options, one_of("sampler", sampler, ("tpe", "random", "grid")), seed, full)
-    _check_same(study, {"fit": list(fit), "figure": figure, "mode": mode, "full": full} | _spoken(options), folder)
+    asked: dict[str, Any] = {"fit": list(fit), "figure": figure, "mode": mode, "full": full}
+    asked["search"] = {option.path: {option.kind: option.values} for option in options}
+    _check_same(study, asked, folder)
     one_of("mode", mode, ("max", "min", None))
 
     def objective(trial: "optuna.Trial") -> float:
@@ -340,10 +342,6 @@ def _grid(options: Sequence[Option]) -> dict[str, list[Any]]:
     if ranges:
         raise ConfigError(f"--sampler grid needs choices, but {', '.join(ranges)} has a range. Use tpe or random.")
     return {option.path: option.values for option in options}
-
-
-def _spoken(options: Sequence[Option]) -> dict[str, Any]:
-    return {"search": {option.path: {option.kind: option.values} for option in options}}
 
 
 def _check_same(study: "optuna.Study", asked: dict[str, Any], folder: str | Path) -> None:

@@ -2,11 +2,9 @@
 
 from fcco_lightning.dro.drago import DRAGO
 from fcco_lightning.dro.estimators import DROClassifier, DRORegressor
-from fcco_lightning.dro.lbfgs import LBFGS
-from fcco_lightning.dro.lsvrg import LSVRG
-from fcco_lightning.dro.sgd import MinibatchSGD, MultilevelSGD
-from fcco_lightning.dro.subgradient import Subgradient
-from fcco_lightning.dro.wasserstein import ProximalGradient, WassersteinBall
+from fcco_lightning.dro.sgd import LSVRG, MinibatchSGD, MultilevelSGD
+from fcco_lightning.dro.wasserstein import WassersteinBall
+from fcco_lightning.dro.whole_passes import LBFGS, ProximalGradient, Subgradient
 
 __all__ = [
     "DRAGO",

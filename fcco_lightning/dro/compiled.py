@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fcco_lightning.ambiguity import CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Simplex
 from fcco_lightning.dro import kernel
-from fcco_lightning.dro.losses import Logistic, Multinomial, Squared
-from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
+from fcco_lightning.dro.losses import Array, Logistic, Multinomial, Squared
+from fcco_lightning.dro.problem import Done, LinearProblem, Progress
 from fcco_lightning.dro.solvers import edges_of
 from fcco_lightning.errors import ConfigError
 

@@ -10,8 +10,9 @@ import numpy as np
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.dro.compiled import Loop
 from fcco_lightning.dro.kernel import Growth, Pace, next_look
+from fcco_lightning.dro.losses import Array
 from fcco_lightning.dro.paces import Start, default_alpha, paces, regularised, unregularised
-from fcco_lightning.dro.problem import Array, LinearProblem, Progress, weigh
+from fcco_lightning.dro.problem import LinearProblem, Progress, weigh
 from fcco_lightning.dro.solvers import Need, blocks_of
 from fcco_lightning.errors import ConfigError, NonFiniteError
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Penalty, Simplex
+from fcco_lightning.dro.losses import Array
 
-Array = NDArray[np.float64]
 _STEPS = 30
 _ROUNDING = 1e-13  # of the sum of q
 

@@ -23,14 +23,12 @@ from fcco_lightning.ambiguity import (
 )
 from fcco_lightning.checks import at_least, non_negative, one_of, positive
 from fcco_lightning.dro.drago import DRAGO
-from fcco_lightning.dro.lbfgs import LBFGS
-from fcco_lightning.dro.losses import Hinge, Logistic, Loss, Multinomial, Squared
-from fcco_lightning.dro.lsvrg import LSVRG
-from fcco_lightning.dro.problem import Array, Done, LinearProblem, Progress
-from fcco_lightning.dro.sgd import MinibatchSGD, MultilevelSGD
+from fcco_lightning.dro.losses import Array, Hinge, Logistic, Loss, Multinomial, Squared
+from fcco_lightning.dro.problem import Done, LinearProblem, Progress
+from fcco_lightning.dro.sgd import LSVRG, MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.solvers import Solver
-from fcco_lightning.dro.subgradient import Subgradient
-from fcco_lightning.dro.wasserstein import ProximalGradient, WassersteinBall
+from fcco_lightning.dro.wasserstein import WassersteinBall
+from fcco_lightning.dro.whole_passes import LBFGS, ProximalGradient, Subgradient
 from fcco_lightning.errors import ConfigError, DataError
 
 Divergence = Literal["chi_square", "euclidean", "kl"]

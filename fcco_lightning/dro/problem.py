@@ -3,19 +3,18 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import sparse
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty
 from fcco_lightning.dro.dual import DualSteps
-from fcco_lightning.dro.losses import ConjugateLoss, Loss
+from fcco_lightning.dro.losses import Array, ConjugateLoss, Loss
+from fcco_lightning.dro.wasserstein import WassersteinBall
 from fcco_lightning.errors import ConfigError, NonFiniteError
 
-Array = NDArray[np.float64]
 _BALANCED = 1e-9  # of its terms: a sum that counts as zero
 _SAMPLED, _POWERS = 1000, 12  # samples and iterations for an estimate of the features' spread
 _FEW = 64  # features, for which it is exact
@@ -37,16 +36,6 @@ class Point(NamedTuple):
     lower: float
 
 
-class Norm(Protocol):
-    """A multiple of a norm."""
-
-    def value(self, w: Array) -> float:
-        """Of weights (d,)."""
-
-    def prox(self, v: Array, step: float) -> Array:
-        """``argmin_w step value(w) + |w - v|^2 / 2``: (d,) -> (d,)."""
-
-
 @dataclass
 class LinearProblem:
     r"""``min_w F(w) = max_{q in Q} sum_i q_i l_i(w) - nu D(q, 1/n) + (mu/2) |w|^2`` with ``l_i(w) = phi(x_i w, y_i)``.
@@ -58,7 +47,7 @@ class LinearProblem:
         ambiguity: Q.
         penalty: nu D.
         mu: >= 0; 0 needs a loss with a conjugate, which the hinge has not.
-        norm: a further penalty on w, of the first ``features`` of its numbers; None for none.
+        norm: how far samples may move, a norm of the first ``features`` numbers of w; None for no moves.
         features: how many these are.
 
     Raises:
@@ -72,7 +61,7 @@ class LinearProblem:
     ambiguity: AmbiguitySet
     penalty: Penalty
     mu: float
-    norm: Norm | None = None
+    norm: WassersteinBall | None = None
     features: int = 0
 
     def __post_init__(self) -> None:

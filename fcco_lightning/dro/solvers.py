@@ -1,14 +1,12 @@
 """What a solver of a robust linear model is."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fcco_lightning.checks import at_least, positive
-from fcco_lightning.dro.problem import Array, LinearProblem, Progress
+from fcco_lightning.dro.problem import LinearProblem, Progress
 
 Need = Literal["a smooth loss", "mu > 0", "nu > 0"]
 
@@ -24,30 +22,6 @@ class Solver(Protocol):
 
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
         """Iterate; ends by :class:`Done` from ``progress``, or by returning where no further step is possible."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """What solvers that draw samples have in common.
-
-    Args:
-        block_size: samples drawn for a step, >= 1.
-        learning_rate: of the first step, > 0; None for one that follows from the data.
-    """
-
-    block_size: int
-    learning_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        at_least("block_size", self.block_size, 1)
-        if self.learning_rate is not None:
-            positive("learning_rate", self.learning_rate)
-
-
-def largest_row(x: Array) -> float:
-    """The largest ``|x_i|^2``."""
-    squares = x.multiply(x) if hasattr(x, "multiply") else x * x
-    return float(np.max(squares.sum(axis=1)))
 
 
 def blocks_of(n: int, size: int) -> list[slice]:

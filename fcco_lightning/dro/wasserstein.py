@@ -1,14 +1,13 @@
-"""Samples that may move: the Wasserstein ball of a linear model, and the solver for the norm that it comes to."""
+"""Samples that may move: the Wasserstein ball of a linear model, which comes to a norm of its weights."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from fcco_lightning.checks import non_negative, one_of
-from fcco_lightning.dro.problem import Array, LinearProblem, Progress, inner, square
-from fcco_lightning.dro.solvers import Need
+from fcco_lightning.dro.losses import Array
 from fcco_lightning.numerics import project_to_simplex
 
 Norm = Literal["l2", "l1", "linf"]
@@ -58,33 +57,3 @@ class WassersteinBall:
             return v * (1 - bound / whole)
         over = project_to_simplex(torch.from_numpy(size), bound).numpy() if bound > 0 else 0.0
         return np.asarray(np.sign(v) * (size - over))
-
-
-@dataclass(frozen=True)
-class ProximalGradient:
-    r"""Accelerated proximal gradient steps on the worst weighting plus the norm of a Wasserstein ball.
-
-    ``w' = argmin_w <grad, w> + (L/2) |w - z|^2 + norm(w) + (mu/2) |w|^2``, with L doubled until the step is bounded by
-    its quadratic model, and momentum that starts anew where it points uphill.  Two passes over the data a step.
-    """
-
-    needs: ClassVar[frozenset[Need]] = frozenset({"a smooth loss", "mu > 0", "nu > 0"})
-
-    def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:  # noqa: ARG002
-        """Iterate from w = 0."""
-        w = z = problem.zeros()
-        curvature, t = max(problem.loss.curvature * problem.spread(), 1e-12), 1.0
-        while True:
-            progress.calls += 2 * problem.n
-            at = progress.look(z)
-            smooth = at.value - problem.ridge(z)
-            new = problem.least(curvature * z - at.gradient, curvature)
-            there = progress.look(new)
-            move = new - z
-            model = smooth + inner(at.gradient, move) + curvature / 2 * square(move)
-            if there.value - problem.ridge(new) > model + 1e-12 * abs(model):
-                curvature *= 2
-                continue
-            uphill = inner(z - new, new - w) > 0
-            t, before = (1.0, 1.0) if uphill else ((1 + (1 + 4 * t * t) ** 0.5) / 2, t)
-            w, z = new, new + (before - 1) / t * (new - w)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, did_you_mean
 
 _TINY: dict[str, Any] = {
     "tokenizer": "bytes",
@@ -187,7 +187,7 @@ def _from_open_clip(name: str) -> Mapping[str, Any]:
     if name in names:
         return open_clip.get_model_config(name)  # type: ignore[no-any-return]
     close = difflib.get_close_matches(name, [*names, *_OWN], n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    hint = did_you_mean([repr(other) for other in close])
     raise ConfigError(
         f"name={name!r} is neither a model of open_clip, nor 'tiny', nor the path of a .json file.{hint} "
         "open_clip.list_models() gives all names."

@@ -96,7 +96,8 @@ def _random(settings: dict[str, Any]) -> Any:
     transformers = package("transformers", "text", "TextClassifier")
     kind = settings.pop("model_type", None)
     try:
-        return _of(transformers.AutoConfig.for_model(kind, **settings))
+        config = transformers.AutoConfig.for_model(kind, **settings)
+        return transformers.AutoModelForSequenceClassification.from_config(config)
     except (ValueError, TypeError, KeyError) as error:  # each kind of network checks its configuration in its own way
         raise ConfigError(
             f"config={{'model_type': {kind!r}, ...}} makes no network that scores texts ({_short(error)}). Name one of "
@@ -108,9 +109,9 @@ def _named(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
     transformers = package("transformers", "text", f"name={name!r}")
     try:
         config = transformers.AutoConfig.from_pretrained(name, **settings)
-        if not pretrained:
-            return _of(config)
         kind = transformers.AutoModelForSequenceClassification
+        if not pretrained:
+            return kind.from_config(config)
         return kind.from_pretrained(name, config=config, ignore_mismatched_sizes=True)
     except Exception as error:  # whatever the hub's client, or the reader of a format, raises: it is of no common kind
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
@@ -119,11 +120,6 @@ def _named(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
             "Without a connection save it elsewhere (AutoModelForSequenceClassification.from_pretrained(NAME)"
             ".save_pretrained(FOLDER)) and pass that folder, or pass config=... for random weights."
         ) from error
-
-
-def _of(config: Any) -> Any:
-    transformers = package("transformers", "text", "TextClassifier")
-    return transformers.AutoModelForSequenceClassification.from_config(config)
 
 
 def _short(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, did_you_mean
 
 
 class TimmModel(nn.Module):
@@ -103,7 +103,7 @@ def _require_known(name: str) -> None:
     if ":" in name or timm.is_model(name):  # "hf-hub:owner/name" is looked up by timm itself
         return
     close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    hint = did_you_mean([repr(other) for other in close])
     raise ConfigError(f"name={name!r} is not a model of timm.{hint} timm.list_models() gives all names.")
 
 

@@ -6,8 +6,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -18,12 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fcco_lightning import (
-    CheckpointError,
-    ConfigError,
-    Execution,
-    FCCOModule,
-)
+from fcco_lightning import CheckpointError, ConfigError, Execution, FCCOModule
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli.checkpoint_tools import convert, describe, read_checkpoint
 from fcco_lightning.state import DualState
@@ -420,24 +413,6 @@ def test_mistakes_in_the_arguments(capsys):
         code, out, text = command(capsys, *arguments)
         assert (code, out) == (2, "")
         assert text
-
-
-def test_help_answers_without_torch():
-    code = (
-        "import sys\nfrom fcco_lightning.__main__ import main\n"
-        "try:\n    main([{!r}, '--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
-        "assert 'torch' not in sys.modules"
-    )
-    for name, part in (("inspect", "--json"), ("convert", "--force")):
-        answer = subprocess.run(
-            [sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True, timeout=60
-        )
-        assert part in answer.stdout
-    listed = subprocess.run(
-        [sys.executable, "-m", "fcco_lightning", "--help"], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "inspect " in listed.stdout
-    assert "convert " in listed.stdout
 
 
 def test_checkpoints_are_mapped_and_nothing_in_them_is_run(fits, monkeypatch):

@@ -413,13 +413,23 @@ def flipped(content):
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def test_version_and_help_answer_without_torch():
-    code = "import sys; from fcco_lightning.cli import run; run([{!r}]); assert 'torch' not in sys.modules"
-    for argument in ("--version", "--help"):
-        answer = subprocess.run(
-            [sys.executable, "-c", code.format(argument)], capture_output=True, text=True, check=True
-        )
-        assert "fcco" in answer.stdout
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--version"], "fcco_lightning "),
+        (["--help"], "\n  inspect "),
+        (["inspect", "--help"], "--json"),
+        (["convert", "--help"], "--force"),
+    ],
+)
+def test_version_and_help_answer_without_torch(words, expected):
+    code = (
+        "import sys\nfrom fcco_lightning.__main__ import main\n"
+        f"try:\n    main({words})\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert expected in answer.stdout
 
 
 @pytest.mark.parametrize(

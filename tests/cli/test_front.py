@@ -10,6 +10,7 @@ import yaml
 from PIL import Image
 
 from fcco_lightning.__main__ import main
+from fcco_lightning.cli import front as module
 from fcco_lightning.cli.front import front, points, print_front
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 
@@ -87,12 +88,13 @@ def test_what_gives_no_front_is_refused(config, kappas, factors, message):
         points(config, kappas, factors)
 
 
-def test_every_point_begins_where_the_last_one_ended_and_is_trained_once(capsys):
+def test_every_point_begins_where_the_last_one_ended_and_is_trained_once(capsys, monkeypatch):
     fit = Trained(breaks_at=0.1)
+    monkeypatch.setattr(module, "fit_apart", fit)
     with pytest.raises(FCCOError, match=r"front/kappa_0.1 has not been finished"):
-        print_front([], "0.02,0.1,0.2", "1", "front", fit)
+        print_front([], "0.02,0.1,0.2", "1", "front")
     fit.breaks_at = None
-    print_front([], "0.02,0.1,0.2", "1", "front", fit)
+    print_front([], "0.02,0.1,0.2", "1", "front")
     assert [kappas_of(config)[0] for config in fit.configs] == [0.2, 0.1, 0.1, 0.02]
     assert "warm_start" not in fit.configs[0]
     assert fit.configs[0]["baseline"] == {"enabled": True}
@@ -109,7 +111,7 @@ def test_every_point_begins_where_the_last_one_ended_and_is_trained_once(capsys)
         assert picture.size[0] > 500
     Path("front/kappa_0.1/point.yaml").write_text("trainer: {}")
     with pytest.raises(ConfigError, match=r"kappa_0.1/point.yaml was told otherwise"):
-        print_front([], "0.02,0.1,0.2", "1", "front", fit)
+        print_front([], "0.02,0.1,0.2", "1", "front")
 
 
 def test_points_of_other_constraints_are_not_compared():
@@ -123,12 +125,13 @@ def test_points_of_other_constraints_are_not_compared():
         front([Path("a"), Path("c")])
 
 
-def test_numbers_that_are_none_are_refused(capsys):
+def test_numbers_that_are_none_are_refused(capsys, monkeypatch):
+    monkeypatch.setattr(module, "fit_apart", Trained())
     with pytest.raises(SystemExit):
         main(["front", "--config", "synthetic_sonex", "--kappas", "0.1", "--factors", "1"])
     assert "not allowed with" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"--kappas 0.1;2: numbers separated by commas"):
-        print_front([], "0.1;2", "1", "front", Trained())
+        print_front([], "0.1;2", "1", "front")
 
 
 @pytest.mark.slow

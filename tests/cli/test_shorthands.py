@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fcco_lightning import ConfigError
 from fcco_lightning.cli.shorthands import written_out
 
 
@@ -133,8 +134,6 @@ def test_nothing_is_assumed_where_it_is_said(table, capsys, more, tmp_path):
 
 
 def test_three_groups_are_named_with_both_ways_out(table):
-    from fcco_lightning import ConfigError
-
     path = table(["yes", "no"] * 4)
     words = ["fit", "--data.train", path, "--data.columns.label", "y", "--data.columns.sensitive", "age"]
     with pytest.raises(ConfigError, match=r"age has 7 groups .*favoured, or .*--model\.constraints\.by age") as raised:
@@ -144,8 +143,6 @@ def test_three_groups_are_named_with_both_ways_out(table):
 
 
 def test_one_group_is_named_with_the_way_out(tmp_path):
-    from fcco_lightning import ConfigError
-
     (tmp_path / "t.csv").write_text("age,sex,y\n1,m,a\n2,m,b\n3,m,a\n")
     words = ["fit", "--data.train", str(tmp_path / "t.csv"), "--data.columns.label", "y"]
     with pytest.raises(ConfigError, match=r"sensitive sex has one group only, 'm'.* Name another column"):

@@ -140,13 +140,6 @@ def test_where_the_iterates_diverge_the_steady_start_is_tried(numba):
         solve(DRAGO(N, alpha=1e6, compiled=True), problem(Squared, Simplex(), mu=1e-3, scale=100))
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 600])
-def test_draws_in_one_piece_are_those_one_after_another(count):
-    one, many = np.random.default_rng(0), np.random.default_rng(0)
-    pieces = np.concatenate([one.integers(count, size=(k, 2)) for k in (1, 5, 44)])
-    np.testing.assert_array_equal(pieces, [many.integers(count, size=2) for _ in range(50)])
-
-
 def test_estimators_and_a_read_only_array(numba):
     posed = problem(d=4)
     x = posed.x.copy()
